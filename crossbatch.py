@@ -1,0 +1,231 @@
+"""crossbatch, the front door: one command line over training and serving.
+
+Each command is a module with `Settings` (a pydantic model: the one place where a setting has its default,
+flag, environment variable and help), `run(settings)` (does it, returns JSON-able results) and
+`render(result)` (the same for a person). Only the module of the command that was asked for is imported.
+"""
+
+import argparse
+import difflib
+import importlib
+import importlib.metadata
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from serving.errors import BadSetting, CrossbatchError
+
+__all__ = ["COMMANDS", "main", "parser_of"]
+
+# name -> (module, summary)
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "train": ("training.train", "train an embedding by a recipe"),
+    "evaluate": ("training.evaluate", "measure R@k and MAP@R of a run or an exported model"),
+    "export": ("training.export", "write a run's best weights as one ONNX file"),
+    "index": ("serving.indexing", "embed a folder of images into a gallery"),
+    "gallery": ("serving.gallery.command", "list, show, rebuild or drop galleries"),
+    "serve": ("serving.rpc.server", "answer searches over gRPC"),
+    "search": ("serving.search", "ask a server for the nearest items of a photo"),
+    "demo": ("training.demo", "all of the above on a small catalogue that it draws itself"),
+}
+
+# What to install when an engine is missing, by the half that a command belongs to.
+_EXTRAS = {"training": "crossbatch[train,cpu]", "serving": "crossbatch[cpu]' or 'crossbatch[gpu]"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: The words after `crossbatch`; those of the process by default.
+
+    Returns:
+        The exit status: 0, 2 for an error that the caller can mend (one sentence on standard error), 130 when
+        interrupted. A bug of ours ends in a traceback.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words else "--help"
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        return _run(name, words[1:])
+    except CrossbatchError as error:
+        return _fail(name, str(error))
+    except BrokenPipeError:  # the reader of a pipe (`| head`) has left; what it read was right
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        what = error.strerror or type(error).__name__
+        return _fail(name, f"{error.filename}: {what}" if error.filename else f"{what} ({error})")
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+
+
+def parser_of(name: str, settings: type[BaseModel]) -> argparse.ArgumentParser:
+    """Build the parser of command `name` from its settings: flags, defaults, variables, help.
+
+    Values are left as text for pydantic to read, and a flag that is not given leaves no trace.
+    """
+    parser = _Parser(
+        prog=f"crossbatch {name}",
+        description=f"{COMMANDS[name][1].capitalize()}.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    for field, info in settings.model_fields.items():
+        parser.add_argument(*_names(field, info), **_options(field, info))
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadSetting(f"{message[:1].upper()}{message[1:]}. `{self.prog} --help` lists what it takes.")
+
+
+def _run(name: str, words: list[str]) -> int:
+    if name in ("-h", "--help"):
+        _say(_overview())
+        return 0
+    if name == "--version":
+        _say(f"crossbatch {importlib.metadata.version('crossbatch')}")
+        return 0
+    if name not in COMMANDS:
+        raise BadSetting(
+            f"There is no command {name!r}; {_nearest(name, COMMANDS)}`crossbatch --help` lists all."
+        )
+    command = _load(name)
+    settings, as_json = _settings(name, command.Settings, words)
+    result = command.run(settings)
+    _say(json.dumps(result, indent=2, ensure_ascii=False) if as_json else command.render(result))
+    return 0
+
+
+def _load(name: str) -> Any:
+    module = COMMANDS[name][0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        half, missing = module.partition(".")[0], (error.name or "").partition(".")[0]
+        if missing in ("", "training", "serving", "protos"):
+            raise
+        raise BadSetting(
+            f"The package {missing!r} is needed and not installed: pip install '{_EXTRAS[half]}'."
+        ) from error
+
+
+def _settings(name: str, settings: type[BaseModel], words: list[str]) -> tuple[BaseModel, bool]:
+    known, unknown = parser_of(name, settings).parse_known_args(words)
+    if unknown:
+        flags = [flag for field, info in settings.model_fields.items() for flag in _names(field, info)]
+        hint = _nearest(unknown[0], [*flags, "--json"])
+        raise BadSetting(f"There is no {unknown[0]!r} here; {hint}`crossbatch {name} --help` lists all.")
+    given = vars(known)
+    as_json = given.pop("json", False)
+    variables = {
+        field: os.environ[_variable(field)].split(",") if _many(info) else os.environ[_variable(field)]
+        for field, info in settings.model_fields.items()
+        if not _positional(info) and _variable(field) in os.environ
+    }
+    try:
+        return settings.model_validate(variables | given), as_json
+    except ValidationError as error:
+        raise BadSetting(_sentence(error, settings, given)) from error
+
+
+def _sentence(error: ValidationError, settings: type[BaseModel], given: Mapping[str, Any]) -> str:
+    first = error.errors()[0]
+    if not first["loc"]:
+        return f"{first['msg'].removeprefix('Value error, ')}."
+    field = str(first["loc"][0])
+    info = settings.model_fields[field]
+    from_variable = field not in given and _variable(field) in os.environ
+    spelled = _variable(field) if from_variable else _names(field, info)[-1]
+    if first["type"] == "missing":
+        return f"{_shown(field, info) if _positional(info) else spelled} is missing: {info.description}."
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{spelled} cannot be {first['input']!r}: {reason[:1].lower()}{reason[1:]}."
+
+
+def _names(field: str, info: FieldInfo) -> list[str]:
+    if _positional(info):
+        return [field]
+    flag = f"--{field.replace('_', '-')}"
+    return [f"-{field}", flag] if len(field) == 1 else [flag]
+
+
+def _options(field: str, info: FieldInfo) -> dict[str, Any]:
+    wanted: dict[str, Any] = {"help": _help(field, info)}
+    if _positional(info):
+        wanted["metavar"] = _shown(field, info)
+        return wanted if info.is_required() else wanted | {"nargs": "?"}
+    if info.annotation is bool:
+        action = argparse.BooleanOptionalAction if info.default else "store_true"
+        return wanted | {"action": action}
+    choices = [str(choice) for choice in get_args(info.annotation) if isinstance(choice, str)]
+    wanted["metavar"] = "|".join(choices) or field.rpartition("_")[2].upper()
+    return wanted | {"action": "append"} if _many(info) else wanted
+
+
+def _help(field: str, info: FieldInfo) -> str:
+    text = str(info.description).rstrip(".").replace("%", "%%")
+    if _positional(info):
+        return text
+    if info.is_required():
+        text += " (required)"
+    elif info.default:
+        text += f" (default {info.default})"
+    return f"{text} [{_variable(field)}]"
+
+
+def _many(info: FieldInfo) -> bool:
+    """Whether a flag may be given several times, and its variable holds a comma-separated list."""
+    return get_origin(info.annotation) in (list, tuple)
+
+
+def _positional(info: FieldInfo) -> bool:
+    extra = info.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("positional"))
+
+
+def _shown(field: str, info: FieldInfo) -> str:
+    """What a positional argument is called in help: its `metavar`, or the field's name in capitals."""
+    extra = info.json_schema_extra
+    return str(extra.get("metavar", field.upper())) if isinstance(extra, dict) else field.upper()
+
+
+def _variable(field: str) -> str:
+    return f"CROSSBATCH_{field.upper()}"
+
+
+def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    hint = "`crossbatch COMMAND --help` tells what each takes."
+    return "\n".join(["usage: crossbatch COMMAND ...", "", *lines, "", hint])
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _fail(name: str, sentence: str) -> int:
+    sys.stderr.write(f"crossbatch {name}: {sentence}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The wire contract and the stubs generated from it; imports nothing of ours."""

@@ -1,0 +1,112 @@
+from google.protobuf import struct_pb2 as _struct_pb2
+from google.rpc import status_pb2 as _status_pb2
+from protos import retrieval_service_pb2 as _retrieval_service_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Gallery(_message.Message):
+    __slots__ = ("name", "model_name", "model_fingerprint", "dimension", "items", "problem")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DIMENSION_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model_name: str
+    model_fingerprint: str
+    dimension: int
+    items: int
+    problem: _status_pb2.Status
+    def __init__(self, name: _Optional[str] = ..., model_name: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dimension: _Optional[int] = ..., items: _Optional[int] = ..., problem: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class CreateGalleryRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class CreateGalleryResponse(_message.Message):
+    __slots__ = ("gallery",)
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    gallery: Gallery
+    def __init__(self, gallery: _Optional[_Union[Gallery, _Mapping]] = ...) -> None: ...
+
+class GetGalleryRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetGalleryResponse(_message.Message):
+    __slots__ = ("gallery",)
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    gallery: Gallery
+    def __init__(self, gallery: _Optional[_Union[Gallery, _Mapping]] = ...) -> None: ...
+
+class ListGalleriesRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListGalleriesResponse(_message.Message):
+    __slots__ = ("galleries", "next_page_token")
+    GALLERIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    galleries: _containers.RepeatedCompositeFieldContainer[Gallery]
+    next_page_token: str
+    def __init__(self, galleries: _Optional[_Iterable[_Union[Gallery, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class Item(_message.Message):
+    __slots__ = ("key", "image", "vector", "label", "uri", "metadata")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    image: bytes
+    vector: bytes
+    label: str
+    uri: str
+    metadata: _struct_pb2.Struct
+    def __init__(self, key: _Optional[str] = ..., image: _Optional[bytes] = ..., vector: _Optional[bytes] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+
+class UpsertItemsRequest(_message.Message):
+    __slots__ = ("gallery", "items")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    items: _containers.RepeatedCompositeFieldContainer[Item]
+    def __init__(self, gallery: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ...) -> None: ...
+
+class UpsertItemsResponse(_message.Message):
+    __slots__ = ("stored", "timings")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    stored: int
+    timings: _retrieval_service_pb2.Timings
+    def __init__(self, stored: _Optional[int] = ..., timings: _Optional[_Union[_retrieval_service_pb2.Timings, _Mapping]] = ...) -> None: ...
+
+class DeleteItemsRequest(_message.Message):
+    __slots__ = ("gallery", "keys")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, gallery: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteItemsResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: int
+    def __init__(self, deleted: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,107 @@
+from google.protobuf import struct_pb2 as _struct_pb2
+from google.rpc import status_pb2 as _status_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EmbedRequest(_message.Message):
+    __slots__ = ("images",)
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    images: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, images: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class EmbedResponse(_message.Message):
+    __slots__ = ("results", "model_name", "model_fingerprint", "dimension", "timings")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DIMENSION_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[EmbedResult]
+    model_name: str
+    model_fingerprint: str
+    dimension: int
+    timings: Timings
+    def __init__(self, results: _Optional[_Iterable[_Union[EmbedResult, _Mapping]]] = ..., model_name: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dimension: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class EmbedResult(_message.Message):
+    __slots__ = ("vector", "error")
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    vector: bytes
+    error: _status_pb2.Status
+    def __init__(self, vector: _Optional[bytes] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class SearchRequest(_message.Message):
+    __slots__ = ("gallery", "queries", "k", "minimum_score", "exclude_keys")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_SCORE_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    queries: _containers.RepeatedCompositeFieldContainer[Query]
+    k: int
+    minimum_score: float
+    exclude_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, gallery: _Optional[str] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., k: _Optional[int] = ..., minimum_score: _Optional[float] = ..., exclude_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Query(_message.Message):
+    __slots__ = ("image", "vector", "key")
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    image: bytes
+    vector: bytes
+    key: str
+    def __init__(self, image: _Optional[bytes] = ..., vector: _Optional[bytes] = ..., key: _Optional[str] = ...) -> None: ...
+
+class SearchResponse(_message.Message):
+    __slots__ = ("results", "model_fingerprint", "timings")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[SearchResult]
+    model_fingerprint: str
+    timings: Timings
+    def __init__(self, results: _Optional[_Iterable[_Union[SearchResult, _Mapping]]] = ..., model_fingerprint: _Optional[str] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class SearchResult(_message.Message):
+    __slots__ = ("hits", "error")
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    hits: _containers.RepeatedCompositeFieldContainer[Hit]
+    error: _status_pb2.Status
+    def __init__(self, hits: _Optional[_Iterable[_Union[Hit, _Mapping]]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class Hit(_message.Message):
+    __slots__ = ("key", "score", "label", "uri", "metadata")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    score: float
+    label: str
+    uri: str
+    metadata: _struct_pb2.Struct
+    def __init__(self, key: _Optional[str] = ..., score: _Optional[float] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("decode_us", "queue_us", "encode_us", "gallery_us", "total_us")
+    DECODE_US_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_US_FIELD_NUMBER: _ClassVar[int]
+    GALLERY_US_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_US_FIELD_NUMBER: _ClassVar[int]
+    decode_us: int
+    queue_us: int
+    encode_us: int
+    gallery_us: int
+    total_us: int
+    def __init__(self, decode_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., encode_us: _Optional[int] = ..., gallery_us: _Optional[int] = ..., total_us: _Optional[int] = ...) -> None: ...

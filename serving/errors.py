@@ -1,0 +1,97 @@
+"""The one error tree: everything a caller can cause, and what he reads about it.
+
+    CrossbatchError
+    ├── InvalidArgument       a request, flag or recipe that cannot be carried out as given
+    │   ├── BadImage          bytes that do not hold an image within the limits
+    │   ├── BadData           a data set that is missing, unreadable or too small
+    │   └── BadSetting        a setting that is unknown or out of range
+    ├── NotFound              a gallery, item, recipe or file that is not there
+    ├── AlreadyExists         a name that is taken
+    ├── Mismatch              two things that do not fit each other: both are named
+    │   ├── ModelMismatch     a gallery or query of another model
+    │   └── BadArtifact       a model file or gallery that is damaged or of a newer format
+    ├── Overloaded            no room now; try again later
+    ├── Draining              the server is stopping
+    ├── DeadlineExceeded      the caller's time ran out
+    └── Unavailable           a server that cannot be reached, a port in use
+
+A message is one plain sentence: what was found, what was expected, what to do. `serving.rpc.status` holds
+the table from these classes to gRPC status codes.
+"""
+
+__all__ = [
+    "AlreadyExists",
+    "BadArtifact",
+    "BadData",
+    "BadImage",
+    "BadSetting",
+    "CrossbatchError",
+    "DeadlineExceeded",
+    "Draining",
+    "InvalidArgument",
+    "Mismatch",
+    "ModelMismatch",
+    "NotFound",
+    "Overloaded",
+    "Unavailable",
+]
+
+
+class CrossbatchError(Exception):
+    """Base of every error that is not a bug of ours."""
+
+
+class InvalidArgument(CrossbatchError):
+    """A request, flag or recipe that cannot be carried out as given."""
+
+
+class BadImage(InvalidArgument):
+    """Bytes that do not hold an image within the limits."""
+
+
+class BadData(InvalidArgument):
+    """A data set that is missing, unreadable or too small for what was asked."""
+
+
+class BadSetting(InvalidArgument):
+    """A setting that is unknown or out of range."""
+
+
+class NotFound(CrossbatchError):
+    """A gallery, item, recipe or file that is not there."""
+
+
+class AlreadyExists(CrossbatchError):
+    """A name that is taken."""
+
+
+class Mismatch(CrossbatchError):
+    """Two things that do not fit each other; the message names both."""
+
+
+class ModelMismatch(Mismatch):
+    """A gallery, query or checkpoint of another model."""
+
+
+class BadArtifact(Mismatch):
+    """A model file or gallery that is damaged or of a newer format."""
+
+
+class Overloaded(CrossbatchError):
+    """No room now; the caller may try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, *, retry_after: float = 0.1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Draining(CrossbatchError):
+    """The server is stopping and takes no new work."""
+
+
+class DeadlineExceeded(CrossbatchError):
+    """The caller's time ran out before the work was done."""
+
+
+class Unavailable(CrossbatchError):
+    """A server that cannot be reached, or a port that is in use."""

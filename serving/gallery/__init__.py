@@ -1,0 +1,1 @@
+"""Galleries: the truth in SQLite, the search in FAISS."""

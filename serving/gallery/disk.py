@@ -1,0 +1,40 @@
+"""What the disk does to a gallery: bringing files to it, and saying so when it refuses."""
+
+import errno
+import os
+from pathlib import Path
+
+from serving.errors import CrossbatchError, Overloaded, Unavailable
+
+__all__ = ["disk_error", "is_full", "sync"]
+
+_LEAST = 1 << 20  # bytes; file systems keep some back, so a full one is seldom at zero
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the entries of a folder, to the disk.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_full(folder: Path) -> bool:
+    """Tell whether the file system of a folder has no room; libraries that fail to write do not say why."""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return False
+    return space.f_bavail * space.f_frsize < _LEAST
+
+
+def disk_error(error: OSError, what: str) -> CrossbatchError:
+    """Return what a user reads when `what` could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Overloaded(f"{what} cannot be written: the disk is full; free some space", retry_after=30.0)
+    return Unavailable(f"{what} cannot be written ({error.strerror or error}); check permissions and disk")

@@ -1,0 +1,314 @@
+"""A gallery: a folder of items with embeddings, searched while it changes.
+
+    gallery.sqlite    the truth (`store`)
+    index-*.faiss     derived from it (`index`); the one that is published is named in the store
+    rebuild.lock      held by the process that makes the next one (`rebuild`)
+
+A search runs in one read transaction of the store, with the snapshot in memory that stands for the same
+state: it sees every write acknowledged before it began, by any process, and nothing of a later one.
+"""
+
+import json
+import logging
+import math
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from numpy.typing import ArrayLike
+
+from serving.errors import AlreadyExists, InvalidArgument, NotFound
+from serving.gallery.disk import disk_error, sync
+from serving.gallery.identity import ModelIdentity, check_model
+from serving.gallery.index import Index, IndexDamaged, require_faiss
+from serving.gallery.item import MAX_K, Hit, Item, check_items, check_keys, unit_rows
+from serving.gallery.rebuild import Rebuilder, RebuildPolicy
+from serving.gallery.snapshot import Snapshot, load_snapshot
+from serving.gallery.store import FILE_NAME, FORMAT_VERSION, Meta, Store, create_store
+from serving.gallery.transaction import Reader, State
+
+__all__ = ["Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
+
+_MAX_DIMENSION = 65_536
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GalleryInfo:
+    """What a gallery is and how it stands."""
+
+    name: str
+    path: str
+    model_name: str
+    fingerprint: str
+    dimension: int
+    items: int
+    fresh: int  # live items newer than the index
+    deleted: int  # vectors held though their items were deleted or replaced
+    index_type: str
+    index_items: int
+    index_bytes: int
+    store_bytes: int
+    generation: int  # how often an index was published
+    format_version: int
+    created: str
+
+
+class Gallery:
+    """An open gallery; every method may be called from several threads at once."""
+
+    def __init__(self, path: Path, store: Store, policy: RebuildPolicy) -> None:
+        """Use `open` or `create`."""
+        self.path = path
+        self.name = path.name
+        self._store = store
+        self._rebuilder = Rebuilder(store, policy)
+        self._guard = threading.Lock()  # of the snapshot
+        self._snapshot: Snapshot | None = None
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        model_name: str,
+        fingerprint: str,
+        dimension: int,
+        policy: RebuildPolicy | None = None,
+    ) -> Self:
+        """Make a new, empty gallery and open it; the folder appears complete or not at all.
+
+        Raises:
+            AlreadyExists: There is something at `path`.
+            InvalidArgument: The dimension is out of range.
+            Unavailable: The folder cannot be written.
+            Overloaded: The disk is full.
+        """
+        if not 1 <= dimension <= _MAX_DIMENSION:
+            raise InvalidArgument(f"the dimension is {dimension}; expected 1 to {_MAX_DIMENSION}")
+        taken = f"there is already something at {path}; choose another name, or drop that gallery first"
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            raise AlreadyExists(taken)
+        aside = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
+        try:
+            aside.mkdir(parents=True)
+            try:
+                create_store(
+                    aside / FILE_NAME, model_name=model_name, fingerprint=fingerprint, dimension=dimension
+                )
+                sync(aside / FILE_NAME)
+                sync(aside)
+                aside.rename(path)  # fails where a folder that is not empty came first
+                sync(path.parent)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+        except OSError as error:
+            if path.exists():
+                raise AlreadyExists(taken) from error
+            raise disk_error(error, f"the gallery {path}") from error
+        return cls.open(path, policy=policy)
+
+    @classmethod
+    def open(cls, path: Path, *, policy: RebuildPolicy | None = None) -> Self:
+        """Open a gallery and its index.
+
+        Raises:
+            NotFound: There is no gallery at `path`.
+            BadArtifact: It is damaged, or of a newer format.
+            BadSetting: FAISS is not installed.
+        """
+        require_faiss()
+        if not (path / FILE_NAME).is_file():
+            raise NotFound(f"there is no gallery at {path}; create it with crossbatch index")
+        gallery = cls(path, Store(path / FILE_NAME), policy or RebuildPolicy())
+        try:
+            with gallery._view():
+                pass
+        except BaseException:
+            gallery.close()
+            raise
+        return gallery
+
+    @property
+    def meta(self) -> Meta:
+        """The model and dimension the gallery is made for."""
+        return self._store.meta
+
+    def info(self) -> GalleryInfo:
+        """Return what the gallery is and how it stands."""
+        with self._view() as (snapshot, _):
+            return GalleryInfo(
+                name=self.name,
+                path=str(self.path),
+                model_name=self.meta.model_name,
+                fingerprint=self.meta.fingerprint,
+                dimension=self.meta.dimension,
+                items=snapshot.count,
+                fresh=int((~snapshot.fresh_dead).sum()),
+                deleted=snapshot.dead_count,
+                index_type="exact",
+                index_items=len(snapshot.main) if snapshot.main else 0,
+                index_bytes=snapshot.main.bytes if snapshot.main else 0,
+                store_bytes=os.stat(self._store.path).st_size,
+                generation=snapshot.state.generation,
+                format_version=FORMAT_VERSION,
+                created=self.meta.created,
+            )
+
+    def check_model(self, model: ModelIdentity) -> None:
+        """Accept the gallery's own model, and a file of lower precision made from it.
+
+        Raises:
+            ModelMismatch: It is another model; both are named.
+        """
+        check_model(self.name, self.meta, model)
+
+    def upsert(self, items: Iterable[Item]) -> int:
+        """Store items, all or none; an item whose key is there is replaced whole.
+
+        Returns:
+            How many were stored; they are on disk.
+
+        Raises:
+            InvalidArgument: An item is out of bounds, or a key comes twice.
+            Overloaded: Another writer was too slow, or the disk is full.
+            Unavailable: The gallery cannot be written.
+        """
+        checked = check_items(items, dimension=self.meta.dimension)
+        if not checked:
+            return 0
+        with self._store.write() as writer:
+            writer.upsert(checked)
+            state = writer.state()
+        self._rebuilder.consider(state)
+        return len(checked)
+
+    def delete(self, keys: Sequence[str]) -> int:
+        """Delete items; keys that are not there are passed over.
+
+        Returns:
+            How many were there.
+
+        Raises:
+            InvalidArgument: A key is out of bounds.
+            Overloaded: Another writer was too slow, or the disk is full.
+            Unavailable: The gallery cannot be written.
+        """
+        checked = check_keys(keys)
+        with self._store.write() as writer:
+            deleted = writer.delete(checked)
+            state = writer.state()
+        self._rebuilder.consider(state)
+        return deleted
+
+    def get(self, keys: Sequence[str]) -> list[Item]:
+        """Return the items of `keys`, in that order.
+
+        Raises:
+            NotFound: A key is not there.
+        """
+        wanted = check_keys(keys)
+        with self._store.read() as reader:
+            found = reader.items(wanted)
+        missing = [key for key in wanted if key not in found]
+        if missing:
+            more = f" (nor are {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise NotFound(f"there is no item {missing[0]!r} in the gallery {self.name}{more}")
+        return [found[key] for key in keys]
+
+    def search(
+        self, vectors: ArrayLike, k: int, *, minimum_score: float | None = None, exclude: Sequence[str] = ()
+    ) -> list[list[Hit]]:
+        """Find the k items nearest to each query.
+
+        Args:
+            vectors: Unit vectors (Q, d).
+            k: How many to find; all where there are fewer.
+            minimum_score: The least cosine of a hit.
+            exclude: Keys of items that are passed over, for every query.
+
+        Returns:
+            For each query its hits, best first, ties in the order of their keys.
+
+        Raises:
+            InvalidArgument: A vector, k, the minimum or a key is out of bounds.
+        """
+        queries = unit_rows(vectors, dimension=self.meta.dimension)
+        if isinstance(k, bool) or not 1 <= k <= MAX_K:
+            raise InvalidArgument(f"k is {k}; expected 1 to {MAX_K}")
+        least = -math.inf if minimum_score is None else minimum_score
+        if math.isnan(least):
+            raise InvalidArgument("the minimum score is not a number; expected a cosine in [-1, 1]")
+        keys = check_keys(exclude)
+        with self._view() as (snapshot, reader):
+            excluded = reader.seqs(keys).values() if keys else ()
+            found = snapshot.search(queries, k, minimum_score=least, excluded=excluded)
+            rows = {row.seq: row for row in reader.rows({seq for near in found for seq, _ in near})}
+        answers = []
+        for near in found:
+            ranked = sorted(near, key=lambda pair: (-pair[1], rows[pair[0]].key))[:k]
+            hits = ((rows[seq], score) for seq, score in ranked)
+            answers.append([Hit(r.key, r.label, r.uri, json.loads(r.metadata), score) for r, score in hits])
+        return answers
+
+    def rebuild(self) -> None:
+        """Make the index anew from the store and publish it; searches go on meanwhile.
+
+        Raises:
+            Overloaded: Another rebuild did not end, or the disk is full.
+            Unavailable: The folder cannot be written.
+        """
+        self._rebuilder.run()
+
+    def close(self) -> None:
+        """Stop the background rebuild and close the files; calls that are running still end well."""
+        self._rebuilder.close()
+        self._store.close()
+
+    @contextmanager
+    def _view(self) -> Iterator[tuple[Snapshot, Reader]]:
+        """Begin a read transaction and bring the snapshot to the state that it sees."""
+        while True:
+            with self._store.read() as reader:
+                snapshot = self._current(reader)
+                if snapshot is not None:
+                    self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)
+                    yield snapshot, reader
+                    return
+
+    def _current(self, reader: Reader) -> Snapshot | None:
+        # The state is read under the lock, so that it is never older than the snapshot.
+        with self._guard:
+            state = reader.state()
+            known = self._snapshot
+            if known is not None and known.state.change == state.change:
+                return known
+            if known is not None and known.state.generation == state.generation:
+                self._snapshot = known.advanced(state, reader)
+            else:
+                self._snapshot = self._loaded(state, reader) or known
+                if self._snapshot is known:
+                    return None
+            return self._snapshot
+
+    def _loaded(self, state: State, reader: Reader) -> Snapshot | None:
+        """Return the snapshot of another generation, or None if a newer one was published meanwhile."""
+        main, damaged = None, False
+        if state.index_file:
+            try:
+                file = self.path / state.index_file
+                main = Index(file, checksum=state.index_checksum, dimension=self.meta.dimension)
+            except IndexDamaged as error:
+                with self._store.read() as newer:
+                    if newer.state().generation != state.generation:
+                        return None
+                _log.warning("the index of the gallery %s is made anew from its store: %s", self.name, error)
+                damaged = True
+        return load_snapshot(state, reader, dimension=self.meta.dimension, main=main, damaged=damaged)

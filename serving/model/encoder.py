@@ -1,0 +1,207 @@
+"""A model file at work: pixels in, embeddings out; the one place where ONNX Runtime is used."""
+
+import os
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import BadArtifact, BadSetting, InvalidArgument, Overloaded
+from serving.model.preprocess import preprocess
+from serving.model.spec import ModelSpec, keep_outputs, output_names, read_model
+
+__all__ = ["Encoder"]
+
+_INPUT: Final = "images"
+_EMBEDDINGS: Final = "embeddings"
+_OUT_OF_MEMORY: Final = ("allocate", "out of memory", "bad_alloc", "bad allocation")
+
+
+class Encoder:
+    """One loaded model; all methods may be called from several threads at once."""
+
+    def __init__(self, path: Path, *, threads: int = 0, device: Literal["cpu", "cuda"] = "cpu") -> None:
+        """Read, prove and load a model file.
+
+        Args:
+            path: The ONNX file.
+            threads: Threads that compute one batch; 0 takes one for each core this process may use.
+            device: Where it runs; `cuda` is the first GPU.
+
+        Raises:
+            NotFound: There is no such file.
+            BadArtifact: The file is damaged, newer than this program, or not a model.
+            BadSetting: ONNX Runtime or the device is not there.
+        """
+        self._data, spec = read_model(path)
+        self.spec: ModelSpec = spec
+        self.device = device
+        self._path, self._threads = path, threads or _cores()
+        self._runtime = _onnxruntime()
+        self._outputs = output_names(self._data)
+        self._sessions: dict[frozenset[str], Any] = {}
+        self._loading = threading.Lock()
+        self._check(self._session((_EMBEDDINGS,)))
+
+    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Embed a batch.
+
+        Args:
+            images: uint8 (B, S, S, 3), RGB, B at least 1, as `preprocess` gives them.
+
+        Returns:
+            float32 (B, d), rows of unit length.
+
+        Raises:
+            InvalidArgument: `images` has another shape or dtype.
+            Overloaded: The batch does not fit into memory.
+            BadArtifact: The graph fails on it.
+        """
+        embeddings: NDArray[np.float32] = self.run(images, _EMBEDDINGS)[_EMBEDDINGS]
+        return embeddings
+
+    def run(self, images: NDArray[np.uint8], *outputs: str) -> dict[str, NDArray[Any]]:
+        """Compute the named outputs, and only the nodes that they need.
+
+        Args:
+            images: uint8 (B, S, S, 3), RGB, B at least 1.
+            outputs: Of `embeddings`, float32 (B, d); `histograms`, float32 (B, m); and `assignments`, uint8
+                (B, h, w). None named gives all that the model has.
+
+        Returns:
+            One array for each name.
+
+        Raises:
+            InvalidArgument: `images` has another shape or dtype, or the model has no such output.
+            Overloaded: The batch does not fit into memory.
+            BadArtifact: The graph fails on it.
+        """
+        size = self.spec.image_size
+        if (
+            images.dtype != np.uint8
+            or images.ndim != 4
+            or images.shape[1:] != (size, size, 3)
+            or not len(images)
+        ):
+            raise InvalidArgument(
+                f"the model {self.spec.name} takes images as uint8 (B, {size}, {size}, 3) with B at least 1, "
+                f"and was given {images.dtype} {images.shape}"
+            )
+        for name in outputs:
+            if name not in self._outputs:
+                raise InvalidArgument(
+                    f"the model {self.spec.name} has no output {name!r}; it has {', '.join(self._outputs)}"
+                )
+        names = outputs or self._outputs
+        session = self._session(names)
+        try:
+            found = session.run(list(names), {_INPUT: np.ascontiguousarray(images)})
+        except Exception as error:  # ONNX Runtime raises a dozen classes of its own
+            raise self._translated(error, len(images)) from error
+        return dict(zip(names, found, strict=True))
+
+    def preprocess(self, data: bytes) -> NDArray[np.uint8]:
+        """Decode one image file as this model wants it.
+
+        Returns:
+            uint8 (S, S, 3), RGB.
+
+        Raises:
+            BadImage: The bytes hold no image within the limits.
+        """
+        spec = self.spec
+        return preprocess(
+            data, size=spec.image_size, crop_fraction=spec.crop_fraction, resampling=spec.resampling
+        )
+
+    def _session(self, outputs: Collection[str]) -> Any:
+        """Return the session that computes those outputs and nothing else, loading it the first time.
+
+        Whoever asks for embeddings alone, as nearly everyone does, never loads another.
+        """
+        key = frozenset(outputs)
+        with self._loading:
+            if key not in self._sessions:
+                self._sessions[key] = self._load(keep_outputs(self._data, key))
+            return self._sessions[key]
+
+    def _load(self, data: bytes) -> Any:
+        options = self._runtime.SessionOptions()
+        # Explicit, since the count found by itself fails in containers (onnxruntime#8313).
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = self._runtime.ExecutionMode.ORT_SEQUENTIAL
+        # A thread that spins while it waits takes the core from decoding and gRPC (onnxruntime#17011).
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 3  # errors; it writes to standard error past Python's logging
+        providers: list[Any] = ["CPUExecutionProvider"]
+        if self.device == "cuda":
+            _check_offered(self._runtime.get_available_providers())
+            # The search for the fastest kernel is repeated for each new batch size, at 10 times a run's cost.
+            providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
+        try:
+            session = self._runtime.InferenceSession(data, options, providers=providers)
+        except Exception as error:
+            raise BadArtifact(
+                f"{self._path} cannot be loaded by ONNX Runtime: {_first_line(error)}"
+            ) from error
+        # A provider that fails to start is left out without an error (onnxruntime#23372).
+        if self.device == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
+            raise BadSetting(
+                "the device cuda was asked for, and ONNX Runtime could not start it: it found no GPU, or a "
+                "CUDA or cuDNN of another version; mend that, or choose the device cpu"
+            )
+        return session
+
+    def _check(self, session: Any) -> None:
+        """Refuse a graph whose ports are not those that the spec tells of."""
+        spec = self.spec
+        takes = [(port.name, port.type, list(port.shape[1:])) for port in session.get_inputs()]
+        gives = [(port.name, port.type, list(port.shape[1:])) for port in session.get_outputs()]
+        images = [(_INPUT, "tensor(uint8)", [spec.image_size, spec.image_size, 3])]
+        if takes != images or gives != [(_EMBEDDINGS, "tensor(float)", [spec.dimension])]:
+            raise BadArtifact(
+                f"{self._path} does not fit its ModelSpec: it takes {takes} and gives {gives}, where images "
+                f"uint8 (B, {spec.image_size}, {spec.image_size}, 3) and embeddings float32 "
+                f"(B, {spec.dimension}) are needed; export it again"
+            )
+
+    def _translated(self, error: Exception, batch: int) -> Exception:
+        reason = _first_line(error)
+        if isinstance(error, MemoryError) or any(word in reason.lower() for word in _OUT_OF_MEMORY):
+            return Overloaded(
+                f"there is no memory for a batch of {batch} images: {reason}; send fewer at once"
+            )
+        return BadArtifact(f"the model {self.spec.name} fails on a batch of {batch} images: {reason}")
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise BadSetting(
+            "ONNX Runtime is not installed; install crossbatch[cpu], or crossbatch[gpu] for an NVIDIA GPU"
+        ) from error
+    return onnxruntime
+
+
+def _check_offered(offered: Sequence[str]) -> None:
+    if "CUDAExecutionProvider" not in offered:
+        raise BadSetting(
+            f"the device cuda was asked for, and the installed ONNX Runtime offers {', '.join(offered)}; "
+            "install crossbatch[gpu] in place of crossbatch[cpu], or choose the device cpu"
+        )
+
+
+def _cores() -> int:
+    """Count the cores that this process may use, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")

@@ -1,0 +1,62 @@
+"""Where the server listens: loopback unless asked otherwise, and a plain sentence when it cannot."""
+
+import errno
+import ipaddress
+import socket
+
+from serving.errors import BadSetting, Unavailable
+
+__all__ = ["check_address", "written_address"]
+
+
+def check_address(host: str, port: int, *, insecure: bool) -> None:
+    """Find out whether a server may and can listen on an address.
+
+    gRPC itself says only that it failed, after lines of its own on standard error.
+
+    Raises:
+        BadSetting: if the host is unknown, not of this machine, or off loopback without leave.
+        Unavailable: if the port is in use or may not be used.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise BadSetting(
+            f"The host {host!r} is not known ({error.strerror}); give --host an address."
+        ) from error
+    # A scope such as %eth0 is no part of the address itself.
+    addresses = [str(place[4][0]).split("%")[0] for place in found]
+    if not insecure and not all(ipaddress.ip_address(each).is_loopback for each in addresses):
+        raise BadSetting(
+            f"The host {host} can be reached from other machines and the traffic is plain text; "
+            "add --insecure if the network is trusted, or listen on 127.0.0.1."
+        )
+    family, kind, protocol, _, place = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(place)
+            probe.listen(1)
+        except OSError as error:
+            raise _explained(error, host, port) from error
+
+
+def written_address(host: str, port: int) -> str:
+    """Write an address as gRPC reads it.
+
+    Returns:
+        `host:port`, with brackets around an IPv6 address.
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _explained(error: OSError, host: str, port: int) -> BadSetting | Unavailable:
+    if error.errno == errno.EADDRINUSE:
+        return Unavailable(
+            f"Port {port} on {host} is in use; stop the program that holds it, or choose another with --port."
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return BadSetting(f"The host {host} is not an address of this machine; give --host one that is.")
+    return Unavailable(
+        f"Port {port} on {host} cannot be used ({error.strerror}); choose another with --port."
+    )

@@ -1,0 +1,224 @@
+"""RetrievalService: images to embeddings, and queries to their nearest items."""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc.aio
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import retrieval_service_pb2 as pb
+from protos import retrieval_service_pb2_grpc
+from serving.errors import CrossbatchError, InvalidArgument, NotFound
+from serving.gallery.item import unit_rows
+from serving.rpc.admission import Admission
+from serving.rpc.boundary import deadline_of
+from serving.rpc.limits import DEFAULT_K, MAX_EXCLUDED, MAX_HITS, MAX_INPUTS, MAX_K
+from serving.rpc.pipeline import Outcome, Pipeline, Stages
+from serving.rpc.shelf import GalleryLike, Shelf
+from serving.rpc.status import Refusal, Violation, to_status
+from serving.rpc.wire import bytes_of, struct_of, vector_of
+
+__all__ = ["Retrieval", "check_count", "timings_of"]
+
+Context = grpc.aio.ServicerContext
+
+
+class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
+    """Answers Embed and Search."""
+
+    def __init__(self, pipeline: Pipeline, shelf: Shelf, admission: Admission) -> None:
+        """Keep what the calls pass through."""
+        self._pipeline = pipeline
+        self._shelf = shelf
+        self._admission = admission
+
+    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:  # noqa: N802
+        """Embed each image of the request.
+
+        Returns:
+            One result an image.
+
+        Raises:
+            InvalidArgument: if there are none or too many.
+            Exception: the first image's, if every image failed.
+        """
+        stages = Stages()
+        check_count("images", len(request.images), MAX_INPUTS)
+        with self._admission.admit(len(request.images)):
+            outcomes = await self._pipeline.embed(request.images, deadline_of(context), stages)
+        _refuse_if_all_failed(outcomes, [f"images[{i}]" for i in range(len(outcomes))])
+        spec = self._shelf.spec
+        return pb.EmbedResponse(
+            results=[_embed_result(outcome) for outcome in outcomes],
+            model_name=spec.name,
+            model_fingerprint=spec.fingerprint,
+            dimension=spec.dimension,
+            timings=timings_of(stages),
+        )
+
+    async def Search(self, request: pb.SearchRequest, context: Any) -> pb.SearchResponse:  # noqa: N802
+        """Find the nearest items to each query of the request.
+
+        Returns:
+            One result a query.
+
+        Raises:
+            InvalidArgument: if the request is out of bounds.
+            NotFound: if there is no such gallery.
+            Mismatch: if the gallery belongs to another model.
+            Exception: the first query's, if every query failed.
+        """
+        stages = Stages()
+        k, minimum = _checked_search(request)
+        deadline = deadline_of(context)
+        with self._admission.admit(len(request.queries)):
+            gallery = await self._shelf.read(self._shelf.usable, request.gallery)
+            outcomes = await self._vectors(request.queries, gallery, deadline, stages)
+            _refuse_if_all_failed(outcomes, [_field_of(i, query) for i, query in enumerate(request.queries)])
+            began = time.monotonic()
+            results = await self._shelf.read(
+                _search, gallery, outcomes, k=k, minimum_score=minimum, exclude=tuple(request.exclude_keys)
+            )
+        stages.gallery += time.monotonic() - began
+        return pb.SearchResponse(
+            results=results, model_fingerprint=self._shelf.spec.fingerprint, timings=timings_of(stages)
+        )
+
+    async def _vectors(
+        self, queries: Sequence[pb.Query], gallery: GalleryLike, deadline: float | None, stages: Stages
+    ) -> list[Outcome]:
+        """One unit vector (d,) or exception a query, whichever way it was put."""
+        images = {i: query.image for i, query in enumerate(queries) if query.WhichOneof("source") == "image"}
+        rest = {i: query for i, query in enumerate(queries) if i not in images}
+        embedded, found = await asyncio.gather(
+            self._pipeline.embed(list(images.values()), deadline, stages),
+            self._shelf.read(_given_vectors, gallery, list(rest.values()), self._shelf.spec.dimension)
+            if rest
+            else asyncio.sleep(0, []),
+        )
+        outcomes: dict[int, Outcome] = dict(zip(images, embedded, strict=True))
+        outcomes |= zip(rest, found, strict=True)
+        return [outcomes[i] for i in range(len(queries))]
+
+
+def check_count(field: str, count: int, most: int) -> None:
+    """Check how many inputs a request has.
+
+    Raises:
+        Refusal: if there are none or more than `most`; names the field.
+    """
+    if not 1 <= count <= most:
+        raise refusal(field, f"{count} were sent; a call takes 1 to {most:,}. Split it.")
+
+
+def refusal(field: str, message: str) -> Refusal:
+    """Make the error for one field of a request.
+
+    Returns:
+        An exception to raise.
+    """
+    return Refusal([Violation(field, InvalidArgument(message))])
+
+
+def timings_of(stages: Stages) -> pb.Timings:
+    """Write the times of a call as they travel.
+
+    Returns:
+        Whole microseconds.
+    """
+    seconds = (stages.decode, stages.queue, stages.encode, stages.gallery, time.monotonic() - stages.began)
+    decode, queue, encode, gallery, total = (max(0, round(each * 1e6)) for each in seconds)
+    return pb.Timings(decode_us=decode, queue_us=queue, encode_us=encode, gallery_us=gallery, total_us=total)
+
+
+def _checked_search(request: pb.SearchRequest) -> tuple[int, float | None]:
+    check_count("queries", len(request.queries), MAX_INPUTS)
+    k = request.k if request.HasField("k") else DEFAULT_K
+    if not 1 <= k <= MAX_K:
+        raise refusal("k", f"{k} neighbours were asked for; 1 to {MAX_K:,} can be had.")
+    if k * len(request.queries) > MAX_HITS:
+        raise refusal(
+            "k", f"{k} neighbours of {len(request.queries)} queries are more than {MAX_HITS:,} in all."
+        )
+    if len(request.exclude_keys) > MAX_EXCLUDED:
+        raise refusal(
+            "exclude_keys", f"{len(request.exclude_keys)} were sent; a call takes at most {MAX_EXCLUDED:,}."
+        )
+    minimum = request.minimum_score if request.HasField("minimum_score") else None
+    if minimum is not None and not math.isfinite(minimum):
+        raise refusal("minimum_score", f"{minimum} is not a score; scores lie between -1 and 1.")
+    return k, minimum
+
+
+def _given_vectors(gallery: GalleryLike, queries: list[pb.Query], dimension: int) -> list[Outcome]:
+    """Unit vectors (d,) of the queries that are no images."""
+    return [_given_vector(gallery, query, dimension) for query in queries]
+
+
+def _given_vector(gallery: GalleryLike, query: pb.Query, dimension: int) -> Outcome:
+    try:
+        match query.WhichOneof("source"):
+            case "vector":
+                rows: NDArray[np.float32] = unit_rows(vector_of(query.vector)[None], dimension=dimension)
+                return rows.reshape(dimension)
+            case "key":
+                return gallery.get([query.key])[0].vector
+            case _:
+                return InvalidArgument("The query is empty; give an image, a vector or a key.")
+    except Exception as error:  # this query's alone
+        return error
+
+
+def _search(
+    gallery: GalleryLike,
+    outcomes: list[Outcome],
+    *,
+    k: int,
+    minimum_score: float | None,
+    exclude: tuple[str, ...],
+) -> list[pb.SearchResult]:
+    vectors: list[NDArray[np.float32]] = [each for each in outcomes if not isinstance(each, Exception)]
+    found = iter(gallery.search(np.stack(vectors), k, minimum_score=minimum_score, exclude=exclude))
+    return [
+        pb.SearchResult(error=to_status(outcome))
+        if isinstance(outcome, Exception)
+        else pb.SearchResult(
+            hits=[
+                pb.Hit(
+                    key=hit.key,
+                    score=hit.score,
+                    label=hit.label,
+                    uri=hit.uri,
+                    metadata=struct_of(hit.metadata) if hit.metadata else None,
+                )
+                for hit in next(found)
+            ]
+        )
+        for outcome in outcomes
+    ]
+
+
+def _embed_result(outcome: Outcome) -> pb.EmbedResult:
+    if isinstance(outcome, Exception):
+        return pb.EmbedResult(error=to_status(outcome))
+    return pb.EmbedResult(vector=bytes_of(outcome))
+
+
+def _field_of(position: int, query: pb.Query) -> str:
+    source = query.WhichOneof("source")
+    return f"queries[{position}].{source}" if source else f"queries[{position}]"
+
+
+def _refuse_if_all_failed(outcomes: Sequence[Outcome], fields: Sequence[str]) -> None:
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    if len(errors) < len(outcomes):
+        return
+    faults = [each for each in errors if isinstance(each, InvalidArgument | NotFound)]
+    if len(faults) < len(errors):  # overload, lateness or a bug: not the fault of a field
+        raise next(each for each in errors if not isinstance(each, InvalidArgument | NotFound))
+    named: list[CrossbatchError] = list(faults)
+    raise Refusal([Violation(field, error) for field, error in zip(fields, named, strict=True)])

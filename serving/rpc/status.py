@@ -1,0 +1,204 @@
+"""One table between our errors and gRPC's status codes, used by the server one way and by the client back."""
+
+import logging
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from serving import errors
+from serving.errors import CrossbatchError
+
+__all__ = [
+    "CODES",
+    "DOMAIN",
+    "Refusal",
+    "Violation",
+    "code_of",
+    "from_status",
+    "reason_of",
+    "to_status",
+    "violations_of",
+]
+
+logger = logging.getLogger(__name__)
+
+DOMAIN = "crossbatch"
+
+CODES: dict[type[CrossbatchError], grpc.StatusCode] = {
+    errors.CrossbatchError: grpc.StatusCode.INTERNAL,
+    errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.BadImage: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.BadData: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.BadSetting: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.Mismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ModelMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.BadArtifact: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Draining: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+}
+
+# For a status that carries no reason of ours, since gRPC itself or a proxy made it.
+_BY_CODE: dict[int, type[CrossbatchError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT.value[0]: errors.InvalidArgument,
+    grpc.StatusCode.NOT_FOUND.value[0]: errors.NotFound,
+    grpc.StatusCode.ALREADY_EXISTS.value[0]: errors.AlreadyExists,
+    grpc.StatusCode.FAILED_PRECONDITION.value[0]: errors.Mismatch,
+    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: errors.Overloaded,
+    grpc.StatusCode.UNAVAILABLE.value[0]: errors.Unavailable,
+    grpc.StatusCode.CANCELLED.value[0]: errors.Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: errors.DeadlineExceeded,
+}
+
+# A status travels in a header, and many clients refuse headers of more than 8 KiB.
+_MOST_VIOLATIONS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One field of a request that was refused, such as `items[3].image`, and why."""
+
+    field: str
+    error: CrossbatchError
+
+
+class Refusal(Exception):
+    """A request refused for some of its fields; its status is the first one's and names them all."""
+
+    def __init__(self, violations: Sequence[Violation]) -> None:
+        super().__init__(str(violations[0].error))
+        self.violations = tuple(violations)
+
+
+def code_of(error: CrossbatchError) -> grpc.StatusCode:
+    """Look up an error's code, by the nearest class that the table holds.
+
+    Returns:
+        The code.
+
+    Raises:
+        StopIteration: never, as the root of the tree is in the table.
+    """
+    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+
+
+def reason_of(error: CrossbatchError) -> str:
+    """Name an error's class as google.rpc.ErrorInfo wants it: `BadImage` is `BAD_IMAGE`.
+
+    Returns:
+        At most 63 upper-case letters and underscores.
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).upper()
+
+
+def to_status(error: Exception) -> status_pb2.Status:
+    """Turn any exception into the status that the caller may see.
+
+    An exception that is not of our tree is a bug: it is logged under an id, and the caller sees only the id.
+
+    Returns:
+        A status with exactly one ErrorInfo, RetryInfo for an overload, BadRequest for a `Refusal`.
+    """
+    if isinstance(error, Refusal):
+        status = to_status(error.violations[0].error)
+        first = error.violations[0]
+        status.message = f"{first.field}: {status.message}"
+        bad = error_details_pb2.BadRequest(
+            field_violations=[
+                error_details_pb2.BadRequest.FieldViolation(
+                    field=each.field,
+                    description=_shortened(str(each.error), 200),
+                    reason=reason_of(each.error),
+                )
+                for each in error.violations[:_MOST_VIOLATIONS]
+            ]
+        )
+        status.details.append(_packed(bad))
+        return status
+    if not isinstance(error, CrossbatchError):
+        return _internal(error)
+    status = status_pb2.Status(code=code_of(error).value[0], message=_shortened(str(error), 1_000))
+    status.details.append(_packed(error_details_pb2.ErrorInfo(reason=reason_of(error), domain=DOMAIN)))
+    if isinstance(error, errors.Overloaded):
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(round(error.retry_after * 1e9))
+        status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return status
+
+
+def from_status(status: status_pb2.Status) -> CrossbatchError:
+    """Turn a status back into the error that it was made from.
+
+    Returns:
+        An instance of the class that the ErrorInfo names, or else of the nearest one for the code.
+    """
+    info = _detail(status, error_details_pb2.ErrorInfo)
+    reason = info.reason if info is not None and info.domain == DOMAIN else ""
+    kind = _by_reason(reason) or _BY_CODE.get(status.code, CrossbatchError)
+    if issubclass(kind, errors.Overloaded):
+        retry = _detail(status, error_details_pb2.RetryInfo)
+        if retry is not None:
+            return kind(status.message, retry_after=retry.retry_delay.ToNanoseconds() / 1e9)
+    return kind(status.message)
+
+
+def violations_of(status: status_pb2.Status) -> tuple[Violation, ...]:
+    """Read the fields that a status complains about.
+
+    Returns:
+        One violation a field, in the server's order; none when the status has no BadRequest.
+    """
+    bad = _detail(status, error_details_pb2.BadRequest)
+    if bad is None:
+        return ()
+    return tuple(
+        Violation(each.field, (_by_reason(each.reason) or errors.InvalidArgument)(each.description))
+        for each in bad.field_violations
+    )
+
+
+def _by_reason(reason: str) -> type[CrossbatchError] | None:
+    name = "".join(word.capitalize() for word in reason.split("_"))
+    kind = getattr(errors, name, None) if name in errors.__all__ else None
+    return kind if isinstance(kind, type) and issubclass(kind, CrossbatchError) else None
+
+
+def _internal(error: Exception) -> status_pb2.Status:
+    incident = uuid.uuid4().hex[:12]
+    logger.error("a bug of ours, incident %s", incident, exc_info=error, extra={"incident": incident})
+    status = status_pb2.Status(
+        code=grpc.StatusCode.INTERNAL.value[0],
+        message=f"The server failed by its own fault; its log tells more under incident {incident}.",
+    )
+    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN, metadata={"incident": incident})
+    status.details.append(_packed(info))
+    return status
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def _detail(status: status_pb2.Status, kind: type[Any]) -> Any:
+    """The first detail of a kind; None when there is none or it cannot be read."""
+    for packed in status.details:
+        if packed.Is(kind.DESCRIPTOR):
+            message = kind()
+            packed.Unpack(message)
+            return message
+    return None

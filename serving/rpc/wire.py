@@ -1,0 +1,83 @@
+"""How arrays and metadata travel: float32 little-endian bytes, and google.protobuf.Struct."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from google.protobuf import struct_pb2
+from numpy.typing import NDArray
+
+from serving.errors import InvalidArgument
+
+__all__ = ["bytes_of", "metadata_of", "struct_of", "vector_of"]
+
+_LARGEST_EXACT = 2**53
+
+
+def bytes_of(vector: NDArray[np.floating[Any]]) -> bytes:
+    """Pack a vector.
+
+    Args:
+        vector: (d,) of any float type.
+
+    Returns:
+        4 d bytes: float32, little-endian.
+    """
+    return np.ascontiguousarray(vector, dtype="<f4").tobytes()
+
+
+def vector_of(data: bytes) -> NDArray[np.float32]:
+    """Unpack a vector.
+
+    Returns:
+        float32 (d,), native byte order, read-only.
+
+    Raises:
+        InvalidArgument: if the bytes are not whole float32 values.
+    """
+    if len(data) % 4:
+        raise InvalidArgument(f"A vector of {len(data)} bytes was sent; float32 values take a multiple of 4.")
+    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+
+
+def struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
+    """Pack metadata.
+
+    Returns:
+        The same as a Struct, whose numbers are doubles.
+
+    Raises:
+        InvalidArgument: if a value is not of a JSON type.
+    """
+    struct = struct_pb2.Struct()
+    try:
+        struct.update(dict(metadata))
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"Metadata holds a value that JSON does not know: {error}.") from error
+    return struct
+
+
+def metadata_of(struct: struct_pb2.Struct) -> dict[str, Any]:
+    """Unpack metadata.
+
+    Returns:
+        Plain Python values; a whole number below 2^53 comes back as an int.
+    """
+    return {name: _plain(value) for name, value in struct.fields.items()}
+
+
+def _plain(value: struct_pb2.Value) -> Any:
+    match value.WhichOneof("kind"):
+        case "number_value":
+            number = value.number_value
+            return int(number) if number.is_integer() and abs(number) < _LARGEST_EXACT else number
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case "struct_value":
+            return metadata_of(value.struct_value)
+        case "list_value":
+            return [_plain(each) for each in value.list_value.values]
+        case _:
+            return None

@@ -1,0 +1,1 @@
+"""Tests; `tests.training` and `tests.serving` mirror the two halves."""

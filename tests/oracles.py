@@ -1,0 +1,126 @@
+"""Oracles: each formula again as naive float64 loops, or by `lstsq`, with nothing taken from the product."""
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+def histogram(locations: Floats, prototypes: Floats, epsilon: float, unit: bool) -> Floats:
+    """Eq. 2.4: π_ij = softmax_i(ε ν_i·x_j) / n, z_i = Σ_j π_ij; (B, n, d), (m, d) -> (B, m)."""
+    z = np.zeros((len(locations), len(prototypes)))
+    for b, image in enumerate(locations):
+        for x in image:
+            scores = []
+            for v in prototypes:
+                norms = np.linalg.norm(v) * np.linalg.norm(x) if unit else 1.0
+                scores.append(np.exp(epsilon * float(v @ x) / norms))
+            for i, score in enumerate(scores):
+                z[b, i] += score / sum(scores) / len(image)
+    return z
+
+
+def ridge(histograms: Floats, embeddings: Floats, penalty: float) -> Floats:
+    """Eq. 2.8 as least squares of the augmented system [Zᵀ; √ϵ I] Vᵀ = [Yᵀ; 0]; -> V (d, m)."""
+    return weighted_ridge([(1.0, histograms, embeddings)], penalty)
+
+
+def weighted_ridge(batches: list[tuple[float, Floats, Floats]], penalty: float) -> Floats:
+    """V = argmin Σ_k w_k ‖VZ_k − Y_k‖² + penalty ‖V‖² by `lstsq`, all batches at once; -> V (d, m)."""
+    count, dimension = batches[0][1].shape[1], batches[0][2].shape[1]
+    left = [np.sqrt(w) * z for w, z, _ in batches] + [np.sqrt(penalty) * np.eye(count)]
+    right = [np.sqrt(w) * y for w, _, y in batches] + [np.zeros((count, dimension))]
+    solution: Floats = np.linalg.lstsq(np.vstack(left), np.vstack(right), rcond=None)[0]
+    return solution.T
+
+
+def contrastive(embeddings: Floats, labels: Ints, pos_margin: float, neg_margin: float) -> float:
+    """Contrastive loss on cosines: the mean over the pairs that still violate their margin, by kind."""
+    positive, negative = [], []
+    for i in range(len(labels)):
+        for j in range(len(labels)):
+            if i == j:
+                continue
+            a, b = embeddings[i], embeddings[j]
+            cosine = float(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b))
+            if labels[i] == labels[j] and pos_margin - cosine > 0:
+                positive.append(pos_margin - cosine)
+            if labels[i] != labels[j] and cosine - neg_margin > 0:
+                negative.append(cosine - neg_margin)
+    return float((np.mean(positive) if positive else 0.0) + (np.mean(negative) if negative else 0.0))
+
+
+def cross_batch(
+    histograms: Floats,
+    embeddings: Floats,
+    labels: Ints,
+    first: list[bool],
+    penalty: float,
+    margins: tuple[float, float],
+    unit: bool,
+) -> float:
+    """Eq. 2.10 and 2.11 with the contrastive loss; `first` says which rows are in the first half."""
+    rows1 = [i for i in range(len(labels)) if first[i]]
+    rows2 = [i for i in range(len(labels)) if not first[i]]
+    targets = np.array([y / np.linalg.norm(y) for y in embeddings]) if unit else embeddings
+    total = 0.0
+    for mine, other in ((rows1, rows2), (rows2, rows1)):
+        v = ridge(histograms[other], targets[other], penalty)
+        expressed = np.array([v @ histograms[i] for i in mine])
+        total += contrastive(expressed, labels[mine], *margins)
+    return total
+
+
+def assign(locations: Floats, prototypes: Floats, metric: str) -> Ints:
+    """Definition 1 for one image, location by location; (n, d), (m, d) -> (n,)."""
+    chosen = []
+    for x in locations:
+        best, where = -np.inf, 0
+        for i, v in enumerate(prototypes):
+            if metric == "euclidean":
+                score = -float(np.linalg.norm(x - v))
+            elif metric == "inner":
+                score = float(x @ v)
+            else:
+                score = float(x @ v) / float(np.linalg.norm(v) * np.linalg.norm(x))
+            if score > best:
+                best, where = score, i
+        chosen.append(where)
+    return np.array(chosen)
+
+
+def retrieval(
+    queries: Floats,
+    labels: Ints,
+    at: tuple[int, ...],
+    gallery: Floats | None = None,
+    names: Ints | None = None,
+) -> tuple[dict[int, float], float, float, int]:
+    """R@k, MAP@R, R-precision and the number of queries without a match."""
+    itself = gallery is None
+    references, reference_labels = (queries, labels) if gallery is None or names is None else (gallery, names)
+    hits: dict[int, list[float]] = {k: [] for k in at}
+    average, precision, excluded = [], [], 0
+    for q in range(len(queries)):
+        ranked = []
+        for r in range(len(references)):
+            if not (itself and r == q):
+                a, b = queries[q], references[r]
+                ranked.append((-float(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b)), r))
+        # Rounded, so that what is equal on paper ties here as well, and the index decides.
+        match = [reference_labels[r] == labels[q] for _, r in sorted((round(s, 9), r) for s, r in ranked)]
+        wanted = sum(match)
+        if wanted == 0:
+            excluded += 1
+            continue
+        for k in at:
+            hits[k].append(float(any(match[:k])))
+        precision.append(sum(match[:wanted]) / wanted)
+        average.append(sum(sum(match[: j + 1]) / (j + 1) for j in range(wanted) if match[j]) / wanted)
+    return (
+        {k: float(np.mean(v)) for k, v in hits.items()},
+        float(np.mean(average)),
+        float(np.mean(precision)),
+        excluded,
+    )

@@ -1,0 +1,122 @@
+"""A deterministic encoder without a model, and a real server around it on a loopback port."""
+
+import asyncio
+import threading
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.errors import BadImage
+from serving.rpc.server import Server, Settings
+
+DIMENSION = 8
+SIZE = 4
+
+
+@dataclass(frozen=True)
+class FakeSpec:
+    name: str = "fake"
+    fingerprint: str = "a" * 64
+    fp32_fingerprint: str = "a" * 64
+    dimension: int = DIMENSION
+    image_size: int = SIZE
+    precision: str = "fp32"
+
+    def model_dump_json(self) -> str:
+        return '{"name": "fake"}'
+
+
+def vector_for(image: bytes) -> NDArray[np.float32]:
+    """The unit vector (d,) that the fake encoder gives to these bytes."""
+    vector = np.random.default_rng(zlib.crc32(image)).normal(size=DIMENSION)
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+@dataclass
+class FakeEncoder:
+    """Knows an image by its checksum, which travels in the first four pixels; counts what it encodes."""
+
+    spec: FakeSpec = field(default_factory=FakeSpec)
+    decoded: list[bytes] = field(default_factory=list)
+    encoded: int = 0
+    batches: list[int] = field(default_factory=list)
+    decode_gate: threading.Event = field(default_factory=threading.Event)
+    encode_gate: threading.Event = field(default_factory=threading.Event)
+    failing: Exception | None = None
+    known: dict[int, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.decode_gate.set()
+        self.encode_gate.set()
+
+    def preprocess(self, data: bytes) -> NDArray[np.uint8]:
+        assert self.decode_gate.wait(20)
+        self.decoded.append(data)
+        if data.startswith(b"bad"):
+            raise BadImage("These bytes hold no image.")
+        if data.startswith(b"bug"):
+            raise ZeroDivisionError("secret detail")
+        pixels = np.zeros((SIZE, SIZE, 3), np.uint8)
+        checksum = zlib.crc32(data)
+        self.known[checksum] = data
+        pixels.reshape(-1)[:4] = np.frombuffer(checksum.to_bytes(4, "little"), np.uint8)
+        return pixels
+
+    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        assert images.dtype == np.uint8
+        assert images.shape[1:] == (SIZE, SIZE, 3)
+        if not images.any():  # the warm-up
+            return np.eye(len(images), DIMENSION, dtype=np.float32)
+        assert self.encode_gate.wait(20)
+        if self.failing is not None:
+            raise self.failing
+        self.encoded += len(images)
+        self.batches.append(len(images))
+        sums = [int.from_bytes(image.reshape(-1)[:4].tobytes(), "little") for image in images]
+        return np.stack([vector_for(self.known[each]) for each in sums])
+
+
+@contextmanager
+def serving(encoder: Any, galleries: Any, **settings: Any) -> Iterator[Server]:
+    """Run a server in a thread with a loop of its own; `server.address` is where it answers."""
+    given = Settings.model_validate(
+        {"model": Path("model.onnx"), "galleries": Path("galleries"), "port": 0, "decode_threads": 2}
+        | settings
+    )
+    started: Future[Server] = Future()
+    loop = asyncio.new_event_loop()
+    done = asyncio.Event()
+
+    async def live() -> None:
+        try:
+            server = Server(encoder, galleries, given)
+            await server.start()
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(server)
+        await done.wait()
+        await server.stop(given.grace)
+
+    def work() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(live())
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        server = started.result(20)
+        server.loop = loop  # type: ignore[attr-defined]
+        yield server
+    finally:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(done.set)
+        thread.join(20)
+        assert not thread.is_alive()

@@ -1,0 +1,73 @@
+"""docs/api.md has a line for every call, field, setting, error and method, and its examples run."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
+from serving import errors, search
+from serving.client import Client
+from serving.rpc import server
+from serving.rpc.status import CODES, reason_of
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
+FILES = [module.DESCRIPTOR for module in (retrieval_service_pb2, gallery_service_pb2, model_service_pb2)]
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^#+ {re.escape(title)}$(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/api.md has no section {title}"
+    return found[1]
+
+
+def test_every_service_and_call_has_a_section_with_each_field() -> None:
+    for file in FILES:
+        for service in file.services_by_name.values():
+            section(service.name)
+            for method in service.methods:
+                text = section(method.name)
+                for field in (*method.input_type.fields, *method.output_type.fields):
+                    assert f"`{field.name}`" in text or f"`{field.name}`" in PAGE, (
+                        f"{method.name}: {field.name}"
+                    )
+                for field in method.input_type.fields:
+                    assert f"`{field.name}`" in text, f"{method.name}: {field.name}"
+
+
+def test_every_field_of_every_message_is_named() -> None:
+    for file in FILES:
+        for message in file.message_types_by_name.values():
+            for field in message.fields:
+                assert f"`{field.name}`" in PAGE, f"{message.name}.{field.name}"
+
+
+@pytest.mark.parametrize("module", [server, search], ids=["serve", "search"])
+def test_every_setting_has_its_line_and_default(module: object) -> None:
+    for name, field in module.Settings.model_fields.items():  # type: ignore[attr-defined]
+        extra = field.json_schema_extra
+        positional = isinstance(extra, dict) and extra.get("positional")
+        flag = name.upper() if positional else "--" + name.replace("_", "-")
+        (line,) = re.findall(rf"^\| `{flag}` \| .*$", PAGE, re.MULTILINE)
+        default = line.split("|")[2].strip()
+        if field.is_required():
+            assert default == "required"
+        elif isinstance(field.default, bool | str):
+            assert default == str(field.default).lower() or default == field.default
+        else:
+            assert float(default) == field.default
+
+
+def test_every_error_has_its_line_with_code_and_reason() -> None:
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        (line,) = re.findall(rf"^\| `{name}` \| .*$", PAGE, re.MULTILINE)
+        reason = "INTERNAL" if kind is errors.CrossbatchError else reason_of(kind("x"))
+        assert [cell.strip() for cell in line.split("|")[2:4]] == [CODES[kind].name, reason]
+
+
+def test_every_method_of_the_client_has_its_line() -> None:
+    for name, _ in inspect.getmembers(Client, inspect.isfunction):
+        if not name.startswith("_") and name != "close":
+            assert re.search(rf"^\|.*`{name}\(", section("The Python client"), re.MULTILINE), name

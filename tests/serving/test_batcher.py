@@ -1,0 +1,236 @@
+"""The batcher: each item one outcome, its own; bounded, in order, and never computed for nobody."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.batcher import Batcher, Computed
+from serving.errors import BadImage, DeadlineExceeded, Draining, Overloaded
+
+T = TypeVar("T")
+
+
+class Recorder:
+    """Doubles numbers; remembers the batches; fails on a batch that holds a number in `poison`."""
+
+    def __init__(self, poison: frozenset[int] = frozenset()) -> None:
+        self.batches: list[list[int]] = []
+        self.poison = poison
+        self.gate = threading.Event()
+        self.gate.set()
+        self.busy = threading.Event()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        self.batches.append(items)
+        self.busy.set()
+        assert self.gate.wait(10)
+        if self.poison & set(items):
+            raise BadImage(f"batch {items}")
+        return [2 * item for item in items]
+
+    @property
+    def seen(self) -> list[int]:
+        return [item for batch in self.batches for item in batch]
+
+
+def run(main: Callable[[], Awaitable[T]]) -> T:
+    return asyncio.run(asyncio.wait_for(_as_coroutine(main), 20))
+
+
+async def _as_coroutine(main: Callable[[], Awaitable[T]]) -> T:
+    return await main()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["wait", "cancel", "expired"])), max_size=40),
+    max_batch=st.integers(1, 7),
+    max_wait=st.sampled_from([0.0, 0.002]),
+    poison=st.frozensets(st.integers(0, 30), max_size=3),
+    breaks=st.frozensets(st.integers(0, 40)),
+)
+def test_each_item_has_exactly_one_outcome_its_own(
+    data: list[tuple[int, str]],
+    max_batch: int,
+    max_wait: float,
+    poison: frozenset[int],
+    breaks: frozenset[int],
+) -> None:
+    compute = Recorder(poison)
+
+    async def main() -> list[Computed[int] | BaseException]:
+        batcher = Batcher(compute, max_batch=max_batch, max_wait=max_wait, capacity=100)
+        await batcher.start()
+        futures = []
+        for position, (item, fate) in enumerate(data):
+            future = batcher.submit(item, time.monotonic() - 1 if fate == "expired" else None)
+            if fate == "cancel":
+                future.cancel()
+            futures.append(future)
+            if position in breaks:
+                await asyncio.sleep(0)
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        await batcher.stop()
+        return outcomes
+
+    outcomes = run(main)
+    assert len(outcomes) == len(data)
+    assert all(1 <= len(batch) <= max_batch for batch in compute.batches)
+    assert compute.seen == [item for item, fate in data if fate == "wait"]  # FIFO; nothing for nobody
+    batch_of = iter([batch for batch in compute.batches for _ in batch])
+    for (item, fate), outcome in zip(data, outcomes, strict=True):
+        match fate:
+            case "cancel":
+                assert isinstance(outcome, asyncio.CancelledError)
+            case "expired":
+                assert isinstance(outcome, DeadlineExceeded)
+            case _ if poison & set(next(batch_of)):
+                assert isinstance(outcome, BadImage)
+            case _:
+                assert isinstance(outcome, Computed)
+                assert outcome.result == 2 * item
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(0, 30), max_batch=st.integers(1, 8))
+def test_stop_drains(count: int, max_batch: int) -> None:
+    compute = Recorder()
+
+    async def main() -> list[int]:
+        batcher = Batcher(compute, max_batch=max_batch, max_wait=10.0, capacity=100)
+        await batcher.start()
+        futures = [batcher.submit(item) for item in range(count)]
+        await batcher.stop()
+        assert all(future.done() for future in futures)
+        with pytest.raises(Draining):
+            batcher.submit(0)
+        return [future.result().result for future in futures]
+
+    assert run(main) == [2 * item for item in range(count)]
+
+
+def test_a_failing_batch_fails_its_members_only_and_the_next_one_is_computed() -> None:
+    compute = Recorder(frozenset([1]))
+
+    async def main() -> list[Computed[int] | BaseException]:
+        batcher = Batcher(compute, max_batch=2, max_wait=0.0, capacity=10)
+        await batcher.start()
+        outcomes = await asyncio.gather(*map(batcher.submit, range(6)), return_exceptions=True)
+        await batcher.stop()
+        return outcomes
+
+    first, second, *rest = run(main)
+    assert isinstance(first, BadImage)
+    assert isinstance(second, BadImage)
+    assert first is not second  # or each waiter would add its traceback to the other's
+    assert [each.result for each in rest if isinstance(each, Computed)] == [4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("results", [[], [1, 2, 3], None])
+def test_a_wrong_number_of_results_fails_the_batch(results: list[int] | None) -> None:
+    async def main() -> BaseException:
+        batcher: Batcher[int, int] = Batcher(lambda _: results, max_batch=2, max_wait=0.0, capacity=10)  # type: ignore[arg-type, return-value]
+        await batcher.start()
+        (outcome,) = await asyncio.gather(batcher.submit(1), return_exceptions=True)
+        await batcher.stop()
+        assert isinstance(outcome, BaseException)
+        return outcome
+
+    assert isinstance(run(main), RuntimeError | TypeError)
+
+
+def test_while_one_batch_is_computed_the_next_gathers_and_then_starts_at_once() -> None:
+    compute = Recorder()
+
+    async def main() -> None:
+        batcher = Batcher(compute, max_batch=8, max_wait=0.0, capacity=100)
+        await batcher.start()
+        compute.gate.clear()
+        first = batcher.submit(0)
+        await asyncio.to_thread(compute.busy.wait, 5)
+        rest = [batcher.submit(item) for item in range(1, 12)]
+        compute.gate.set()
+        await asyncio.gather(first, *rest)
+        await batcher.stop()
+
+    run(main)
+    assert compute.batches == [[0], list(range(1, 9)), [9, 10, 11]]
+
+
+def test_a_lone_item_waits_for_company_and_no_longer_than_max_wait() -> None:
+    async def main() -> Computed[int]:
+        batcher = Batcher(Recorder(), max_batch=8, max_wait=0.05, capacity=10)
+        await batcher.start()
+        answer = await batcher.submit(1)
+        await batcher.stop()
+        return answer
+
+    answer = run(main)
+    assert 0.045 <= answer.waited < 1
+    assert answer.batch_size == 1
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    async def main() -> list[Computed[int]]:
+        batcher = Batcher(Recorder(), max_batch=3, max_wait=30.0, capacity=10)
+        await batcher.start()
+        answers = await asyncio.gather(*map(batcher.submit, range(3)))
+        await batcher.stop()
+        return answers
+
+    assert all(answer.waited < 5 and answer.batch_size == 3 for answer in run(main))
+
+
+def test_a_full_queue_refuses_and_cancelled_items_make_room() -> None:
+    compute = Recorder()
+
+    async def main() -> None:
+        batcher = Batcher(compute, max_batch=1, max_wait=0.0, capacity=2)
+        await batcher.start()
+        compute.gate.clear()
+        running = batcher.submit(0)
+        await asyncio.to_thread(compute.busy.wait, 5)
+        waiting = [batcher.submit(1), batcher.submit(2)]
+        with pytest.raises(Overloaded, match="2 items wait"):
+            batcher.submit(3)
+        waiting[0].cancel()
+        late = batcher.submit(4)
+        compute.gate.set()
+        await asyncio.gather(running, waiting[1], late)
+        await batcher.stop()
+
+    run(main)
+    assert compute.seen == [0, 2, 4]
+
+
+def test_an_item_that_expires_in_the_queue_is_not_computed() -> None:
+    compute = Recorder()
+
+    async def main() -> None:
+        batcher = Batcher(compute, max_batch=4, max_wait=0.0, capacity=10)
+        await batcher.start()
+        compute.gate.clear()
+        running = batcher.submit(0)
+        await asyncio.to_thread(compute.busy.wait, 5)
+        late, alive = batcher.submit(1, time.monotonic() + 0.01), batcher.submit(2, time.monotonic() + 10)
+        await asyncio.sleep(0.03)
+        compute.gate.set()
+        with pytest.raises(DeadlineExceeded, match="before the model ran"):
+            await late
+        await asyncio.gather(running, alive)
+        await batcher.stop()
+
+    run(main)
+    assert compute.seen == [0, 2]
+
+
+def test_limits_that_make_no_sense_are_refused() -> None:
+    for limits in ({"max_batch": 0}, {"capacity": 0}, {"max_wait": -1.0}):
+        with pytest.raises(ValueError, match="cannot batch"):
+            Batcher(list, **({"max_batch": 1, "max_wait": 0.0, "capacity": 1} | limits))

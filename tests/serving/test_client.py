@@ -1,0 +1,332 @@
+"""The Python client against real servers, and its retries against a scripted one."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from protos import retrieval_service_pb2 as pb
+from protos import retrieval_service_pb2_grpc
+from serving import search
+from serving.client import Client, Hit, Item
+from serving.errors import (
+    AlreadyExists,
+    BadImage,
+    CrossbatchError,
+    DeadlineExceeded,
+    Draining,
+    InvalidArgument,
+    ModelMismatch,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
+from serving.gallery.directory import GalleryDirectory
+from serving.rpc import caller, limits, splitting
+from serving.rpc.status import to_status
+from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def encoder() -> FakeEncoder:
+    return FakeEncoder()
+
+
+@pytest.fixture
+def client(encoder: FakeEncoder, tmp_path: Path) -> Iterator[Client]:
+    galleries = GalleryDirectory(tmp_path)
+    galleries.create("theirs", model_name="other", fingerprint="b" * 64, dimension=DIMENSION)
+    with serving(encoder, galleries) as running, Client(running.address) as client:
+        yield client
+
+
+class Scripted(retrieval_service_pb2_grpc.RetrievalServiceServicer):
+    """Fails as it is told, then answers; keeps the time of each try."""
+
+    def __init__(self, failures: list[status_pb2.Status | grpc.StatusCode]) -> None:
+        self.failures = failures
+        self.tries: list[float] = []
+        self.left: list[float] = []
+
+    def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:  # noqa: N802
+        self.tries.append(time.monotonic())
+        self.left.append(context.time_remaining())
+        if self.failures:
+            failure = self.failures.pop(0)
+            if isinstance(failure, status_pb2.Status):
+                context.abort_with_status(rpc_status.to_status(failure))
+            context.abort(failure, "scripted")
+        return pb.EmbedResponse(results=[pb.EmbedResult(vector=b"\0\0\0\0") for _ in request.images])
+
+
+@contextmanager
+def scripted(*failures: Any) -> Iterator[tuple[Scripted, str]]:
+    script = Scripted(list(failures))
+    server = grpc.server(ThreadPoolExecutor(2))
+    retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(script, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield script, f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+def test_arrays_go_in_and_come_out(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "picture.jpg"
+    path.write_bytes(b"second")
+    vectors = client.embed([b"first", path])
+    assert vectors.dtype == np.float32
+    np.testing.assert_array_equal(vectors, np.stack([vector_for(b"first"), vector_for(b"second")]))
+    assert client.embed([]).shape == (0, DIMENSION)
+
+
+def test_the_life_of_a_gallery(client: Client) -> None:
+    assert client.create("birds").items == 0
+    with pytest.raises(AlreadyExists):
+        client.create("birds")
+    items = [
+        Item("a", image=b"a", label="A", uri="file:a", metadata={"price": 3, "tags": ["x", 1.5, None, True]}),
+        Item("b", vector=vector_for(b"b")),
+    ]
+    assert client.upsert("birds", items) == 2
+    assert client.gallery("birds").items == 2
+    (hits,) = client.search("birds", images=[b"a"], k=1)
+    (hit,) = hits
+    assert isinstance(hit, Hit)
+    assert (hit.key, hit.label, hit.uri) == ("a", "A", "file:a")
+    assert hit.metadata == {"price": 3, "tags": ["x", 1.5, None, True]}
+    assert isinstance(hit.metadata["price"], int)
+    assert hit.score == pytest.approx(1, abs=1e-6)
+    by_vector = client.search("birds", vectors=[vector_for(b"a"), vector_for(b"b")], k=1)
+    assert [[hit.key for hit in each] for each in by_vector] == [["a"], ["b"]]
+    assert [hit.key for hit in client.search("birds", keys=["a"], exclude=["a"])[0]] == ["b"]
+    assert client.search("birds", keys=["a"], exclude=["a"], minimum_score=1.0) == [[]]
+    assert client.delete("birds", ["a", "nobody"]) == 1
+    assert [(info.name, info.items, type(info.problem)) for info in client.galleries()] == [
+        ("birds", 1, type(None)),
+        ("theirs", 0, ModelMismatch),
+    ]
+
+
+def test_the_model_and_readiness(client: Client) -> None:
+    model = client.model()
+    assert (model.name, model.dimension, model.precision) == ("fake", DIMENSION, "fp32")
+    assert client.ready()
+
+
+def test_errors_are_of_our_own_tree(client: Client) -> None:
+    for error, call in (
+        (NotFound, lambda: client.search("nowhere", images=[b"x"])),
+        (NotFound, lambda: client.gallery("nowhere")),
+        (ModelMismatch, lambda: client.search("theirs", images=[b"x"])),
+        (InvalidArgument, lambda: client.create("../up")),
+        (InvalidArgument, lambda: client.search("theirs", images=[b"x"], keys=["x"])),
+        (InvalidArgument, lambda: client.search("theirs")),
+        (InvalidArgument, lambda: client.search("theirs", vectors=vector_for(b"x"))),
+        (InvalidArgument, lambda: client.upsert("theirs", [Item("x")])),
+        (
+            InvalidArgument,
+            lambda: client.upsert("theirs", [Item("x", vector=vector_for(b"x"), metadata={"x": {1}})]),
+        ),
+        (BadImage, lambda: client.embed([Path("/no/such/file.jpg")])),
+        (BadImage, lambda: client.embed([bytes(limits.MAX_IMAGE_BYTES + 1)])),
+    ):
+        with pytest.raises(error) as failure:
+            call()
+        assert type(failure.value) is error
+
+
+def test_bad_inputs_are_raised_or_returned_by_choice(client: Client) -> None:
+    with pytest.raises(BadImage, match="input 1: These bytes hold no image"):
+        client.embed([b"good", b"bad"])
+    good, bad = client.embed([b"good", b"bad"], on_error="return")
+    np.testing.assert_array_equal(good, vector_for(b"good"))
+    assert isinstance(bad, BadImage)
+    client.create("birds")
+    client.upsert("birds", [Item("a", image=b"a")])
+    missing, found = client.search("birds", keys=["nobody", "a"], on_error="return")
+    assert isinstance(missing, NotFound)
+    assert isinstance(found, list)
+
+
+@pytest.mark.parametrize("count", [1, 3, 30])
+def test_each_of_many_bad_inputs_is_told_its_own_error(client: Client, count: int) -> None:
+    images = [b"bad" if i % 2 else b"" for i in range(count)]
+    errors = client.embed(images, on_error="return")
+    assert len(errors) == count
+    for i, error in enumerate(errors):
+        assert isinstance(error, BadImage)
+        assert ("hold no image" if i % 2 else "is empty") in str(error)
+
+
+def test_many_inputs_are_split_into_calls_under_the_limits(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [b"%d" % i for i in range(600)]
+    np.testing.assert_array_equal(client.embed(iter(images)), np.stack([vector_for(each) for each in images]))
+    client.create("birds")
+    assert client.upsert("birds", (Item(f"{i}", vector=vector_for(b"%d" % i)) for i in range(600))) == 600
+    vectors = np.stack([vector_for(each) for each in images])
+    found = client.search(
+        "birds", vectors=vectors[:70], k=1000
+    )  # 70 x 1,000 hits are more than one reply holds
+    assert [hits[0].key for hits in found] == [f"{i}" for i in range(70)]
+    monkeypatch.setattr(splitting, "_CHUNK_BYTES", 1_000)
+    assert client.embed([b"x" * 700] * 3).shape == (3, DIMENSION)
+    assert client.delete("birds", (f"{i}" for i in range(2_000))) == 600
+
+
+def test_a_split_holds_one_chunk_in_memory() -> None:
+    made: list[int] = []
+
+    def inputs() -> Iterator[bytes]:
+        for i in range(1_000):
+            made.append(i)
+            yield b"x"
+
+    for number, chunk in enumerate(splitting.chunks_of(inputs(), len, 100)):
+        assert len(chunk) == 100
+        assert len(made) <= (number + 1) * 100 + 1
+
+
+def test_a_bad_item_of_a_later_call_is_named_by_its_own_place(client: Client) -> None:
+    client.create("birds")
+    items = [Item(f"{i}", vector=vector_for(b"%d" % i)) for i in range(300)]
+    items[299] = Item("299", image=b"bad")
+    with pytest.raises(BadImage, match=r"items\[299\].image: These bytes hold no image"):
+        client.upsert("birds", items)
+    assert client.gallery("birds").items == 256
+
+
+def test_no_server_is_one_sentence_soon() -> None:
+    began = time.monotonic()
+    with Client("127.0.0.1:1", timeout=20) as client:
+        assert not client.ready()
+        with pytest.raises(Unavailable, match=r"No server answers at 127\.0\.0\.1:1 .*crossbatch serve"):
+            client.embed([b"x"])
+    assert time.monotonic() - began < 10
+
+
+def test_a_call_ends_with_its_deadline(client: Client, encoder: FakeEncoder) -> None:
+    encoder.encode_gate.clear()
+    began = time.monotonic()
+    with (
+        Client(client._caller.address, timeout=0.3) as hasty,
+        pytest.raises(DeadlineExceeded, match=r"within 0\.3 s"),
+    ):
+        hasty.embed([b"x"])
+    assert time.monotonic() - began < 2
+    encoder.encode_gate.set()
+
+
+@pytest.mark.parametrize("failure", [Overloaded("full"), Draining("stopping"), grpc.StatusCode.UNAVAILABLE])
+def test_passing_failures_are_tried_again(failure: Any) -> None:
+    status = to_status(failure) if isinstance(failure, CrossbatchError) else failure
+    with scripted(status, status) as (script, address), Client(address) as client:
+        assert client.embed([b"x"]).shape == (1, 1)
+        assert len(script.tries) == 3
+
+
+def test_the_server_says_when_to_return() -> None:
+    status = to_status(Overloaded("full", retry_after=0.4))
+    with scripted(status) as (script, address), Client(address) as client:
+        client.embed([b"x"])
+        assert 0.4 <= script.tries[1] - script.tries[0] < 1.5
+
+
+def test_tries_share_one_deadline_and_none_begins_past_it() -> None:
+    full = to_status(Overloaded("full", retry_after=0.3))
+    with scripted(*[full] * 9) as (script, address), Client(address, timeout=1.0, retries=9) as client:
+        began = time.monotonic()
+        with pytest.raises(Overloaded):
+            client.embed([b"x"])
+        assert time.monotonic() - began < 1.0
+        assert 2 <= len(script.tries) <= 4
+        assert script.left == sorted(script.left, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN]
+)
+def test_lasting_failures_are_not_tried_again(code: grpc.StatusCode) -> None:
+    with scripted(code) as (script, address), Client(address) as client:
+        with pytest.raises(CrossbatchError):
+            client.embed([b"x"])
+        assert len(script.tries) == 1
+
+
+def test_retries_are_counted() -> None:
+    with (
+        scripted(*[grpc.StatusCode.UNAVAILABLE] * 9) as (script, address),
+        Client(address, retries=2) as client,
+    ):
+        with pytest.raises(Unavailable):
+            client.embed([b"x"])
+        assert len(script.tries) == 3
+
+
+def test_a_server_of_another_kind_is_named() -> None:
+    with (
+        scripted() as (_, address),
+        Client(address) as client,
+        pytest.raises(Unavailable, match="not a crossbatch server"),
+    ):
+        client.model()
+
+
+def test_pauses_grow_have_jitter_and_an_end() -> None:
+    pauses = [[caller.pause_before(tries, Unavailable("x")) for _ in range(20)] for tries in range(10)]
+    for tries, some in enumerate(pauses):
+        most = min(caller.LONGEST_PAUSE, caller.FIRST_PAUSE * 2**tries)
+        assert all(most / 2 <= pause <= most for pause in some)
+        assert len(set(some)) > 1
+
+
+def test_limits_that_make_no_sense_are_refused() -> None:
+    for wrong in ({"timeout": 0.0}, {"retries": -1}):
+        with pytest.raises(ValueError, match="cannot make a call"):
+            Client("127.0.0.1:1", **wrong)
+
+
+def test_the_client_needs_no_engine() -> None:
+    script = (
+        "import sys\n"
+        "for name in ('torch', 'onnx', 'onnxruntime', 'faiss', 'PIL', 'sqlite3'): sys.modules[name] = None\n"
+        "import serving.client, serving.search"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def test_the_search_command(client: Client, tmp_path: Path) -> None:
+    client.create("birds")
+    items = [Item(f"item {i}", image=b"%d" % i, label="a" * i, uri=f"file:{i}") for i in range(12)]
+    client.upsert("birds", items)
+    photo = tmp_path / "photo.jpg"
+    photo.write_bytes(b"7")
+    address = client._caller.address
+    result = search.run(search.Settings(photo=photo, gallery="birds", address=address, k=3))
+    assert [hit["rank"] for hit in result["hits"]] == [1, 2, 3]
+    assert result["hits"][0] == {
+        "rank": 1, "score": 1.0, "label": "aaaaaaa", "key": "item 7", "uri": "file:7", "metadata": {},
+    }  # fmt: skip
+    head, *lines = search.render(result).splitlines()
+    assert head.split() == ["rank", "score", "label", "key"]
+    assert lines[0].split() == ["1", "1.0000", "aaaaaaa", "item", "7", "file:7"]
+    assert len({line.index("item") for line in lines} | {head.index("key")}) == 1  # aligned
+    empty = search.render({"photo": "p.jpg", "gallery": "birds", "hits": []})
+    assert empty == "no item of gallery birds is near p.jpg"
+    with pytest.raises(BadImage, match=r"nothing\.jpg"):
+        search.run(search.Settings(photo=tmp_path / "nothing.jpg", gallery="birds", address=address))

@@ -1,0 +1,234 @@
+"""A model file at work: right numbers, only the nodes asked for, and every failure in one sentence."""
+
+import io
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from PIL import Image
+
+from serving.errors import BadArtifact, BadImage, BadSetting, InvalidArgument, NotFound, Overloaded
+from serving.model import encoder as module
+from serving.model.encoder import Encoder
+from serving.model.spec import keep_outputs
+from tests.tiny_model import SIZE, tiny_graph, write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def encoder(path: Path) -> Encoder:
+    return Encoder(path, threads=1)
+
+
+def _images(batch: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(seed).integers(0, 256, (batch, SIZE, SIZE, 3), dtype=np.uint8)
+
+
+def _oracle(images: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    means = images.astype(np.float64).mean(axis=(1, 2)) + np.arange(1.0, 4.0)
+    return np.asarray(means / np.linalg.norm(means, axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_encode_gives_unit_rows(encoder: Encoder, batch: int) -> None:
+    images = _images(batch)
+    embeddings = encoder.encode(images)
+    assert embeddings.dtype == np.float32
+    np.testing.assert_allclose(embeddings, _oracle(images), atol=1e-6)
+
+
+def test_array_of_any_memory_layout(encoder: Encoder) -> None:
+    images = _images(4)
+    np.testing.assert_array_equal(encoder.encode(images[::-1]), encoder.encode(images)[::-1])
+    np.testing.assert_array_equal(encoder.encode(np.asfortranarray(images)), encoder.encode(images))
+
+
+def test_only_the_nodes_asked_for_run(encoder: Encoder) -> None:
+    """The histogram branch of the tiny model fails for a batch of two, so whether it ran is seen."""
+    assert encoder.run(_images(2), "embeddings").keys() == {"embeddings"}
+    assert encoder.run(_images(1)).keys() == {"embeddings", "histograms"}
+    with pytest.raises(BadArtifact, match="the model tiny fails on a batch of 2 images: "):
+        encoder.run(_images(2), "histograms")
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        np.zeros((SIZE, SIZE, 3), np.uint8),
+        np.zeros((1, SIZE, SIZE + 1, 3), np.uint8),
+        np.zeros((1, 3, SIZE, SIZE), np.uint8),
+        np.zeros((0, SIZE, SIZE, 3), np.uint8),
+        np.zeros((1, SIZE, SIZE, 3), np.float32),
+        np.zeros((1, SIZE, SIZE, 3), np.int8),
+    ],
+)
+def test_wrong_images_are_refused(encoder: Encoder, images: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"takes images as uint8 \(B, 8, 8, 3\) .* and was given "):
+        encoder.encode(images)
+
+
+def test_unknown_output_is_refused(encoder: Encoder) -> None:
+    with pytest.raises(InvalidArgument, match="has no output 'logits'; it has embeddings, histograms"):
+        encoder.run(_images(1), "logits")
+
+
+def test_preprocess_follows_the_spec(encoder: Encoder) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 30), (9, 8, 7)).save(buffer, "PNG")
+    pixels = encoder.preprocess(buffer.getvalue())
+    assert pixels.shape == (SIZE, SIZE, 3)
+    assert (pixels == [9, 8, 7]).all()
+    with pytest.raises(BadImage):
+        encoder.preprocess(b"no image")
+
+
+def test_threads_share_one_encoder(encoder: Encoder) -> None:
+    batches = [_images(1 + seed % 5, seed) for seed in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        for images, embeddings in zip(batches, pool.map(encoder.encode, batches), strict=True):
+            np.testing.assert_allclose(embeddings, _oracle(images), atol=1e-6)
+
+
+# --- loading ---------------------------------------------------------------------------------------------
+
+
+def test_missing_and_damaged_files(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="is not there"):
+        Encoder(tmp_path / "none.onnx")
+    (tmp_path / "m.onnx").write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(BadArtifact):
+        Encoder(tmp_path / "m.onnx")
+
+
+def test_what_runs_is_what_was_proven(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file may be replaced between the proof and the load: the bytes that were proven are loaded."""
+    given: list[object] = []
+    real = onnxruntime.InferenceSession
+
+    def session(model: object, *rest: Any, **named: Any) -> Any:
+        given.append(model)
+        return real(model, *rest, **named)
+
+    proven, other = (
+        path.read_bytes(),
+        write_tiny_model(tmp_path / "other.onnx", tiny_graph(size=9), image_size=9),
+    )
+    file = tmp_path / "model.onnx"
+    file.write_bytes(proven)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    encoder = Encoder(file, threads=1)
+    other.replace(file)
+    encoder.run(_images(1), "embeddings", "histograms")
+    assert given == [keep_outputs(proven, {"embeddings"}), keep_outputs(proven, {"embeddings", "histograms"})]
+
+
+def test_graph_that_does_not_fit_its_spec(tmp_path: Path) -> None:
+    with pytest.raises(
+        BadArtifact, match=r"does not fit its ModelSpec: .* embeddings float32 \(B, 4\) are needed"
+    ):
+        Encoder(write_tiny_model(tmp_path / "m.onnx", dimension=4))
+    with pytest.raises(BadArtifact, match=r"does not fit its ModelSpec: .* images uint8 \(B, 9, 9, 3\)"):
+        Encoder(write_tiny_model(tmp_path / "m.onnx", image_size=9))
+
+
+def test_graph_that_onnxruntime_does_not_know(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    graph = tiny_graph()
+    graph.graph.node[3].op_type = "Unheard"
+    with pytest.raises(BadArtifact, match=r"cannot be loaded by ONNX Runtime: .*Unheard"):
+        Encoder(write_tiny_model(tmp_path / "m.onnx", graph))
+
+
+def test_session_is_set_up_for_a_server(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[onnxruntime.SessionOptions] = []
+    real = onnxruntime.InferenceSession
+
+    def session(model: bytes, options: onnxruntime.SessionOptions, **named: Any) -> Any:
+        found.append(options)
+        return real(model, options, **named)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    Encoder(path)
+    Encoder(path, threads=3)
+    assert [options.intra_op_num_threads for options in found] == [module._cores(), 3]
+    for options in found:
+        assert options.intra_op_num_threads > 0
+        assert options.inter_op_num_threads == 1
+        assert options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+# --- what may not be there -------------------------------------------------------------------------------
+
+
+def test_cuda_that_is_not_offered_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    with pytest.raises(BadSetting, match=r"offers CPUExecutionProvider; install crossbatch\[gpu\]"):
+        Encoder(path, device="cuda")
+
+
+def test_cuda_that_does_not_start_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime drops a provider that fails and goes on with the CPU; the session's own list tells."""
+    real = onnxruntime.InferenceSession
+    asked: list[Any] = []
+
+    def session(model: bytes, options: Any, providers: list[Any]) -> Any:
+        asked.extend(providers)
+        return real(model, options, providers=["CPUExecutionProvider"])
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    with pytest.raises(BadSetting, match="ONNX Runtime could not start it: it found no GPU"):
+        Encoder(path, device="cuda")
+    assert asked[0] == ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"})
+
+
+def test_missing_onnxruntime_says_what_to_install(path: Path) -> None:
+    program = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "from pathlib import Path; from serving.model.encoder import Encoder\n"
+        "from serving.errors import BadSetting\n"
+        f"try: Encoder(Path({str(path)!r}))\n"
+        "except BadSetting as error: assert 'install crossbatch[cpu], or crossbatch[gpu]' in str(error)\n"
+        "else: raise SystemExit('loaded')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=50, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            RuntimeError("[ONNXRuntimeError] : 6 : Failed to allocate memory\nmore"),
+            Overloaded,
+            "batch of 2 images: .*memory; send fewer",
+        ),
+        (MemoryError(), Overloaded, "no memory for a batch of 2 images: MemoryError"),
+        (
+            RuntimeError("[ONNXRuntimeError] : 1 : FAIL : Conv."),
+            BadArtifact,
+            "fails on a batch of 2 images: .* Conv$",
+        ),
+    ],
+)
+def test_failures_of_a_run_are_translated(
+    path: Path, error: Exception, kind: type[Exception], message: str
+) -> None:
+    encoder = Encoder(path, threads=1)
+
+    def run(*_: object) -> None:
+        raise error
+
+    encoder._sessions[frozenset({"embeddings"})] = SimpleNamespace(run=run)
+    with pytest.raises(kind, match=message) as caught:
+        encoder.encode(_images(2))
+    assert caught.value.__cause__ is error

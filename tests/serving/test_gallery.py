@@ -1,0 +1,521 @@
+"""A gallery as its users see it: a dictionary with exact search, in one process, in several, when hurt."""
+
+import logging
+import multiprocessing
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from numpy.typing import NDArray
+
+from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, ModelMismatch, NotFound, Unavailable
+from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.index import Index
+from serving.gallery.item import MAX_METADATA_BYTES
+
+MANUAL = RebuildPolicy(automatic=False)
+EAGER = RebuildPolicy(least=8, share=0.0)
+
+
+def units(count: int, dimension: int = 16, seed: int = 0) -> NDArray[np.float32]:
+    rows = np.random.default_rng(seed).standard_normal((count, dimension))
+    units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return units
+
+
+def created(path: Path, dimension: int = 16, policy: RebuildPolicy = MANUAL) -> Gallery:
+    return Gallery.create(path, model_name="m", fingerprint="f" * 64, dimension=dimension, policy=policy)
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    made = created(tmp_path / "birds")
+    yield made
+    made.close()
+
+
+def brute_force(
+    model: dict[str, Item],
+    query: NDArray[np.float32],
+    k: int,
+    least: float = -2.0,
+    exclude: tuple[str, ...] = (),
+) -> list[tuple[str, float]]:
+    """All pairs by a plain loop in float64; a score is rounded once."""
+    scored = []
+    for key, item in model.items():
+        score = float(np.float32((item.vector * query.astype(np.float64)).sum()))
+        if key not in exclude and score >= least:
+            scored.append((key, score))
+    return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:k]
+
+
+# Few keys and few vectors, so that replacement, deletion and ties all happen.
+VECTORS = np.concatenate([np.eye(4, dtype=np.float32), units(4, 4), -np.eye(4, dtype=np.float32)[:1]])
+KEYS = st.sampled_from([f"k{i}" for i in range(40)] + ["a/b.jpg", "..", "ключ", "\U0001f426", "\x01"])
+
+
+class GalleryMachine(RuleBasedStateMachine):
+    """Whatever is done in whatever order, a gallery answers as a dictionary with a loop does."""
+
+    folder: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = self.folder / f"g{time.monotonic_ns()}"
+        self.model: dict[str, Item] = {}
+        self.gallery = created(self.path, 4)
+
+    @rule(keys=st.lists(KEYS, max_size=30, unique=True), data=st.data())
+    def upsert(self, keys: list[str], data: Any) -> None:
+        choices = st.integers(0, len(VECTORS) - 1)
+        items = [
+            Item(key, VECTORS[data.draw(choices)], str(i), metadata={"i": i}) for i, key in enumerate(keys)
+        ]
+        assert self.gallery.upsert(items) == len(items)
+        self.model.update((item.key, item) for item in items)
+
+    @rule(keys=st.lists(KEYS, max_size=10))
+    def delete(self, keys: list[str]) -> None:
+        assert self.gallery.delete(keys) == len(set(keys) & set(self.model))
+        for key in keys:
+            self.model.pop(key, None)
+
+    @rule()
+    def rebuild(self) -> None:
+        self.gallery.rebuild()
+
+    @rule()
+    def reopen(self) -> None:
+        self.gallery.close()
+        self.gallery = Gallery.open(self.path, policy=MANUAL)
+
+    @rule()
+    def lose_the_index(self) -> None:
+        self.gallery.close()
+        for path in self.path.glob("index-*"):
+            path.unlink()
+        self.gallery = Gallery.open(self.path, policy=MANUAL)
+
+    @rule(
+        queries=st.lists(st.integers(0, len(VECTORS) - 1), min_size=1, max_size=4),
+        k=st.integers(1, 50),
+        least=st.none() | st.sampled_from([-1.0, 0.0, 0.3, 1.0]),
+        exclude=st.lists(KEYS, max_size=4),
+    )
+    def search(self, queries: list[int], k: int, least: float | None, exclude: list[str]) -> None:
+        found = self.gallery.search(VECTORS[queries], k, minimum_score=least, exclude=exclude)
+        for query, hits in zip(VECTORS[queries], found, strict=True):
+            expected = brute_force(self.model, query, k, -2.0 if least is None else least, tuple(exclude))
+            assert [(hit.key, hit.score) for hit in hits] == expected
+            assert all(hit.metadata == self.model[hit.key].metadata for hit in hits)
+            assert all(hit.label == self.model[hit.key].label for hit in hits)
+
+    @invariant()
+    def counts(self) -> None:
+        assert self.gallery.info().items == len(self.model)
+
+    def teardown(self) -> None:
+        assert {item.key: item.label for item in self.gallery.get(list(self.model))} == {
+            key: item.label for key, item in self.model.items()
+        }
+        self.gallery.close()
+        shutil.rmtree(self.path)
+
+
+def test_gallery_is_a_dictionary_with_exact_search(tmp_path: Path) -> None:
+    class Machine(GalleryMachine):
+        folder = tmp_path
+
+    Machine.TestCase.settings = settings(
+        max_examples=40, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    Machine.TestCase("runTest").debug()
+
+
+@pytest.mark.parametrize("indexed", [0, 150, 300])
+def test_search_equals_brute_force_wherever_items_are(gallery: Gallery, indexed: int) -> None:
+    vectors, queries = units(300), units(40, seed=1)
+    items = {f"k{i}": Item(f"k{i}", vector) for i, vector in enumerate(vectors)}
+    every = list(items.values())
+    gallery.upsert(every[:indexed])
+    gallery.rebuild()
+    gallery.upsert(every[indexed:])
+    found = gallery.search(queries, 10)
+    for query, hits in zip(queries, found, strict=True):
+        assert [(hit.key, hit.score) for hit in hits] == brute_force(items, query, 10)
+    alone = [gallery.search(query[None], 10)[0] for query in queries]
+    assert alone == found  # how many queries come together changes nothing
+
+
+def test_ties_across_index_and_fresh_part_are_in_key_order(gallery: Gallery) -> None:
+    vector = units(1)[0]
+    keys = [f"{i:03}" for i in range(200)]
+    gallery.upsert([Item(key, vector) for key in reversed(keys[::2])])  # FAISS prefers what came first
+    gallery.rebuild()
+    gallery.upsert([Item(key, vector) for key in reversed(keys[1::2])])
+    (hits,) = gallery.search(vector[None], 7)
+    assert [hit.key for hit in hits] == keys[:7]
+    gallery.delete(keys[:50])
+    (hits,) = gallery.search(vector[None], 7)
+    assert [hit.key for hit in hits] == keys[50:57]
+    (hits,) = gallery.search(vector[None], 1000)
+    assert [hit.key for hit in hits] == keys[50:]
+
+
+def test_k_is_filled_though_the_nearest_are_deleted(gallery: Gallery) -> None:
+    vectors = units(500)
+    order = np.argsort(-(vectors @ vectors[0]))
+    gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(vectors)])
+    gallery.rebuild()
+    assert gallery.delete([f"k{i}" for i in order[:400]]) == 400
+    (hits,) = gallery.search(vectors[:1], 10)
+    assert [hit.key for hit in hits] == [f"k{i}" for i in order[400:410]]
+    info = gallery.info()
+    assert (info.items, info.deleted, info.index_items) == (100, 400, 500)
+
+
+def test_empty_gallery_answers_and_rebuilds(gallery: Gallery) -> None:
+    assert gallery.search(units(2), 5) == [[], []]
+    assert gallery.search(np.empty((0, 16), np.float32), 5) == []
+    gallery.rebuild()
+    assert gallery.search(units(1), 5) == [[]]
+    assert gallery.delete(["a"]) == 0
+    assert gallery.upsert([]) == 0
+
+
+def test_get_keeps_the_order_and_names_what_is_missing(gallery: Gallery) -> None:
+    gallery.upsert(
+        [Item("a", units(1)[0], "x", "file:///a", {"n": [1, {"é": None}]}), Item("b", units(1)[0])]
+    )
+    b, a = gallery.get(["b", "a"])
+    assert (b.key, a.key, a.label, a.uri, a.metadata) == ("b", "a", "x", "file:///a", {"n": [1, {"é": None}]})
+    assert np.array_equal(a.vector, units(1)[0])
+    with pytest.raises(NotFound, match="'nothing'"):
+        gallery.get(["a", "nothing"])
+
+
+@dataclass(frozen=True)
+class FakeModel:
+    name: str
+    fingerprint: str
+    fp32_fingerprint: str | None
+    dimension: int
+
+
+def test_model_must_be_the_gallerys_own_or_made_from_it(gallery: Gallery) -> None:
+    gallery.check_model(FakeModel("m", "f" * 64, None, 16))
+    gallery.check_model(FakeModel("m int8", "e" * 64, "f" * 64, 16))
+    with pytest.raises(ModelMismatch, match=r"birds .*model m .*ffffffffffff.*other .*aaaaaaaaaaaa"):
+        gallery.check_model(FakeModel("other", "a" * 64, None, 16))
+    with pytest.raises(ModelMismatch, match=r"dimension 16.*dimension 8"):
+        gallery.check_model(FakeModel("m", "f" * 64, None, 8))
+
+
+ONE = units(1)[0]
+BAD_ITEMS = {
+    "NaN": Item("k", ONE * np.nan),
+    "infinite": Item("k", np.where(np.arange(16) == 3, np.inf, ONE).astype(np.float32)),
+    "zero": Item("k", ONE * 0),
+    "not unit": Item("k", ONE * np.float32(1.01)),
+    "short": Item("k", ONE[:8]),
+    "two rows": Item("k", units(2)),
+    "text vector": Item("k", np.array(["a"] * 16)),
+    "empty key": Item("", ONE),
+    "long key": Item("k" * 10_000, ONE),
+    "long key in bytes": Item("é" * 513, ONE),
+    "NUL": Item("a\0b", ONE),
+    "surrogate": Item("\ud800", ONE),
+    "key of another type": Item(7, ONE),  # type: ignore[arg-type]
+    "long label": Item("k", ONE, "l" * 1025),
+    "surrogate URI": Item("k", ONE, "", "\udfff"),
+    "metadata list": Item("k", ONE, metadata=[1]),  # type: ignore[arg-type]
+    "metadata name": Item("k", ONE, metadata={1: 2}),  # type: ignore[dict-item]
+    "metadata NaN": Item("k", ONE, metadata={"a": float("nan")}),
+    "metadata object": Item("k", ONE, metadata={"a": object()}),
+    "metadata surrogate": Item("k", ONE, metadata={"a": "\ud800"}),
+    "metadata of 1 MB": Item("k", ONE, metadata={"a": "x" * 1_000_000}),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ITEMS)
+def test_bad_item_refuses_the_whole_call(gallery: Gallery, name: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"^items\[1\]: ") as caught:
+        gallery.upsert([Item("good", ONE), BAD_ITEMS[name]])
+    assert "\n" not in str(caught.value)
+    assert gallery.info().items == 0
+
+
+def test_items_at_the_bounds_are_stored_and_found(gallery: Gallery) -> None:
+    keys = ["k" * 1024, "é" * 512, "../../etc/passwd", "..", " ", "\x01\x7f", "\U0001f426", 'a"b\\c', "%00"]
+    fill = "x" * (MAX_METADATA_BYTES - len('{"a":""}'))
+    gallery.upsert([Item(key, ONE, metadata={"a": fill}) for key in keys])
+    (hits,) = gallery.search(ONE[None], 100)
+    assert [hit.key for hit in hits] == sorted(keys)
+    assert [item.key for item in gallery.get(keys)] == keys
+    assert gallery.delete(keys) == len(keys)
+
+
+def test_small_errors_of_the_norm_are_divided_out(gallery: Gallery) -> None:
+    gallery.upsert([Item("half", (ONE * 1.0005).astype(np.float32)), Item("float16", ONE.astype(np.float16))])
+    norms = [np.linalg.norm(item.vector.astype(np.float64)) for item in gallery.get(["half", "float16"])]
+    assert np.allclose(norms, 1, atol=1e-6)
+    (hits,) = gallery.search(ONE[None] * np.float32(0.9995), 2)
+    assert [hit.score for hit in hits] == pytest.approx([1, 1], abs=1e-6)
+
+
+def test_same_key_twice_is_refused(gallery: Gallery) -> None:
+    with pytest.raises(InvalidArgument, match=r"items\[2\]: items\[0\] has the same key 'a'"):
+        gallery.upsert([Item("a", ONE), Item("b", ONE), Item("a", ONE)])
+    assert gallery.info().items == 0
+
+
+@pytest.mark.parametrize("k", [0, -1, 2049, True])
+def test_bad_k_is_refused(gallery: Gallery, k: int) -> None:
+    with pytest.raises(InvalidArgument, match="expected 1 to 2048"):
+        gallery.search(ONE[None], k)
+
+
+def test_bad_queries_are_refused(gallery: Gallery) -> None:
+    for vectors in (ONE, ONE[None, :8], ONE[None] * 2, ONE[None] * np.nan, "text", [[1, [2]]]):
+        with pytest.raises(InvalidArgument):
+            gallery.search(vectors, 1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="not a number"):
+        gallery.search(ONE[None], 1, minimum_score=float("nan"))
+    with pytest.raises(InvalidArgument, match="single string"):
+        gallery.search(ONE[None], 1, exclude="abc")
+
+
+def test_create_refuses_what_is_there(tmp_path: Path) -> None:
+    created(tmp_path / "a").close()
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "other").touch()
+    for name in ("a", "file", "full"):
+        with pytest.raises(AlreadyExists, match=name):
+            created(tmp_path / name)
+    with pytest.raises(InvalidArgument, match="dimension"):
+        created(tmp_path / "b", 0)
+    with pytest.raises(Unavailable, match="file"):
+        created(tmp_path / "file" / "below")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file", "full"]
+
+
+def test_create_that_dies_leaves_no_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.gallery.gallery.sync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        created(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("harm", ["missing", "truncated", "flipped"])
+def test_damaged_index_is_made_anew_and_logged(
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gallery = created(tmp_path / "a")
+    vectors = units(100)
+    gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(vectors)])
+    gallery.rebuild()
+    gallery.delete(["k1"])
+    gallery.upsert([Item("k2", vectors[3])])
+    expected = gallery.search(vectors, 5)
+    gallery.close()
+    (file,) = (tmp_path / "a").glob("index-*")
+    content = bytearray(file.read_bytes())
+    content[300] ^= 255
+    file.unlink()
+    if harm != "missing":
+        file.write_bytes(content if harm == "flipped" else content[:50])
+    gallery = Gallery.open(tmp_path / "a")
+    assert gallery.search(vectors, 5) == expected  # at once
+    assert any("made anew" in record.message and "a" in record.message for record in caplog.records)
+    wait_for(lambda: gallery.info().generation == 2)
+    info = gallery.info()
+    assert (info.items, info.index_items, info.fresh, info.deleted) == (99, 99, 0, 0)
+    assert gallery.search(vectors, 5) == expected
+    gallery.close()
+
+
+def test_index_published_while_another_is_opened_is_taken_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = created(tmp_path / "a")
+    second = Gallery.open(tmp_path / "a", policy=MANUAL)
+    first.upsert([Item("k0", ONE)])
+    first.rebuild()
+    opened: list[Path] = []
+
+    def slow(path: Path, **more: Any) -> Index:
+        opened.append(path)
+        if len(opened) == 1:
+            first.upsert([Item("k1", ONE)])
+            first.rebuild()  # and the file that was about to be opened is gone
+        return Index(path, **more)
+
+    monkeypatch.setattr("serving.gallery.gallery.Index", slow)
+    assert [hit.key for hit in second.search(ONE[None], 5)[0]] == ["k0", "k1"]
+    assert second.info().index_items == 2
+    assert len(set(opened)) == 2
+    assert caplog.records == []
+    first.close()
+    second.close()
+
+
+def test_damaged_store_is_refused_by_path(tmp_path: Path) -> None:
+    created(tmp_path / "a").close()
+    (tmp_path / "a" / "gallery.sqlite").write_bytes(b"\0" * 9000)
+    with pytest.raises(BadArtifact, match=str(tmp_path / "a" / "gallery.sqlite")):
+        Gallery.open(tmp_path / "a")
+    with pytest.raises(NotFound, match="no gallery"):
+        Gallery.open(tmp_path / "b")
+
+
+def wait_for(condition: Any, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_rebuild_comes_by_itself_and_removes_the_old_file(tmp_path: Path) -> None:
+    gallery = created(tmp_path / "a", policy=EAGER)
+    for start in range(0, 60, 3):
+        gallery.upsert([Item(f"k{start + i}", vector) for i, vector in enumerate(units(3, seed=start))])
+    wait_for(lambda: gallery.info().generation >= 1)
+    gallery.delete([f"k{i}" for i in range(40)])
+    wait_for(lambda: (info := gallery.info()).deleted <= 8 and info.fresh <= 8)
+    wait_for(lambda: len(list((tmp_path / "a").glob("index-*"))) == 1)
+    assert gallery.info().items == 20
+    gallery.close()
+
+
+def test_background_rebuild_that_fails_is_logged_and_searches_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("serving.gallery.rebuild.build_index", full)
+    gallery = created(tmp_path / "a", policy=EAGER)
+    gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(units(20))])
+    with caplog.at_level(logging.WARNING):
+        wait_for(lambda: any("was not rebuilt" in record.message for record in caplog.records))
+    assert len(gallery.search(units(1), 30)[0]) == 20
+    gallery.close()
+
+
+def test_search_sees_old_or_new_state_never_a_mixture(tmp_path: Path) -> None:
+    """Every write moves all items at once; a search that saw half of one would see two labels."""
+    gallery = created(tmp_path / "a", policy=EAGER)
+    keys = [f"k{i}" for i in range(12)]
+    vectors = units(12)
+    stop, wrong = threading.Event(), []
+
+    def store(label: int) -> None:
+        gallery.upsert([Item(key, vector, str(label)) for key, vector in zip(keys, vectors, strict=True)])
+
+    def look() -> None:
+        while not stop.is_set():
+            (hits,) = gallery.search(ONE[None], 50)
+            if len({hit.label for hit in hits}) > 1 or len(hits) not in (0, 12):
+                wrong.append([(hit.key, hit.label) for hit in hits])
+
+    store(0)
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for label in range(1, 60):
+            store(label)
+            if label % 5 == 0:
+                gallery.delete(keys)
+            if label % 9 == 0:
+                gallery.rebuild()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    gallery.close()
+
+
+def test_close_during_a_rebuild_ends_it(tmp_path: Path) -> None:
+    gallery = created(tmp_path / "a", policy=EAGER)
+    gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(units(5000))])
+    gallery.close()
+    with pytest.raises(Unavailable, match="closed"):
+        gallery.search(units(1), 1)
+    gallery.close()
+    gallery = Gallery.open(tmp_path / "a", policy=MANUAL)
+    assert gallery.info().items == 5000
+    gallery.close()
+
+
+def _serve(path: Path, connection: Connection) -> None:
+    """Another process that has the gallery open and does as it is told."""
+    gallery = Gallery.open(path, policy=MANUAL)
+    connection.send("ready")
+    while command := connection.recv():
+        name, *arguments = command
+        result = getattr(gallery, name)(*arguments)
+        connection.send((result, time.monotonic()))
+    gallery.close()
+
+
+@pytest.fixture
+def other(gallery: Gallery) -> Iterator[Connection]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(gallery.path, theirs))
+    process.start()
+    assert ours.poll(30)
+    assert ours.recv() == "ready"
+    yield ours
+    ours.send(None)
+    process.join(10)
+    assert process.exitcode == 0
+
+
+def test_writes_of_another_process_are_seen_at_the_next_search(gallery: Gallery, other: Connection) -> None:
+    vectors = units(30)
+    for i, vector in enumerate(vectors):
+        other.send(("upsert", [Item(f"k{i}", vector)]))
+        _, written = other.recv()
+        (hits,) = gallery.search(vector[None], 1)
+        assert hits[0].key == f"k{i}"
+        assert time.monotonic() - written < 0.2
+        if i % 10 == 5:  # what either process rebuilds, both use
+            other.send(("rebuild",))
+            other.recv()
+        if i % 10 == 8:
+            gallery.rebuild()
+    other.send(("delete", ["k3"]))
+    assert other.recv()[0] == 1
+    assert "k3" not in {hit.key for hit in gallery.search(vectors[3:4], 30)[0]}
+    other.send(("search", vectors, 5))
+    assert other.recv()[0] == gallery.search(vectors, 5)
+    assert gallery.info().generation == 6
+    assert len(list(gallery.path.glob("index-*"))) == 1
+
+
+def test_two_processes_write_and_rebuild_at_once(gallery: Gallery, other: Connection) -> None:
+    vectors = units(40)
+    for i in range(0, 40, 2):
+        other.send(("rebuild",) if i % 8 == 0 else ("upsert", [Item(f"k{i}", vectors[i])]))
+        if i % 8 == 0:
+            gallery.rebuild()
+        gallery.upsert([Item(f"k{i + 1}", vectors[i + 1])])
+        other.recv()
+    expected = {f"k{i}" for i in range(40) if i % 8}
+    assert {hit.key for hit in gallery.search(units(1), 50)[0]} == expected
+    assert gallery.info().items == len(expected)

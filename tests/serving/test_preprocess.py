@@ -1,0 +1,264 @@
+"""Image bytes to pixels: every colour mode right, no fault of other services, any bytes survived."""
+
+import contextlib
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile
+
+from serving.errors import BadImage, BadSetting
+from serving.model.preprocess import FORMATS, RESAMPLINGS, open_rgb, preprocess
+from tests.pictures import chunk, cmyk, encoded, far, picture, rgb, run
+
+SETTINGS: dict[str, Any] = {"size": 8, "crop_fraction": 0.875, "resampling": "bicubic"}
+
+
+# --- the documented rule ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_is_read(format: str) -> None:
+    options = (
+        {"quality": 100} if format in ("JPEG", "AVIF") else {"lossless": True} if format == "WebP" else {}
+    )
+    assert far(rgb(encoded(picture(), format, **options)), picture()) <= (25 if format == "GIF" else 8)
+
+
+@pytest.mark.parametrize(("width", "height"), [(48, 32), (32, 48), (33, 33), (7, 5)])
+@pytest.mark.parametrize("resampling", RESAMPLINGS)
+def test_one_step_equals_resize_then_crop(width: int, height: int, resampling: str) -> None:
+    """Sizes are such that the two-step rule rounds nothing: shorter side x 2, crop half of it."""
+    side = min(width, height)
+    one = preprocess(encoded(picture(width, height)), size=side, crop_fraction=0.5, resampling=resampling)
+    filter = Image.Resampling[resampling.upper()]
+    large = Image.fromarray(picture(width, height)).resize((2 * width, 2 * height), filter)
+    left, top = width - side / 2, height - side / 2
+    if left % 1 or top % 1:
+        return  # the crop would begin inside a pixel
+    two = large.crop((int(left), int(top), int(left) + side, int(top) + side))
+    assert far(one, np.asarray(two)) <= 1
+
+
+def test_whole_square_at_its_own_size_is_unchanged() -> None:
+    square = picture(16, 16)
+    pixels = preprocess(encoded(square), size=16, crop_fraction=1.0, resampling="bicubic")
+    np.testing.assert_array_equal(pixels, square)
+
+
+def test_crop_is_centred() -> None:
+    picture = np.zeros((8, 24, 3), np.uint8)
+    picture[:, 8:16] = 200
+    assert (preprocess(encoded(picture), size=4, crop_fraction=1.0, resampling="box") == 200).all()
+
+
+@pytest.mark.parametrize("least", [10, 50, 64, 65, 100, 127, 1000])
+def test_large_jpeg_is_never_decoded_below_the_need(least: int) -> None:
+    data = encoded(picture(600, 401), "JPEG")
+    assert min(open_rgb(data, least=least).size) >= min(least, 401)
+    assert min(open_rgb(data).size) == 401
+
+
+def test_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
+    data = encoded(picture(2048, 1536), "JPEG", quality=95)
+    assert open_rgb(data, least=64).size == (256, 192)
+    small = preprocess(data, size=56, crop_fraction=0.875, resampling="bicubic")
+    whole = preprocess(encoded(rgb(data)), size=56, crop_fraction=0.875, resampling="bicubic")
+    assert far(small, whole) <= 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"size": 0},
+        {"crop_fraction": 0.0},
+        {"crop_fraction": 1.5},
+        {"crop_fraction": float("nan")},
+        {"resampling": "cubic"},
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadSetting, match="give at least 1, a number in"):
+        preprocess(encoded(picture()), **SETTINGS | wrong)
+
+
+# --- colour modes ----------------------------------------------------------------------------------------
+
+
+def test_alpha_is_laid_over_white() -> None:
+    rgba = np.array([[[0, 0, 0, 0], [0, 0, 0, 255], [200, 100, 0, 51]]], np.uint8)
+    expected = [[255, 255, 255], [0, 0, 0], [244, 224, 204]]
+    assert far(rgb(encoded(rgba)), np.array([expected], np.uint8)) <= 1
+    grey = Image.merge("LA", [Image.fromarray(rgba[..., 0]), Image.fromarray(rgba[..., 3])])
+    assert rgb(encoded(grey))[0, :, 0].tolist() == [255, 0, 244]
+
+
+def test_palette_with_and_without_transparency() -> None:
+    palette = Image.new("P", (3, 1))
+    palette.putdata([0, 1, 2])
+    palette.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
+    assert rgb(encoded(palette)).tolist() == [[[255, 0, 0], [0, 255, 0], [0, 0, 255]]]
+    assert rgb(encoded(palette, transparency=1)).tolist() == [[[255, 0, 0], [255, 255, 255], [0, 0, 255]]]
+    assert rgb(encoded(palette, transparency=bytes([255, 0, 255]))).tolist() == [
+        [[255, 0, 0], [255, 255, 255], [0, 0, 255]]
+    ]
+    assert rgb(encoded(palette, "GIF", transparency=1)).tolist() == [
+        [[255, 0, 0], [255, 255, 255], [0, 0, 255]]
+    ]
+
+
+def test_key_colour_is_transparent_in_grey_and_rgb() -> None:
+    grey = Image.fromarray(np.array([[0, 100, 200]], np.uint8))
+    assert rgb(encoded(grey, transparency=100))[0, :, 0].tolist() == [0, 255, 200]
+    deep = Image.fromarray(np.array([[0, 25_700, 65_535]], np.uint16))
+    assert rgb(encoded(deep, transparency=25_700))[0, :, 0].tolist() == [0, 255, 255]
+    colour = Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8))
+    assert rgb(encoded(colour, transparency=(1, 2, 3))).tolist() == [[[255, 255, 255], [4, 5, 6]]]
+
+
+def test_one_bit_is_black_and_white() -> None:
+    bits = Image.fromarray(np.array([[0, 255]], np.uint8)).convert("1")
+    for format in ("PNG", "TIFF", "BMP", "GIF"):
+        assert rgb(encoded(bits, format)).tolist() == [[[0, 0, 0], [255, 255, 255]]], format
+
+
+def test_lab_is_converted() -> None:
+    assert (
+        far(
+            rgb(encoded(Image.new("LAB", (4, 4), (255, 128, 128)), "TIFF")), np.full((4, 4, 3), 255, np.uint8)
+        )
+        <= 2
+    )
+
+
+# --- anything else ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"a text file named .jpg\n",
+        b"\0" * 100,
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%PDF-1.7",
+        b"8BPS\0\1",
+    ],
+)
+def test_what_is_no_image_is_named(data: bytes) -> None:
+    with pytest.raises(BadImage, match=rf"the {len(data)} bytes, beginning .* give JPEG, PNG, .* or AVIF"):
+        run(data)
+
+
+def test_other_formats_that_pillow_knows_are_not_read() -> None:
+    for format in ("PPM", "TGA", "ICO", "PCX", "JPEG2000"):
+        with pytest.raises(BadImage):
+            run(encoded(Image.new("RGB", (16, 16)), format))
+
+
+def test_memory_that_runs_out_is_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: ImageFile.ImageFile) -> None:
+        raise MemoryError
+
+    data = encoded(picture())
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    with pytest.raises(BadImage, match="PNG image cannot be decoded: it needs more memory than there is"):
+        run(data)
+
+
+def test_filter_for_pillow_goes_in_once() -> None:
+    run(encoded(picture()))
+    before = len(warnings.filters)
+    run(encoded(picture()))
+    assert len(warnings.filters) == before
+    with pytest.raises(UserWarning, match="ours"):
+        warnings.warn("ours", stacklevel=1)
+
+
+_SEEDS = {
+    "JPEG": encoded(
+        picture(), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+    ),
+    "progressive JPEG": encoded(picture(), "JPEG", progressive=True),
+    "CMYK JPEG": encoded(cmyk(picture()), "JPEG"),
+    "PNG": encoded(picture()),
+    "palette PNG": encoded(Image.fromarray(picture()).quantize(8), transparency=0),
+    "16-bit PNG": encoded(Image.fromarray(picture()[..., 0].astype(np.uint16) * 257)),
+    "GIF": encoded(picture(), "GIF"),
+    "WebP": encoded(picture(), "WebP"),
+    "TIFF": encoded(picture(), "TIFF", compression="tiff_lzw"),
+    "BMP": encoded(picture(), "BMP"),
+    "AVIF": encoded(picture(), "AVIF"),
+}
+
+
+def _survives(data: bytes) -> None:
+    """Either pixels or `BadImage`; a warning is an error here, and the time limit of a test stops a hang."""
+    with contextlib.suppress(BadImage):
+        run(data)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(sorted(_SEEDS)),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=4)), max_size=6),
+    st.floats(0, 1),
+    st.binary(max_size=8),
+)
+@example("PNG", [], 1.0, b"")
+def test_mutated_images_end_in_pixels_or_bad_image(
+    name: str, edits: list[tuple[float, bytes]], keep: float, tail: bytes
+) -> None:
+    data = bytearray(_SEEDS[name])
+    for place, patch in edits:
+        at = int(place * len(data))
+        data[at : at + len(patch)] = patch
+    _survives(bytes(data[: int(len(data) * max(keep, 0.3))]) + tail)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 11), st.binary(min_size=1, max_size=2)), min_size=1, max_size=4))
+def test_png_with_mutated_header_and_right_checksums(edits: list[tuple[int, bytes]]) -> None:
+    """A checksum guards a PNG's header, so blind changes rarely get past it."""
+    header = bytearray(_SEEDS["PNG"][16:29])
+    for at, patch in edits:
+        header[at : at + len(patch)] = patch
+    _survives(_SEEDS["PNG"][:8] + chunk(b"IHDR", bytes(header[:13])) + _SEEDS["PNG"][33:])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(
+        [
+            b"",
+            b"\xff\xd8\xff",
+            b"\x89PNG\r\n\x1a\n",
+            b"GIF89a",
+            b"BM",
+            b"II*\0",
+            b"MM\0*",
+            b"RIFF\x40\0\0\0WEBPVP8X",
+        ]
+    ),
+    st.binary(max_size=200),
+)
+def test_any_bytes_end_in_pixels_or_bad_image(head: bytes, body: bytes) -> None:
+    _survives(head + body)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.sampled_from(["1", "L", "P", "RGB", "RGBA", "LA", "I;16"]),
+    st.integers(1, 40),
+)
+def test_any_size_and_mode_gives_pixels(width: int, height: int, mode: str, size: int) -> None:
+    image = Image.fromarray(picture(width, height))
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    else:
+        image = image.convert(mode)
+    run(encoded(image), size)

@@ -1,0 +1,244 @@
+"""The serve command as a process: start, signals, and `kill -9` in the middle of writing."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from PIL import Image
+
+from serving.client import Client, Item
+from serving.errors import CrossbatchError
+from serving.gallery.directory import GalleryDirectory
+from serving.model.encoder import Encoder
+from tests.tiny_model import DIMENSION, write_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = 20
+
+# Forks a server for each line on standard input. The engines are imported once, and nothing else is done
+# before the fork, which saves a second a start; each server is a process of its own, to be killed.
+NURSERY = """
+import json, os, sys
+import faiss, grpc, onnxruntime, serving.model.encoder, serving.gallery.directory
+from serving.rpc import server
+for line in sys.stdin:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        sys.stdin.close()
+        sys.stdout = os.fdopen(write, "w")
+        server.run(server.Settings.model_validate_json(line))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        print(json.dumps([child, said.readline()]), flush=True)
+"""
+
+
+def picture_of(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def unit(seed: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    vector = np.random.default_rng(seed).normal(size=DIMENSION)
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_tiny_model(tmp_path / "tiny.onnx")
+    return tmp_path / "tiny.onnx"
+
+
+def command(model: Path, galleries: Path, *words: str) -> list[str]:
+    paths = ["--model", str(model), "--galleries", str(galleries)]
+    return [sys.executable, "-m", "crossbatch", "serve", *paths, "--port", "0", *words]
+
+
+@pytest.fixture
+def started(model: Path, tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command(model, tmp_path / "g"), stdout=pipe, stderr=pipe, text=True, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.fullmatch(r"serving on (127\.0\.0\.1:\d+)\n", line)
+            assert found, (line, process.stderr.read() if process.stderr else "")
+            yield process, found[1]
+        finally:
+            process.kill()
+
+
+def test_the_real_parts_from_photo_to_answer_then_a_drained_stop(
+    started: tuple["subprocess.Popen[str]", str], model: Path
+) -> None:
+    process, address = started
+    with Client(address) as client:
+        assert client.ready()
+        assert client.model().name == "tiny"
+        client.create("birds")
+        pictures = [picture_of(seed) for seed in range(10)]
+        items = [Item(f"{i}", image=picture, label=f"l{i}") for i, picture in enumerate(pictures)]
+        assert client.upsert("birds", items) == 10
+        encoder = Encoder(model)
+        expected = encoder.encode(np.stack([encoder.preprocess(picture) for picture in pictures]))
+        np.testing.assert_allclose(client.embed(pictures), expected, atol=1e-6)
+        assert [hits[0].key for hits in client.search("birds", images=pictures)] == [
+            f"{i}" for i in range(10)
+        ]
+        bad = client.embed([pictures[0], b"text", pictures[0][:40]], on_error="return")
+        assert [isinstance(each, CrossbatchError) for each in bad] == [False, True, True]
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=15)
+    assert process.returncode == 0, err
+    assert "served 127.0.0.1" in out
+    records = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    assert any(record["message"].startswith("serving on") for record in records)
+    assert any(record.get("rpc") == "RetrievalService/Embed" and record["request_id"] for record in records)
+    assert any(record["message"].startswith("draining") for record in records)
+
+
+def test_ctrl_c_ends_the_server_while_a_call_is_in_progress(
+    started: tuple["subprocess.Popen[str]", str],
+) -> None:
+    process, address = started
+    with grpc.insecure_channel(address) as channel:
+        watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        next(iter(watch(b"", timeout=30)))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=15)
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize("fault", ["port", "model", "folder", "off loopback"])
+def test_what_prevents_a_start_is_one_sentence_and_status_2(model: Path, tmp_path: Path, fault: str) -> None:
+    galleries = tmp_path / "g"
+    words: list[str] = []
+    match fault:
+        case "port":
+            holder = grpc.server(None, options=[("grpc.so_reuseport", 0)])  # type: ignore[arg-type]
+            words = ["--port", str(holder.add_insecure_port("127.0.0.1:0"))]
+            holder.start()
+        case "model":
+            model.write_bytes(b"no model")
+        case "folder":
+            galleries.write_bytes(b"a file")
+        case _:
+            words = ["--host", "0.0.0.0"]
+    done = subprocess.run(
+        command(model, galleries, *words), capture_output=True, text=True, cwd=ROOT, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    if fault == "port":
+        holder.stop(None).wait()
+
+
+class Nursery:
+    """Starts real server processes quickly."""
+
+    def __init__(self, model: Path, galleries: Path) -> None:
+        self.settings = {
+            "model": str(model), "galleries": str(galleries), "port": 0, "log_level": "ERROR", "threads": 1,
+        }  # fmt: skip
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY], stdin=pipe, stdout=pipe, text=True, cwd=ROOT
+        )
+
+    def start(self) -> tuple[int, str]:
+        """A new server; its process id and address."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(self.settings) + "\n")
+        self.process.stdin.flush()
+        child, line = json.loads(self.process.stdout.readline())
+        return int(child), str(line.split()[-1])
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(10)
+        self.process.stdout.close()
+
+
+def write_until_killed(
+    address: str, batches: list[list[str]], acknowledged: set[str], begun: threading.Event
+) -> None:
+    """Store one batch after the other; those that were acknowledged are remembered."""
+    with Client(address, retries=0, timeout=5) as client, suppress(CrossbatchError):
+        for number in range(100_000):
+            keys = [f"{len(batches)}-{i}" for i in range(1 + number % 5)]
+            batches.append(keys)
+            client.upsert("birds", [Item(key, vector=unit(hash_of(key)), label=key) for key in keys])
+            acknowledged.update(keys)
+            begun.set()
+
+
+def hash_of(key: str) -> int:
+    return int.from_bytes(key.encode(), "little")
+
+
+@pytest.mark.timeout(120)
+def test_kill_9_loses_nothing_acknowledged(model: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    galleries = tmp_path / "galleries"
+    spec = Encoder(model).spec
+    GalleryDirectory(galleries).create(
+        "birds", model_name=spec.name, fingerprint=spec.fingerprint, dimension=spec.dimension
+    ).close()
+    nursery = Nursery(model, galleries)
+    acknowledged: set[str] = set()
+    batches: list[list[str]] = []
+    try:
+        for kill in range(KILLS + 1):
+            child, address = nursery.start()
+            with Client(address) as client:
+                check_all_there(client, acknowledged, batches)
+            if kill < KILLS:
+                begun = threading.Event()
+                writer = threading.Thread(
+                    target=write_until_killed, args=(address, batches, acknowledged, begun)
+                )
+                writer.start()
+                assert begun.wait(10)
+                time.sleep(float(random.uniform(0, 0.1)))
+            os.kill(child, signal.SIGKILL)
+            if kill < KILLS:
+                writer.join(10)
+                assert not writer.is_alive()
+    finally:
+        nursery.close()
+    assert len(acknowledged) > KILLS
+
+
+def check_all_there(client: Client, acknowledged: set[str], batches: list[list[str]]) -> None:
+    keys = sorted(acknowledged)
+    for key, hits in zip(keys, client.search("birds", keys=keys, k=1), strict=True):
+        assert hits[0].key == key
+        assert hits[0].label == key
+    for batch in batches:  # acknowledged or not, a call stored all of its items or none
+        if batch[0] not in acknowledged:
+            found = client.search("birds", keys=batch, k=1, on_error="return") if len(batch) > 1 else []
+            assert len({isinstance(each, list) for each in found}) <= 1

@@ -1,0 +1,279 @@
+"""What a model file says of itself, and each way in which it can be wrong."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from serving.catalog import SplitRule
+from serving.errors import BadArtifact, NotFound
+from serving.model import spec as module
+from serving.model.preprocess import FORMATS, MAX_BYTES, MAX_PIXELS, MAX_SIDE
+from serving.model.spec import (
+    FORMAT_VERSION,
+    KEY,
+    ModelSpec,
+    fingerprint,
+    keep_outputs,
+    output_names,
+    read_model,
+    read_spec,
+    write_spec,
+)
+from tests.tiny_model import tiny_graph, tiny_spec, write_tiny_model
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "model.onnx")
+
+
+def _with_text(path: Path, *texts: str) -> Path:
+    model = onnx.load_model_from_string(path.read_bytes())
+    del model.metadata_props[:]
+    for text in texts:
+        model.metadata_props.add(key=KEY, value=text)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _with_values(path: Path, **changes: Any) -> Path:
+    return _with_text(path, json.dumps(json.loads(read_spec(path).model_dump_json()) | changes))
+
+
+def test_spec_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    graph = tiny_graph()
+    spec = tiny_spec(
+        graph,
+        split=SplitRule(by="folder", train=5),
+        accuracy={"map_at_r": 0.4, "recall_at": {"1": 0.8}},
+        recipe={"lr": 1e-3, "flip": True},
+        grid=(4, 2),
+        versions={"torch": "2"},
+        seed=0,
+    )
+    write_spec(graph, spec)
+    (tmp_path / "m.onnx").write_bytes(graph.SerializeToString())
+    data, again = read_model(tmp_path / "m.onnx")
+    assert again == spec == read_spec(tmp_path / "m.onnx")
+    assert data == graph.SerializeToString()
+    onnx.checker.check_model(onnx.load_model_from_string(data))
+
+
+def test_write_replaces_all_other_metadata() -> None:
+    graph = tiny_graph()
+    graph.metadata_props.add(key="author", value="/home/someone")
+    graph.metadata_props.add(key=KEY, value="old")
+    write_spec(graph, tiny_spec(graph))
+    assert [entry.key for entry in graph.metadata_props] == [KEY]
+
+
+def test_write_refuses_the_spec_of_another_graph() -> None:
+    other = tiny_graph(size=9)
+    with pytest.raises(BadArtifact, match="ModelSpec of tiny is for the fingerprint"):
+        write_spec(tiny_graph(), tiny_spec(other))
+
+
+# --- the fingerprint -------------------------------------------------------------------------------------
+
+
+def test_fingerprint_leaves_out_what_computes_nothing() -> None:
+    one, other = tiny_graph(), tiny_graph()
+    other.producer_name, other.producer_version, other.doc_string = "pytorch", "9", "made on a Monday"
+    other.graph.doc_string = other.graph.node[0].doc_string = other.graph.input[0].doc_string = "x"
+    other.graph.node[1].metadata_props.add(key="stack_trace", value="/home/someone/model.py")
+    other.graph.initializer[0].doc_string = "x"
+    other.metadata_props.add(key=KEY, value="{}")
+    assert fingerprint(one) == fingerprint(other)
+    assert other.graph.node[0].doc_string == "x"  # the model itself is left as it is
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.graph.initializer[0].float_data.__setitem__(0, 1.5),
+        lambda model: model.graph.node[3].attribute[0].__setattr__("i", 0),
+        lambda model: model.graph.node.pop(),
+        lambda model: model.graph.node[0].input.__setitem__(0, "other"),
+        lambda model: model.opset_import[0].__setattr__("version", 17),
+    ],
+)
+def test_fingerprint_sees_what_computes(change: Any) -> None:
+    model = tiny_graph()
+    change(model)
+    assert fingerprint(model) != fingerprint(tiny_graph())
+
+
+def test_fingerprint_reaches_into_subgraphs() -> None:
+    def branching(value: float, doc: str) -> onnx.ModelProto:
+        constant = onnx.helper.make_tensor("v", onnx.TensorProto.FLOAT, [1], [value])
+        inner = onnx.helper.make_graph(
+            [onnx.helper.make_node("Constant", [], ["y"], value=constant, doc_string=doc)], "inner", [], []
+        )
+        outer = onnx.helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+        return onnx.helper.make_model(onnx.helper.make_graph([outer], "outer", [], []))
+
+    assert fingerprint(branching(1, "a")) == fingerprint(branching(1, "b"))
+    assert fingerprint(branching(1, "a")) != fingerprint(branching(2, "a"))
+
+
+def test_kept_outputs_bring_all_they_need_and_nothing_else() -> None:
+    data = tiny_graph().SerializeToString()
+    assert output_names(data) == ("embeddings", "histograms")
+    kept = onnx.load_model_from_string(keep_outputs(data, {"embeddings"}))
+    assert [node.op_type for node in kept.graph.node] == ["Cast", "Add", "ReduceMean", "LpNormalization"]
+    assert [tensor.name for tensor in kept.graph.initializer] == ["bias", "axes"]
+    assert [port.name for port in kept.graph.output] == ["embeddings"]
+    onnx.checker.check_model(kept)
+    assert fingerprint(onnx.load_model_from_string(keep_outputs(data, output_names(data)))) == fingerprint(
+        tiny_graph()
+    )
+
+
+# --- what is refused -------------------------------------------------------------------------------------
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"m\.onnx is not there; give the \.onnx file"):
+        read_spec(tmp_path / "m.onnx")
+    with pytest.raises(BadArtifact, match="is a folder; give the"):
+        read_spec(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"a text", b"\x89PNG\r\n\x1a\n", b"\0" * 64])
+def test_file_that_is_no_model(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "m.onnx").write_bytes(data)
+    with pytest.raises(BadArtifact, match="is not an ONNX file"):
+        read_spec(tmp_path / "m.onnx")
+
+
+def test_missing_spec(path: Path) -> None:
+    with pytest.raises(
+        BadArtifact, match="ONNX file with 0 crossbatch ModelSpecs, and a model has one; make it"
+    ):
+        read_spec(_with_text(path))
+
+
+def test_two_specs(path: Path) -> None:
+    text = read_spec(path).model_dump_json()
+    with pytest.raises(BadArtifact, match="with 2 crossbatch ModelSpecs"):
+        read_spec(_with_text(path, text, text))
+
+
+def test_newer_format_is_named_even_with_unknown_fields(path: Path) -> None:
+    _with_values(path, format_version=FORMAT_VERSION + 1, novelty=1)
+    with pytest.raises(
+        BadArtifact, match="format version 2, and this crossbatch reads up to 1; upgrade crossbatch"
+    ):
+        read_spec(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "not JSON", '{"name": '])
+def test_spec_that_is_not_json(path: Path, text: str) -> None:
+    with pytest.raises(BadArtifact, match=r"ModelSpec of .* is damaged: it is not JSON"):
+        read_spec(_with_text(path, text))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_size": 0}, "damaged: image_size: "),
+        ({"novelty": 1}, "damaged: novelty: Extra inputs"),
+        ({"resampling": "cubic"}, "damaged: resampling: .*'cubic' is not one of bilinear, bicubic"),
+        ({"crop_fraction": 0.0}, "damaged: crop_fraction: "),
+        ({"fingerprint": "abc"}, "damaged: fingerprint: "),
+        ({"format_version": "new"}, "damaged: format_version: "),
+        ({"split": {"by": "moon", "train": 0.5}}, r"damaged: split\.by: "),
+    ],
+)
+def test_spec_with_a_wrong_field(path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadArtifact, match=message):
+        read_spec(_with_values(path, **changes))
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}"])
+def test_spec_that_is_no_record(path: Path, text: str) -> None:
+    with pytest.raises(BadArtifact, match="is damaged: "):
+        read_spec(_with_text(path, text))
+
+
+def test_flipped_byte_in_the_weights(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    weights = bytes.fromhex("0000803f 00000040 00004040".replace(" ", ""))  # 1, 2, 3 as float32
+    data[data.index(weights)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(
+        BadArtifact, match=r"is damaged: the fingerprint of its graph .* export or copy it again"
+    ):
+        read_spec(path)
+
+
+def test_weights_in_another_file(tmp_path: Path) -> None:
+    graph = tiny_graph()
+    tensor = graph.graph.initializer[0]
+    tensor.ClearField("float_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="/etc/passwd")
+    with pytest.raises(BadArtifact, match="keeps weights in another file"):
+        read_spec(write_tiny_model(tmp_path / "m.onnx", graph))
+
+
+def test_file_beyond_what_one_message_holds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_MODEL_BYTES", 100)
+    with pytest.raises(BadArtifact, match="a model file has at most 100"):
+        read_spec(path)
+
+
+_MODEL = tiny_graph()
+write_spec(_MODEL, tiny_spec(_MODEL))
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 255), st.floats(0, 1))
+def test_any_damage_is_refused_or_harmless(
+    tmp_path_factory: Any, place: float, flip: int, keep: float
+) -> None:
+    """A damaged file either is refused, or still computes the same (the damage is in what only describes)."""
+    whole = _MODEL.SerializeToString()
+    data = bytearray(whole[: max(1, int(len(whole) * keep * 2))])
+    data[int(place * len(data))] ^= flip
+    file = tmp_path_factory.getbasetemp() / "damaged.onnx"
+    file.write_bytes(data)
+    try:
+        spec = read_spec(file)
+    except BadArtifact:
+        return
+    assert spec.fingerprint == fingerprint(_MODEL) == fingerprint(onnx.load_model_from_string(bytes(data)))
+
+
+def test_spec_is_frozen_and_strict() -> None:
+    spec = tiny_spec(tiny_graph())
+    with pytest.raises(ValidationError):
+        spec.name = "other"  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        ModelSpec.model_validate({"name": "x"})
+
+
+# --- the page about it -----------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs/artifact.md").read_text(encoding="utf-8")
+
+
+def test_every_field_has_its_line_in_the_docs() -> None:
+    documented = re.findall(
+        r"^\| `(\w+)` \|", PAGE.partition("| field |")[2].partition("\n\n")[0], re.MULTILINE
+    )
+    assert documented == list(ModelSpec.model_fields)
+
+
+def test_bounds_in_the_docs_are_those_of_the_code() -> None:
+    assert f"at most {MAX_BYTES >> 20} MiB" in PAGE
+    assert f"at most {MAX_PIXELS:,} pixels" in PAGE
+    assert f"and {MAX_SIDE:,} on a side" in PAGE
+    assert f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}" in PAGE

@@ -1,0 +1,136 @@
+"""The table between errors and status codes: total, one ErrorInfo each, and the way back."""
+
+import logging
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from serving import errors
+from serving.errors import CrossbatchError
+from serving.rpc.status import (
+    CODES,
+    Refusal,
+    Violation,
+    code_of,
+    from_status,
+    reason_of,
+    to_status,
+    violations_of,
+)
+
+
+def tree(root: type[CrossbatchError] = CrossbatchError) -> list[type[CrossbatchError]]:
+    return [root, *(kind for child in root.__subclasses__() for kind in tree(child))]
+
+
+ALL = [kind for kind in tree() if kind.__module__ == errors.__name__]
+
+
+def details(status: status_pb2.Status, kind: Any) -> list[Any]:
+    found = []
+    for packed in status.details:
+        if packed.Is(kind.DESCRIPTOR):
+            message = kind()
+            packed.Unpack(message)
+            found.append(message)
+    return found
+
+
+def test_the_table_holds_every_error_and_nothing_else() -> None:
+    assert set(CODES) == set(ALL)
+    assert {kind.__name__ for kind in ALL} == set(errors.__all__)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_each_error_has_one_error_info_and_comes_back_as_itself(kind: type[CrossbatchError]) -> None:
+    status = to_status(kind("Found this; expected that."))
+    (info,) = details(status, error_details_pb2.ErrorInfo)
+    assert info.domain == "crossbatch"
+    assert info.reason == reason_of(kind("x"))
+    assert info.reason.isupper()
+    assert len(info.reason) <= 63
+    assert status.code == CODES[kind].value[0]
+    assert status.code
+    back = from_status(status)
+    assert type(back) is kind
+    assert str(back) == "Found this; expected that."
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.BadImage, "INVALID_ARGUMENT"),
+        (errors.NotFound, "NOT_FOUND"),
+        (errors.AlreadyExists, "ALREADY_EXISTS"),
+        (errors.ModelMismatch, "FAILED_PRECONDITION"),
+        (errors.Overloaded, "RESOURCE_EXHAUSTED"),
+        (errors.Draining, "UNAVAILABLE"),
+        (errors.DeadlineExceeded, "DEADLINE_EXCEEDED"),
+    ],
+)
+def test_codes_are_those_of_the_design(kind: type[CrossbatchError], code: str) -> None:
+    assert code_of(kind("x")).name == code
+
+
+def test_a_class_that_is_not_in_the_table_takes_the_code_of_its_parent() -> None:
+    class Odd(errors.BadImage):
+        pass
+
+    assert code_of(Odd("x")) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_an_overload_tells_when_to_return() -> None:
+    status = to_status(errors.Overloaded("full", retry_after=0.25))
+    (retry,) = details(status, error_details_pb2.RetryInfo)
+    assert retry.retry_delay.ToMilliseconds() == 250
+    back = from_status(status)
+    assert isinstance(back, errors.Overloaded)
+    assert back.retry_after == 0.25
+
+
+def test_a_bug_shows_an_id_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        status = to_status(ZeroDivisionError("secret /etc/passwd"))
+    assert status.code == grpc.StatusCode.INTERNAL.value[0]
+    assert "secret" not in str(status)
+    assert "ZeroDivision" not in str(status)
+    (info,) = details(status, error_details_pb2.ErrorInfo)
+    (record,) = caplog.records
+    assert record.incident == info.metadata["incident"]  # type: ignore[attr-defined]
+    assert record.incident in status.message  # type: ignore[attr-defined]
+    assert record.exc_info
+    assert type(from_status(status)) is CrossbatchError
+
+
+def test_a_refusal_names_its_fields_and_comes_back() -> None:
+    bad, missing = errors.BadImage("not an image"), errors.NotFound("no such key")
+    status = to_status(Refusal([Violation("items[3].image", bad), Violation("items[4].key", missing)]))
+    assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert status.message == "items[3].image: not an image"
+    assert len(details(status, error_details_pb2.ErrorInfo)) == 1
+    back = violations_of(status)
+    assert [(each.field, type(each.error), str(each.error)) for each in back] == [
+        ("items[3].image", errors.BadImage, "not an image"),
+        ("items[4].key", errors.NotFound, "no such key"),
+    ]
+
+
+def test_a_status_fits_into_a_header_however_much_is_wrong() -> None:
+    many = [Violation(f"items[{i}].image", errors.BadImage("x" * 5_000)) for i in range(256)]
+    assert to_status(Refusal(many)).ByteSize() < 6_000
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+def test_a_status_of_another_hand_has_an_error_too(code: grpc.StatusCode) -> None:
+    assert isinstance(from_status(status_pb2.Status(code=code.value[0], message="m")), CrossbatchError)
+
+
+@pytest.mark.parametrize("reason", ["", "NO_SUCH_REASON", "T", "ANY", "__ALL__", "CROSSBATCH_ERROR\0"])
+def test_a_strange_reason_falls_back_to_the_code(reason: str) -> None:
+    info = any_pb2.Any()
+    info.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="crossbatch"))
+    status = status_pb2.Status(code=grpc.StatusCode.NOT_FOUND.value[0], message="m", details=[info])
+    assert type(from_status(status)) is errors.NotFound

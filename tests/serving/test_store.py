@@ -1,0 +1,203 @@
+"""The store alone: one transaction is one state, every refusal is one sentence."""
+
+import multiprocessing
+import os
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.errors import BadArtifact, NotFound, Overloaded, Unavailable
+from serving.gallery.item import Item
+from serving.gallery.store import FORMAT_VERSION, Store, create_store
+
+AXES = np.eye(4, dtype=np.float32)
+
+
+def item(key: str, axis: int = 0, label: str = "") -> Item:
+    return Item(key, AXES[axis], label)
+
+
+def made(folder: Path) -> Path:
+    path = folder / "gallery.sqlite"
+    create_store(path, model_name="m", fingerprint="f" * 64, dimension=4)
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(made(tmp_path), busy_timeout=0.2)
+    yield opened
+    opened.close()
+
+
+def test_meta_and_empty_state(store: Store) -> None:
+    assert (store.meta.model_name, store.meta.fingerprint, store.meta.dimension) == ("m", "f" * 64, 4)
+    with store.read() as reader:
+        state = reader.state()
+        assert (state.change, state.last_seq, state.index_file) == (0, 0, "")
+        assert list(reader.vectors_since(0)) == []
+
+
+def test_replaced_item_gets_a_new_seq_and_leaves_a_removal(store: Store) -> None:
+    with store.write() as writer:
+        writer.upsert([item("a"), item("b", 1)])
+    with store.write() as writer:
+        writer.upsert([item("a", 2, "new")])
+    with store.read() as reader:
+        assert reader.seqs(["a", "b", "c"]) == {"a": 3, "b": 2}
+        assert reader.removals_since(0).tolist() == [1]
+        found = reader.items(["a"])["a"]
+        assert found.label == "new"
+        assert np.array_equal(found.vector, AXES[2])
+        (seqs, vectors), *_ = reader.vectors_since(1)
+        assert seqs.tolist() == [2, 3]
+        assert np.array_equal(vectors, AXES[[1, 2]])
+
+
+def test_write_that_fails_is_undone_whole(store: Store) -> None:
+    with store.write() as writer:
+        writer.upsert([item("a")])
+    with pytest.raises(sqlite3.IntegrityError), store.write() as writer:
+        writer.upsert([item("b"), item("a", 1), item("b", 2)])
+    with store.read() as reader:
+        assert set(reader.items(["a", "b"])) == {"a"}
+        assert reader.state().change == 1
+
+
+def test_transaction_keeps_its_state_while_others_write(store: Store) -> None:
+    with store.read() as reader:
+        before = reader.state()
+        with store.write() as writer:
+            writer.upsert([item("a")])
+        assert reader.state() == before
+        assert reader.seqs(["a"]) == {}
+    with store.read() as reader:
+        assert reader.seqs(["a"]) == {"a": 1}
+
+
+def test_only_the_first_of_two_publications_counts(store: Store) -> None:
+    with store.write() as writer:
+        writer.upsert([item("a"), item("b")])
+        writer.delete(["a"])
+    with store.read() as reader:
+        seen = reader.state()
+    with store.write() as writer:
+        assert writer.publish(seen, index_file="one", checksum="1", count=1)
+        assert not writer.publish(seen, index_file="two", checksum="2", count=1)
+    with store.read() as reader:
+        state = reader.state()
+        assert (state.index_file, state.generation, state.covers_seq) == ("one", 1, 2)
+        assert reader.removals_since(0).tolist() == []
+    with store.write() as writer:
+        writer.delete(["b"])
+    with store.read() as reader:
+        assert reader.removals_since(state.covers_removal).tolist() == [2]
+
+
+def _hold(path: Path, held: Event, release: Event) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        held.set()
+        release.wait(20)
+
+
+def test_writer_of_another_process_is_waited_for_with_a_limit(store: Store) -> None:
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(store.path, held, release))
+    process.start()
+    try:
+        assert held.wait(20)
+        with pytest.raises(Overloaded, match="another writer"), store.write():
+            pass
+        with store.read() as reader:  # reading goes on
+            assert reader.state().change == 0
+    finally:
+        release.set()
+        process.join()
+    with store.write() as writer:
+        writer.upsert([item("a")])
+
+
+def test_missing_file_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no gallery file"):
+        Store(tmp_path / "gallery.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database, " * 500])
+def test_file_that_is_no_gallery_is_refused_by_path(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "gallery.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(BadArtifact, match=str(path)):
+        Store(path)
+
+
+def test_damaged_page_is_reported_when_it_is_read(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    store = Store(path)
+    with store.write() as writer:
+        writer.upsert([item(f"k{i}") for i in range(500)])
+    store.close()
+    with path.open("r+b") as file:
+        file.seek(8192 * 3)
+        file.write(os.urandom(path.stat().st_size - 8192 * 3))
+    store = Store(path)
+    try:
+        with pytest.raises(BadArtifact, match="damaged"), store.read() as reader:
+            list(reader.vectors_since(0))
+    finally:
+        store.close()
+
+
+def test_vector_of_another_length_is_damage(store: Store) -> None:
+    with store.write() as writer:
+        writer.upsert([item("a")])
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        connection.execute("UPDATE items SET vector = x'0000803f'")
+    with pytest.raises(BadArtifact, match="16 bytes"), store.read() as reader:
+        reader.items(["a"])
+
+
+def test_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE meta SET value = ? WHERE name = 'format_version'", (FORMAT_VERSION + 1,))
+    with pytest.raises(BadArtifact, match=f"version {FORMAT_VERSION + 1}.*up to version {FORMAT_VERSION}"):
+        Store(path)
+
+
+def test_closed_store_says_so(store: Store) -> None:
+    with store.read() as reader:
+        store.close()
+        assert reader.state().change == 0  # what has begun ends well
+    with pytest.raises(Unavailable, match="closed"), store.read():
+        pass
+    with pytest.raises(Unavailable, match="closed"), store.write():
+        pass
+
+
+def test_read_only_folder_is_read_and_not_written(tmp_path: Path) -> None:
+    made(tmp_path)
+    store = Store(tmp_path / "gallery.sqlite")
+    with store.write() as writer:
+        writer.upsert([item("a")])
+    store.close()
+    if subprocess.run(["mount", "--bind", tmp_path, tmp_path], capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
+        store = Store(tmp_path / "gallery.sqlite")
+        with store.read() as reader:
+            assert set(reader.items(["a"])) == {"a"}
+        with pytest.raises(Unavailable, match="read-only"), store.write():
+            pass
+        store.close()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)

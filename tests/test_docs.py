@@ -1,0 +1,105 @@
+"""The README and the pages of docs/ are run as they stand: Python blocks, and each `crossbatch` command."""
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Serve, crossbatch_ok
+from training.drawing import draw_catalogue
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in _BLOCK.findall(page.read_text()) if kind == language]
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's shell blocks, continued lines joined, comments and empty lines left out."""
+    text = "\n".join(blocks(page, "sh")).replace("\\\n", " ")
+    lines = (shlex.join(shlex.split(line, comments=True)) for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+@pytest.fixture(scope="module")
+def gallery(model: Path, catalogue: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("galleries") / "products"
+    crossbatch_ok("index", "--model", model, "--data", catalogue, "--split", "test", path)
+    return path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(
+    page: Path,
+    model: Path,
+    photo: Path,
+    gallery: Path,
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = blocks(page, "python")
+    names: dict[str, object] = {"model": model, "photo": photo}
+    if any("address" in block for block in code):
+        names |= {"address": serve(gallery.parent), "gallery": gallery.name}
+    for block in code:
+        exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder such as the pages speak of, small, with settings that suit a test."""
+    draw_catalogue(tmp_path / "runs/demo/pictures", classes=16, images=6, size=32)
+    first = min((tmp_path / "runs/demo/pictures").rglob("*.jpg"))
+    shutil.copy(first, tmp_path / "runs/demo/query.jpg")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("CROSSBATCH_PORT", str(port))
+    monkeypatch.setenv("CROSSBATCH_ADDRESS", f"127.0.0.1:{port}")
+    monkeypatch.setenv("CROSSBATCH_SET", "epochs=1,classes_per_batch=4")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.timeout(300)
+def test_quickstart_commands_run(at_home: Path) -> None:
+    running = []
+    try:
+        for command in commands(ROOT / "docs" / "quickstart.md"):
+            program, *words = shlex.split(command)
+            if program != "crossbatch" or words[0] == "demo":
+                continue
+            line = [sys.executable, "-m", "crossbatch", *words]
+            if words[0] == "serve":
+                server = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+                running.append(server)
+                assert "127.0.0.1" in next(iter(server.stdout or ()))
+            else:
+                done = subprocess.run(line, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, (command, done.stderr)
+                assert done.stdout.strip(), command
+    finally:
+        for server in running:
+            server.terminate()
+            server.communicate(timeout=20)
+    assert running
+
+
+def test_every_script_named_in_a_page_exists() -> None:
+    for page in PAGES:
+        for command in commands(page):
+            first = shlex.split(command)[0]
+            assert first in {"crossbatch", "pip", "git", "cd", "docker"} or os.access(
+                ROOT / first, os.X_OK
+            ), command

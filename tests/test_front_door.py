@@ -1,0 +1,98 @@
+"""The command line: what is declared once in `Settings` is what a user meets."""
+
+import importlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import crossbatch
+
+SETTINGS = {
+    name: importlib.import_module(module).Settings for name, (module, _) in crossbatch.COMMANDS.items()
+}
+
+
+def sentence(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run a command that must end with one sentence and status 2; return the sentence."""
+    assert crossbatch.main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("crossbatch ")
+    assert printed.err.count("\n") == 1
+    assert "Traceback" not in printed.err
+    return printed.err
+
+
+def test_without_words_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert crossbatch.main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in crossbatch.COMMANDS)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_help_shows_every_setting_with_its_variable(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        crossbatch.main([name, "--help"])
+    assert left.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    settings: type[BaseModel] = SETTINGS[name]
+    for field, info in settings.model_fields.items():
+        assert info.description, field
+        assert " ".join(info.description.rstrip(".").split()) in shown, field
+        positional = isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("positional")
+        assert positional or f"[CROSSBATCH_{field.upper()}]" in shown, field
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'train'" in sentence(capsys, "trian")
+
+
+def test_an_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean '--gallery'" in sentence(capsys, "search", "photo.jpg", "--galery", "birds")
+
+
+def test_a_missing_argument_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "model" in sentence(capsys, "serve")
+
+
+def test_a_value_out_of_range_names_flag_value_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    said = sentence(capsys, "serve", "--model", "m.onnx", "--galleries", "g", "--port", "99999")
+    assert "--port" in said
+    assert "'99999'" in said
+    assert "65535" in said
+
+
+def test_a_variable_gives_a_setting_and_a_flag_overrides_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CROSSBATCH_PORT", "many")
+    words = ("serve", "--model", "m.onnx", "--galleries", "g")
+    assert "CROSSBATCH_PORT" in sentence(capsys, *words)
+    assert "m.onnx" in sentence(capsys, *words, "--port", "1024")
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert crossbatch.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"crossbatch {importlib.metadata.version('crossbatch')}\n"
+
+
+def test_json_goes_to_standard_output_alone(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "crossbatch", "gallery", "list", "--galleries", str(tmp_path), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    json.loads(done.stdout)
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "crossbatch"], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,69 @@
+"""The whole path at a small scale: what is served is what was trained and measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import crossbatch
+from benchmarks.live_recall import live_recall
+from serving.catalog import read, select
+from serving.client import Client
+from serving.model.spec import read_spec
+from tests.conftest import Serve, crossbatch_ok
+from training.demo import render
+
+
+def result_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, object]:
+    capsys.readouterr()
+    crossbatch_ok(*words)
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_live_searches_count_the_recall_that_evaluate_measures(
+    trained: Path,
+    model: Path,
+    catalogue: Path,
+    serve: Serve,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    by_torch = result_of(capsys, "evaluate", trained, "--data", catalogue)["recall_at"]
+    by_file = result_of(capsys, "evaluate", model, "--data", catalogue)["recall_at"]
+    assert by_torch == by_file
+    crossbatch_ok("index", "--model", model, "--data", catalogue, "--split", "test", tmp_path / "unseen")
+    rows = select(read(catalogue), "test", read_spec(model).split)
+    with Client(serve(tmp_path), timeout=60) as client:
+        found, queries = live_recall(client, "unseen", rows)
+    assert queries == len(rows) == 96
+    assert isinstance(by_torch, dict)
+    assert found / queries == pytest.approx(by_torch["1"], abs=1e-3)
+
+
+def test_training_is_worth_it_even_here(
+    trained: Path, catalogue: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    after = result_of(capsys, "evaluate", trained, "--data", catalogue)["map_at_r"]
+    before = result_of(capsys, "evaluate", trained, "--data", catalogue, "--untrained")["map_at_r"]
+    assert isinstance(after, float)
+    assert isinstance(before, float)
+    assert after > before
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_runs_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("demo", "--out", tmp_path / "demo", "--classes", "40", "--images", "4", "--epochs", "1")
+    found = result_of(capsys, *words)
+    assert isinstance(found["metrics"], dict)
+    assert set(found["metrics"]) == {"with XML", "without XML", "untrained"}
+    assert isinstance(found["hits"], list)
+    assert len(found["hits"]) == 5
+    assert "nearest neighbours" in render(found).lower()
+
+
+def test_the_demo_leaves_a_strangers_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert crossbatch.main(["demo", "--out", str(tmp_path)]) == 2
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+    assert "--out" in capsys.readouterr().err

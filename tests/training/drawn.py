@@ -1,0 +1,26 @@
+"""Tiny data sets drawn on the spot: a class is a colour and a shape, an image adds noise and a shift."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+
+def draw_folder(
+    root: Path, *, classes: int = 6, images: int = 6, size: int = 20, below: str = "", suffix: str = ".png"
+) -> Path:
+    """Write `classes` folders of `images` pictures each below `root / below`."""
+    for number in range(classes):
+        folder = root / below / f"class{number:02d}"
+        folder.mkdir(parents=True)
+        rng = np.random.default_rng(number)
+        colour = tuple(int(value) for value in rng.integers(0, 256, 3))
+        for i in range(images):
+            noise = rng.integers(0, 128, (size, size, 3), dtype=np.uint8)
+            image = Image.fromarray(noise)
+            x, y = rng.integers(0, size // 2, 2).tolist()
+            draw = ImageDraw.Draw(image)
+            shape = draw.ellipse if number % 2 else draw.rectangle
+            shape((x, y, x + size // 2, y + size // 2), fill=colour)
+            image.save(folder / f"{i}{suffix}")
+    return root

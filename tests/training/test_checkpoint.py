@@ -1,0 +1,123 @@
+"""Checkpoints: what goes in comes out, damage is told, and a write that fails leaves the previous file."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
+from training.checkpoint import (
+    load_checkpoint,
+    load_module,
+    load_optimizer,
+    pack_optimizer,
+    prefixed,
+    save_checkpoint,
+    unprefixed,
+    write_file,
+)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), "b": torch.tensor(7)}
+    state = {"epochs_done": 3, "best": {"map_at_r": 0.1234567890123456}, "history": [{"epoch": 1}]}
+    save_checkpoint(tmp_path / "x.safetensors", tensors, state)
+    loaded, told = load_checkpoint(tmp_path / "x.safetensors")
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    assert told == {"format_version": 1, **state}
+    assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_prefixes() -> None:
+    tensors = {"a.b": torch.zeros(1), "ab.c": torch.ones(1)}
+    assert unprefixed("a", tensors).keys() == {"b"}
+    assert unprefixed("m", prefixed("m", tensors)) == tensors
+
+
+@pytest.mark.parametrize("at", ["write", "fsync", "replace"])
+def test_a_full_disk_leaves_the_previous_file(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.safetensors"
+    save_checkpoint(path, {"a": torch.zeros(3)}, {"epochs_done": 1})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if at == "write":
+        monkeypatch.setattr(Path, "open", full)
+    elif at == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(CrossbatchError, match=r"no space left.*previous one is"):
+        save_checkpoint(path, {"a": torch.ones(3)}, {"epochs_done": 2})
+    monkeypatch.undo()
+    tensors, state = load_checkpoint(path)
+    assert state["epochs_done"] == 1
+    assert not tensors["a"].any()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_damage_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(NotFound):
+        load_checkpoint(path)
+    save_checkpoint(path, {"a": torch.zeros(300)}, {})
+    whole = path.read_bytes()
+    for damaged in (whole[:50], whole[:-8], b"", b"\xff" * 100):
+        path.write_bytes(damaged)
+        with pytest.raises(BadArtifact, match="is damaged"):
+            load_checkpoint(path)
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(BadArtifact, match="not a checkpoint of crossbatch"):
+        load_checkpoint(path)
+    save_file({"a": torch.zeros(1)}, path, metadata={"crossbatch": json.dumps({"format_version": 99})})
+    with pytest.raises(BadArtifact, match=r"version 99.*up to 1"):
+        load_checkpoint(path)
+
+
+def test_another_architecture_is_told(tmp_path: Path) -> None:
+    tensors = {"weight": torch.zeros(2, 2), "0.bias": torch.zeros(1), "1.bias": torch.zeros(1)}
+    with pytest.raises(ModelMismatch, match=r"2 names \(first: 0\.bias\)"):
+        load_module(nn.Linear(2, 2, bias=False), tensors, source=tmp_path)
+    with pytest.raises(ModelMismatch, match=r"weight has shape \(3, 2\), the recipe's has \(2, 2\)"):
+        load_module(nn.Linear(2, 2, bias=False), {"weight": torch.zeros(3, 2)}, source=tmp_path)
+
+
+def _step(net: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    net(images).square().sum().backward()
+    optimizer.step()
+
+
+def test_an_optimizer_goes_on_bit_for_bit() -> None:
+    images = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    nets, optimizers = [], []
+    for _ in range(2):
+        torch.manual_seed(0)
+        net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        nets.append(net)
+        optimizers.append(torch.optim.AdamW(net.parameters(), lr=0.1))
+    for _ in range(3):
+        _step(nets[0], optimizers[0], images)
+    nets[1].load_state_dict(nets[0].state_dict())
+    load_optimizer(
+        optimizers[1], {k: v.contiguous().clone() for k, v in pack_optimizer(optimizers[0]).items()}
+    )
+    _step(nets[0], optimizers[0], images)
+    _step(nets[1], optimizers[1], images)
+    assert torch.equal(nets[0].weight, nets[1].weight)
+    assert torch.equal(nets[0].bias, nets[1].bias)  # type: ignore[arg-type]
+
+
+def test_write_file_replaces_whole(tmp_path: Path) -> None:
+    write_file(tmp_path / "a", b"first, the longer one")
+    write_file(tmp_path / "a", b"second")
+    assert (tmp_path / "a").read_bytes() == b"second"

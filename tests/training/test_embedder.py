@@ -1,0 +1,96 @@
+"""The embedder: shapes, the head before GAP equal to a linear layer after it, pixels to network input."""
+
+import numpy as np
+import pytest
+import torch
+
+from serving.errors import BadSetting
+from training.embedder import Embedder, build_embedder
+from training.prototypes import histogram
+from training.recipe import Recipe
+
+RECIPE = Recipe(image_size=16, dimension=12, prototypes=5)
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Embedder:
+    return build_embedder(RECIPE).eval()
+
+
+@pytest.fixture(scope="module")
+def pixels() -> torch.Tensor:
+    return torch.randint(
+        0, 256, (3, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
+
+
+@torch.no_grad()
+def test_shapes_and_sums(embedder: Embedder, pixels: torch.Tensor) -> None:
+    features = embedder(embedder.normalise(pixels))
+    assert features.locations.shape == (3, 16, 12)
+    assert features.embeddings.shape == (3, 12)
+    assert features.histograms.shape == (3, 5)
+    assert embedder.grid == (4, 4)
+    torch.testing.assert_close(features.histograms.sum(dim=1), torch.ones(3))
+    torch.testing.assert_close(
+        features.histograms, histogram(features.locations, embedder.prototypes, epsilon=10.0, unit=True)
+    )
+
+
+@torch.no_grad()
+def test_the_convolution_before_gap_equals_a_linear_layer_after_it(
+    embedder: Embedder, pixels: torch.Tensor
+) -> None:
+    images = embedder.normalise(pixels)
+    after = embedder.pooled(images) @ embedder.head.weight[:, :, 0, 0].T
+    torch.testing.assert_close(embedder(images).embeddings, after, rtol=1e-4, atol=1e-5)
+    assert embedder.head.bias is None
+
+
+def test_normalise_against_numpy(embedder: Embedder, pixels: torch.Tensor) -> None:
+    expected = (pixels.numpy() / 255 - np.array(embedder.mean)) / np.array(embedder.std)
+    found = embedder.normalise(pixels)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), expected.transpose(0, 3, 1, 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+@torch.no_grad()
+def test_assignments_against_a_loop(unit: bool) -> None:
+    embedder = build_embedder(RECIPE.model_copy(update={"unit": unit}))
+    embedder.prototypes[0] *= 5  # a longer prototype wins more often only by raw products
+    locations = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(2))
+    found = embedder.assignments(locations)
+    assert found.dtype == torch.uint8
+    for b in range(2):
+        for j in range(7):
+            scores = []
+            for prototype in embedder.prototypes:
+                length = prototype.norm() if unit else 1.0
+                scores.append(float(prototype @ locations[b, j] / length))
+            assert int(found[b, j]) == int(np.argmax(scores))
+
+
+def test_the_start_depends_on_the_seed_alone() -> None:
+    torch.manual_seed(7)
+    first = build_embedder(RECIPE)
+    drawn = torch.rand(1)
+    torch.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(1))  # the global generator was left as it was
+    second = build_embedder(RECIPE)
+    other = build_embedder(RECIPE.model_copy(update={"seed": 1}))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.prototypes, other.prototypes)
+
+
+@pytest.mark.parametrize("backbone", ["vit_tiny_patch16_224"])
+def test_a_backbone_without_a_map_is_refused(backbone: str) -> None:
+    with pytest.raises(BadSetting, match=r"the backbone (gives|does not take)"):
+        build_embedder(Recipe(backbone=backbone, image_size=224))
+
+
+def test_all_weights_learn() -> None:
+    embedder = build_embedder(RECIPE).train()
+    features = embedder(torch.randn(2, 3, 16, 16))
+    (features.embeddings.sum() + features.histograms.square().sum()).backward()
+    assert all(parameter.grad is not None for parameter in embedder.parameters())

@@ -1,0 +1,314 @@
+"""A network as a model file: the same numbers, nothing of this machine in it, and no wrong file left."""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from serving.errors import BadArtifact, BadData, BadSetting
+from serving.model.encoder import Encoder
+from serving.model.spec import KEY, ModelSpec, fingerprint, read_spec
+from tests.tiny_model import tiny_graph
+from training import export as module
+from training import parity
+from training.backbone import Backbone
+from training.embedder import Embedder
+from training.export import Settings, export_model, render, run
+from training.recipe import Recipe
+from training.run import Run
+
+SIZE = 16
+FIELDS: dict[str, Any] = {"name": "tiny", "crop_fraction": 0.875, "resampling": "bicubic"}
+
+
+class _Body(nn.Module):
+    """A backbone of two layers, with a fault that can be switched on."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 6, 3, stride=2, padding=1),
+        )
+        self.fault = fault
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.fault == "unexportable":
+            images = images if images.sum() > 0 else -images  # a choice by the pixels is no graph
+        maps = cast(Tensor, self.layers(images))
+        if self.fault == "other numbers" and torch.onnx.is_in_onnx_export():
+            return maps + 0.01 * maps.square()
+        return maps * (0 if self.fault == "zero" else 1)
+
+
+def _embedder(fault: str = "") -> Embedder:
+    torch.manual_seed(0)
+    backbone = Backbone(_Body(fault), 6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    embedder = Embedder(backbone, image_size=SIZE, dimension=5, prototypes=4, epsilon=10.0, unit=True)
+    for layer in embedder.modules():
+        if isinstance(layer, nn.BatchNorm2d):  # statistics that evaluation mode shows
+            layer.running_mean = torch.randn(8)
+    return embedder.train()
+
+
+def _image(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((40, 30 + seed)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+IMAGES = [_image(seed) for seed in range(9)]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Embedder, Path, ModelSpec, float]:
+    embedder, path = _embedder(), tmp_path_factory.mktemp("export") / "tiny.onnx"
+    spec, difference = export_model(embedder, FIELDS, path, IMAGES)
+    return embedder, path, spec, difference
+
+
+def test_file_computes_what_torch_does(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
+    embedder, path, _, difference = exported
+    assert 0 <= difference <= 1e-5
+    encoder = Encoder(path, threads=1)
+    for batch in (1, 2, 5):
+        pixels = np.stack([encoder.preprocess(data) for data in IMAGES[:batch]])
+        with torch.no_grad():
+            features = embedder.eval()(embedder.normalise(torch.from_numpy(pixels)))
+        found = encoder.run(pixels)
+        raw = features.embeddings.numpy()
+        np.testing.assert_allclose(
+            found["embeddings"], raw / np.linalg.norm(raw, axis=1, keepdims=True), atol=1e-5
+        )
+        np.testing.assert_allclose(found["histograms"], features.histograms.numpy(), atol=1e-5)
+        assigned = embedder.assignments(features.locations).reshape(batch, *embedder.grid)
+        np.testing.assert_array_equal(found["assignments"], assigned.numpy())
+        assert found["assignments"].dtype == np.uint8
+
+
+def test_ports_are_those_of_the_contract(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
+    model = onnx.load_model_from_string(exported[1].read_bytes())
+    onnx.checker.check_model(model, full_check=True)
+
+    def ports(found: Any) -> list[tuple[str, int, list[str | int]]]:
+        return [
+            (
+                port.name,
+                port.type.tensor_type.elem_type,
+                [dim.dim_param or dim.dim_value for dim in port.type.tensor_type.shape.dim],
+            )
+            for port in found
+        ]
+
+    assert ports(model.graph.input) == [("images", onnx.TensorProto.UINT8, ["batch", SIZE, SIZE, 3])]
+    assert ports(model.graph.output) == [
+        ("embeddings", onnx.TensorProto.FLOAT, ["batch", 5]),
+        ("histograms", onnx.TensorProto.FLOAT, ["batch", 4]),
+        ("assignments", onnx.TensorProto.UINT8, ["batch", 4, 4]),
+    ]
+
+
+def test_spec_says_what_the_network_is(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
+    _, path, spec, _ = exported
+    assert read_spec(path) == spec
+    assert (spec.name, spec.image_size, spec.dimension, spec.prototypes, spec.grid) == (
+        "tiny",
+        SIZE,
+        5,
+        4,
+        (4, 4),
+    )
+    assert (spec.crop_fraction, spec.resampling, spec.precision) == (0.875, "bicubic", "fp32")
+
+
+def test_nothing_of_this_machine_is_in_the_file(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
+    data = exported[1].read_bytes()
+    model = onnx.load_model_from_string(data)
+    assert [entry.key for entry in model.metadata_props] == [KEY]
+    assert not any(node.metadata_props or node.doc_string for node in model.graph.node)
+    for trace in (
+        b"stack_trace",
+        b".py",
+        str(Path(__file__).parents[2]).encode(),
+        b"site-packages",
+        b"pytorch",
+    ):
+        assert trace not in data, trace
+
+
+def test_export_is_repeatable(exported: tuple[Embedder, Path, ModelSpec, float], tmp_path: Path) -> None:
+    export_model(_embedder(), FIELDS, tmp_path / "again.onnx", IMAGES)
+    assert (tmp_path / "again.onnx").read_bytes() == exported[1].read_bytes()
+
+
+def test_embedding_of_zero_is_no_nan(tmp_path: Path) -> None:
+    export_model(_embedder("zero"), FIELDS, tmp_path / "zero.onnx", IMAGES)
+    found = Encoder(tmp_path / "zero.onnx", threads=1).run(np.zeros((2, SIZE, SIZE, 3), np.uint8))
+    assert (found["embeddings"] == 0).all()
+    np.testing.assert_allclose(found["histograms"], 0.25, atol=1e-6)
+
+
+# --- what is not left ------------------------------------------------------------------------------------
+
+
+def test_file_of_other_numbers_is_not_left_and_the_previous_one_survives(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"the model in use")
+    with pytest.raises(BadArtifact, match=r"was not kept: its \w+ .* from torch's .* 0\.0001 is allowed"):
+        export_model(_embedder("other numbers"), FIELDS, path, IMAGES)
+    assert path.read_bytes() == b"the model in use"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_network_that_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(
+        BadArtifact, match=r"the network cannot be written as ONNX: .*; choose another backbone"
+    ):
+        export_model(_embedder("unexportable"), FIELDS, tmp_path / "m.onnx", IMAGES)
+
+
+def test_network_beyond_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_MODEL_BYTES", 1000)
+    with pytest.raises(BadArtifact, match=r"[\d,]+ bytes of weights, and one ONNX file holds 1,000"):
+        export_model(_embedder(), FIELDS, tmp_path / "m.onnx", IMAGES)
+
+
+def test_too_few_images(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"5 images were given .* at least 6"):
+        export_model(_embedder(), FIELDS, tmp_path / "m.onnx", IMAGES[:5])
+
+
+def test_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        BadSetting, match=r"none/m\.onnx cannot be written: there is no folder .*none; give a file"
+    ):
+        export_model(_embedder(), FIELDS, tmp_path / "none/m.onnx", IMAGES)
+    with pytest.raises(BadSetting, match="cannot be written: it is a folder"):
+        export_model(_embedder(), FIELDS, tmp_path, IMAGES)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_to_onnx", lambda *_: tiny_graph(size=SIZE))
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BadSetting, match=r"m\.onnx cannot be written: no space left on device"):
+        export_model(_embedder(), FIELDS, tmp_path / "m.onnx", IMAGES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parity_sees_a_difference_in_each_output(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
+    embedder, path, _, _ = exported
+    graph, encoder = module._Graph(embedder).eval(), Encoder(path, threads=1)
+    assert parity.check_parity(encoder, graph, IMAGES) < 1e-5
+    for wrong in range(3):
+
+        def network(images: Tensor, wrong: int = wrong) -> list[Tensor]:
+            outputs = list(graph(images))
+            outputs[wrong] = (outputs[wrong] + 1) if wrong == 2 else outputs[wrong] * 1.01
+            return outputs
+
+        with pytest.raises(BadArtifact, match=f"its {parity.OUTPUTS[wrong]} .* differ"):
+            parity.check_parity(encoder, network, IMAGES)
+    with pytest.raises(BadArtifact, match="by nan"):
+        parity.check_parity(
+            encoder, lambda images: [output * float("nan") for output in graph(images)], IMAGES
+        )
+
+
+# --- the command -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run whose images lie in `data`, some of which are none."""
+    root = tmp_path / "data"
+    for i, data in enumerate([*IMAGES, b"a text file", b""]):
+        (root / f"class{i % 3}").mkdir(parents=True, exist_ok=True)
+        (root / f"class{i % 3}/{i}.jpg").write_bytes(data)
+    record = {
+        "name": "tiny-contrastive",
+        "versions": {"torch": "2"},
+        "seed": 3,
+        "git_commit": "abc",
+        "data": {
+            "root": str(root),
+            "format": "folder",
+            "train_classes": ["class0", "class1"],
+            "train_images": 7,
+        },
+        "metrics": {"epoch": 2, "validation": {"map_at_r": 0.5}},
+    }
+    recipe = Recipe.model_validate(
+        {"image_size": SIZE, "dimension": 5, "prototypes": 4, "weights": "/home/someone/weights.pth"}
+    )
+    found = Run(tmp_path / "run", recipe, _embedder(), record)
+    monkeypatch.setattr(module, "load_run", lambda path: found)
+    return found
+
+
+def test_command_records_the_training_and_no_path(
+    trained: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model.onnx"
+    result = run(Settings(run_dir=trained.path, model=path))
+    spec = read_spec(path)
+    assert json.loads(json.dumps(result)) == result
+    assert result["images"] == len(IMAGES)
+    assert (
+        result["fingerprint"]
+        == spec.fingerprint
+        == fingerprint(onnx.load_model_from_string(path.read_bytes()))
+    )
+    assert (spec.name, spec.data, spec.classes, spec.images, spec.seed) == (
+        "tiny-contrastive",
+        "data",
+        2,
+        7,
+        3,
+    )
+    assert spec.recipe["weights"] == "weights.pth"
+    assert spec.recipe["image_size"] == SIZE
+    assert spec.split == trained.recipe.split
+    assert spec.accuracy == {"epoch": 2, "validation": {"map_at_r": 0.5}}
+    assert spec.versions == {"torch": "2", "onnx": onnx.__version__}
+    assert str(tmp_path).encode() not in path.read_bytes()
+    assert {"class0/9.jpg", "class1/10.jpg"} <= {
+        record.args[0] for record in caplog.records if isinstance(record.args, tuple) and record.args
+    }
+    assert f"Wrote {path}: tiny-contrastive" in render(result)
+    assert "On 9 images it differs from torch by at most" in render(result)
+
+
+def test_command_without_images_says_so(trained: Run, tmp_path: Path) -> None:
+    settings = Settings(run_dir=trained.path, model=tmp_path / "m.onnx")
+    gone = (tmp_path / "data").rename(tmp_path / "moved")
+    with pytest.raises(BadData, match=r"no longer at .*data, .* give a folder of images by --data"):
+        run(settings)
+    for image in sorted(gone.rglob("*.jpg"))[:7]:
+        image.unlink()
+    with pytest.raises(BadData, match=r"holds . images that can be read and . that cannot; .* at least 6"):
+        run(settings.model_copy(update={"data": gone}))
+    assert not settings.model.exists()
+
+
+def test_sample_is_spread_over_the_catalogue(trained: Run, tmp_path: Path) -> None:
+    settings = Settings(run_dir=trained.path, model=tmp_path / "m.onnx", images=6)
+    rows = module._catalog(trained, settings)
+    sample = module._sample(rows, 6)
+    assert len(sample) == 6
+    assert {row.label for row in rows.rows if row.image.read_bytes() in sample} == {
+        "class0",
+        "class1",
+        "class2",
+    }

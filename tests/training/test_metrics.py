@@ -1,0 +1,255 @@
+"""Retrieval metrics against the loop, their invariants, and the data sets that break others."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.errors import BadData, BadSetting
+from tests import oracles
+from training import metrics
+from training.metrics import RetrievalMetrics, retrieval_metrics
+
+AT = (1, 2, 4, 8)
+labelled = st.integers(0, 10_000).flatmap(
+    lambda seed: st.lists(st.integers(0, 4), min_size=3, max_size=18).map(lambda labels: (seed, labels))
+)
+
+
+def cloud(seed: int, count: int, dimension: int = 3) -> oracles.Floats:
+    return np.random.default_rng(seed).normal(size=(count, dimension))
+
+
+def check(found: RetrievalMetrics, expected: tuple[dict[int, float], float, float, int]) -> None:
+    recall, average, precision, excluded = expected
+    assert found.recall_at == pytest.approx(recall, abs=1e-12)
+    assert found.map_at_r == pytest.approx(average, abs=1e-12)
+    assert found.r_precision == pytest.approx(precision, abs=1e-12)
+    assert found.excluded == excluded
+
+
+@settings(deadline=None, max_examples=80)
+@given(labelled, st.sampled_from([1, 3, 1024]))
+def test_metrics_are_the_loop(drawn: tuple[int, list[int]], block: int) -> None:
+    seed, labels = drawn
+    names = np.array(labels)
+    if np.bincount(names).max() < 2:
+        return
+    embeddings = cloud(seed, len(labels))
+    found = retrieval_metrics(embeddings, names, at=AT, block=block)
+    check(found, oracles.retrieval(embeddings, names, AT))
+    assert found.queries + found.excluded == len(labels)
+
+
+@settings(deadline=None, max_examples=80)
+@given(labelled)
+def test_equal_similarities_rank_by_index(drawn: tuple[int, list[int]]) -> None:
+    """Few places to be in, so that nearly every rank is shared, at the last place too."""
+    seed, labels = drawn
+    names = np.array(labels)
+    if np.bincount(names).max() < 2:
+        return
+    places = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    embeddings = places[np.random.default_rng(seed).integers(0, 3, len(labels))]
+    check(
+        retrieval_metrics(embeddings.astype(np.float32), names, at=AT),
+        oracles.retrieval(embeddings, names, AT),
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(labelled, st.integers(0, 99))
+def test_a_gallery_of_its_own_is_the_loop(drawn: tuple[int, list[int]], other: int) -> None:
+    seed, labels = drawn
+    names = np.array(labels)
+    gallery_names = np.random.default_rng(other).integers(0, 5, 7)
+    if not np.isin(names, gallery_names).any():
+        return
+    queries, gallery = cloud(seed, len(labels)), cloud(other + 20_000, 7)
+    found = retrieval_metrics(queries, names, at=AT, gallery_embeddings=gallery, gallery_labels=gallery_names)
+    check(found, oracles.retrieval(queries, names, AT, gallery, gallery_names))
+
+
+@settings(deadline=None, max_examples=40)
+@given(labelled)
+def test_invariants(drawn: tuple[int, list[int]]) -> None:
+    seed, labels = drawn
+    names = np.array(labels)
+    if np.bincount(names).max() < 2:
+        return
+    rng = np.random.default_rng(seed)
+    embeddings = cloud(seed, len(labels))
+    found = retrieval_metrics(embeddings, names, at=AT)
+    recalls = [found.recall_at[k] for k in AT]
+    assert recalls == sorted(recalls)
+    assert 0 <= found.map_at_r <= found.r_precision <= 1
+    order = rng.permutation(len(labels))
+    check(retrieval_metrics(embeddings[order], names[order], at=AT), tuple_of(found))
+    rotation = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    check(retrieval_metrics(embeddings @ rotation, names, at=AT), tuple_of(found))
+    lengths = rng.uniform(0.1, 10, (len(labels), 1))
+    check(retrieval_metrics(lengths * embeddings, names, at=AT), tuple_of(found))
+
+
+def tuple_of(found: RetrievalMetrics) -> tuple[dict[int, float], float, float, int]:
+    return found.recall_at, found.map_at_r, found.r_precision, found.excluded
+
+
+@pytest.mark.parametrize("count", [300, 1300])
+def test_large_enough_for_the_fast_top(count: int) -> None:
+    """Columns past one chunk, several blocks, and widths that are no multiple of a chunk."""
+    names = np.random.default_rng(count).integers(0, count // 4, count)
+    embeddings = cloud(count, count, 8).astype(np.float32)
+    found = retrieval_metrics(embeddings, names, at=(1, 3), block=128)
+    similarity = torch.nn.functional.normalize(torch.from_numpy(embeddings).double())
+    similarity = (similarity @ similarity.T).fill_diagonal_(-torch.inf)
+    ranked = similarity.argsort(dim=1, descending=True).numpy()
+    wanted = np.bincount(names)[names] - 1
+    match = names[ranked] == names[:, None]
+    rows = np.flatnonzero(wanted)
+    average = [
+        (np.cumsum(match[q]) / np.arange(1, count + 1) * match[q])[: wanted[q]].sum() / wanted[q]
+        for q in rows
+    ]
+    assert found.map_at_r == pytest.approx(np.mean(average), abs=1e-12)
+    assert found.recall_at == {k: pytest.approx(match[rows, :k].any(axis=1).mean()) for k in (1, 3)}
+
+
+def test_the_self_is_removed_by_index_and_copies_stay() -> None:
+    """Image 1 is a copy of image 0 in another class: the first column is not always the query itself."""
+    embeddings = np.array([[1.0, 0.0], [1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    names = np.array([0, 1, 0, 1, 1])
+    found = retrieval_metrics(embeddings, names, at=AT)
+    check(found, oracles.retrieval(embeddings, names, AT))
+    assert found.recall_at[1] == 3 / 5  # 0 and 1 find each other, and miss; 2 finds 0, 3 and 4 each other
+
+
+@pytest.mark.parametrize("count", [70, 333])
+def test_copies_tie_exactly_wherever_they_stand(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix product may round equal columns differently by position; copies of one image must not care."""
+    product = torch.mm
+
+    def rounding_by_position(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        product(a, b, out=out)
+        return out.add_(1e-6 * (torch.arange(b.shape[1]) % 5))
+
+    monkeypatch.setattr(torch, "mm", rounding_by_position)
+    base = cloud(5, 7, 129).astype(np.float32)
+    which = np.random.default_rng(1).integers(0, 7, count)
+    names = np.random.default_rng(2).integers(0, 9, count)
+    found = retrieval_metrics(base[which], names, at=AT, block=50)
+    check(found, oracles.retrieval(base[which].astype(np.float64), names, AT))
+
+
+def test_a_copy_of_every_image_is_a_hit() -> None:
+    embeddings = cloud(3, 5).repeat(2, axis=0)
+    found = retrieval_metrics(embeddings, np.arange(5).repeat(2))
+    assert (found.recall_at[1], found.map_at_r, found.r_precision) == (1, 1, 1)
+
+
+def test_classes_of_one_image_are_left_out_and_counted() -> None:
+    found = retrieval_metrics(cloud(0, 5), np.array([0, 0, 1, 2, 3]))
+    assert (found.queries, found.excluded) == (2, 3)
+
+
+def test_labels_beyond_float32_stay_apart() -> None:
+    base = 2**24
+    names = np.array([base, base + 1, base, base + 1], dtype=np.int64)
+    embeddings = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+    assert retrieval_metrics(embeddings, names, at=(1,)).recall_at[1] == 0
+    assert retrieval_metrics(embeddings, names + 2**40, at=(1,)).recall_at[1] == 0
+
+
+def test_few_big_classes() -> None:
+    """R is almost all there is, so every reference is ranked."""
+    names = np.arange(200) % 2
+    embeddings = cloud(9, 200, 4)
+    check(retrieval_metrics(embeddings, names, at=(1, 500)), oracles.retrieval(embeddings, names, (1, 500)))
+
+
+def test_one_class_is_always_found() -> None:
+    found = retrieval_metrics(cloud(1, 6), np.zeros(6, dtype=np.int64), at=(1, 100))
+    assert found == RetrievalMetrics({1: 1.0, 100: 1.0}, 1.0, 1.0, 6, 0)
+
+
+def test_memory_is_bounded_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    nearest = metrics._Search.nearest
+
+    def spy(self: metrics._Search, rows: torch.Tensor, depth: int) -> torch.Tensor:
+        sizes.append((len(rows), depth))
+        return nearest(self, rows, depth)
+
+    monkeypatch.setattr(metrics._Search, "nearest", spy)
+    names = np.array([0] * 60 + [*range(1, 71)] * 2)
+    embeddings = cloud(0, 200)
+    expected = retrieval_metrics(embeddings, names)
+    assert [rows for rows, _ in sizes] == [200]
+    sizes.clear()
+    monkeypatch.setattr(metrics, "_BLOCK_BYTES", 40_000)
+    assert retrieval_metrics(embeddings, names, block=150) == expected
+    assert all(rows * (8 * 200 + 64 * depth) <= 40_000 for rows, depth in sizes)
+    assert {depth for _, depth in sizes} == {8, 59}  # small classes do not pay for the big one
+    assert sum(rows for rows, _ in sizes) == 200
+
+
+def test_tensors_arrays_and_half_precision_agree_inside_autocast() -> None:
+    embeddings = torch.from_numpy(cloud(4, 40)).half()
+    names = torch.arange(40) % 8
+    expected = retrieval_metrics(embeddings.float(), names)
+    array = embeddings.float().numpy()
+    array.flags.writeable = False
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert retrieval_metrics(embeddings.requires_grad_(), names) == expected
+    assert retrieval_metrics(array, names.numpy().astype(np.int32)) == expected
+
+
+def test_agrees_with_pytorch_metric_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        sys.modules, "faiss", None
+    )  # it is imported where it is found; its own search needs it
+    from pytorch_metric_learning.distances import CosineSimilarity
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+    from pytorch_metric_learning.utils.inference import CustomKNN
+
+    names = torch.from_numpy(np.random.default_rng(0).integers(0, 30, 150))
+    embeddings = torch.from_numpy(cloud(0, 150, 8)).float()
+    calculator = AccuracyCalculator(
+        include=("precision_at_1", "r_precision", "mean_average_precision_at_r"),
+        k="max_bin_count",
+        device=torch.device("cpu"),
+        knn_func=CustomKNN(CosineSimilarity()),
+        kmeans_func=lambda *_: None,
+    )
+    theirs = calculator.get_accuracy(embeddings, names)
+    ours = retrieval_metrics(embeddings, names, at=(1,))
+    assert ours.recall_at[1] == pytest.approx(theirs["precision_at_1"], abs=1e-9)
+    assert ours.r_precision == pytest.approx(theirs["r_precision"], abs=1e-9)
+    assert ours.map_at_r == pytest.approx(theirs["mean_average_precision_at_r"], abs=1e-9)
+
+
+def test_what_cannot_be_measured_is_one_sentence() -> None:
+    with pytest.raises(BadData, match="none of the 3 queries has a reference of its label"):
+        retrieval_metrics(cloud(0, 3), np.arange(3))
+    broken = cloud(0, 4)
+    broken[1, 2] = np.nan
+    with pytest.raises(BadData, match="1 of 4 embeddings are not finite"):
+        retrieval_metrics(broken, np.zeros(4, dtype=np.int64))
+    for options in ({"at": (0,)}, {"block": 0}):
+        with pytest.raises(BadSetting, match="at least 1"):
+            retrieval_metrics(cloud(0, 4), np.zeros(4, dtype=np.int64), **options)
+
+
+def test_shapes_and_dtypes_that_do_not_fit() -> None:
+    names = np.zeros(4, dtype=np.int64)
+    with pytest.raises(ValueError, match=r"\(4, 3\) and \(3,\)"):
+        retrieval_metrics(cloud(0, 4), names[:3])
+    with pytest.raises(ValueError, match=r"torch.float64 and torch.float64"):
+        retrieval_metrics(cloud(0, 4), names.astype(np.float64))
+    with pytest.raises(ValueError, match="go together"):
+        retrieval_metrics(cloud(0, 4), names, gallery_embeddings=cloud(0, 4))
+    with pytest.raises(ValueError, match="3 dimensions, the gallery has 2"):
+        retrieval_metrics(cloud(0, 4), names, gallery_embeddings=cloud(0, 4, 2), gallery_labels=names)

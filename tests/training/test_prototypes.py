@@ -1,0 +1,152 @@
+"""The histogram operator and the ridge fit against their oracles."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from serving.errors import BadSetting
+from tests import oracles
+from training.prototypes import fit_dual, fit_primal, fit_prototypes, histogram, solve_positive
+
+Fit = Callable[..., Tensor]
+
+SIZES = [(3, 8), (8, 3), (5, 5), (1, 4), (4, 1)]  # (B, m): m > B, B > m, equal, and one of each
+
+
+def batch(
+    count: int, prototypes: int, dimension: int = 4, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(count * 31 + prototypes)
+    scores = 3 * torch.randn(count, prototypes, generator=generator, dtype=torch.float64)
+    embeddings = torch.randn(count, dimension, generator=generator, dtype=torch.float64)
+    return scores.softmax(dim=1).to(dtype), embeddings.to(dtype)
+
+
+def locations_and_prototypes() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    locations = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
+    return locations, 2 * torch.randn(6, 4, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize("epsilon", [0.5, 10.0])
+def test_histogram_is_the_double_loop(unit: bool, epsilon: float) -> None:
+    locations, prototypes = locations_and_prototypes()
+    z = histogram(locations, prototypes, epsilon=epsilon, unit=unit)
+    expected = oracles.histogram(locations.numpy(), prototypes.numpy(), epsilon, unit)
+    np.testing.assert_allclose(z.numpy(), expected, atol=1e-12)
+    assert z.dtype == torch.float64
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10_000), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_histogram_rows_are_shares(seed: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    locations = (10 * torch.randn(2, 3, 4, generator=generator)).to(dtype)
+    z = histogram(locations, torch.randn(5, 4, generator=generator).to(dtype), unit=False)
+    assert z.dtype == torch.float32
+    assert (z >= 0).all()
+    torch.testing.assert_close(z.sum(dim=1), torch.ones(2))
+
+
+def test_histogram_of_black_and_one_prototype() -> None:
+    black = histogram(torch.zeros(1, 2, 4, requires_grad=True), torch.randn(3, 4))
+    torch.testing.assert_close(black, torch.full((1, 3), 1 / 3))
+    torch.autograd.backward(black.sum())
+    torch.testing.assert_close(histogram(torch.randn(2, 3, 4), torch.randn(1, 4)), torch.ones(2, 1))
+
+
+def test_histogram_names_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"\(1, 2, 4\) and \(3, 5\)"):
+        histogram(torch.zeros(1, 2, 4), torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize("fit", [fit_primal, fit_dual, fit_prototypes])
+@pytest.mark.parametrize(("count", "prototypes"), SIZES)
+@pytest.mark.parametrize("ridge", [0.05, 1e-3])
+def test_both_forms_are_the_augmented_least_squares(
+    fit: Fit, count: int, prototypes: int, ridge: float
+) -> None:
+    z, y = batch(count, prototypes)
+    v = fit(z, y, ridge=ridge)
+    assert v.shape == (4, prototypes)
+    np.testing.assert_allclose(v.numpy(), oracles.ridge(z.numpy(), y.numpy(), ridge), atol=1e-10)
+
+
+@pytest.mark.parametrize(("count", "prototypes"), [(128, 64), (32, 128)])
+def test_float32_is_accurate_at_the_sizes_of_training(count: int, prototypes: int) -> None:
+    z, y = batch(count, prototypes, dimension=64, dtype=torch.float32)
+    v = fit_prototypes(z, y)
+    assert v.dtype == torch.float32
+    expected = oracles.ridge(z.double().numpy(), y.double().numpy(), 0.05)
+    np.testing.assert_allclose(v.numpy(), expected, atol=2e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("count", "prototypes", "solved"), [(3, 8, 3), (8, 3, 3), (5, 5, 5)])
+def test_the_smaller_system_is_solved(
+    count: int, prototypes: int, solved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    factorise = torch.linalg.cholesky_ex
+
+    def spy(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        sizes.append(len(matrix))
+        factor, info = factorise(matrix)
+        return factor, info
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", spy)
+    fit_prototypes(*batch(count, prototypes))
+    assert sizes == [solved]
+
+
+@pytest.mark.parametrize(("count", "prototypes"), SIZES)
+def test_gradient_of_the_fit(count: int, prototypes: int) -> None:
+    z, y = (t.requires_grad_() for t in batch(count, prototypes, dimension=2))
+    assert torch.autograd.gradcheck(lambda a, b: fit_prototypes(a, b), (z, y))
+
+
+@pytest.mark.parametrize("fit", [fit_primal, fit_dual])
+def test_the_solve_leaves_autocast(fit: Fit) -> None:
+    z, y = batch(12, 6, dtype=torch.bfloat16)
+    expected = fit(z.float(), y.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        v = fit(z, y)
+        from_float = fit(z.float(), y.float())
+    assert v.dtype == torch.float32
+    assert torch.equal(v, expected)
+    assert torch.equal(from_float, expected)
+
+
+def test_the_histogram_leaves_autocast() -> None:
+    locations, prototypes = (t.bfloat16() for t in locations_and_prototypes())
+    expected = histogram(locations.float(), prototypes.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(histogram(locations, prototypes), expected)
+
+
+@pytest.mark.parametrize(("count", "prototypes"), [(3, 8), (8, 3)])
+def test_a_feature_that_is_not_a_number_shows_in_the_result(count: int, prototypes: int) -> None:
+    z, y = batch(count, prototypes)
+    z[0, 0] = torch.nan
+    assert fit_prototypes(z, y).isnan().all()
+
+
+def test_a_system_that_is_not_positive_definite_gives_no_numbers() -> None:
+    indefinite = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+    assert solve_positive(indefinite, torch.ones(2, 1)).isnan().all()
+
+
+@pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
+def test_a_ridge_that_is_not_above_zero_is_refused(ridge: float) -> None:
+    with pytest.raises(BadSetting, match="above zero"):
+        fit_prototypes(*batch(3, 2), ridge=ridge)
+
+
+def test_rows_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"\(3, 2\) and \(4, 5\)"):
+        fit_prototypes(torch.zeros(3, 2), torch.zeros(4, 5))

@@ -1,0 +1,136 @@
+"""The recursion against the direct fit to all batches, with the corrections; the printed weights fail."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from serving.errors import BadSetting
+from tests import oracles
+from training.prototypes import fit_prototypes
+from training.recursion import Fit, fit_batch, merge, start, update, weight
+
+BATCHES, M, D = 5, 6, 4
+
+
+def stream(dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
+    """Batches of unequal sizes, some smaller than m and some larger."""
+    generator = torch.Generator().manual_seed(7)
+    batches = []
+    for size in (3, 9, 6, 4, 12)[:BATCHES]:
+        scores = 3 * torch.randn(size, M, generator=generator, dtype=torch.float64)
+        embeddings = torch.randn(size, D, generator=generator, dtype=torch.float64)
+        batches.append((scores.softmax(dim=1).to(dtype), embeddings.to(dtype)))
+    return batches
+
+
+def direct(batches: list[tuple[Tensor, Tensor]], decay: float, ridge: float) -> oracles.Floats:
+    """argmin Σ_k α^(K−k) ‖VZ_k − Y_k‖² + β‖V‖², by one `lstsq` over all batches."""
+    last = len(batches) - 1
+    weighted = [
+        (decay ** (last - k), z.double().numpy(), y.double().numpy()) for k, (z, y) in enumerate(batches)
+    ]
+    return oracles.weighted_ridge(weighted, ridge)
+
+
+def combine(first: Fit, second: Fit, w: Tensor) -> Tensor:
+    """V = V₁Wᵀ + V₂(I − W)ᵀ."""
+    return first.prototypes @ w.T + second.prototypes @ (torch.eye(M, dtype=w.dtype) - w).T
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize("ridge", [0.05, 1.0])
+def test_the_recursion_is_the_direct_solution_after_every_batch(decay: float, ridge: float) -> None:
+    fit = start(M, D, ridge=ridge, like=stream()[0][0])
+    for k, (z, y) in enumerate(stream()):
+        fit = update(fit, z, y, decay=decay, ridge=ridge)
+        np.testing.assert_allclose(fit.prototypes, direct(stream()[: k + 1], decay, ridge), atol=1e-10)
+
+
+def test_two_batches_merge_into_the_direct_solution() -> None:
+    (z1, y1), (z2, y2) = stream()[:2]
+    merged = merge(fit_batch(z1, y1, ridge=0.05), fit_batch(z2, y2, ridge=0.05))
+    both = oracles.weighted_ridge([(1.0, z1.numpy(), y1.numpy()), (1.0, z2.numpy(), y2.numpy())], 0.1)
+    np.testing.assert_allclose(merged.prototypes, both, atol=1e-10)
+    torch.testing.assert_close(merged.gram, z1.T @ z1 + z2.T @ z2 + 0.1 * torch.eye(M, dtype=z1.dtype))
+
+
+def test_merging_is_associative() -> None:
+    a, b, c = (fit_batch(z, y) for z, y in stream()[:3])
+    left, right = merge(merge(a, b), c), merge(a, merge(b, c))
+    torch.testing.assert_close(left.prototypes, right.prototypes)
+
+
+@pytest.mark.parametrize("decay", [0.5, 1.0])
+def test_the_weight_has_both_forms_of_the_method(decay: float) -> None:
+    first, second = (fit_batch(z, y) for z, y in stream()[:2])
+    r1, r2 = torch.linalg.inv(first.gram), torch.linalg.inv(second.gram)
+    w = weight(first, second, decay=decay)
+    torch.testing.assert_close(w, decay * r2 @ torch.linalg.inv(r1 + decay * r2))
+    torch.testing.assert_close(combine(first, second, w), merge(first, second, decay=decay).prototypes)
+
+
+def test_the_printed_two_batch_weight_is_not_the_direct_solution() -> None:
+    """Correction 2: R₁⁻² stands where R₂⁻¹ belongs, whichever of its two places is meant."""
+    first, second = (fit_batch(z, y) for z, y in stream()[:2])
+    r1, r2 = torch.linalg.inv(first.gram), torch.linalg.inv(second.gram)
+    inverse = torch.linalg.inv
+    exact = merge(first, second).prototypes
+    torch.testing.assert_close(combine(first, second, r2 @ inverse(r1 + r2)), exact)
+    for printed in (r1 @ r1 @ inverse(r1 + r2), r2 @ inverse(r1 + r1 @ r1), r1 @ r1 @ inverse(r1 + r1 @ r1)):
+        assert (combine(first, second, printed) - exact).abs().max() > 0.05
+
+
+def test_the_printed_recursive_weight_is_not_the_direct_solution() -> None:
+    """Correction 1: without α in front the weight is not that of any weighting of the batches' errors."""
+    decay, ridge = 0.6, 0.05
+    past = update(start(M, D, ridge=ridge, like=stream()[0][0]), *stream()[0], decay=decay, ridge=ridge)
+    new = fit_batch(*stream()[1], ridge=(1 - decay) * ridge)
+    exact = direct(stream()[:2], decay, ridge)
+    r_past, r_new = torch.linalg.inv(past.gram), torch.linalg.inv(new.gram)
+    printed = r_new @ torch.linalg.inv(r_past + decay * r_new)
+    np.testing.assert_allclose(combine(past, new, decay * printed), exact, atol=1e-9)
+    assert np.abs(combine(past, new, printed).numpy() - exact).max() > 0.05
+
+
+def test_the_recursion_starts_at_a_single_fit() -> None:
+    z, y = stream()[0]
+    first = update(start(M, D, ridge=0.05, like=z), z, y, decay=0.9, ridge=0.05)
+    torch.testing.assert_close(first.prototypes, fit_prototypes(z, y, ridge=0.05))
+    assert torch.equal(start(M, D).prototypes, torch.zeros(D, M))
+
+
+def test_float32_inside_autocast_stays_near_the_direct_solution() -> None:
+    fit = start(M, D)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for z, y in stream(torch.float32):
+            fit = update(fit, z, y, decay=0.9)
+    assert fit.prototypes.dtype == torch.float32
+    np.testing.assert_allclose(fit.prototypes, direct(stream(), 0.9, 0.05), atol=1e-3)
+
+
+def test_merge_leaves_autocast() -> None:
+    first, second = (fit_batch(z, y) for z, y in stream(torch.float32)[:2])
+    expected = merge(first, second).prototypes
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(merge(first, second).prototypes, expected)
+
+
+def test_gradients_run_through_an_update() -> None:
+    z, y = (t.requires_grad_() for t in stream()[0])
+    past = update(start(M, D, like=z), *stream()[1])
+    assert torch.autograd.gradcheck(lambda a, b: update(past, a, b).prototypes, (z, y))
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.5, 1.5])
+def test_a_decay_outside_its_range_is_refused(decay: float) -> None:
+    z, y = stream()[0]
+    with pytest.raises(BadSetting, match="decay"):
+        update(start(M, D, like=z), z, y, decay=decay)
+    with pytest.raises(BadSetting, match="decay"):
+        weight(fit_batch(z, y), fit_batch(z, y), decay=decay)
+
+
+def test_a_start_without_a_ridge_is_refused() -> None:
+    with pytest.raises(BadSetting, match="above zero"):
+        start(M, D, ridge=0.0)

@@ -1,0 +1,119 @@
+"""The P×K sampler: coverage, classes of any size, and an order that the seed and epoch decide alone."""
+
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+from serving.errors import BadData, BadSetting
+from training.sampler import PKSampler
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.integers(1, 13), min_size=1, max_size=9),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.integers(0, 99),
+)
+def test_an_epoch_uses_every_image_in_batches_of_p_classes_by_k(
+    sizes: list[int], p: int, k: int, seed: int
+) -> None:
+    p = min(p, len(sizes))
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    sampler = PKSampler(labels, classes_per_batch=p, images_per_class=k, seed=seed)
+    batches = list(sampler)
+    assert len(batches) == len(sampler)
+    for batch in batches:
+        groups = labels[np.array(batch)].reshape(p, k)
+        assert (groups == groups[:, :1]).all()
+        assert len(set(groups[:, 0])) == p
+        for group, c in zip(np.array(batch).reshape(p, k), groups[:, 0], strict=True):
+            assert len(set(group)) == min(k, sizes[c])  # repeats only where the class is smaller than K
+    assert {image for batch in batches for image in batch} == set(range(len(labels)))
+
+
+def test_an_epoch_is_no_longer_than_it_must_be() -> None:
+    sampler = PKSampler(np.repeat(np.arange(10), 20), classes_per_batch=5, images_per_class=4)
+    assert len(sampler) == 10
+    assert set(Counter(image for batch in sampler for image in batch).values()) == {1}
+
+
+def test_one_big_class_is_spread_over_the_epoch() -> None:
+    labels = np.array([0] * 40 + [1, 2, 3])
+    batches = list(PKSampler(labels, classes_per_batch=2, images_per_class=4))
+    assert len(batches) == 10
+    assert all((labels[np.array(batch)] == 0).sum() == 4 for batch in batches)
+
+
+def test_a_class_that_fills_up_is_drawn_at_random() -> None:
+    labels = np.array([0] * 400 + [1] * 6 + [2] * 6 + [3] * 6)
+    batches = list(PKSampler(labels, classes_per_batch=2, images_per_class=2))
+    partners = Counter(labels[batch[-1]] if labels[batch[0]] == 0 else labels[batch[0]] for batch in batches)
+    assert min(partners[c] for c in (1, 2, 3)) > 40
+
+
+def test_classes_are_mixed_anew_in_each_batch() -> None:
+    labels = np.repeat(np.arange(10), 200)
+    batches = list(PKSampler(labels, classes_per_batch=5, images_per_class=4))
+    assert len({frozenset(labels[np.array(batch)]) for batch in batches}) > 60
+
+
+def test_the_order_is_that_of_seed_and_epoch() -> None:
+    labels = np.repeat(np.arange(6), 7)
+
+    def order(seed: int, epoch: int) -> list[list[int]]:
+        return list(PKSampler(labels, classes_per_batch=3, images_per_class=2, seed=seed, epoch=epoch))
+
+    assert order(0, 0) == order(0, 0)
+    assert len({str(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+    resumed = PKSampler(labels, classes_per_batch=3, images_per_class=2, seed=2)
+    list(resumed)
+    resumed.set_epoch(1)
+    assert list(resumed) == order(2, 1)
+
+
+@pytest.mark.parametrize("batches", [1, 3, 10, 25])
+def test_a_given_number_of_batches(batches: int) -> None:
+    labels = np.repeat(np.arange(10), 20)
+    sampler = PKSampler(labels, classes_per_batch=5, images_per_class=4, batches=batches)
+    drawn = list(sampler)
+    assert len(drawn) == len(sampler) == batches
+    seen = Counter(image for batch in drawn for image in batch)
+    assert max(seen.values()) - min(seen[i] for i in range(200)) <= 1  # no image twice before all have come
+    assert len({str(batch) for batch in drawn}) == batches
+
+
+def test_thousands_of_classes() -> None:
+    labels = torch.arange(3000).repeat_interleave(5)
+    sampler = PKSampler(labels.numpy(), classes_per_batch=16, images_per_class=4)
+    assert len(sampler) == 375
+    assert all(len(batch) == 64 for batch in islice(sampler, 5))
+
+
+def test_labels_may_be_any_numbers_and_feed_a_loader() -> None:
+    labels = [2**40, -1, 2**40, -1, 7]
+    data = TensorDataset(torch.tensor(labels))
+    sampler = PKSampler(labels, classes_per_batch=2, images_per_class=2)
+    loaded = [batch[0] for batch in DataLoader(data, batch_sampler=sampler)]
+    assert len(loaded) == len(sampler)
+    assert all(len(batch.unique()) == 2 for batch in loaded)
+
+
+def test_too_few_classes_is_one_sentence() -> None:
+    with pytest.raises(BadData, match="has 2 classes, but a batch needs 3: give more classes or lower"):
+        PKSampler([0, 0, 1], classes_per_batch=3, images_per_class=2)
+    with pytest.raises(BadData, match="has 0 classes"):
+        PKSampler([], classes_per_batch=1, images_per_class=2)
+
+
+@pytest.mark.parametrize("name", ["classes_per_batch", "images_per_class", "batches"])
+def test_a_setting_below_one_is_refused(name: str) -> None:
+    settings = {"classes_per_batch": 2, "images_per_class": 2, "batches": 2, name: 0}
+    with pytest.raises(BadSetting, match=f"{name} is 0, but it must be at least 1"):
+        PKSampler([0, 1], **settings)

@@ -1,0 +1,1 @@
+"""From pixels and labels to an ONNX file: needs the `train` extra (torch)."""

@@ -1,0 +1,161 @@
+"""Checkpoints: tensors in safetensors, everything else as JSON in its metadata; no pickle.
+
+A file is written aside, flushed to the disk and renamed: a full disk or a power cut leaves the previous one.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
+
+__all__ = [
+    "FORMAT_VERSION",
+    "load_checkpoint",
+    "load_module",
+    "load_optimizer",
+    "pack_optimizer",
+    "prefixed",
+    "save_checkpoint",
+    "unprefixed",
+    "write_file",
+]
+
+FORMAT_VERSION = 1
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON-able state as one file, or leave the previous file as it is.
+
+    Raises:
+        CrossbatchError: If the file cannot be written.
+    """
+    metadata = {"crossbatch": json.dumps({"format_version": FORMAT_VERSION, **state})}
+    write_file(path, save({name: value.contiguous() for name, value in tensors.items()}, metadata=metadata))
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_checkpoint` wrote; tensors are on the CPU.
+
+    Raises:
+        NotFound: If there is no such file.
+        BadArtifact: If the file is damaged, of a newer format, or not ours.
+    """
+    if not path.is_file():
+        raise NotFound(f"no checkpoint is at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        state = json.loads(metadata["crossbatch"])
+        version = int(state["format_version"])
+    except KeyError as error:
+        raise BadArtifact(f"{path} is a safetensors file, but not a checkpoint of crossbatch") from error
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise BadArtifact(f"the checkpoint {path} is damaged: {error}") from error
+    if version > FORMAT_VERSION:
+        raise BadArtifact(
+            f"the checkpoint {path} has format version {version}, but this crossbatch reads up to"
+            f" {FORMAT_VERSION}: update crossbatch"
+        )
+    return tensors, state
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put `prefix` and a dot in front of each name."""
+    return {f"{prefix}.{name}": value for name, value in tensors.items()}
+
+
+def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Take out the tensors whose name begins with `prefix` and a dot, and drop that."""
+    return {
+        name.removeprefix(f"{prefix}."): value
+        for name, value in tensors.items()
+        if name.startswith(f"{prefix}.")
+    }
+
+
+def load_module(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
+    """Fill a module's weights and buffers.
+
+    Raises:
+        ModelMismatch: If a name or a shape differs.
+    """
+    own = module.state_dict()
+    differing = sorted(own.keys() ^ tensors.keys())
+    if differing:
+        raise ModelMismatch(
+            f"{source} is a checkpoint of another architecture: it differs from the recipe's in"
+            f" {len(differing)} names (first: {differing[0]})"
+        )
+    for name, value in tensors.items():
+        if value.shape != own[name].shape:
+            raise ModelMismatch(
+                f"{source} is a checkpoint of another architecture: {name} has shape {tuple(value.shape)},"
+                f" the recipe's has {tuple(own[name].shape)}"
+            )
+    module.load_state_dict(dict(tensors))
+
+
+def pack_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Give an optimiser's state as tensors, named `<number of the parameter>.<name of the state>`."""
+    return {
+        f"{number}.{name}": value
+        for number, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+    }
+
+
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `pack_optimizer` gave; learning rates stay those of the recipe."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        like = parameters[int(number)]
+        if value.shape == like.shape:  # back to the parameter's own memory format
+            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
+        state.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def write_file(path: Path, contents: bytes) -> None:
+    """Replace a file in one step, or leave the previous one as it is.
+
+    Raises:
+        CrossbatchError: If it cannot be written, the disk being full for one.
+    """
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        with aside.open("wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise CrossbatchError(
+            f"{path} cannot be written ({(error.strerror or str(error)).lower()}); a previous one is"
+            " unharmed: make room or choose another folder"
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush a rename to the disk, where the system lets a folder be opened."""
+    with contextlib.suppress(PermissionError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

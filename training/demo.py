@@ -1,0 +1,154 @@
+"""The demo command: the whole path on a catalogue that it draws itself, by the commands a user would type."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.errors import AlreadyExists, CrossbatchError
+from training.drawing import draw_catalogue, draw_product
+
+__all__ = ["Settings", "render", "run"]
+
+_GALLERY = "products"
+
+
+class Settings(BaseModel):
+    """Train, export, index, serve and search a small catalogue that is drawn on the spot."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    out: Path = Field(
+        Path("runs/demo"), description="folder for pictures, runs, model and gallery; made anew each time"
+    )
+    classes: int = Field(200, ge=8, le=2000, description="products to draw; the first half is trained on")
+    images: int = Field(24, ge=4, description="pictures of each product")
+    epochs: int | None = Field(None, ge=1, description="epochs of training; the recipe's own by default")
+    seed: int = Field(0, ge=0, description="seed of the pictures and of the training")
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Walk one made-up catalogue through every command.
+
+    Returns:
+        `metrics` (those of `crossbatch evaluate` on unseen products, by system), `query` (the product asked
+        for), `hits` (its nearest neighbours) and `seconds`.
+
+    Raises:
+        CrossbatchError: The folder holds something else, or one of the commands failed.
+    """
+    started = time.monotonic()
+    out = settings.out.absolute()
+    _make_room(out)
+    pictures, model, galleries = out / "pictures", out / "model.onnx", out / "galleries"
+
+    _tell(f"1. Drawing {settings.classes} products, {settings.images} pictures of each, into {pictures}")
+    products = draw_catalogue(pictures, classes=settings.classes, images=settings.images, seed=settings.seed)
+    # A picture that no part of the system will see before it is asked for, of a product from the unseen half.
+    wanted = len(products) * 3 // 4
+    query = out / "query.jpg"
+    draw_product(products[wanted], np.random.default_rng([settings.seed, wanted, 1])).save(query, quality=92)
+
+    metrics = {}
+    for system, weight in (("with XML", None), ("without XML", 0.0)):
+        run_dir = out / system.replace(" ", "-")
+        _tell(f"2. Training on the first half of the products, {system}")
+        _crossbatch("train", "demo", "--data", pictures, "--out", run_dir, *_overrides(settings, weight))
+        metrics[system] = _crossbatch("evaluate", run_dir, "--data", pictures)
+    _tell("3. Measuring the other half, which no training has seen, untrained as well")
+    metrics["untrained"] = _crossbatch("evaluate", out / "with-XML", "--data", pictures, "--untrained")
+
+    _tell("4. Exporting to ONNX, and checking the file against the trained network")
+    _crossbatch("export", out / "with-XML", model, "--data", pictures)
+    _tell("5. Indexing the unseen products into a gallery")
+    _crossbatch("index", "--model", model, "--data", pictures, "--split", "test", galleries / _GALLERY)
+    _tell("6. Serving it, and searching for a new picture of an unseen product")
+    with _server(model, galleries) as address:
+        found = _crossbatch("search", query, "--gallery", _GALLERY, "--address", address, "-k", "5")
+    return {
+        "metrics": metrics,
+        "query": {"photo": str(query), "product": "-".join(products[wanted])},
+        "hits": found["hits"],
+        "seconds": round(time.monotonic() - started, 1),
+        "out": str(out),
+    }
+
+
+def render(result: dict[str, Any]) -> str:
+    """Tell what the demo found, as a table of systems and a list of neighbours."""
+    lines = ["", "Retrieval among products that no training has seen (percent):", ""]
+    lines.append(f"  {'':<12} {'R@1':>6} {'MAP@R':>6}")
+    for system, found in result["metrics"].items():
+        lines.append(f"  {system:<12} {100 * found['recall_at']['1']:6.1f} {100 * found['map_at_r']:6.1f}")
+    lines += ["", f"Nearest neighbours of a new picture of {result['query']['product']}:", ""]
+    lines.append(f"  {'score':>6}  product")
+    lines += [f"  {hit['score']:6.3f}  {hit['label']}" for hit in result["hits"]]
+    lines += [
+        "",
+        f"Done in {result['seconds']:.0f} s. To go on asking:",
+        f"  crossbatch serve --model {result['out']}/model.onnx --galleries {result['out']}/galleries",
+        f"  crossbatch search {result['query']['photo']} --gallery {_GALLERY}",
+    ]
+    return "\n".join(lines)
+
+
+def _make_room(out: Path) -> None:
+    """Empty `out`, but only when it is one of ours."""
+    marker = out / ".crossbatch-demo"
+    if out.exists() and any(out.iterdir()):
+        if not marker.exists():
+            raise AlreadyExists(
+                f"{out} holds files that are not the demo's: choose another folder with --out."
+            )
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+
+
+def _overrides(settings: Settings, weight: float | None) -> list[str]:
+    chosen = {"xml_weight": weight, "epochs": settings.epochs, "seed": settings.seed}
+    return [
+        word for key, value in chosen.items() if value is not None for word in ("--set", f"{key}={value}")
+    ]
+
+
+def _crossbatch(*words: str | Path) -> dict[str, Any]:
+    """Run one command as a user would, its progress on our standard error; return its JSON result."""
+    done = subprocess.run(_command(words), stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise CrossbatchError(f"The demo stopped: `crossbatch {words[0]}` ended with {done.returncode}.")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@contextmanager
+def _server(model: Path, galleries: Path) -> Iterator[str]:
+    """Serve on a free port of the loopback until the block ends; yields the address."""
+    words = ("serve", "--model", model, "--galleries", galleries, "--port", "0")
+    with subprocess.Popen(_command(words), stdout=subprocess.PIPE, text=True) as server:
+        try:
+            for line in server.stdout or ():
+                if found := re.search(r"127\.0\.0\.1:\d+", line):
+                    yield found.group()
+                    return
+            raise CrossbatchError(f"The demo stopped: `crossbatch serve` ended with {server.wait()}.")
+        finally:
+            server.terminate()
+
+
+def _command(words: Sequence[str | Path]) -> list[str]:
+    return [sys.executable, "-m", "crossbatch", *map(str, words), "--json"]
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,130 @@
+"""The embedder: pictures to local features, their mean (the embedding) and their histogram.
+
+Letters: B images, S pixels a side, n = h * w locations, d dimensions, m prototypes, C backbone channels.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from serving.errors import BadSetting
+from training.backbone import Backbone, build_backbone
+from training.prototypes import histogram
+from training.recipe import Recipe
+
+__all__ = ["Embedder", "Features", "build_embedder"]
+
+
+class Features(NamedTuple):
+    """What the embedder gives for B images; all float32, nothing normalised to unit length."""
+
+    locations: Tensor  # (B, n, d)
+    embeddings: Tensor  # (B, d), the mean over locations
+    histograms: Tensor  # (B, m), each row sums to one
+
+
+class Embedder(nn.Module):
+    """Backbone, bias-free 1x1 convolution, mean over locations, and the histogram operator beside it."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        image_size: int,
+        dimension: int,
+        prototypes: int,
+        epsilon: float,
+        unit: bool,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.image_size = image_size
+        self.dimension = dimension
+        self.epsilon = epsilon
+        self.unit = unit
+        self.mean = backbone.mean
+        self.std = backbone.std
+        self.grid = _grid(backbone, image_size)  # (h, w): locations are read row by row
+        # before GAP this 1x1 convolution equals a linear layer after it
+        self.head = nn.Conv2d(backbone.channels, dimension, 1, bias=False)
+        self.prototypes = nn.Parameter(torch.randn(prototypes, dimension) / dimension**0.5)
+        # x / 255, minus mean, over std, as one product and one sum
+        scale = 1 / (255 * torch.tensor(self.std)).view(1, 3, 1, 1)
+        shift = -(torch.tensor(self.mean) / torch.tensor(self.std)).view(1, 3, 1, 1)
+        self._scale: Tensor
+        self._shift: Tensor
+        self.register_buffer("_scale", scale, persistent=False)
+        self.register_buffer("_shift", shift, persistent=False)
+
+    def forward(self, images: Tensor) -> Features:
+        """Embed normalised images, float32 (B, 3, S, S).
+
+        Returns:
+            Local features, their mean and their histograms.
+        """
+        maps: Tensor = self.head(self.backbone(images))  # (B, d, h, w)
+        locations = maps.flatten(2).transpose(1, 2)  # (B, n, d)
+        embeddings = locations.mean(dim=1)  # (B, d), GAP
+        histograms = histogram(locations, self.prototypes, epsilon=self.epsilon, unit=self.unit)  # eq. 2.4
+        return Features(locations, embeddings, histograms)
+
+    def assignments(self, locations: Tensor) -> Tensor:
+        """Give the dominant prototype of each location, the largest term of eq. 2.4's softmax.
+
+        Returns:
+            uint8 (B, n) for locations (B, n, d).
+        """
+        prototypes = self.prototypes.to(locations.dtype)
+        if self.unit:  # a location's own length does not change which one is largest
+            prototypes = functional.normalize(prototypes, dim=1)
+        return (locations @ prototypes.T).argmax(dim=2).to(torch.uint8)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Turn pixels, uint8 RGB (B, S, S, 3), into what `forward` takes, float32 (B, 3, S, S)."""
+        pixels = images.permute(0, 3, 1, 2).to(torch.float32)
+        return pixels * self._scale + self._shift
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """Give the backbone's own mean over locations, (B, C), of normalised images (B, 3, S, S)."""
+        maps: Tensor = self.backbone(images)
+        return maps.float().mean(dim=(2, 3))
+
+
+def build_embedder(recipe: Recipe) -> Embedder:
+    """Build the embedder as training starts it: the recipe's weights, the rest drawn from the recipe's seed.
+
+    Raises:
+        CrossbatchError: If the backbone or its weights are unknown, missing or do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return Embedder(
+            build_backbone(recipe.backbone, recipe.weights),
+            image_size=recipe.image_size,
+            dimension=recipe.dimension,
+            prototypes=recipe.prototypes,
+            epsilon=recipe.epsilon,
+            unit=recipe.unit,
+        )
+
+
+@torch.no_grad()
+def _grid(backbone: Backbone, image_size: int) -> tuple[int, int]:
+    """Find (h, w) of the backbone's map by running one black image of the given size."""
+    training = backbone.training
+    backbone.eval()
+    try:
+        maps = backbone(torch.zeros(1, 3, image_size, image_size))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
+        raise BadSetting(f"the backbone does not take images of {image_size} px: {reason}") from error
+    finally:
+        backbone.train(training)
+    if maps.ndim != 4 or maps.shape[1] != backbone.channels:
+        raise BadSetting(
+            f"the backbone gives features of shape {tuple(maps.shape)}, not a map of {backbone.channels}"
+            " channels; choose a convolutional backbone"
+        )
+    return int(maps.shape[2]), int(maps.shape[3])

@@ -1,0 +1,90 @@
+"""Embedding of many pictures in batches, for evaluation and for the closed-form start."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from serving.progress import progress
+from training.dataset import Pictures
+from training.embedder import Embedder
+from training.metrics import retrieval_metrics
+
+__all__ = ["embed_pictures", "embedder_function", "measure_retrieval", "pooled_function"]
+
+
+def embed_pictures(
+    embed: Callable[[Tensor], Tensor], pictures: Pictures, *, batch: int = 64, label: str = "Embedding"
+) -> Tensor:
+    """Embed pictures that are all S x S.
+
+    Args:
+        embed: Pixels, uint8 (B, S, S, 3), to float32 (B, d).
+        pictures: What `viewing_decoder` decoded.
+        batch: Most images at a time.
+        label: Name of the progress bar.
+
+    Returns:
+        float32 (N, d) on the CPU, in the order of `pictures`.
+    """
+    parts = []
+    with progress(tuple[int, ...](), label, total=len(pictures), unit="image") as bar:
+        for start in range(0, len(pictures), batch):
+            numbers = range(start, min(start + batch, len(pictures)))
+            pixels = torch.from_numpy(np.stack([pictures[i] for i in numbers]))
+            parts.append(embed(pixels).float().cpu())
+            bar.update(len(numbers))
+    return torch.cat(parts)
+
+
+def measure_retrieval(embeddings: Tensor, labels: NDArray[np.int64]) -> dict[str, Any]:
+    """Search each embedding (N, d) among all others; see `training.metrics`.
+
+    Returns:
+        JSON-able: `recall_at` by k as text, `map_at_r`, `r_precision` (all in 0..1), `queries`, `excluded`.
+
+    Raises:
+        BadData: If no query has a match, or an embedding is not finite.
+    """
+    found = retrieval_metrics(embeddings, labels)
+    return {
+        "recall_at": {str(k): share for k, share in found.recall_at.items()},
+        "map_at_r": found.map_at_r,
+        "r_precision": found.r_precision,
+        "queries": found.queries,
+        "excluded": found.excluded,
+    }
+
+
+def embedder_function(embedder: Embedder, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
+    """Give the map from pixels, uint8 (B, S, S, 3), to embeddings (B, d), in evaluation mode."""
+
+    def embed(pixels: Tensor) -> Tensor:
+        return embedder(embedder.normalise(pixels.to(device))).embeddings  # type: ignore[no-any-return]
+
+    return _evaluating(embedder, embed)
+
+
+def pooled_function(embedder: Embedder, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
+    """Give the map from pixels, uint8 (B, S, S, 3), to the backbone's own features, (B, C)."""
+
+    def embed(pixels: Tensor) -> Tensor:
+        return embedder.pooled(embedder.normalise(pixels.to(device)))
+
+    return _evaluating(embedder, embed)
+
+
+def _evaluating(embedder: Embedder, embed: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    @torch.no_grad()
+    def wrapper(pixels: Tensor) -> Tensor:
+        training = embedder.training
+        embedder.eval()
+        try:
+            return embed(pixels)
+        finally:
+            embedder.train(training)
+
+    return wrapper

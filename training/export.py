@@ -1,0 +1,275 @@
+"""The export command: a run's network as one ONNX file, left only if it does on real images what torch does.
+
+Everything numeric goes into the graph, from uint8 pixels to unit embeddings; the rest goes into its
+`ModelSpec`. The check runs the written file as the server will: `serving.model.preprocess` and `Encoder`.
+"""
+
+import contextlib
+import logging
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import onnx
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from serving.catalog import Catalog, read
+from serving.errors import BadArtifact, BadData, BadImage, BadSetting
+from serving.model.encoder import Encoder
+from serving.model.preprocess import MAX_BYTES, open_rgb
+from serving.model.spec import MAX_MODEL_BYTES, ModelSpec, bare, fingerprint, write_spec
+from training.embedder import Embedder
+from training.parity import LEAST_IMAGES, OUTPUTS, check_parity
+from training.run import Run, load_run
+
+__all__ = ["Settings", "export_model", "render", "run"]
+
+_log = logging.getLogger(__name__)
+
+
+class Settings(BaseModel):
+    """Write a run's best weights as one ONNX file that needs no torch."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run_dir: Path = Field(
+        description="folder of the run", json_schema_extra={"positional": True, "metavar": "RUN"}
+    )
+    model: Path = Field(
+        description="file to write; one that is there is replaced",
+        json_schema_extra={"positional": True, "metavar": "MODEL.onnx"},
+    )
+    data: Path | None = Field(
+        default=None,
+        description="images to check the file on; those that the run was trained on when not given",
+    )
+    format: Literal["auto", "folder", "csv", "cifar10"] = Field(
+        default="auto", description="layout of the images"
+    )
+    table: Path | None = Field(
+        default=None, description="table of a csv data set, where it is not the one in the folder"
+    )
+    images: int = Field(default=32, ge=LEAST_IMAGES, le=10_000, description="how many images to check it on")
+    name: str | None = Field(
+        default=None, min_length=1, max_length=200, description="what to call the model; the recipe's name"
+    )
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Export a run and check the file.
+
+    Returns:
+        `model`, `name`, `fingerprint`, `dimension`, `image_size`, `bytes`, `images` (how many it was checked
+        on), `difference` (the largest in any component) and `seconds`.
+
+    Raises:
+        CrossbatchError: The run or the images cannot be read, the file cannot be written, or it does not
+            compute what torch does.
+    """
+    started = time.monotonic()
+    trained = load_run(settings.run_dir)
+    images = _sample(_catalog(trained, settings), settings.images)
+    fields = _fields(trained, settings.name)
+    spec, difference = export_model(trained.embedder, fields, settings.model, images)
+    return {
+        "model": str(settings.model),
+        "name": spec.name,
+        "fingerprint": spec.fingerprint,
+        "dimension": spec.dimension,
+        "image_size": spec.image_size,
+        "bytes": settings.model.stat().st_size,
+        "images": len(images),
+        "difference": difference,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def render(result: dict[str, Any]) -> str:
+    """Tell what was written and how it was checked."""
+    return (
+        f"Wrote {result['model']}: {result['name']}, {result['bytes'] / 1e6:.1f} MB, images of "
+        f"{result['image_size']} px to {result['dimension']} dimensions, fingerprint "
+        f"{result['fingerprint'][:12]}.\nOn {result['images']} images it differs from torch by at most "
+        f"{result['difference']:.1e} in any component."
+    )
+
+
+def export_model(
+    embedder: Embedder, fields: Mapping[str, Any], path: Path, images: Sequence[bytes]
+) -> tuple[ModelSpec, float]:
+    """Write an embedder as a model file, and leave it only if it computes what torch does.
+
+    Args:
+        embedder: The network, on the CPU; it is put into evaluation mode.
+        fields: Fields of `ModelSpec` that the network does not know: at least `name`, `crop_fraction` and
+            `resampling`.
+        path: The file; one that is there is replaced in one step.
+        images: Image files to check it on, at least 6.
+
+    Returns:
+        The spec that was written, and the largest difference found in any component.
+
+    Raises:
+        BadData: There are too few images.
+        BadArtifact: The file does not compute what torch does, or is too large for one file.
+        BadSetting: The file cannot be written.
+    """
+    if len(images) < LEAST_IMAGES:
+        raise BadData(f"{len(images)} images were given to check the export on; give at least {LEAST_IMAGES}")
+    if path.is_dir() or not path.parent.is_dir():  # before the seconds that exporting takes
+        found = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise BadSetting(f"{path} cannot be written: {found}; give a file in a folder that is there")
+    graph = _Graph(embedder).eval()
+    model = _to_onnx(graph, embedder.image_size)
+    spec = ModelSpec(
+        fingerprint=fingerprint(model),
+        image_size=embedder.image_size,
+        dimension=embedder.dimension,
+        prototypes=embedder.prototypes.shape[0],
+        grid=embedder.grid,
+        **fields,
+    )
+    write_spec(model, spec)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        _write(aside, model)
+        difference = check_parity(Encoder(aside), graph, images)
+        aside.replace(path)
+    except OSError as error:
+        raise BadSetting(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+    return spec, difference
+
+
+class _Graph(nn.Module):
+    """What goes into the file: pixels to unit embeddings, histograms and dominant prototypes."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        super().__init__()
+        self.embedder = embedder
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run uint8 (B, S, S, 3) to float32 (B, d) of unit rows, float32 (B, m) and uint8 (B, h, w)."""
+        features = self.embedder(self.embedder.normalise(images))
+        # An embedding of zero stays zero: the norm is at least epsilon.
+        embeddings = functional.normalize(features.embeddings, dim=1, eps=1e-12)
+        assignments = self.embedder.assignments(features.locations).reshape(-1, *self.embedder.grid)
+        return embeddings, features.histograms, assignments
+
+
+def _to_onnx(graph: _Graph, size: int) -> onnx.ModelProto:
+    """Export with a free batch, without the names, paths and stack traces of this machine."""
+    weights = sum(tensor.nbytes for tensor in graph.state_dict().values())
+    if weights > MAX_MODEL_BYTES:
+        raise BadArtifact(
+            f"the network has {weights:,} bytes of weights, and one ONNX file holds {MAX_MODEL_BYTES:,}; "
+            "train a smaller backbone"
+        )
+    # A batch of one would be taken for a constant (pytorch#157621).
+    example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            # What the exporter's own modules say of themselves is no concern of whoever exports.
+            warnings.filterwarnings("ignore", module=r"(torch|onnxscript|onnx_ir|onnx|copyreg)(\.|$)")
+            program = torch.onnx.export(
+                graph,
+                (example,),
+                input_names=["images"],
+                output_names=OUTPUTS,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:  # the exporter raises whatever an operator of the backbone makes it raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BadArtifact(
+            f"the network cannot be written as ONNX: {reason}; choose another backbone"
+        ) from error
+    if program is None:
+        raise RuntimeError("torch.onnx.export gave no program, as it does only where a file was asked for")
+    model = bare(program.model_proto)
+    model.producer_name = "crossbatch"
+    return model
+
+
+def _write(path: Path, model: onnx.ModelProto) -> None:
+    try:
+        data = model.SerializeToString()
+    except ValueError as error:  # protobuf's own limit
+        raise BadArtifact("the graph is too large for one ONNX file; train a smaller backbone") from error
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _fields(trained: Run, name: str | None) -> dict[str, Any]:
+    """Collect what the spec says of the training; of a local path only the last part."""
+    record, recipe, data = trained.record, trained.recipe, trained.record.get("data", {})
+    settings = recipe.model_dump(mode="json")
+    settings["weights"] = _last_part(recipe.weights)
+    return {
+        "name": name or record.get("name") or trained.path.name,
+        "crop_fraction": recipe.crop_fraction,
+        "resampling": recipe.resampling,
+        "data": _last_part(str(data.get("root", ""))),
+        "split": recipe.split,
+        "classes": len(data.get("train_classes", ())),
+        "images": data.get("train_images", 0),
+        "recipe": settings,
+        "accuracy": record.get("metrics", {}),
+        "seed": record.get("seed"),
+        "versions": record.get("versions", {}) | {"onnx": onnx.__version__},
+        "git_commit": record.get("git_commit"),
+    }
+
+
+def _last_part(path: str) -> str:
+    return PurePath(path).name
+
+
+def _catalog(trained: Run, settings: Settings) -> Catalog:
+    """Read the images to check on: those given, or the run's own."""
+    if settings.data is not None:
+        return read(settings.data, settings.format, table=settings.table)
+    data = trained.record.get("data", {})
+    root, table = Path(data.get("root", "")), trained.record.get("table")
+    if not data.get("root") or not root.is_dir():
+        raise BadData(
+            f"the images that {trained.path} was trained on are no longer at {root}, and a file is left only "
+            "after a check on images; give a folder of images by --data"
+        )
+    return read(root, data.get("format", "auto"), table=Path(table) if table else None)
+
+
+def _sample(catalog: Catalog, count: int) -> list[bytes]:
+    """Read that many images, spread evenly over the catalogue, leaving out those that are no images."""
+    rows, found, bad = catalog.rows, list[bytes](), 0
+    # Evenly spread first, and then whatever is left, in case some cannot be read.
+    spread = [len(rows) * i // count for i in range(count)] if len(rows) > count else []
+    for i in dict.fromkeys([*spread, *range(len(rows))]):
+        if len(found) == count:
+            break
+        try:
+            with rows[i].image.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            open_rgb(data)
+        except (OSError, BadImage) as error:
+            bad += 1
+            _log.warning("skipped %s: %s", rows[i].key, error)
+            continue
+        found.append(data)
+    if len(found) < LEAST_IMAGES:
+        raise BadData(
+            f"{catalog.root} holds {len(found)} images that can be read and {bad} that cannot; the check of "
+            f"an exported file needs at least {LEAST_IMAGES}: give another folder by --data"
+        )
+    return found

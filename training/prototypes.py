@@ -1,0 +1,126 @@
+"""Prototypes: the histogram operator over them, and the ridge fit of them to a batch.
+
+Letters: B images, n locations, d dimensions, m prototypes. Arrays hold one image a row, so that the paper's
+Z (m, B) and Y (d, B) are `histograms.T` and `embeddings.T` here.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from serving.errors import BadSetting
+from training.precision import full_precision
+
+__all__ = ["fit_dual", "fit_primal", "fit_prototypes", "histogram", "solve_positive"]
+
+
+@full_precision
+def histogram(locations: Tensor, prototypes: Tensor, *, epsilon: float = 10.0, unit: bool = True) -> Tensor:
+    """Share of an image's locations that each prototype takes, by soft assignment (eq. 2.4).
+
+    Args:
+        locations: Local features x_j, float (B, n, d).
+        prototypes: Prototypes ν_i, float (m, d).
+        epsilon: Inverse temperature of the assignment; the larger, the harder.
+        unit: Compare unit features with unit prototypes, so that `epsilon` scales a cosine; else raw ones.
+
+    Returns:
+        Histograms z, float32 (float64 for float64 features) (B, m), in [0, 1]; each row sums to one.
+
+    Raises:
+        ValueError: When the shapes do not fit.
+    """
+    if locations.ndim != 3 or prototypes.ndim != 2 or locations.shape[2] != prototypes.shape[1]:
+        raise ValueError(
+            f"locations (B, n, d) and prototypes (m, d) must share d, but their shapes are"
+            f" {tuple(locations.shape)} and {tuple(prototypes.shape)}"
+        )
+    if unit:
+        locations = functional.normalize(locations, dim=2)
+        prototypes = functional.normalize(prototypes, dim=1)
+    scores = epsilon * (locations @ prototypes.T)  # (B, n, d) x (d, m) -> (B, n, m)
+    return scores.softmax(dim=2).mean(dim=1)  # π_ij = softmax_i(ε ν_i·x_j) / n; z_i = Σ_j π_ij
+
+
+def fit_prototypes(histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05) -> Tensor:
+    """Fit prototypes to a batch, V = argmin ‖VZ − Y‖² + ϵ‖V‖² (eq. 2.8), by the smaller of the two systems.
+
+    Args:
+        histograms: Zᵀ, float (B, m).
+        embeddings: Yᵀ, float (B, d).
+        ridge: ϵ, above zero.
+
+    Returns:
+        Prototypes V as columns, float32 (float64 for float64 input) (d, m); differentiable in both arrays.
+
+    Raises:
+        BadSetting: When `ridge` is not above zero.
+        ValueError: When the shapes do not fit.
+    """
+    count, prototypes = histograms.shape
+    fit = fit_primal if prototypes <= count else fit_dual
+    return fit(histograms, embeddings, ridge=ridge)
+
+
+@full_precision
+def fit_primal(histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05) -> Tensor:
+    """Fit prototypes by the m×m system, V = Y Zᵀ (Z Zᵀ + ϵI)⁻¹ (eq. 2.8).
+
+    Returns:
+        Prototypes V as columns, float (d, m).
+
+    Raises:
+        BadSetting: When `ridge` is not above zero.
+        ValueError: When the shapes do not fit.
+    """
+    _check(histograms, embeddings, ridge)
+    gram = histograms.T @ histograms  # Z Zᵀ (m, m)
+    return solve_positive(_add_ridge(gram, ridge), histograms.T @ embeddings).T  # (m, d) -> (d, m)
+
+
+@full_precision
+def fit_dual(histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05) -> Tensor:
+    """Fit prototypes by the B×B system, V = Y (ZᵀZ + ϵI)⁻¹ Zᵀ (eq. 2.8).
+
+    Returns:
+        Prototypes V as columns, float (d, m).
+
+    Raises:
+        BadSetting: When `ridge` is not above zero.
+        ValueError: When the shapes do not fit.
+    """
+    _check(histograms, embeddings, ridge)
+    gram = histograms @ histograms.T  # Zᵀ Z (B, B)
+    return solve_positive(_add_ridge(gram, ridge), embeddings).T @ histograms  # (d, B) x (B, m) -> (d, m)
+
+
+def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
+    """Solve a symmetric positive definite system by Cholesky.
+
+    A matrix that is not positive definite (a feature is NaN, say) gives NaN everywhere: the training loop
+    sees that in the loss, and nothing waits for the GPU here.
+
+    Args:
+        matrix: Symmetric, float (k, k).
+        right: Right-hand sides, float (k, c).
+
+    Returns:
+        The solution, float (k, c).
+    """
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    factor = torch.where(info == 0, factor, torch.nan)
+    return torch.cholesky_solve(right, factor)
+
+
+def _add_ridge(gram: Tensor, ridge: float) -> Tensor:
+    return gram + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+
+
+def _check(histograms: Tensor, embeddings: Tensor, ridge: float) -> None:
+    if not ridge > 0:
+        raise BadSetting(f"ridge is {ridge}, but it must be above zero: the paper uses 0.05")
+    if histograms.ndim != 2 or embeddings.ndim != 2 or len(histograms) != len(embeddings):
+        raise ValueError(
+            f"histograms (B, m) and embeddings (B, d) must share B, but their shapes are"
+            f" {tuple(histograms.shape)} and {tuple(embeddings.shape)}"
+        )

@@ -1,0 +1,213 @@
+"""A run folder: recipe.yaml, record.json, metrics.csv, best.safetensors, last.safetensors."""
+
+import csv
+import io
+import json
+import logging
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serving.errors import AlreadyExists, BadArtifact, BadSetting, NotFound
+from training.checkpoint import load_checkpoint, load_module, unprefixed, write_file
+from training.embedder import Embedder, build_embedder
+from training.recipe import Recipe, make_recipe
+
+__all__ = [
+    "BEST",
+    "LAST",
+    "Run",
+    "check_vacant",
+    "load_run",
+    "open_folder",
+    "provenance",
+    "read_recipe",
+    "read_record",
+    "write_metrics",
+    "write_recipe",
+    "write_record",
+]
+
+BEST = "best.safetensors"
+LAST = "last.safetensors"
+_RECIPE = "recipe.yaml"
+_RECORD = "record.json"
+_METRICS = "metrics.csv"
+_PACKAGES = (
+    "crossbatch",
+    "torch",
+    "torchvision",
+    "timm",
+    "lightning-fabric",
+    "pytorch-metric-learning",
+    "pillow",
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished or running training, with the best weights so far."""
+
+    path: Path
+    recipe: Recipe
+    embedder: Embedder
+    """In evaluation mode, on the CPU."""
+    record: dict[str, Any]
+    """`name`, `versions`, `seed`, `git_commit`, `data` (root, format, split, classes, ...), `metrics`."""
+
+
+def load_run(path: Path) -> Run:
+    """Read a run folder and build its embedder with the best weights.
+
+    Raises:
+        NotFound: If it is not a run folder, or no epoch of it has ended.
+        BadArtifact: If one of its files is damaged.
+        ModelMismatch: If the checkpoint is of another architecture than the recipe.
+    """
+    recipe = read_recipe(path)
+    record = read_record(path)
+    if not (path / BEST).is_file():
+        raise NotFound(f"the run {path} has no {BEST}: its first epoch has not ended")
+    tensors, _ = load_checkpoint(path / BEST)
+    # the weights come from the checkpoint: the recipe's own package or file need not be here
+    embedder = build_embedder(recipe.model_copy(update={"weights": "none"}))
+    load_module(embedder, unprefixed("model", tensors), source=path / BEST)
+    return Run(path, recipe, embedder.eval(), record)
+
+
+def check_vacant(path: Path) -> None:
+    """Refuse a folder that a new run cannot have.
+
+    Raises:
+        AlreadyExists: If a run or anything else is in it.
+        BadSetting: If it is a file.
+    """
+    if (path / _RECIPE).exists():
+        raise AlreadyExists(
+            f"{path} holds a run already: go on with it by --resume, or choose another folder"
+        )
+    if path.exists() and not path.is_dir():
+        raise BadSetting(f"{path} is a file: give --out a folder, which is made")
+    if path.is_dir() and any(path.iterdir()):
+        raise AlreadyExists(f"{path} is not empty and holds no run: choose another folder for --out")
+
+
+def open_folder(path: Path) -> None:
+    """Make the folder of a new run.
+
+    Raises:
+        BadSetting: If it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise BadSetting(f"the run folder {path} cannot be made: {reason}") from error
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read the resolved recipe of a run.
+
+    Raises:
+        NotFound: If `path` is not a run folder.
+        BadArtifact: If the recipe is damaged.
+    """
+    file = path / _RECIPE
+    if not file.is_file():
+        raise NotFound(f"{path} is not a run folder: it has no {_RECIPE}")
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise BadArtifact(f"{file} is damaged: it is not readable YAML") from error
+    if not isinstance(values, dict):
+        raise BadArtifact(f"{file} is damaged: it holds no table of settings")
+    return make_recipe(values, source=str(file))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read the record of a run.
+
+    Raises:
+        NotFound: If there is none.
+        BadArtifact: If it is damaged.
+    """
+    file = path / _RECORD
+    if not file.is_file():
+        raise NotFound(f"{path} is not a run folder: it has no {_RECORD}")
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadArtifact(f"{file} is damaged: it is not readable JSON") from error
+    if not isinstance(record, dict):
+        raise BadArtifact(f"{file} is damaged: it holds no record")
+    return record
+
+
+def write_recipe(path: Path, recipe: Recipe) -> None:
+    """Write every setting of the run.
+
+    Raises:
+        CrossbatchError: If the file cannot be written.
+    """
+    write_file(path / _RECIPE, yaml.safe_dump(recipe.model_dump(), sort_keys=False).encode())
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write the record of the run.
+
+    Raises:
+        CrossbatchError: If the file cannot be written.
+    """
+    write_file(path / _RECORD, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_metrics(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
+    """Write one line an epoch; what was not measured in an epoch is empty.
+
+    Raises:
+        CrossbatchError: If the file cannot be written.
+    """
+    names = list(dict.fromkeys(name for row in history for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(history)
+    write_file(path / _METRICS, text.getvalue().encode())
+
+
+def provenance() -> dict[str, Any]:
+    """Tell what code runs: versions of the packages that matter, and the git commit where there is one."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # run from a checkout that was not installed
+            versions[package] = "not installed"
+    return {"versions": versions, "git_commit": _git_commit()}
+
+
+def _git_commit() -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
+    folder = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            [git, "-C", str(folder), "rev-parse", "--verify", "--quiet", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

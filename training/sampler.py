@@ -1,0 +1,117 @@
+"""The P×K sampler: batches of P classes with K images each, over an epoch that leaves no image out."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Sampler
+
+from serving.errors import BadData, BadSetting
+
+__all__ = ["PKSampler"]
+
+
+class PKSampler(Sampler[list[int]]):
+    """Batch sampler whose order depends on labels, seed and epoch alone, so that a resume is exact.
+
+    Each class is cut into groups of K images, the last one filled up with images of the class. A round deals
+    all groups out so that the P classes of a batch differ. An epoch is one round, or `batches` batches of as
+    many rounds as that takes. A class smaller than K repeats its images.
+
+    Args:
+        labels: One label an image, (N,).
+        classes_per_batch: P.
+        images_per_class: K.
+        batches: Batches in an epoch; None for as many as use every image.
+        seed: At least zero.
+        epoch: The epoch to begin with; `set_epoch` sets it later.
+
+    Raises:
+        BadSetting: When P, K or `batches` is below one, or the seed or epoch below zero.
+        BadData: When there are fewer than P classes.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[int] | npt.NDArray[Any],
+        *,
+        classes_per_batch: int,
+        images_per_class: int,
+        batches: int | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> None:
+        for name, value, least in (
+            ("classes_per_batch", classes_per_batch, 1),
+            ("images_per_class", images_per_class, 1),
+            ("batches", 1 if batches is None else batches, 1),
+            ("seed", seed, 0),
+            ("epoch", epoch, 0),
+        ):
+            if value < least:
+                raise BadSetting(f"{name} is {value}, but it must be at least {least}")
+        _, members, sizes = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
+        if len(sizes) < classes_per_batch:
+            raise BadData(
+                f"the training set has {len(sizes)} classes, but a batch needs {classes_per_batch}:"
+                f" give more classes or lower classes_per_batch"
+            )
+        by_class = np.argsort(members, kind="stable")
+        self._images = np.split(by_class, np.cumsum(sizes)[:-1])  # image numbers of each class
+        self._groups = -(-sizes // images_per_class)  # ceil(n_c / K)
+        self._p = classes_per_batch
+        self._k = images_per_class
+        # Enough room for all groups, and no class twice in a batch.
+        self._round = max(int(self._groups.max()), math.ceil(int(self._groups.sum()) / classes_per_batch))
+        self._batches = self._round if batches is None else batches
+        self.seed = seed
+        self.epoch = epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration draws."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return self._batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the epoch's batches, each P·K image numbers, class after class."""
+        left, number = self._batches, 0
+        while left > 0:
+            rng = np.random.default_rng([self.seed, self.epoch, number])
+            for _, batch in zip(range(left), self._draw_round(rng), strict=False):
+                left -= 1
+                yield batch
+            number += 1
+
+    def _draw_round(self, rng: np.random.Generator) -> Iterator[list[int]]:
+        queues = [self._cut(images, rng) for images in self._images]
+        remaining = self._groups.copy()
+        for batches_left in range(self._round, 0, -1):
+            chosen = self._choose(remaining, batches_left, rng)
+            remaining[chosen] = np.maximum(remaining[chosen] - 1, 0)
+            batch: list[int] = []
+            for c in chosen.tolist():
+                # A class whose images are used up fills a place that no other class can.
+                group = queues[c].pop() if queues[c] else self._cut(self._images[c], rng)[0]
+                batch.extend(group.tolist())
+            yield batch
+
+    def _cut(self, images: npt.NDArray[np.int64], rng: np.random.Generator) -> list[npt.NDArray[np.int64]]:
+        """Shuffle a class and cut it into groups of K, filled up from the front of the same shuffle."""
+        whole = -(-len(images) // self._k) * self._k
+        return list(np.resize(rng.permutation(images), whole).reshape(-1, self._k))
+
+    def _choose(
+        self, remaining: npt.NDArray[np.int64], batches_left: int, rng: np.random.Generator
+    ) -> npt.NDArray[np.intp]:
+        """Draw P classes in proportion to the groups they still have; those that cannot wait come first."""
+        with np.errstate(divide="ignore"):
+            keys = np.log(remaining) + rng.gumbel(size=len(remaining))
+        keys[remaining == batches_left] = np.inf
+        spent = remaining == 0  # all -inf: drawn last, at random among themselves
+        order = np.lexsort((rng.random(len(keys)), keys, ~spent))[::-1]
+        return order[: self._p]
