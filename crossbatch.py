@@ -21,18 +21,18 @@ from pydantic.fields import FieldInfo
 
 from serving.errors import BadSetting, CrossbatchError
 
-__all__ = ["COMMANDS", "main", "parser_of"]
+__all__ = ["COMMANDS", "main", "parser_of", "spelled"]
 
 # name -> (module, summary)
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "train": ("training.train", "train an embedding by a recipe"),
-    "evaluate": ("training.evaluate", "measure R@k and MAP@R of a run or an exported model"),
-    "export": ("training.export", "write a run's best weights as one ONNX file"),
-    "index": ("serving.indexing", "embed a folder of images into a gallery"),
-    "gallery": ("serving.gallery.command", "list, show, rebuild or drop galleries"),
-    "serve": ("serving.rpc.server", "answer searches over gRPC"),
-    "search": ("serving.search", "ask a server for the nearest items of a photo"),
-    "demo": ("training.demo", "all of the above on a small catalogue that it draws itself"),
+    "train": ("training.train", "Train an embedding by a recipe"),
+    "evaluate": ("training.evaluate", "Measure R@k and MAP@R of a run or an exported model"),
+    "export": ("training.export", "Write a run's best weights as one ONNX file"),
+    "index": ("serving.indexing", "Embed a folder of images into a gallery"),
+    "gallery": ("serving.gallery.command", "List, show, rebuild or drop galleries"),
+    "serve": ("serving.rpc.server", "Answer searches over gRPC"),
+    "search": ("serving.search", "Ask a server for the nearest items of a photo"),
+    "demo": ("training.demo", "All of the above on a small catalogue that it draws itself"),
 }
 
 # What to install when an engine is missing, by the half that a command belongs to.
@@ -74,14 +74,22 @@ def parser_of(name: str, settings: type[BaseModel]) -> argparse.ArgumentParser:
     """
     parser = _Parser(
         prog=f"crossbatch {name}",
-        description=f"{COMMANDS[name][1].capitalize()}.",
+        description=f"{COMMANDS[name][1]}.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     for field, info in settings.model_fields.items():
-        parser.add_argument(*_names(field, info), **_options(field, info))
+        parser.add_argument(*_names(field, info), **_options(name, field, info))
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
+
+
+def spelled(field: str, info: FieldInfo) -> str:
+    """Return how a setting is given: `--max-batch`, or `MODEL.onnx` where it goes by place."""
+    extra = info.json_schema_extra
+    if isinstance(extra, dict) and extra.get("positional"):
+        return str(extra.get("metavar", field.upper()))
+    return _names(field, info)[-1]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -131,28 +139,32 @@ def _settings(name: str, settings: type[BaseModel], words: list[str]) -> tuple[B
     given = vars(known)
     as_json = given.pop("json", False)
     variables = {
-        field: os.environ[_variable(field)].split(",") if _many(info) else os.environ[_variable(field)]
+        field: value.split(",") if _many(info) else value
         for field, info in settings.model_fields.items()
-        if not _positional(info) and _variable(field) in os.environ
+        if not _positional(info) and (value := os.environ.get(_variable(name, field))) is not None
     }
     try:
         return settings.model_validate(variables | given), as_json
     except ValidationError as error:
-        raise BadSetting(_sentence(error, settings, given)) from error
+        first = str((error.errors()[0]["loc"] or ("",))[0])
+        from_variable = first in variables and first not in given
+        raise BadSetting(
+            _sentence(error, settings, _variable(name, first) if from_variable else "")
+        ) from error
 
 
-def _sentence(error: ValidationError, settings: type[BaseModel], given: Mapping[str, Any]) -> str:
+def _sentence(error: ValidationError, settings: type[BaseModel], variable: str) -> str:
+    """Say what is wrong with the first bad setting; `variable` is where it came from, if not from a flag."""
     first = error.errors()[0]
     if not first["loc"]:
         return f"{first['msg'].removeprefix('Value error, ')}."
     field = str(first["loc"][0])
     info = settings.model_fields[field]
-    from_variable = field not in given and _variable(field) in os.environ
-    spelled = _variable(field) if from_variable else _names(field, info)[-1]
+    name = variable or spelled(field, info)
     if first["type"] == "missing":
-        return f"{_shown(field, info) if _positional(info) else spelled} is missing: {info.description}."
+        return f"{name} is missing: {str(info.description).rstrip('.')}."
     reason = first["msg"].removeprefix("Value error, ")
-    return f"{spelled} cannot be {first['input']!r}: {reason[:1].lower()}{reason[1:]}."
+    return f"{name} cannot be {first['input']!r}: {reason[:1].lower()}{reason[1:]}."
 
 
 def _names(field: str, info: FieldInfo) -> list[str]:
@@ -162,10 +174,10 @@ def _names(field: str, info: FieldInfo) -> list[str]:
     return [f"-{field}", flag] if len(field) == 1 else [flag]
 
 
-def _options(field: str, info: FieldInfo) -> dict[str, Any]:
-    wanted: dict[str, Any] = {"help": _help(field, info)}
+def _options(name: str, field: str, info: FieldInfo) -> dict[str, Any]:
+    wanted: dict[str, Any] = {"help": _help(name, field, info)}
     if _positional(info):
-        wanted["metavar"] = _shown(field, info)
+        wanted["metavar"] = spelled(field, info)
         return wanted if info.is_required() else wanted | {"nargs": "?"}
     if info.annotation is bool:
         action = argparse.BooleanOptionalAction if info.default else "store_true"
@@ -175,7 +187,7 @@ def _options(field: str, info: FieldInfo) -> dict[str, Any]:
     return wanted | {"action": "append"} if _many(info) else wanted
 
 
-def _help(field: str, info: FieldInfo) -> str:
+def _help(name: str, field: str, info: FieldInfo) -> str:
     text = str(info.description).rstrip(".").replace("%", "%%")
     if _positional(info):
         return text
@@ -183,7 +195,7 @@ def _help(field: str, info: FieldInfo) -> str:
         text += " (required)"
     elif info.default:
         text += f" (default {info.default})"
-    return f"{text} [{_variable(field)}]"
+    return f"{text} [{_variable(name, field)}]"
 
 
 def _many(info: FieldInfo) -> bool:
@@ -196,14 +208,9 @@ def _positional(info: FieldInfo) -> bool:
     return isinstance(extra, dict) and bool(extra.get("positional"))
 
 
-def _shown(field: str, info: FieldInfo) -> str:
-    """What a positional argument is called in help: its `metavar`, or the field's name in capitals."""
-    extra = info.json_schema_extra
-    return str(extra.get("metavar", field.upper())) if isinstance(extra, dict) else field.upper()
-
-
-def _variable(field: str) -> str:
-    return f"CROSSBATCH_{field.upper()}"
+def _variable(name: str, field: str) -> str:
+    # With the command in it: a Kubernetes service called crossbatch sets CROSSBATCH_PORT and the like.
+    return f"CROSSBATCH_{name.upper()}_{field.upper()}"
 
 
 def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:

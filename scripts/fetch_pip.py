@@ -11,10 +11,13 @@ from urllib.parse import urljoin
 
 INDEX = "https://pypi.org/pypi/pip/json"
 
-with urllib.request.urlopen(INDEX, timeout=60) as reply:
-    wheel = next(file for file in json.load(reply)["urls"] if file["packagetype"] == "bdist_wheel")
-with urllib.request.urlopen(urljoin(INDEX, wheel["url"]), timeout=60) as reply:  # noqa: S310 (https, by INDEX)
-    content = reply.read()
+try:
+    with urllib.request.urlopen(INDEX, timeout=60) as reply:
+        wheel = next(file for file in json.load(reply)["urls"] if file["packagetype"] == "bdist_wheel")
+    with urllib.request.urlopen(urljoin(INDEX, wheel["url"]), timeout=60) as reply:  # noqa: S310 (https, by INDEX)
+        content = reply.read()
+except OSError as error:
+    sys.exit(f"scripts/fetch_pip.py: PyPI gave no pip ({error}); install python3-venv and ca-certificates")
 if hashlib.sha256(content).hexdigest() != wheel["digests"]["sha256"]:
     sys.exit("scripts/fetch_pip.py: pip arrived damaged from PyPI; try again")
 with tempfile.TemporaryDirectory() as folder:

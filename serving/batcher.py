@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from serving.errors import DeadlineExceeded, Draining, Overloaded
+from serving.errors import DeadlineExceeded, Draining, Overloaded, Unavailable
 
 __all__ = ["Batcher", "Computed"]
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -24,7 +27,6 @@ class Computed(Generic[Result]):
     result: Result
     waited: float
     computed: float
-    batch_size: int
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +43,8 @@ class Batcher(Generic[Item, Result]):
     A batch starts when `max_batch` items wait or the oldest has waited `max_wait` seconds, whichever is
     first; while a batch is computed, the next one gathers. Every submitted item ends with exactly one
     outcome. An item that was cancelled or whose deadline has passed is dropped before its batch starts.
-    Belongs to the event loop in which `start` was awaited.
+    Should the batcher itself fail, every item that waits fails with it, and every later one at once. Belongs
+    to the event loop in which `start` was awaited.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Batcher(Generic[Item, Result]):
         max_batch: int,
         max_wait: float,
         capacity: int,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
         """Store the limits.
 
@@ -59,6 +63,7 @@ class Batcher(Generic[Item, Result]):
             max_batch: Most items in one batch.
             max_wait: Longest time in seconds that an item waits for company.
             capacity: Most items that wait; one more is refused.
+            failed: Called once, in the event loop, should the batcher itself fail.
 
         Raises:
             ValueError: if a limit makes no sense.
@@ -69,7 +74,9 @@ class Batcher(Generic[Item, Result]):
         self._max_batch = max_batch
         self._max_wait = max_wait
         self._capacity = capacity
+        self._failed = failed
         self._queue: deque[_Entry[Item, Result]] = deque()
+        self._batch: list[_Entry[Item, Result]] = []
         self._changed = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="batcher")
         self._stopping = False
@@ -84,14 +91,15 @@ class Batcher(Generic[Item, Result]):
         if self._loop_task is not None:
             raise RuntimeError("a batcher is started once")
         self._loop_task = asyncio.create_task(self._run(), name="batcher")
+        self._loop_task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """Refuse new items, finish those that wait, and end the worker."""
         self._stopping = True
         self._changed.set()
         if self._loop_task is not None:
-            await self._loop_task
-        self._worker.shutdown(wait=True)
+            await asyncio.wait([self._loop_task])
+        await asyncio.to_thread(self._worker.shutdown)
 
     def submit(self, item: Item, deadline: float | None = None) -> "asyncio.Future[Computed[Result]]":
         """Put an item at the end of the queue.
@@ -105,10 +113,13 @@ class Batcher(Generic[Item, Result]):
 
         Raises:
             Draining: if the batcher is stopping.
+            Unavailable: if it has failed.
             Overloaded: if the queue is full.
         """
         if self._stopping or self._loop_task is None:
             raise Draining("The server is stopping and takes no new work; try another one.")
+        if self._loop_task.done():
+            raise _failure()
         if len(self._queue) >= self._capacity:
             self._queue = deque(entry for entry in self._queue if not entry.future.done())
         if len(self._queue) >= self._capacity:
@@ -125,9 +136,21 @@ class Batcher(Generic[Item, Result]):
 
     async def _run(self) -> None:
         while await self._gather():
-            batch = self._next_batch()
-            if batch:
-                await self._answer(batch)
+            self._batch = self._next_batch()
+            if self._batch:
+                await self._answer(self._batch)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Leave nobody waiting for a batcher that runs no more."""
+        error = None if task.cancelled() else task.exception()
+        if error is None and self._stopping and not task.cancelled():
+            return
+        logger.critical("the batcher has failed, and no image can be embedded any more", exc_info=error)
+        for entry in (*self._batch, *self._queue):
+            if not entry.future.done():
+                entry.future.set_exception(_failure())
+        self._queue.clear()
+        self._failed()
 
     async def _gather(self) -> bool:
         """Wait until a batch is due; False when there will be none any more."""
@@ -187,7 +210,11 @@ class Batcher(Generic[Item, Result]):
         took = time.monotonic() - started
         for entry, result in zip(batch, results, strict=True):
             if not entry.future.done():
-                entry.future.set_result(Computed(result, started - entry.submitted, took, len(batch)))
+                entry.future.set_result(Computed(result, started - entry.submitted, took))
+
+
+def _failure() -> Unavailable:
+    return Unavailable("The server can embed no image any more; its log tells why. Start it again.")
 
 
 def _copy_of(error: Exception) -> Exception:

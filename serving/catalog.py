@@ -7,12 +7,15 @@ Three formats, told apart by `auto`:
 - `cifar10`: `train/<class>/x.jpg` and `test/<class>/x.jpg`; the data set names the split.
 - `csv`: a table with the columns `path` (or `image`) and `label`; `split` and `key` if wanted; any other
   column is metadata.
+
+An image beside the class folders, or with an empty label, is of no class: it can be indexed, and neither
+trains nor tests. `docs/catalogues.md` tells it all.
 """
 
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final, Literal
@@ -21,8 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from serving.errors import BadData, BadSetting
 from serving.table import column_type, find_table, read_lines
+from serving.walk import walk
 
-__all__ = ["FORMATS", "SUFFIXES", "Catalog", "Row", "SplitRule", "read", "select"]
+__all__ = ["FORMATS", "SUFFIXES", "Catalog", "Row", "SplitRule", "read", "select", "select_missing"]
 
 FORMATS: Final = ("auto", "folder", "csv", "cifar10")
 SUFFIXES: Final = frozenset(  # in any case
@@ -32,7 +36,6 @@ _WRAPPERS: Final = frozenset(
     ("data", "dataset", "image", "images", "img", "imgs", "jpg", "photos", "pictures")
 )
 _SPLITS: Final = {"train": "train", "test": "test", "val": "", "valid": "", "validation": "", "": ""}
-_NOT_OURS: Final = frozenset({"__MACOSX"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,11 @@ class Row:
     """One image of a data set."""
 
     key: str
-    """Unique in the catalogue: the POSIX path below the root, or the table's `key` column."""
+    """Unique in the catalogue: the POSIX path from the root, or the table's `key` column."""
     image: Path
     """Absolute path; it was there when the catalogue was read, and may hold anything."""
     label: str
-    """Class, empty when the data set names none."""
+    """Class, empty when the data set names none: such a row neither trains nor tests."""
     split: str = ""
     """`train`, `test`, or empty when the data set names none."""
     metadata: Mapping[str, str | int | float] = field(default_factory=dict)
@@ -59,8 +62,24 @@ class Catalog:
     rows: tuple[Row, ...]
     empty: tuple[str, ...] = ()
     """Labels of folders that hold neither an image nor a folder."""
-    missing: tuple[str, ...] = ()
-    """Paths that a table or a dangling link names and that are not there."""
+    table: Path | None = None
+    """Absolute path of the table that was read, for the format csv."""
+    absent: tuple[Row, ...] = ()
+    """Rows of a table, and dangling links, whose image is not there."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Paths from the root that the data set names and that are not there, sorted."""
+        return tuple(sorted(self.path_of(row) for row in self.absent))
+
+    @property
+    def unlabelled(self) -> int:
+        """How many rows are of no class; `select` leaves them out of `train` and `test`."""
+        return sum(not row.label for row in self.rows)
+
+    def path_of(self, row: Row) -> str:
+        """Return the POSIX path of a row's image from the root: what may be told to others."""
+        return _text(PurePosixPath(os.path.relpath(row.image, self.root)))
 
 
 class SplitRule(BaseModel):
@@ -115,20 +134,58 @@ def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Cata
 def select(catalog: Catalog, split: Literal["all", "train", "test"], rule: SplitRule) -> tuple[Row, ...]:
     """Return the rows of one side of the split, sorted by key.
 
+    Rows without a label are of no class, so they are in `all` and in neither side; `Catalog.unlabelled`
+    counts them.
+
     Raises:
         BadData: The data set cannot be cut that way, or that side of it is empty.
     """
     if split == "all":
         return catalog.rows
+    found = _side(catalog.rows, split, rule, _training_groups(catalog, rule))
+    if not found:  # only a split of the data set's own can have an empty side
+        named = Counter(row.split or "neither" for row in catalog.rows if row.label)
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(named.items()))
+        raise BadData(
+            f"{catalog.root} names no image with a label as {split} ({counts}); cut it by class or folder"
+        )
+    return found
+
+
+def select_missing(
+    catalog: Catalog, split: Literal["all", "train", "test"], rule: SplitRule
+) -> tuple[str, ...]:
+    """Return those of `Catalog.missing` that belong to one side of the split.
+
+    Raises:
+        BadData: The data set cannot be cut that way.
+    """
+    if split == "all":
+        return catalog.missing
+    found = _side(catalog.absent, split, rule, _training_groups(catalog, rule))
+    return tuple(sorted(catalog.path_of(row) for row in found))
+
+
+def _side(rows: Sequence[Row], split: str, rule: SplitRule, trained: Set[str]) -> tuple[Row, ...]:
     if rule.by == "given":
-        rows = tuple(row for row in catalog.rows if row.split == split)
-        if not rows:
-            found = Counter(row.split or "neither" for row in catalog.rows)
-            counts = ", ".join(f"{name} {count}" for name, count in sorted(found.items()))
-            raise BadData(f"{catalog.root} names no image as {split} ({counts}); cut it by class or folder")
-        return rows
-    groups = sorted({_group(row.label, rule) for row in catalog.rows})
-    if rule.by == "folder" and not any("/" in row.label for row in catalog.rows):
+        return tuple(row for row in rows if row.label and row.split == split)
+    return tuple(
+        row for row in rows if row.label and (_group(row.label, rule) in trained) == (split == "train")
+    )
+
+
+def _training_groups(catalog: Catalog, rule: SplitRule) -> frozenset[str]:
+    """Return the classes or folders that train; those of the images that are there are counted."""
+    labels = {row.label for row in catalog.rows if row.label}
+    if not labels:
+        raise BadData(
+            f"none of the {len(catalog.rows)} images of {catalog.root} has a class, so there is nothing to "
+            "cut in two; put each image into a folder named by its class, or name it in the column label"
+        )
+    if rule.by == "given":
+        return frozenset()
+    groups = sorted({_group(label, rule) for label in labels})
+    if rule.by == "folder" and not any("/" in label for label in labels):
         raise BadData(
             f"{catalog.root} has no folders above its {len(groups)} class folders to cut by; cut it by class"
         )
@@ -139,8 +196,7 @@ def select(catalog: Catalog, split: Literal["all", "train", "test"], rule: Split
             f"the {rule.by} count of {catalog.root} is {len(groups)}, of which the split rule "
             f"(train: {rule.train}) would train on {count}; both sides need at least one"
         )
-    wanted = frozenset(groups[:count] if split == "train" else groups[count:])
-    return tuple(row for row in catalog.rows if _group(row.label, rule) in wanted)
+    return frozenset(groups[:count])
 
 
 def _group(label: str, rule: SplitRule) -> str:
@@ -162,8 +218,8 @@ def _reason(error: Exception) -> str:
 
 def _read_folders(root: Path, format: str) -> Catalog:
     """Read the format `folder` or `cifar10`, or find out which of them it is."""
-    images, leaves, missing, others = [], [], [], 0
-    for path, kind in _walk(root):
+    images, leaves, dangling, others = [], [], [], 0
+    for path, kind in walk(root, SUFFIXES):
         if kind == "empty folder":
             leaves.append(path)
         elif path.suffix.lower() not in SUFFIXES:
@@ -171,14 +227,18 @@ def _read_folders(root: Path, format: str) -> Catalog:
         elif kind == "file":
             images.append(path)
         else:
-            missing.append(_text(path))
+            dangling.append(path)
     if not images:
         raise BadData(
             f"{root} holds no image: looked below it for {', '.join(sorted(SUFFIXES))} and found "
-            f"{others} other files and {len(missing)} links to nothing"
+            f"{others} other files and {len(dangling)} links to nothing"
         )
-    tops = {path.parts[0].lower() for path in images}
-    is_cifar10 = {"train", "test"} <= tops <= _SPLITS.keys() and all(len(path.parts) > 2 for path in images)
+    # Where the images with a class lie says what the layout is; one beside the class folders changes nothing.
+    wrapper = _wrapper(images)
+    parts = [_below(path, wrapper).parts for path in images]
+    tops = {each[0].lower() for each in parts if len(each) > 1}
+    classed = {each[0].lower() for each in parts if len(each) > 2}
+    is_cifar10 = {"train", "test"} <= classed and tops <= _SPLITS.keys()
     if format == "cifar10" and not is_cifar10:
         top = sorted({_text(path).partition("/")[0] for path in images})
         raise BadData(
@@ -187,23 +247,27 @@ def _read_folders(root: Path, format: str) -> Catalog:
         )
     if format == "auto":
         format = "cifar10" if is_cifar10 else "folder"
-    while format == "folder" and (wrapper := _wrapper(images)):
-        root = root / wrapper
-        images = [path.relative_to(wrapper) for path in images]
-        leaves = [path.relative_to(wrapper) for path in leaves if path.parts[0] == wrapper]
-    rows = []
-    for path in images:
-        label, given = _text(path.parent), ""
-        if format == "cifar10":
-            first, _, label = label.partition("/")
-            given = _SPLITS[first.lower()]
-        rows.append(Row(_text(path), root / path, "" if label == "." else label, given))
-    return _catalog(root, format, rows, empty=[_text(path) for path in leaves], missing=missing)
+
+    def row(path: PurePosixPath) -> Row:
+        folder, given = _below(path, wrapper).parent, ""
+        if format == "cifar10" and folder.parts:
+            given = _SPLITS.get(folder.parts[0].lower(), "")
+            folder = folder.relative_to(folder.parts[0])
+        key = _text(PurePosixPath(os.path.relpath(path, wrapper)))
+        return Row(key, root / path, _text(folder) if folder.parts else "", given)
+
+    return _catalog(
+        root / wrapper,
+        format,
+        [row(path) for path in images],
+        empty=[_text(path.relative_to(wrapper)) for path in leaves if path.is_relative_to(wrapper)],
+        absent=[row(path) for path in dangling],
+    )
 
 
 def _read_table(root: Path, table: Path) -> Catalog:
     lines = read_lines(table, needed=(("path", "image"), ("label",)))
-    rows, missing, numbers = list[Row](), list[str](), dict[str, int]()
+    rows, absent, numbers = list[Row](), list[Row](), dict[str, int]()
     extra = {
         name: column_type([cells[name] for _, cells in lines])
         for name in (lines[0][1] if lines else ())
@@ -221,69 +285,33 @@ def _read_table(root: Path, table: Path) -> Catalog:
         if not key or numbers.setdefault(key, number) != number:
             found = f"the key {key!r} again, as on line {numbers[key]}" if key else "an empty key"
             raise BadData(f"line {number} of {table} has {found}; each row needs its own key")
-        if not os.path.isfile(image):
-            missing.append(path)
-            continue
         metadata = {name: kind(cells[name]) for name, kind in extra.items() if cells[name]}
-        rows.append(Row(key, Path(image), named["label"], _SPLITS[given.lower()], metadata))
+        row = Row(key, Path(image), named["label"], _SPLITS[given.lower()], metadata)
+        (rows if os.path.isfile(image) else absent).append(row)
     if not rows:
-        absent = f"none of its {len(missing)} images is there: {missing[:3]}" if missing else "it has no rows"
-        raise BadData(f"the table {table} gives no image below {root}: {absent}")
-    return _catalog(root, "csv", rows, missing=missing)
+        paths = [os.path.relpath(row.image, root) for row in absent[:3]]
+        found = f"none of its {len(absent)} images is there: {paths}" if absent else "it has no rows"
+        raise BadData(f"the table {table} gives no image below {root}: {found}")
+    return _catalog(root, "csv", rows, absent=absent, table=table)
 
 
-def _wrapper(images: Sequence[PurePosixPath]) -> str | None:
-    """Name the folder that holds every image and says nothing about any, such as CUB's `images`."""
-    tops = {path.parts[0] if len(path.parts) > 1 else "" for path in images}
-    top = tops.pop()
-    return top if not tops and top.lower() in _WRAPPERS else None
+def _wrapper(images: Sequence[PurePosixPath]) -> PurePosixPath:
+    """Return the folder that wraps every class folder and says nothing about any, such as CUB's `images`.
 
-
-def _walk(root: Path) -> Iterator[tuple[PurePosixPath, Literal["file", "dangling", "empty folder"]]]:
-    """Yield what lies below `root`, hidden names left out, as paths relative to it.
-
-    Links to folders are followed after all real folders, and a folder is entered once however many
-    ways lead to it, so that a loop of links ends and a real path wins over a linked one.
+    Images beside it are of no class and are passed over.
     """
-    real, linked, seen = [PurePosixPath()], list[PurePosixPath](), set[tuple[int, int]]()
-    while real or linked:
-        here = real.pop() if real else linked.pop()
-        try:
-            found = os.stat(root / here)
-            if (found.st_dev, found.st_ino) in seen:
-                continue
-            seen.add((found.st_dev, found.st_ino))
-            with os.scandir(root / here) as entries:
-                visible = sorted(
-                    (entry for entry in entries if entry.name[0] != "." and entry.name not in _NOT_OURS),
-                    key=lambda entry: entry.name,
-                    reverse=True,
-                )
-            images = folders = False
-            for entry in visible:
-                kind = _kind(entry)
-                if kind == stat.S_IFDIR:
-                    folders = True
-                    (linked if entry.is_symlink() else real).append(here / entry.name)
-                elif kind == stat.S_IFREG:
-                    images |= os.path.splitext(entry.name)[1].lower() in SUFFIXES
-                    yield here / entry.name, "file"
-                else:
-                    yield here / entry.name, "dangling"
-            if not images and not folders and here.parts:
-                yield here, "empty folder"
-        except OSError as error:
-            raise BadData(f"the folder {root / here} cannot be read: {_reason(error)}") from error
+    wrapper = PurePosixPath()
+    while True:
+        below = (path.relative_to(wrapper) for path in images if path.is_relative_to(wrapper))
+        tops = {path.parts[0] for path in below if len(path.parts) > 1}
+        if len(tops) != 1 or (top := tops.pop()).lower() not in _WRAPPERS:
+            return wrapper
+        wrapper /= top
 
 
-def _kind(entry: os.DirEntry[str]) -> int:
-    """Return the file type behind an entry, 0 where a link leads nowhere or round in a circle."""
-    try:
-        if not entry.is_symlink():  # what the folder's listing says already costs no call a file
-            return stat.S_IFDIR if entry.is_dir() else stat.S_IFREG if entry.is_file() else 0
-        return stat.S_IFMT(entry.stat().st_mode)
-    except OSError:
-        return 0
+def _below(path: PurePosixPath, wrapper: PurePosixPath) -> PurePosixPath:
+    """Return a file's path below the wrapper; what lies beside it is of no class, as if it lay in it."""
+    return path.relative_to(wrapper) if path.is_relative_to(wrapper) else PurePosixPath(path.name)
 
 
 def _text(path: PurePosixPath) -> str:
@@ -292,7 +320,13 @@ def _text(path: PurePosixPath) -> str:
 
 
 def _catalog(
-    root: Path, format: str, rows: list[Row], *, empty: Sequence[str] = (), missing: Sequence[str] = ()
+    root: Path,
+    format: str,
+    rows: list[Row],
+    *,
+    empty: Sequence[str] = (),
+    absent: Sequence[Row] = (),
+    table: Path | None = None,
 ) -> Catalog:
     rows.sort(key=lambda row: row.key)
-    return Catalog(root, format, tuple(rows), tuple(sorted(empty)), tuple(sorted(missing)))
+    return Catalog(root, format, tuple(rows), tuple(sorted(empty)), table, tuple(absent))

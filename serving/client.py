@@ -1,8 +1,7 @@
 """The Python client: images and arrays in, arrays and records out; needs the base installation only."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -22,18 +21,22 @@ from serving.rpc.answers import (
     ModelInfo,
     gallery_info_of,
     hits_of,
-    image_bytes,
     item_message,
     model_info_of,
 )
 from serving.rpc.caller import Caller, faults_of
-from serving.rpc.limits import (
-    DEFAULT_K,
-    DEFAULT_PORT,
-    MAX_DELETED_KEYS,
-    MAX_HITS,
-    MAX_INPUTS,
+from serving.rpc.given import (
+    ImageLike,
+    check_k,
+    check_score,
+    excluded,
+    floats_of,
+    image_bytes,
+    many,
+    text,
+    texts,
 )
+from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_DELETED_KEYS, MAX_HITS, MAX_INPUTS
 from serving.rpc.splitting import answered_each, chunks_of, moved_field
 from serving.rpc.status import from_status
 from serving.rpc.wire import bytes_of, vector_of
@@ -58,7 +61,7 @@ class Client:
         """Keep the address; the first call connects.
 
         Raises:
-            ValueError: if a limit makes no sense.
+            InvalidArgument: if an argument makes no sense.
         """
         self._caller = Caller(address, timeout=timeout, retries=retries)
         channel = self._caller.channel
@@ -101,19 +104,19 @@ class Client:
 
     @overload
     def embed(
-        self, images: Iterable[bytes | Path], *, on_error: Literal["raise"] = "raise"
+        self, images: Iterable[ImageLike], *, on_error: Literal["raise"] = "raise"
     ) -> NDArray[np.float32]: ...
     @overload
     def embed(
-        self, images: Iterable[bytes | Path], *, on_error: Literal["return"]
+        self, images: Iterable[ImageLike], *, on_error: Literal["return"]
     ) -> list[NDArray[np.float32] | CrossbatchError]: ...
     def embed(
-        self, images: Iterable[bytes | Path], *, on_error: Literal["raise", "return"] = "raise"
+        self, images: Iterable[ImageLike], *, on_error: Literal["raise", "return"] = "raise"
     ) -> NDArray[np.float32] | list[NDArray[np.float32] | CrossbatchError]:
         """Embed images.
 
         Args:
-            images: Encoded bytes, or paths that are read as they are needed.
+            images: Encoded bytes, or paths (`Path` or `str`) that are read as they are needed.
             on_error: "raise" the first bad image's error, or "return" each error in its image's place.
 
         Returns:
@@ -121,8 +124,10 @@ class Client:
 
         Raises:
             BadImage: if an image is bad; says which.
+            InvalidArgument: if an argument is of another kind.
             CrossbatchError: if the call as a whole fails.
         """
+        _check_on_error(on_error)
         rows = self._each(_read(images), len, MAX_INPUTS, self._embed, raising=on_error == "raise")
         if on_error == "return":
             return rows
@@ -133,12 +138,12 @@ class Client:
         self,
         gallery: str,
         *,
-        images: Iterable[bytes | Path] | None = None,
+        images: Iterable[ImageLike] | None = None,
         vectors: ArrayLike | None = None,
-        keys: Sequence[str] | None = None,
+        keys: Iterable[str] | None = None,
         k: int = DEFAULT_K,
         minimum_score: float | None = None,
-        exclude: Sequence[str] = (),
+        exclude: Iterable[str] = (),
         on_error: Literal["raise"] = "raise",
     ) -> list[list[Hit]]: ...
     @overload
@@ -146,34 +151,34 @@ class Client:
         self,
         gallery: str,
         *,
-        images: Iterable[bytes | Path] | None = None,
+        images: Iterable[ImageLike] | None = None,
         vectors: ArrayLike | None = None,
-        keys: Sequence[str] | None = None,
+        keys: Iterable[str] | None = None,
         k: int = DEFAULT_K,
         minimum_score: float | None = None,
-        exclude: Sequence[str] = (),
+        exclude: Iterable[str] = (),
         on_error: Literal["return"],
     ) -> list[list[Hit] | CrossbatchError]: ...
     def search(
         self,
         gallery: str,
         *,
-        images: Iterable[bytes | Path] | None = None,
+        images: Iterable[ImageLike] | None = None,
         vectors: ArrayLike | None = None,
-        keys: Sequence[str] | None = None,
+        keys: Iterable[str] | None = None,
         k: int = DEFAULT_K,
         minimum_score: float | None = None,
-        exclude: Sequence[str] = (),
+        exclude: Iterable[str] = (),
         on_error: Literal["raise", "return"] = "raise",
     ) -> list[list[Hit]] | list[list[Hit] | CrossbatchError]:
         """Find the nearest items to each query; give exactly one of `images`, `vectors` and `keys`.
 
         Args:
             gallery: Where to look.
-            images: Encoded bytes, or paths that are read as they are needed.
+            images: Encoded bytes, or paths (`Path` or `str`) that are read as they are needed.
             vectors: float32 (Q, d), unit rows.
             keys: Items of the gallery; each finds itself unless it is excluded.
-            k: Neighbours of each query, 1 to 1,000.
+            k: Neighbours of each query, 1 to 2,048.
             minimum_score: Leaves out items with a lower score, -1 to 1.
             exclude: Keys of items to leave out, at most 1,000.
             on_error: "raise" the first bad query's error, or "return" each error in its query's place.
@@ -190,14 +195,22 @@ class Client:
         if sum(each is not None for each in (images, vectors, keys)) != 1:
             raise InvalidArgument("Give exactly one of images, vectors and keys to search for.")
 
+        _check_on_error(on_error)
+        name, k, minimum, exclude = (
+            text(gallery, "gallery"),
+            check_k(k),
+            check_score(minimum_score),
+            excluded(exclude),
+        )
+
         def search_once(queries: list[retrieval_pb.Query]) -> list[list[Hit] | CrossbatchError]:
             request = retrieval_pb.SearchRequest(
-                gallery=gallery, queries=queries, k=k, minimum_score=minimum_score, exclude_keys=exclude
+                gallery=name, queries=queries, k=k, minimum_score=minimum, exclude_keys=exclude
             )
             results = self._caller.call(self._retrieval.Search, request).results
             return [from_status(each.error) if each.HasField("error") else hits_of(each) for each in results]
 
-        at_once = max(1, min(MAX_INPUTS, MAX_HITS // max(k, 1)))
+        at_once = min(MAX_INPUTS, MAX_HITS // k)
         queries = _queries(images, vectors, keys)
         return self._each(queries, _size_of, at_once, search_once, raising=on_error == "raise")
 
@@ -216,9 +229,10 @@ class Client:
             ModelMismatch: if the gallery belongs to another model.
             CrossbatchError: if a call fails for another reason.
         """
-        stored = 0
-        for chunk in chunks_of((item_message(item) for item in items), _size_of, MAX_INPUTS):
-            request = gallery_pb.UpsertItemsRequest(gallery=gallery, items=chunk)
+        name, stored = text(gallery, "gallery"), 0
+        messages = (item_message(item) for item in many(items, "items"))
+        for chunk in chunks_of(messages, _size_of, MAX_INPUTS):
+            request = gallery_pb.UpsertItemsRequest(gallery=name, items=chunk)
             try:
                 stored += self._caller.call(self._galleries.UpsertItems, request).stored
             except CrossbatchError as error:
@@ -231,31 +245,33 @@ class Client:
     def delete(self, gallery: str, keys: Iterable[str]) -> int:
         """Remove items.
 
+        Keys are sent in calls of at most 1,000. A call whose reply was lost is made again, and then finds its
+        items gone: they are removed, and not in the count.
+
         Returns:
-            How many were there and are gone.
+            How many were there and are gone; too few after a lost reply.
 
         Raises:
+            InvalidArgument: if the keys are no list of strings, or one cannot be a key.
             NotFound: if there is no such gallery.
             CrossbatchError: if a call fails for another reason.
         """
+        name = text(gallery, "gallery")
         requests = (
-            gallery_pb.DeleteItemsRequest(gallery=gallery, keys=chunk)
-            for chunk in chunks_of(iter(keys), len, MAX_DELETED_KEYS)
+            gallery_pb.DeleteItemsRequest(gallery=name, keys=chunk)
+            for chunk in chunks_of(texts(keys, "keys"), len, MAX_DELETED_KEYS)
         )
         return sum(self._caller.call(self._galleries.DeleteItems, each).deleted for each in requests)
 
     def create(self, gallery: str) -> GalleryInfo:
         """Make an empty gallery for the model that is served.
 
-        Returns:
-            The gallery.
-
         Raises:
             AlreadyExists: if the name is taken.
             InvalidArgument: if the name breaks the rule.
             CrossbatchError: if the call fails for another reason.
         """
-        request = gallery_pb.CreateGalleryRequest(name=gallery)
+        request = gallery_pb.CreateGalleryRequest(name=text(gallery, "gallery"))
         # Made again after a lost reply, it would find its own gallery and say that the name is taken.
         reply = self._caller.call(self._galleries.CreateGallery, request, idempotent=False)
         return gallery_info_of(reply.gallery)
@@ -263,21 +279,15 @@ class Client:
     def gallery(self, name: str) -> GalleryInfo:
         """Describe one gallery.
 
-        Returns:
-            The gallery.
-
         Raises:
             NotFound: if there is none of that name; names those that there are.
             CrossbatchError: if the call fails for another reason.
         """
-        request = gallery_pb.GetGalleryRequest(name=name)
+        request = gallery_pb.GetGalleryRequest(name=text(name, "name"))
         return gallery_info_of(self._caller.call(self._galleries.GetGallery, request).gallery)
 
     def galleries(self) -> list[GalleryInfo]:
-        """Describe all galleries.
-
-        Returns:
-            One a gallery, in the order of their names.
+        """Describe all galleries, in the order of their names.
 
         Raises:
             CrossbatchError: if a call fails.
@@ -294,9 +304,6 @@ class Client:
 
     def model(self) -> ModelInfo:
         """Describe the model that is served.
-
-        Returns:
-            The model.
 
         Raises:
             CrossbatchError: if the call fails.
@@ -328,21 +335,24 @@ class Client:
         return answers
 
 
-def _read(images: Iterable[bytes | Path]) -> Iterator[bytes]:
-    return (image_bytes(image) for image in images)
+def _read(images: Iterable[ImageLike]) -> Iterator[bytes]:
+    return (image_bytes(image) for image in many(images, "images"))
 
 
 def _queries(
-    images: Iterable[bytes | Path] | None, vectors: ArrayLike | None, keys: Sequence[str] | None
+    images: Iterable[ImageLike] | None, vectors: ArrayLike | None, keys: Iterable[str] | None
 ) -> Iterator[retrieval_pb.Query]:
     if images is not None:
         return (retrieval_pb.Query(image=image) for image in _read(images))
     if vectors is not None:
-        rows = np.asarray(vectors, dtype=np.float32)
-        if rows.ndim != 2:
-            raise InvalidArgument(f"vectors has shape {rows.shape}; expected (queries, components).")
+        rows = floats_of(vectors, "vectors", "(queries, components)")
         return (retrieval_pb.Query(vector=bytes_of(row)) for row in rows)
-    return (retrieval_pb.Query(key=key) for key in keys or ())
+    return (retrieval_pb.Query(key=key) for key in texts(() if keys is None else keys, "keys"))
+
+
+def _check_on_error(choice: str) -> None:
+    if choice not in ("raise", "return"):
+        raise InvalidArgument(f"on_error cannot be {choice!r}; it must be 'raise' or 'return'.")
 
 
 def _size_of(message: Any) -> int:

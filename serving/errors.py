@@ -10,6 +10,7 @@
     ├── Mismatch              two things that do not fit each other: both are named
     │   ├── ModelMismatch     a gallery or query of another model
     │   └── BadArtifact       a model file or gallery that is damaged or of a newer format
+    ├── ReadOnly              something that cannot be written
     ├── Overloaded            no room now; try again later
     ├── Draining              the server is stopping
     ├── DeadlineExceeded      the caller's time ran out
@@ -33,6 +34,7 @@ __all__ = [
     "ModelMismatch",
     "NotFound",
     "Overloaded",
+    "ReadOnly",
     "Unavailable",
 ]
 
@@ -75,6 +77,10 @@ class ModelMismatch(Mismatch):
 
 class BadArtifact(Mismatch):
     """A model file or gallery that is damaged or of a newer format."""
+
+
+class ReadOnly(CrossbatchError):
+    """Something that cannot be written; trying again does not cure it."""
 
 
 class Overloaded(CrossbatchError):

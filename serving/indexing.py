@@ -2,10 +2,10 @@
 
 Images are decoded in threads, a bounded number ahead of the encoder, and stored batch by batch in the order
 of their keys. One that cannot be read is skipped and listed with its reason. An item's key is its row's, so
-a second run replaces the same items; what is in the gallery besides stays.
+a second run replaces the same items; what is in the gallery besides stays. An item's URI is its image's path
+from the data set's root: a gallery's readers learn nothing of the machine that filled it.
 """
 
-import os
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog import Row, read, select
+from serving.catalog import Catalog, Row, read, select, select_missing
+from serving.cores import usable_cores
 from serving.errors import BadData, BadSetting, InvalidArgument, NotFound
 from serving.gallery.directory import GalleryDirectory, check_name, split_path
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
@@ -93,8 +94,9 @@ def run(settings: Settings) -> dict[str, Any]:
     """Index a data set.
 
     Returns:
-        `gallery`, `model`, `images` found, `stored`, `skipped` (key and reason of each), `empty` class
-        folders, `items` now in the gallery, `seconds`, `images_per_second`.
+        `gallery`, `model`, `root` (below which the items' URIs are paths), `images` found on the wanted side
+        of the split, `stored`, `skipped` (key and reason of each), `unlabelled` (images of no class that the
+        split left out), `empty` class folders, `items` now in the gallery, `seconds`, `images_per_second`.
 
     Raises:
         BadData: The data set cannot be read, or none of its images can.
@@ -108,7 +110,9 @@ def run(settings: Settings) -> dict[str, Any]:
     began = time.monotonic()
     # The index is made once, at the end; rebuilding it on the way would only take time from the encoder.
     with GalleryDirectory(folder, policy=RebuildPolicy(automatic=False)) as directory:
-        report = index_rows(encoder, rows, directory, name, batch=settings.batch, threads=settings.threads)
+        report = index_rows(
+            encoder, catalog, rows, directory, name, batch=settings.batch, threads=settings.threads
+        )
         if not report.stored:
             first = report.skipped[0]
             raise BadData(
@@ -119,13 +123,16 @@ def run(settings: Settings) -> dict[str, Any]:
         gallery.rebuild()
         items = gallery.info().items
     seconds = time.monotonic() - began
-    absent = [Skipped(path, "the data set names it, and it is not there") for path in catalog.missing]
+    missing = select_missing(catalog, settings.split, encoder.spec.split)
+    absent = [Skipped(path, "the data set names it, and it is not there") for path in missing]
     return {
         "gallery": str(folder / name),
         "model": encoder.spec.name,
+        "root": str(catalog.root),
         "images": len(rows) + len(absent),
         "stored": report.stored,
         "skipped": [asdict(each) for each in report.skipped + absent],
+        "unlabelled": catalog.unlabelled if settings.split != "all" else 0,
         "empty": list(catalog.empty),
         "items": items,
         "seconds": round(seconds, 3),
@@ -140,6 +147,10 @@ def render(result: dict[str, Any]) -> str:
         f"{result['seconds']:.1f} s ({result['images_per_second']:.0f} a second); "
         f"it holds {result['items']} items"
     ]
+    if result["unlabelled"]:
+        lines.append(
+            f"left out: {result['unlabelled']} images of no class, which are on no side of the split"
+        )
     skipped = [f"{each['key']}: {each['reason']}" for each in result["skipped"]]
     for title, entries in (("skipped", skipped), ("folders without an image", result["empty"])):
         if entries:
@@ -152,6 +163,7 @@ def render(result: dict[str, Any]) -> str:
 
 def index_rows(
     encoder: EncoderLike,
+    catalog: Catalog,
     rows: Sequence[Row],
     directory: GalleryDirectory,
     name: str,
@@ -159,7 +171,7 @@ def index_rows(
     batch: int = 32,
     threads: int = 0,
 ) -> Report:
-    """Embed rows and store them in a gallery, which is made when the first image is ready.
+    """Embed rows of a catalogue and store them in a gallery, which is made when the first image is ready.
 
     Returns:
         How many were stored, each on disk, and which were skipped.
@@ -177,7 +189,7 @@ def index_rows(
     with (
         ThreadPoolExecutor(1) as writer,
         progress(steps, "index", total=len(rows), unit="image") as bar,
-        closing(_embedded(encoder, rows, report.skipped, batch=batch, threads=threads)) as batches,
+        closing(_embedded(encoder, catalog, rows, report.skipped, batch=batch, threads=threads)) as batches,
     ):
         writing: Future[int] | None = None
         for items, passed in batches:
@@ -197,7 +209,13 @@ def index_rows(
 
 
 def _embedded(
-    encoder: EncoderLike, rows: Sequence[Row], skipped: list[Skipped], *, batch: int, threads: int
+    encoder: EncoderLike,
+    catalog: Catalog,
+    rows: Sequence[Row],
+    skipped: list[Skipped],
+    *,
+    batch: int,
+    threads: int,
 ) -> Generator[tuple[list[Item], int]]:
     """Yield batches of checked items, and how many rows each stands for, those skipped included."""
     ready: list[tuple[Row, NDArray[np.uint8]]] = []
@@ -209,19 +227,22 @@ def _embedded(
         else:
             ready.append((row, pixels))
         if len(ready) == batch:
-            yield _items(encoder, ready, skipped), passed
+            yield _items(encoder, catalog, ready, skipped), passed
             ready, passed = [], 0
     if ready:
-        yield _items(encoder, ready, skipped), passed
+        yield _items(encoder, catalog, ready, skipped), passed
 
 
 def _items(
-    encoder: EncoderLike, ready: Sequence[tuple[Row, NDArray[np.uint8]]], skipped: list[Skipped]
+    encoder: EncoderLike,
+    catalog: Catalog,
+    ready: Sequence[tuple[Row, NDArray[np.uint8]]],
+    skipped: list[Skipped],
 ) -> list[Item]:
     vectors = encoder.encode(np.stack([pixels for _, pixels in ready]))  # (B, d)
     items = []
     for (row, _), vector in zip(ready, vectors, strict=True):
-        item = Item(row.key, vector, row.label, row.image.as_uri(), row.metadata)
+        item = Item(row.key, vector, row.label, catalog.path_of(row), row.metadata)
         try:
             items.append(check_item(item, dimension=encoder.spec.dimension))
         except InvalidArgument as error:  # a path longer than a key may be, say
@@ -233,7 +254,7 @@ def _decoded(
     encoder: EncoderLike, rows: Sequence[Row], *, ahead: int, threads: int
 ) -> Iterator[tuple[Row, NDArray[np.uint8] | str]]:
     """Yield each row, in order, with its pixels (S, S, 3) or the reason why there are none."""
-    pool = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="decode")
+    pool = ThreadPoolExecutor(threads or usable_cores(), thread_name_prefix="decode")
     try:
         waiting: deque[tuple[Row, Future[NDArray[np.uint8] | str]]] = deque()
         for row in rows:

@@ -1,8 +1,8 @@
-"""Progress of long work: a bar on a terminal, one line a minute elsewhere."""
+"""Progress of long work: a bar on a terminal, one line a minute and a last one elsewhere."""
 
 import sys
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from tqdm import tqdm
 
@@ -23,16 +23,30 @@ def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: 
     Returns:
         An iterable over `items`, which is also a context manager with `update(n)`.
     """
-    terminal = sys.stderr.isatty()
+    if sys.stderr.isatty():
+        return tqdm(items, desc=label, total=total, unit=unit, file=sys.stderr, dynamic_ncols=True)
     return tqdm(
         items,
         desc=label,
         total=total,
         unit=unit,
-        file=sys.stderr,
-        dynamic_ncols=terminal,
-        mininterval=0.1 if terminal else 60.0,
-        maxinterval=10.0 if terminal else 60.0,
-        miniters=None if terminal else 1,
-        leave=True,
+        file=_Lines(sys.stderr),
+        bar_format="{desc}: {n_fmt} of {total_fmt}, {rate_fmt}, {elapsed} gone, {remaining} left",
+        mininterval=60.0,
+        maxinterval=60.0,
+        delay=1e-9,  # no line before the first step
     )
+
+
+class _Lines:
+    """A stream on which a bar that is drawn over and over becomes lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        if line := text.strip("\r\n "):
+            self._stream.write(f"{line}\n")
+
+    def flush(self) -> None:
+        self._stream.flush()

@@ -59,9 +59,6 @@ def render(result: dict[str, Any]) -> str:
 
     Returns:
         A head and one line a hit: rank, score, label, key, and the URI where it says more than the key.
-
-    Raises:
-        KeyError: if the result is not of `run`.
     """
     if not result["hits"]:
         return f"no item of gallery {result['gallery']} is near {result['photo']}"

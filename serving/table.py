@@ -13,8 +13,9 @@ from serving.errors import BadData
 
 __all__ = ["column_type", "find_table", "read_lines"]
 
-_INTEGER: Final = re.compile(r"-?(0|[1-9]\d{0,17})")  # no leading zeros: 007 is a name; fits 64 bits
-_DECIMAL: Final = re.compile(r"-?(0|[1-9]\d{0,16})(\.\d+)?([eE][+-]?\d{1,2})?")
+# No leading zeros: 007 is a name. At most 15 digits: on the wire metadata are doubles, which hold no more.
+_INTEGER: Final = re.compile(r"-?(0|[1-9]\d{0,14})")
+_DECIMAL: Final = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?")
 _MOST_BYTES: Final = 1 << 30  # the table is read whole
 
 

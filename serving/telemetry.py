@@ -45,6 +45,8 @@ def configure_logs(level: str = "INFO", stream: TextIO | None = None) -> None:
     handler.setFormatter(TerminalFormatter() if stream.isatty() else JsonFormatter())
     handler.addFilter(_add_request_id)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # Its loader tells at INFO of each build of itself that it does not find.
+    logging.getLogger("faiss").setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):

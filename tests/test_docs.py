@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ are run as they stand: Python blocks, and each `crossbatch` command."""
+"""The README and the pages of docs/ are run as they stand: all Python, and the commands of two of them."""
 
 import os
 import re
@@ -65,18 +65,19 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    monkeypatch.setenv("CROSSBATCH_PORT", str(port))
-    monkeypatch.setenv("CROSSBATCH_ADDRESS", f"127.0.0.1:{port}")
-    monkeypatch.setenv("CROSSBATCH_SET", "epochs=1,classes_per_batch=4")
+    monkeypatch.setenv("CROSSBATCH_SERVE_PORT", str(port))
+    monkeypatch.setenv("CROSSBATCH_SEARCH_ADDRESS", f"127.0.0.1:{port}")
+    monkeypatch.setenv("CROSSBATCH_TRAIN_SET", "epochs=1,classes_per_batch=4")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.timeout(300)
-def test_quickstart_commands_run(at_home: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_commands_run(page: str, at_home: Path) -> None:
     running = []
     try:
-        for command in commands(ROOT / "docs" / "quickstart.md"):
+        for command in commands(ROOT / page):
             program, *words = shlex.split(command)
             if program != "crossbatch" or words[0] == "demo":
                 continue

@@ -46,7 +46,7 @@ def test_help_shows_every_setting_with_its_variable(name: str, capsys: pytest.Ca
         assert info.description, field
         assert " ".join(info.description.rstrip(".").split()) in shown, field
         positional = isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("positional")
-        assert positional or f"[CROSSBATCH_{field.upper()}]" in shown, field
+        assert positional or f"[CROSSBATCH_{name.upper()}_{field.upper()}]" in shown, field
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,9 +71,9 @@ def test_a_value_out_of_range_names_flag_value_and_limit(capsys: pytest.CaptureF
 def test_a_variable_gives_a_setting_and_a_flag_overrides_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CROSSBATCH_PORT", "many")
+    monkeypatch.setenv("CROSSBATCH_SERVE_PORT", "many")
     words = ("serve", "--model", "m.onnx", "--galleries", "g")
-    assert "CROSSBATCH_PORT" in sentence(capsys, *words)
+    assert "CROSSBATCH_SERVE_PORT" in sentence(capsys, *words)
     assert "m.onnx" in sentence(capsys, *words, "--port", "1024")
 
 

@@ -15,6 +15,7 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 
 from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
+from training.checkpoint import check_shapes
 from training.resnet20 import ResNet20
 
 __all__ = ["Backbone", "build_backbone", "rename_efficientnet_lite0"]
@@ -114,12 +115,7 @@ def load_backbone(
             f"{source} holds weights of another architecture: {len(missing)} entries are missing"
             f"{_first(missing)} and {len(unknown)} are unknown{_first(unknown)}"
         )
-    for key, value in given.items():
-        if value.shape != own[key].shape:
-            raise ModelMismatch(
-                f"{source} holds {key} of shape {tuple(value.shape)},"
-                f" but the backbone's is {tuple(own[key].shape)}"
-            )
+    check_shapes(own, given, source=source)
     backbone.body.load_state_dict(given, strict=False)
 
 

@@ -6,7 +6,7 @@ A file is written aside, flushed to the disk and renamed: a full disk or a power
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
 
 __all__ = [
     "FORMAT_VERSION",
+    "check_shapes",
     "load_checkpoint",
     "load_module",
     "load_optimizer",
+    "load_state",
     "pack_optimizer",
     "prefixed",
     "save_checkpoint",
@@ -50,24 +52,15 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         NotFound: If there is no such file.
         BadArtifact: If the file is damaged, of a newer format, or not ours.
     """
-    if not path.is_file():
-        raise NotFound(f"no checkpoint is at {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        state = json.loads(metadata["crossbatch"])
-        version = int(state["format_version"])
-    except KeyError as error:
-        raise BadArtifact(f"{path} is a safetensors file, but not a checkpoint of crossbatch") from error
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise BadArtifact(f"the checkpoint {path} is damaged: {error}") from error
-    if version > FORMAT_VERSION:
-        raise BadArtifact(
-            f"the checkpoint {path} has format version {version}, but this crossbatch reads up to"
-            f" {FORMAT_VERSION}: update crossbatch"
-        )
-    return tensors, state
+    with _open(path) as file:
+        state = _state(file, path)
+        return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118 - not a mapping
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read only the state of a checkpoint; raises what `load_checkpoint` does."""
+    with _open(path) as file:
+        return _state(file, path)
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -97,13 +90,22 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Pat
             f"{source} is a checkpoint of another architecture: it differs from the recipe's in"
             f" {len(differing)} names (first: {differing[0]})"
         )
-    for name, value in tensors.items():
+    check_shapes(own, tensors, source=source)
+    module.load_state_dict(dict(tensors))
+
+
+def check_shapes(own: Mapping[str, Tensor], given: Mapping[str, Tensor], *, source: str | Path) -> None:
+    """Refuse weights of other shapes; every name of `given` is one of `own`.
+
+    Raises:
+        ModelMismatch: Names the first that differs.
+    """
+    for name, value in given.items():
         if value.shape != own[name].shape:
             raise ModelMismatch(
-                f"{source} is a checkpoint of another architecture: {name} has shape {tuple(value.shape)},"
-                f" the recipe's has {tuple(own[name].shape)}"
+                f"{source} holds weights of another architecture: {name} has shape {tuple(value.shape)},"
+                f" but the recipe's has {tuple(own[name].shape)}"
             )
-    module.load_state_dict(dict(tensors))
 
 
 def pack_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -149,6 +151,34 @@ def write_file(path: Path, contents: bytes) -> None:
             f"{path} cannot be written ({(error.strerror or str(error)).lower()}); a previous one is"
             " unharmed: make room or choose another folder"
         ) from error
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; whatever is wrong with it while it is open is damage."""
+    if not path.is_file():
+        raise NotFound(f"no checkpoint is at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise BadArtifact(f"the checkpoint {path} is damaged: {error}") from error
+
+
+def _state(file: Any, path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads((file.metadata() or {})["crossbatch"])
+        version = int(state["format_version"])
+    except KeyError as error:
+        raise BadArtifact(f"{path} is a safetensors file, but not a checkpoint of crossbatch") from error
+    except (ValueError, TypeError) as error:
+        raise BadArtifact(f"the checkpoint {path} is damaged: {error}") from error
+    if version > FORMAT_VERSION:
+        raise BadArtifact(
+            f"the checkpoint {path} has format version {version}, but this crossbatch reads up to"
+            f" {FORMAT_VERSION}: update crossbatch"
+        )
+    return state
 
 
 def _sync_folder(folder: Path) -> None:

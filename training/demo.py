@@ -133,7 +133,7 @@ def _crossbatch(*words: str | Path) -> dict[str, Any]:
 @contextmanager
 def _server(model: Path, galleries: Path) -> Iterator[str]:
     """Serve on a free port of the loopback until the block ends; yields the address."""
-    words = ("serve", "--model", model, "--galleries", galleries, "--port", "0")
+    words = ("serve", "--model", model, "--galleries", galleries, "--host", "127.0.0.1", "--port", "0")
     with subprocess.Popen(_command(words), stdout=subprocess.PIPE, text=True) as server:
         try:
             for line in server.stdout or ():

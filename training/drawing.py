@@ -32,10 +32,10 @@ _SHAPES: dict[str, Callable[[Grid], Grid]] = {
 # Texture: how much of the second colour (0..1) at body coordinates u, v in about -1..1.
 _TEXTURES: dict[str, Callable[[Grid, Grid], Grid]] = {
     "plain": lambda u, v: np.zeros_like(u),
-    "striped": lambda u, v: _wave(u * 3.0),
+    "striped": lambda u, v: _wave(u * 2.0),
     "dotted": lambda u, v: _step(0.28 - np.hypot((u * 2.5) % 1 - 0.5, (v * 2.5) % 1 - 0.5)),
-    "checked": lambda u, v: np.abs(_wave(u * 2.0) - _wave(v * 2.0)),
-    "ringed": lambda u, v: _wave(np.hypot(u, v) * 3.2),
+    "checked": lambda u, v: np.abs(_wave(u * 1.5) - _wave(v * 1.5)),
+    "ringed": lambda u, v: _wave(np.hypot(u, v) * 2.2),
     "zigzag": lambda u, v: _wave(u * 2.5 + 0.8 * np.abs((v * 2.5) % 2 - 1)),
 }
 # Colour: body and texture in RGB, 0..1.
@@ -53,10 +53,10 @@ _COLOURS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]
 _PLACEMENTS: dict[str, tuple[float, float] | None] = {
     "bare": None,
     "centre": (0.0, 0.0),
-    "left": (-0.45, 0.0),
-    "right": (0.45, 0.0),
-    "top": (0.0, -0.45),
-    "bottom": (0.0, 0.45),
+    "left": (-0.5, 0.0),
+    "right": (0.5, 0.0),
+    "top": (0.0, -0.5),
+    "bottom": (0.0, 0.5),
 }
 
 
@@ -90,8 +90,8 @@ def draw_product(product: Product, rng: np.random.Generator, *, size: int = 64) 
     """
     y, x = np.mgrid[0:size, 0:size] * (2 / (size - 1)) - 1.0
     scene = _background(x, y, rng)
-    angle, scale = rng.uniform(-0.6, 0.6), rng.uniform(0.45, 0.75)
-    dx, dy = rng.uniform(-0.25, 0.25, size=2)
+    angle, scale = rng.uniform(-0.6, 0.6), rng.uniform(0.6, 0.9)
+    dx, dy = rng.uniform(-0.15, 0.15, size=2)
     u = (np.cos(angle) * (x - dx) + np.sin(angle) * (y - dy)) / scale
     v = (np.cos(angle) * (y - dy) - np.sin(angle) * (x - dx)) / scale
     inside = _step(_SHAPES[product.shape](np.arctan2(v, u)) - np.hypot(u, v), size * scale / 2)
@@ -100,8 +100,8 @@ def draw_product(product: Product, rng: np.random.Generator, *, size: int = 64) 
     place = _PLACEMENTS[product.placement]
     if place is not None:
         distance = np.hypot(u - place[0], v - place[1])
-        body = _mix(body, np.array([0.98, 0.98, 0.95]), _step(0.22 - distance, size * scale / 2))
-        body = _mix(body, np.array([0.08, 0.08, 0.10]), _step(0.12 - distance, size * scale / 2))
+        body = _mix(body, np.array([0.98, 0.98, 0.95]), _step(0.3 - distance, size * scale / 2))
+        body = _mix(body, np.array([0.08, 0.08, 0.10]), _step(0.16 - distance, size * scale / 2))
     light = rng.uniform(0.65, 1.2) + rng.uniform(-0.25, 0.25) * x + rng.uniform(-0.25, 0.25) * y
     tint = rng.uniform(0.88, 1.12, size=3)
     picture = _mix(scene, body, inside) * light[..., None] * tint + rng.normal(0, 0.02, size=scene.shape)

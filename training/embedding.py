@@ -1,5 +1,6 @@
 """Embedding of many pictures in batches, for evaluation and for the closed-form start."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from serving.errors import BadData
 from serving.progress import progress
-from training.dataset import Pictures
+from training.dataset import Pictures, Stream, first_of
 from training.embedder import Embedder
 from training.metrics import retrieval_metrics
 
@@ -17,26 +19,32 @@ __all__ = ["embed_pictures", "embedder_function", "measure_retrieval", "pooled_f
 
 
 def embed_pictures(
-    embed: Callable[[Tensor], Tensor], pictures: Pictures, *, batch: int = 64, label: str = "Embedding"
+    embed: Callable[[Tensor], Tensor], images: Pictures | Stream, *, batch: int = 64, label: str = "Embedding"
 ) -> Tensor:
-    """Embed pictures that are all S x S.
+    """Embed images that are all S x S, a batch in memory at a time.
 
     Args:
         embed: Pixels, uint8 (B, S, S, 3), to float32 (B, d).
-        pictures: What `viewing_decoder` decoded.
+        images: What `viewing_decoder` decodes.
         batch: Most images at a time.
         label: Name of the progress bar.
 
     Returns:
-        float32 (N, d) on the CPU, in the order of `pictures`.
+        float32 (N, d) on the CPU, in the order of `images`.
+
+    Raises:
+        BadData: If not one image can be read.
     """
     parts = []
-    with progress(tuple[int, ...](), label, total=len(pictures), unit="image") as bar:
-        for start in range(0, len(pictures), batch):
-            numbers = range(start, min(start + batch, len(pictures)))
-            pixels = torch.from_numpy(np.stack([pictures[i] for i in numbers]))
-            parts.append(embed(pixels).float().cpu())
-            bar.update(len(numbers))
+    with progress(images, label, total=len(images), unit="image") as bar:
+        pixels = iter(bar)
+        while some := list(itertools.islice(pixels, batch)):
+            parts.append(embed(torch.from_numpy(np.stack(some))).float().cpu())
+    if not parts:
+        raise BadData(
+            f"none of the {len(images.unreadable)} images can be read{first_of(images.unreadable)}: repair"
+            " them or give other images"
+        )
     return torch.cat(parts)
 
 

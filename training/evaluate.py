@@ -1,6 +1,5 @@
 """`crossbatch evaluate`: retrieval metrics of a run or an ONNX model, on unseen classes by default."""
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,19 +11,16 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from serving.catalog import SplitRule, select
-from serving.errors import BadSetting, CrossbatchError, NotFound
-from training.dataset import Decoder, Pictures, viewing_decoder
+from serving.catalog import Catalog, SplitRule, read, select
+from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
+from training.dataset import Decoder, Stream, class_numbers, tell_unreadable, viewing_decoder
 from training.embedder import build_embedder
 from training.embedding import embed_pictures, embedder_function, measure_retrieval, pooled_function
-from training.partition import read_catalog
+from training.partition import check_complete, is_own, read_own
 from training.recipe import Recipe
 from training.run import load_run, read_recipe, read_record, write_record
 
 __all__ = ["Settings", "render", "run"]
-
-
-_log = logging.getLogger(__name__)
 
 
 class Settings(BaseModel):
@@ -36,13 +32,17 @@ class Settings(BaseModel):
         description="a run folder (its best weights, by torch) or a .onnx model (by ONNX Runtime)",
         json_schema_extra={"positional": True},
     )
-    data: Path | None = Field(None, description="folder of the images; a run's own when not given")
+    data: Path | None = Field(
+        None, description="folder of the images, or .csv table in it; a run's own when not given"
+    )
     split: Literal["test", "train", "all"] = Field(
         "test",
         description="classes that training has not seen, those it has, or all, by the model's own rule",
     )
     untrained: bool = Field(False, description="the run's backbone before training: its raw pooled features")
-    format: Literal["auto", "folder", "csv", "cifar10"] = Field("auto", description="layout of the data set")
+    format: Literal["auto", "folder", "csv", "cifar10"] = Field(
+        "auto", description="layout of the data set; auto is a run's own, or finds out elsewhere"
+    )
     table: Path | None = Field(
         None, description="table of a csv data set, where it is not the one in the folder"
     )
@@ -61,12 +61,14 @@ class _Subject:
 def run(settings: Settings) -> dict[str, Any]:
     """Embed every readable image of the split and search each among the others.
 
-    The figures of a run are noted in its record, from where `export` takes them into the model file.
+    The figures of a run on its own data set are noted in its record, from where `export` takes them into the
+    model file.
 
     Returns:
         `target`, `split`, `untrained`, `dimension`, `images`, `classes`, `recall_at` (by k as text),
         `map_at_r` and `r_precision` (all in 0..1), `queries`, `excluded` (images alone in their class),
-        `unreadable` and `seconds`.
+        `unlabelled` (how many images of the data set are of no class), `unreadable`, `noted` (whether in
+        the run's record), `not_noted` (why not, where the run itself was measured) and `seconds`.
 
     Raises:
         CrossbatchError: If the run, model or data set cannot be read, or no image has a match.
@@ -77,20 +79,21 @@ def run(settings: Settings) -> dict[str, Any]:
         raise NotFound(f"there is neither a run folder nor a model at {settings.target}")
     if is_model and settings.untrained:
         raise BadSetting("--untrained needs a run folder: a model file no longer has its backbone's start")
-    data = settings.data
-    if data is None:
-        if is_model:
-            raise BadSetting("evaluating a model file needs --data, the folder of the images")
-        data = Path(read_record(settings.target)["data"]["root"])
+    catalog = _read(settings, is_model)
+    check_complete(catalog)
     subject = _open_model(settings.target) if is_model else _open_run(settings.target, settings.untrained)
-    catalog = read_catalog(data, format=settings.format, table=settings.table)
-    rows = select(catalog, settings.split, subject.split)
-    pictures = Pictures(rows, subject.decode, label="Reading images")
-    embeddings = embed_pictures(subject.embed, pictures, batch=settings.batch)
-    figures = measure_retrieval(embeddings, pictures.labels)
-    counts = {"images": len(pictures), "classes": len(np.unique(pictures.labels))}
-    if not is_model and not settings.untrained:
-        _note(settings.target, {settings.split: figures | counts})
+    rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
+    if not rows:
+        raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
+    of_run = not is_model and not settings.untrained
+    not_noted = _why_not_own(settings.target, catalog, subject.split) if of_run else ""
+    stream = Stream(rows, subject.decode)
+    embeddings = embed_pictures(subject.embed, stream, batch=settings.batch)
+    labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
+    figures = measure_retrieval(embeddings, labels)
+    counts = {"images": len(labels), "classes": len(np.unique(labels))}
+    if of_run and not not_noted:
+        not_noted = _note(settings.target, {settings.split: figures | counts})
     return {
         "target": str(settings.target),
         "split": settings.split,
@@ -98,14 +101,17 @@ def run(settings: Settings) -> dict[str, Any]:
         "dimension": embeddings.shape[1],
         **counts,
         **figures,
-        "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in pictures.unreadable],
+        "unlabelled": catalog.unlabelled,
+        "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in stream.unreadable],
+        "noted": of_run and not not_noted,
+        "not_noted": not_noted,
         "seconds": round(time.monotonic() - started, 1),
     }
 
 
 def render(result: dict[str, Any]) -> str:
     """Tell the figures in percent."""
-    lines = [f"skipped {bad['key']}: {bad['reason']}" for bad in result["unreadable"]]
+    lines = tell_unreadable(result["unreadable"])
     what = "untrained backbone of " if result["untrained"] else ""
     lines.append(
         f"{what}{result['target']} on {result['split']}: {result['images']} images of {result['classes']}"
@@ -116,17 +122,41 @@ def render(result: dict[str, Any]) -> str:
     lines += [f"  {name:<12}{100 * share:6.2f} %" for name, share in figures.items()]
     if result["excluded"]:
         lines.append(f"  {result['excluded']} images are alone in their class and were not asked for")
+    if result["unlabelled"]:
+        lines.append(f"  {result['unlabelled']} images are of no class and were left out")
+    if result["not_noted"]:
+        lines.append(f"  these figures are not noted in the run: {result['not_noted']}")
     return "\n".join(lines)
 
 
-def _note(path: Path, figures: dict[str, Any]) -> None:
-    """Put figures into a run's record; a folder that cannot be written to does not spoil the evaluation."""
+def _read(settings: Settings, is_model: bool) -> Catalog:
+    """Read the images: a run's own, or those given."""
+    if not is_model:
+        record = read_record(settings.target)
+        return read_own(record, data=settings.data, format=settings.format, table=settings.table)
+    if settings.data is None:
+        raise BadSetting("evaluating a model file needs --data, the folder of the images")
+    return read(settings.data, settings.format, table=settings.table)
+
+
+def _why_not_own(path: Path, catalog: Catalog, rule: SplitRule) -> str:
+    """Say why figures on a catalogue are not those of the run itself; nothing where they are."""
+    record = read_record(path)
+    if is_own(record, catalog, rule):
+        return ""
+    own = record["data"]
+    return f"its own images are those that {own['root']}, read as {own['format']}, held when it was started"
+
+
+def _note(path: Path, figures: dict[str, Any]) -> str:
+    """Put figures into a run's record; says why it could not, which does not spoil the evaluation."""
     record = read_record(path)
     record["metrics"] |= figures
     try:
         write_record(path, record)
     except CrossbatchError as error:
-        _log.warning("the figures are not noted in the run: %s", error)
+        return str(error)
+    return ""
 
 
 def _open_run(path: Path, untrained: bool) -> _Subject:

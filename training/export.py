@@ -19,13 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from serving.catalog import Catalog, read
+from serving.catalog import Catalog
 from serving.errors import BadArtifact, BadData, BadImage, BadSetting
 from serving.model.encoder import Encoder
 from serving.model.preprocess import MAX_BYTES, open_rgb
 from serving.model.spec import MAX_MODEL_BYTES, ModelSpec, bare, fingerprint, write_spec
 from training.embedder import Embedder
 from training.parity import LEAST_IMAGES, OUTPUTS, check_parity
+from training.partition import read_own
 from training.run import Run, load_run
 
 __all__ = ["Settings", "export_model", "render", "run"]
@@ -47,10 +48,10 @@ class Settings(BaseModel):
     )
     data: Path | None = Field(
         default=None,
-        description="images to check the file on; those that the run was trained on when not given",
+        description="images to check the file on; those of the run's own data set when not given",
     )
     format: Literal["auto", "folder", "csv", "cifar10"] = Field(
-        default="auto", description="layout of the images"
+        default="auto", description="layout of the images; auto is the run's own, or finds out elsewhere"
     )
     table: Path | None = Field(
         default=None, description="table of a csv data set, where it is not the one in the folder"
@@ -74,7 +75,8 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     started = time.monotonic()
     trained = load_run(settings.run_dir)
-    images = _sample(_catalog(trained, settings), settings.images)
+    catalog = read_own(trained.record, data=settings.data, format=settings.format, table=settings.table)
+    images = _sample(catalog, settings.images)
     fields = _fields(trained, settings.name)
     spec, difference = export_model(trained.embedder, fields, settings.model, images)
     return {
@@ -236,23 +238,9 @@ def _last_part(path: str) -> str:
     return PurePath(path).name
 
 
-def _catalog(trained: Run, settings: Settings) -> Catalog:
-    """Read the images to check on: those given, or the run's own."""
-    if settings.data is not None:
-        return read(settings.data, settings.format, table=settings.table)
-    data = trained.record.get("data", {})
-    root, table = Path(data.get("root", "")), trained.record.get("table")
-    if not data.get("root") or not root.is_dir():
-        raise BadData(
-            f"the images that {trained.path} was trained on are no longer at {root}, and a file is left only "
-            "after a check on images; give a folder of images by --data"
-        )
-    return read(root, data.get("format", "auto"), table=Path(table) if table else None)
-
-
 def _sample(catalog: Catalog, count: int) -> list[bytes]:
     """Read that many images, spread evenly over the catalogue, leaving out those that are no images."""
-    rows, found, bad = catalog.rows, list[bytes](), 0
+    rows, found, bad = catalog.rows, list[bytes](), list[str]()
     # Evenly spread first, and then whatever is left, in case some cannot be read.
     spread = [len(rows) * i // count for i in range(count)] if len(rows) > count else []
     for i in dict.fromkeys([*spread, *range(len(rows))]):
@@ -263,13 +251,14 @@ def _sample(catalog: Catalog, count: int) -> list[bytes]:
                 data = file.read(MAX_BYTES + 1)
             open_rgb(data)
         except (OSError, BadImage) as error:
-            bad += 1
-            _log.warning("skipped %s: %s", rows[i].key, error)
+            bad.append(f"{rows[i].key}: {error}")
             continue
         found.append(data)
     if len(found) < LEAST_IMAGES:
         raise BadData(
-            f"{catalog.root} holds {len(found)} images that can be read and {bad} that cannot; the check of "
-            f"an exported file needs at least {LEAST_IMAGES}: give another folder by --data"
+            f"{catalog.root} holds {len(found)} images that can be read and {len(bad)} that cannot; the "
+            f"check of an exported file needs at least {LEAST_IMAGES}: give another folder by --data"
         )
+    if bad:
+        _log.warning("%d images cannot be read and were passed over (first: %s)", len(bad), bad[0])
     return found

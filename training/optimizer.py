@@ -40,7 +40,8 @@ def build_optimizer(embedder: Embedder, loss: nn.Module, recipe: Recipe) -> Adam
     ]
     for group in groups:
         group["peak"] = group["lr"]
-    return AdamW([group for group in groups if group["params"]], weight_decay=0.0)
+    # fused: one pass over the weights, a third of the time of the loop on a CPU
+    return AdamW([group for group in groups if group["params"]], weight_decay=0.0, fused=True)
 
 
 def rate_factor(step: int, steps: int, recipe: Recipe) -> float:

@@ -98,7 +98,8 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
     """Solve a symmetric positive definite system by Cholesky.
 
     A matrix that is not positive definite (a feature is NaN, say) gives NaN everywhere: the training loop
-    sees that in the loss, and nothing waits for the GPU here.
+    sees that in the loss, and nothing waits for the GPU here. MPS lacks this solver until torch 2.12 or so:
+    there the system, which is small, is solved on the CPU.
 
     Args:
         matrix: Symmetric, float (k, k).
@@ -107,9 +108,12 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
     Returns:
         The solution, float (k, c).
     """
+    device = matrix.device
+    if device.type == "mps":
+        matrix, right = matrix.cpu(), right.cpu()
     factor, info = torch.linalg.cholesky_ex(matrix)
     factor = torch.where(info == 0, factor, torch.nan)
-    return torch.cholesky_solve(right, factor)
+    return torch.cholesky_solve(right, factor).to(device)
 
 
 def _add_ridge(gram: Tensor, ridge: float) -> Tensor:

@@ -22,28 +22,35 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # the model
-    backbone: str = Field("resnet20", description="resnet20, or any convolutional model of timm by its name")
+    backbone: str = Field(
+        "resnet20",
+        description="network that makes the feature map: resnet20, or a convolutional model of timm",
+    )
     weights: str = Field(
         "none",
-        description="none, package:MODULE installed by pip, or the path of a .safetensors or .pth file",
+        description="what the backbone starts from: none (random weights), package:MODULE installed by pip,"
+        " or the path of a .safetensors or .pth file",
     )
-    image_size: int = Field(32, ge=8, le=1024, description="S: the pixels of a side the model sees")
+    image_size: int = Field(
+        32, ge=8, le=1024, description="S: side of the square that the model sees, in pixels"
+    )
     crop_fraction: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="share of the shorter side that the centre crop keeps when the model is used",
+        description="share of an image's shorter side that the centre crop keeps when the model is used",
     )
     resampling: Literal["bilinear", "bicubic", "lanczos"] = Field(
         "bilinear", description="filter that resizes images, in training and in use"
     )
-    dimension: int = Field(128, ge=2, le=4096, description="d: length of an embedding")
-    prototypes: int = Field(64, ge=2, le=256, description="m: prototypes of the histogram operator")
+    dimension: int = Field(128, ge=2, le=4096, description="d: how many components an embedding has")
+    prototypes: int = Field(64, ge=2, le=256, description="m: how many prototypes the histogram operator has")
     epsilon: float = Field(
         10.0, gt=0, le=1000, description="inverse temperature of the softmax over prototypes"
     )
     unit: bool = Field(
-        True, description="the softmax sees features and prototypes at unit length, so cosines"
+        True,
+        description="whether the softmax sees features and prototypes at unit length, and so cosines",
     )
     head_init: Literal["random", "pca", "whiten", "whiten_within"] = Field(
         "random",
@@ -51,32 +58,45 @@ class Recipe(BaseModel):
         " features, or these after whitening by their total or their within-class scatter",
     )
     head_shrinkage: float = Field(
-        1.0, gt=0, le=1000, description="whitening only: multiple of the mean variance that is added to each"
+        1.0,
+        gt=0,
+        le=1000,
+        description="of whitening: multiple of the mean variance that is added to each variance",
     )
     head_power: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="whitening only: scatter to minus this power; 0.5 whitens, less does partly",
+        description="of whitening: scatter is raised to minus this power; 0.5 whitens wholly, less partly",
     )
     head_centre: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="share of the mean feature's direction that a closed-form start takes out",
+        description="of a closed-form start: share of the mean feature's direction that is taken out",
     )
     head_length: float = Field(
-        1.0, gt=0, le=1000, description="mean length of a training embedding that a closed-form start gives"
+        1.0,
+        gt=0,
+        le=1000,
+        description="of a closed-form start: mean length of the training images' embeddings",
     )
 
     # the loss
     xml_weight: float = Field(
-        0.01, ge=0, le=1, description="lambda: share of the cross-batch loss; 0 is without XML"
+        0.01,
+        ge=0,
+        le=1,
+        description="lambda: share of the cross-batch loss in the whole loss; 0 trains without XML",
     )
-    ridge: float = Field(0.05, gt=0, le=1000, description="regulariser of the fit of prototypes to a batch")
-    fit_on: Literal["raw", "unit"] = Field("raw", description="embeddings that the prototypes are fitted to")
+    ridge: float = Field(
+        0.05, gt=0, le=1000, description="regulariser of the least-squares fit of prototypes to a batch"
+    )
+    fit_on: Literal["raw", "unit"] = Field(
+        "raw", description="whether prototypes are fitted to embeddings as they are or at unit length"
+    )
     loss: str = Field(
-        "contrastive", description="loss on pairs, for the embeddings and for the XML term alike"
+        "contrastive", description="name of the loss, for the embeddings and for the XML term alike"
     )
     pos_margin: float = Field(
         1.0, ge=-1, le=1, description="cosine that the loss pulls pairs of one class up to"
@@ -94,42 +114,70 @@ class Recipe(BaseModel):
     )
 
     # the steps
-    learning_rate: float = Field(1e-3, ge=0, le=10, description="of the backbone; 0 leaves it as it is")
-    head_learning_rate: float = Field(1e-3, ge=0, le=10, description="of the 1x1 convolution")
+    learning_rate: float = Field(
+        1e-3, ge=0, le=10, description="peak learning rate of the backbone; 0 leaves it as it is"
+    )
+    head_learning_rate: float = Field(
+        1e-3, ge=0, le=10, description="peak learning rate of the 1x1 convolution"
+    )
     prototype_learning_rate: float = Field(
-        1e-3, ge=0, le=10, description="of prototypes and a loss's proxies"
+        1e-3, ge=0, le=10, description="peak learning rate of prototypes and of a loss's proxies"
     )
     weight_decay: float = Field(
-        1e-4, ge=0, le=1, description="AdamW's, on weights of two dimensions and more"
+        1e-4, ge=0, le=1, description="weight decay of AdamW, on weights of two dimensions and more"
     )
     warmup: float = Field(
         0.0, ge=0, le=0.9, description="share of all steps over which learning rates rise from 0"
     )
-    schedule: Literal["cosine", "constant"] = Field("cosine", description="learning rates after the warm-up")
-    clip_norm: float = Field(0.0, ge=0, description="longest gradient allowed; 0 is any length")
-    ema_decay: float = Field(
-        0.0, ge=0, lt=1, description="of the moving average of weights; 0 keeps the last ones"
+    schedule: Literal["cosine", "constant"] = Field(
+        "cosine",
+        description="how learning rates go on after the warm-up: half a cosine down to 0, or as they are",
     )
-    freeze_batchnorm: bool = Field(False, description="BatchNorm keeps the statistics it starts with")
+    clip_norm: float = Field(
+        0.0, ge=0, description="length that a longer gradient is shortened to; 0 leaves it as it is"
+    )
+    ema_decay: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the moving average of weights that a step keeps; the average is what is"
+        " measured and kept, and 0 is without",
+    )
+    freeze_batchnorm: bool = Field(
+        False, description="whether BatchNorm keeps the statistics that it starts with"
+    )
     freeze_stages: int = Field(
-        0, ge=0, le=100, description="stages of the backbone kept as they are, stem first"
+        0, ge=0, le=100, description="how many stages of the backbone stay as they start, the stem first"
     )
 
     # the augmentation
     crop_scale: float = Field(
-        1.0, gt=0, le=1, description="smallest share of an image's area that a random crop keeps"
+        1.0,
+        gt=0,
+        le=1,
+        description="smallest share of an image's area that a random crop keeps; 1 crops as in use",
     )
-    crop_ratio: float = Field(1.3333, ge=1, le=4, description="largest ratio of a random crop's sides")
+    crop_ratio: float = Field(
+        1.3333, ge=1, le=4, description="largest ratio of a random crop's longer side to its shorter"
+    )
     flip: float = Field(0.0, ge=0, le=1, description="probability of mirroring left and right")
     jitter: float = Field(
-        0.0, ge=0, le=1, description="largest change of brightness, contrast and saturation"
+        0.0, ge=0, le=1, description="largest change of brightness, contrast and saturation, as a share"
     )
-    rotation: float = Field(0.0, ge=0, le=180, description="largest rotation, in degrees")
-    translation: float = Field(0.0, ge=0, le=1, description="largest shift, as a share of the side")
-    zoom: float = Field(0.0, ge=0, lt=1, description="largest change of scale, as a share")
-    shear: float = Field(0.0, ge=0, le=90, description="largest shear, in degrees")
+    rotation: float = Field(0.0, ge=0, le=180, description="largest rotation either way, in degrees")
+    translation: float = Field(0.0, ge=0, le=1, description="largest shift along each side, as a share of it")
+    zoom: float = Field(0.0, ge=0, lt=1, description="largest change of scale either way, as a share")
+    shear: float = Field(0.0, ge=0, le=90, description="largest shear either way, in degrees")
+    quarter_turns: bool = Field(
+        False,
+        description="whether each class turned by 90, 180 and 270 degrees is one more class to train on, so"
+        " that an epoch is four times as long",
+    )
     fill: int = Field(
-        255, ge=0, le=255, description="grey level of what lies outside a rotated or shifted image"
+        255,
+        ge=0,
+        le=255,
+        description="grey level of what lies outside a rotated or shifted image: 0 is black, 255 white",
     )
 
     # the data
@@ -149,18 +197,23 @@ class Recipe(BaseModel):
 
     # the run
     evaluate_every: int = Field(
-        1, ge=1, description="epochs from one evaluation on validation classes to the next"
+        1, ge=1, description="how many epochs lie between evaluations on the validation classes"
     )
     precision: Literal["32-true", "bf16-mixed"] = Field(
-        "32-true", description="of the products in a training step"
+        "32-true", description="precision of the products in a training step"
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="decides every random draw")
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of every random draw")
     workers: int = Field(
-        0, ge=0, le=256, description="processes that augment images; 0 is in the training process"
+        0, ge=0, le=256, description="how many processes augment images; 0 does it in the training process"
     )
-    threads: int = Field(0, ge=0, le=1024, description="threads of a training step; 0 is one a CPU core")
+    threads: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="how many threads a training step takes on the CPU; 0 is torch's own choice, one a core",
+    )
     memory_gib: float = Field(
-        4.0, ge=0, description="training images kept decoded up to this; the rest are re-read"
+        4.0, ge=0, description="memory for decoded images, in GiB; those beyond it are read at each use"
     )
 
     @property
@@ -172,11 +225,6 @@ class Recipe(BaseModel):
     def loss_options(self) -> dict[str, float]:
         """What `training.loss.build_loss` takes beside the loss's name."""
         return {"pos_margin": self.pos_margin, "neg_margin": self.neg_margin}
-
-    @property
-    def batch_size(self) -> int:
-        """B = P * K."""
-        return self.classes_per_batch * self.images_per_class
 
 
 def recipe_names() -> list[str]:

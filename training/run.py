@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, NotFound
-from training.checkpoint import load_checkpoint, load_module, unprefixed, write_file
+from training.checkpoint import load_checkpoint, load_module, load_state, unprefixed, write_file
 from training.embedder import Embedder, build_embedder
 from training.recipe import Recipe, make_recipe
 
@@ -62,7 +62,8 @@ class Run:
     embedder: Embedder
     """In evaluation mode, on the CPU."""
     record: dict[str, Any]
-    """`name`, `versions`, `seed`, `git_commit`, `data` (root, format, split, classes, ...), `metrics`."""
+    """`name`, `versions`, `seed`, `git_commit`, `data` (root, format, table, split, classes, ...),
+    `metrics` of the weights that are kept (see `ModelSpec.accuracy`)."""
 
 
 def load_run(path: Path) -> Run:
@@ -77,11 +78,28 @@ def load_run(path: Path) -> Run:
     record = read_record(path)
     if not (path / BEST).is_file():
         raise NotFound(f"the run {path} has no {BEST}: its first epoch has not ended")
-    tensors, _ = load_checkpoint(path / BEST)
+    tensors, best = load_checkpoint(path / BEST)
+    _check_trained(path, recipe, best)
     # the weights come from the checkpoint: the recipe's own package or file need not be here
     embedder = build_embedder(recipe.model_copy(update={"weights": "none"}))
     load_module(embedder, unprefixed("model", tensors), source=path / BEST)
     return Run(path, recipe, embedder.eval(), record)
+
+
+def _check_trained(path: Path, recipe: Recipe, best: Mapping[str, Any]) -> None:
+    """Refuse weights that no epoch has trained, and warn of a training that has not ended."""
+    done = load_state(path / LAST)["epochs_done"] if (path / LAST).is_file() else recipe.epochs
+    if done == 0:
+        raise NotFound(
+            f"the run {path} holds no trained weights, for its first epoch has not ended: go on by"
+            f" `crossbatch train --resume --out {path}`"
+        )
+    if done < recipe.epochs:
+        _log.warning("the run %s has ended %d of its %d epochs", path, done, recipe.epochs)
+    if best["epoch"] == 0:
+        _log.warning(
+            "the weights of %s are untrained: on validation, no epoch did better than the start", path
+        )
 
 
 def check_vacant(path: Path) -> None:

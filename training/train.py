@@ -1,6 +1,7 @@
 """`crossbatch train`: from a recipe and a folder of images to a run folder with the best weights."""
 
 import builtins
+import logging
 import textwrap
 import time
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from serving.catalog import Catalog, read
 from serving.errors import BadData, BadSetting
-from training.dataset import Pictures, training_decoder, viewing_decoder
+from training.dataset import Pictures, tell_unreadable, training_decoder, viewing_decoder
 from training.fit import fit
-from training.partition import read_partition
+from training.partition import divide, read_own
 from training.recipe import Recipe, head_comment, load_recipe, recipe_names
 from training.run import (
     check_vacant,
@@ -25,6 +27,8 @@ from training.run import (
 
 __all__ = ["Settings", "render", "run"]
 
+_log = logging.getLogger(__name__)
+
 
 class Settings(BaseModel):
     """Train an embedder, or go on with a training that was cut."""
@@ -36,9 +40,13 @@ class Settings(BaseModel):
         description="name of a recipe, or path of a .yaml file; the run's own when resuming",
         json_schema_extra={"positional": True},
     )
-    data: Path | None = Field(None, description="folder of the images; the run's own when resuming")
+    data: Path | None = Field(
+        None, description="folder of the images, or .csv table in it; the run's own when resuming"
+    )
     out: Path | None = Field(None, description="folder of the run, made anew")
-    format: Literal["auto", "folder", "csv", "cifar10"] = Field("auto", description="layout of the data set")
+    format: Literal["auto", "folder", "csv", "cifar10"] = Field(
+        "auto", description="layout of the data set; auto finds out, or is the run's own when resuming"
+    )
     table: Path | None = Field(
         None, description="table of a csv data set, where it is not the one in the folder"
     )
@@ -46,7 +54,10 @@ class Settings(BaseModel):
         [], description="key=value: one setting of the recipe changed; may be repeated"
     )
     resume: bool = Field(False, description="go on after the last whole epoch of the run in --out")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where to train")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto",
+        description="where to train; auto is cuda where there is one, else cpu (mps has not been measured)",
+    )
     list: bool = Field(False, description="show the recipes and stop")
 
 
@@ -55,7 +66,8 @@ def run(settings: Settings) -> dict[str, Any]:
 
     Returns:
         `run`, `recipe`, `epochs`, `best` (the epoch kept, and its metrics on validation classes where there
-        are any), `unreadable` and `seconds`; with `list`, only `recipes`.
+        are any), `unlabelled` (how many images of the data set are of no class), `unreadable` and `seconds`;
+        with `list`, only `recipes`.
 
     Raises:
         CrossbatchError: If a setting, the data or the run folder does not fit, or the loss is not finite.
@@ -63,16 +75,13 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.list:
         return {"recipes": [{"name": name, "about": head_comment(name)} for name in recipe_names()]}
     started = time.monotonic()
-    recipe, record, folder, data = _prepare(settings)
-    format, table = settings.format, settings.table
-    if record and format == "auto":
-        format = record["data"]["format"]
-    if record and table is None and record["table"]:
-        table = Path(record["table"])
-    partition = read_partition(data, recipe, format=format, table=table)
-    if record and record["data"]["digest"] != partition.describe()["digest"]:
+    recipe, record, folder, catalog = _prepare(settings)
+    partition = divide(catalog, recipe)
+    about = partition.describe()
+    if record and record["data"]["digest"] != about["digest"]:
         raise BadData(
-            f"{data} holds other images than the run {folder} was started on: resuming needs the same"
+            f"{catalog.root}, read as {catalog.format}, holds other images than the run {folder} was started"
+            f" on ({record['data']['root']}, read as {record['data']['format']}): resuming needs the same"
         )
     keep = recipe.memory_gib * 2**30
     pictures = Pictures(partition.train, training_decoder(recipe), keep=keep, label="Reading images")
@@ -80,17 +89,22 @@ def run(settings: Settings) -> dict[str, Any]:
     validation = None
     if partition.validation:
         validation = Pictures(
-            partition.validation, viewing_decoder(recipe), keep=keep, label="Reading validation images"
+            partition.validation,
+            viewing_decoder(recipe),
+            keep=pictures.room,
+            label="Reading validation images",
         )
+        validation.check_pairs()
     unreadable = [*pictures.unreadable, *(validation.unreadable if validation else ())]
+    if unreadable:
+        _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
     if not record:
         open_folder(folder)
         record = {
             "name": Path(settings.recipe or "").stem,
             **provenance(),
             "seed": recipe.seed,
-            "data": partition.describe() | {"unreadable": [bad.key for bad in unreadable]},
-            "table": str(settings.table.absolute()) if settings.table else None,
+            "data": about | {"unreadable": [bad.key for bad in unreadable]},
             "metrics": {},
         }
         write_record(folder, record)
@@ -101,6 +115,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "recipe": record["name"],
         "epochs": recipe.epochs,
         "best": best,
+        "unlabelled": catalog.unlabelled,
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in unreadable],
         "seconds": round(time.monotonic() - started, 1),
     }
@@ -112,7 +127,9 @@ def render(result: dict[str, Any]) -> str:
         return "\n\n".join(
             f"{recipe['name']}\n" + textwrap.indent(recipe["about"], "    ") for recipe in result["recipes"]
         )
-    lines = [f"skipped {bad['key']}: {bad['reason']}" for bad in result["unreadable"]]
+    lines = tell_unreadable(result["unreadable"])
+    if result["unlabelled"]:
+        lines.append(f"{result['unlabelled']} images are of no class and were left out.")
     best = result["best"]
     kept = f"Trained {result['epochs']} epochs in {result['seconds']:.0f} s; epoch {best['epoch']} is kept"
     if "map_at_r" in best:
@@ -124,8 +141,8 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Path]:
-    """Settle the recipe, the record (empty for a new run), the run folder and the folder of the images."""
+def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]:
+    """Settle the recipe, the record (empty for a new run), the run folder and the images."""
     folder = settings.out
     if folder is None:
         raise BadSetting("training needs --out, the folder of the run")
@@ -136,7 +153,7 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Path]:
             raise BadSetting("training needs --data, the folder of the images")
         recipe = load_recipe(settings.recipe, settings.set)
         check_vacant(folder)  # before the minutes that reading images may take
-        return recipe, {}, folder, settings.data
+        return recipe, {}, folder, read(settings.data, settings.format, table=settings.table)
     recipe, record = read_recipe(folder), read_record(folder)
     if settings.recipe is not None:
         asked = load_recipe(settings.recipe, settings.set).model_dump()
@@ -148,4 +165,5 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Path]:
                 )
     elif settings.set:
         raise BadSetting("--set cannot change a run that is resumed: start another one")
-    return recipe, record, folder, settings.data or Path(record["data"]["root"])
+    catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)
+    return recipe, record, folder, catalog

@@ -2,19 +2,21 @@
 
 import os
 import re
-import secrets
-import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
+from weakref import WeakSet
 
 from serving.errors import InvalidArgument, NotFound, Unavailable
-from serving.gallery.disk import disk_error
+from serving.gallery.folder import drop_gallery, sweep
 from serving.gallery.gallery import Gallery, RebuildPolicy
-from serving.gallery.store import FILE_NAME
+from serving.gallery.schema import FILE_NAME
 
-__all__ = ["GalleryDirectory", "check_name", "split_path"]
+__all__ = ["MOST_OPEN", "GalleryDirectory", "check_name", "split_path"]
 
+MOST_OPEN = 64  # each holds three files or more, and in memory what is newer than its index
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _SHOWN = 10
 
@@ -46,11 +48,14 @@ class GalleryDirectory:
     """The galleries of a folder; every method may be called from several threads at once.
 
     Each gallery is opened on its own: one that is damaged raises its error when it is asked for, and the
-    others are served. One that another process dropped or replaced is noticed the next time.
+    others are served. One that another process dropped or replaced is noticed the next time. So many are
+    kept open at most; the one not asked for longest goes, and works on for those who still hold it.
     """
 
-    def __init__(self, path: Path, *, policy: RebuildPolicy | None = None) -> None:
-        """Keep the path; it need not exist until a gallery is created.
+    def __init__(
+        self, path: Path, *, policy: RebuildPolicy | None = None, most_open: int = MOST_OPEN
+    ) -> None:
+        """Keep the path, which need not exist until a gallery is created, and remove what crashes left in it.
 
         Raises:
             NotFound: `path` is a file.
@@ -59,10 +64,14 @@ class GalleryDirectory:
             raise NotFound(f"{path} is a file; expected the folder that holds the galleries")
         self.path = path
         self._policy = policy
+        self._most_open = most_open
         self._guard = threading.Lock()  # of the fields below
-        self._open: dict[str, tuple[tuple[int, int], Gallery]] = {}
-        self._turns: dict[str, threading.Lock] = {}  # so that opening a large one holds up no other
+        self._open: dict[str, tuple[tuple[int, int], Gallery]] = {}  # the one not asked for longest first
+        self._retired = WeakSet[Gallery]()
+        # So that opening a large one holds up no other: a lock, and how many hold or await it, by name.
+        self._turns: dict[str, tuple[threading.Lock, int]] = {}
         self._closed = False
+        sweep(path)
 
     def names(self) -> list[str]:
         """Return the names of the galleries there, sorted, damaged ones included.
@@ -89,6 +98,7 @@ class GalleryDirectory:
             InvalidArgument: Nothing can have that name.
             NotFound: There is none; the message lists those there are.
             BadArtifact: It is damaged, or of a newer format.
+            ReadOnly: This process may not write to it, and nobody has it open who may.
             Unavailable: This directory has been closed.
         """
         check_name(name)
@@ -102,8 +112,9 @@ class GalleryDirectory:
             identity = (status.st_dev, status.st_ino)
             with self._guard:
                 known = self._open.get(name)
-            if known is not None and known[0] == identity:
-                return known[1]
+                if known is not None and known[0] == identity:
+                    self._open[name] = self._open.pop(name)  # the last to go
+                    return known[1]
             self._forget(name)
             return self._keep(name, identity, Gallery.open(self.path / name, policy=self._policy))
 
@@ -113,10 +124,11 @@ class GalleryDirectory:
         Raises:
             InvalidArgument: Nothing can have that name, or the dimension is out of range.
             AlreadyExists: The name is taken.
-            Unavailable: The folder cannot be written.
+            ReadOnly: The folder cannot be written.
             Overloaded: The disk is full.
         """
         check_name(name)
+        sweep(self.path)
         with self._turn(name):
             gallery = Gallery.create(
                 self.path / name,
@@ -135,25 +147,23 @@ class GalleryDirectory:
         Raises:
             InvalidArgument: Nothing can have that name.
             NotFound: There is none.
-            Unavailable: The folder cannot be written.
+            ReadOnly: The folder cannot be written.
+            Unavailable: The disk fails.
         """
         check_name(name)
+        sweep(self.path)
         with self._turn(name):
             if not (self.path / name / FILE_NAME).is_file():
                 raise self._missing(name)
             self._forget(name)
-            aside = self.path / f".{name}.dropped-{secrets.token_hex(4)}"
-            try:
-                (self.path / name).rename(aside)  # one step: never half a gallery under the name
-            except OSError as error:
-                raise disk_error(error, f"the gallery {self.path / name}") from error
-            shutil.rmtree(aside, ignore_errors=True)
+            drop_gallery(self.path / name)
 
     def close(self) -> None:
         """Close every gallery; calls that are running still end well."""
         with self._guard:
             self._closed = True
-            galleries, self._open = [gallery for _, gallery in self._open.values()], {}
+            galleries = [gallery for _, gallery in self._open.values()] + list(self._retired)
+            self._open.clear()
         for gallery in galleries:
             gallery.close()
 
@@ -163,17 +173,35 @@ class GalleryDirectory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _turn(self, name: str) -> threading.Lock:
+    @contextmanager
+    def _turn(self, name: str) -> Iterator[None]:
+        """Work on one name alone; a name is forgotten with the last who works on it."""
         with self._guard:
             if self._closed:
                 raise Unavailable(f"the galleries in {self.path} have been closed; open the folder again")
-            return self._turns.setdefault(name, threading.Lock())
+            turn, users = self._turns.get(name, (threading.Lock(), 0))
+            self._turns[name] = turn, users + 1
+        try:
+            with turn:
+                yield
+        finally:
+            with self._guard:
+                users = self._turns.pop(name)[1] - 1
+                if users:
+                    self._turns[name] = turn, users
 
     def _keep(self, name: str, identity: tuple[int, int], gallery: Gallery) -> Gallery:
         with self._guard:
-            if not self._closed:
+            closed, idle = self._closed, list[Gallery]()
+            if not closed:
                 self._open[name] = identity, gallery
-                return gallery
+                while len(self._open) > self._most_open:
+                    idle.append(self._open.pop(next(iter(self._open)))[1])
+                self._retired.update(idle)
+        for each in idle:
+            each.retire()
+        if not closed:
+            return gallery
         gallery.close()
         raise Unavailable(f"the galleries in {self.path} have been closed; open the folder again")
 

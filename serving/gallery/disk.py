@@ -4,9 +4,9 @@ import errno
 import os
 from pathlib import Path
 
-from serving.errors import CrossbatchError, Overloaded, Unavailable
+from serving.errors import CrossbatchError, Overloaded, ReadOnly, Unavailable
 
-__all__ = ["disk_error", "is_full", "sync"]
+__all__ = ["disk_error", "is_full", "make_folder", "sync"]
 
 _LEAST = 1 << 20  # bytes; file systems keep some back, so a full one is seldom at zero
 
@@ -24,6 +24,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are not there, and bring their entries to the disk.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    if path.exists():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)  # another process may be making it too
+    sync(path.parent)
+
+
 def is_full(folder: Path) -> bool:
     """Tell whether the file system of a folder has no room; libraries that fail to write do not say why."""
     try:
@@ -37,4 +50,8 @@ def disk_error(error: OSError, what: str) -> CrossbatchError:
     """Return what a user reads when `what` could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Overloaded(f"{what} cannot be written: the disk is full; free some space", retry_after=30.0)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ReadOnly(
+            f"{what} cannot be written: {(error.strerror or str(error)).lower()}; make it writable"
+        )
     return Unavailable(f"{what} cannot be written ({error.strerror or error}); check permissions and disk")

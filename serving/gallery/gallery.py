@@ -12,25 +12,24 @@ import json
 import logging
 import math
 import os
-import secrets
-import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from numpy.typing import ArrayLike
 
-from serving.errors import AlreadyExists, InvalidArgument, NotFound
-from serving.gallery.disk import disk_error, sync
+from serving.errors import InvalidArgument, NotFound
+from serving.gallery.folder import make_gallery
 from serving.gallery.identity import ModelIdentity, check_model
 from serving.gallery.index import Index, IndexDamaged, require_faiss
+from serving.gallery.info import GalleryInfo
 from serving.gallery.item import MAX_K, Hit, Item, check_items, check_keys, unit_rows
 from serving.gallery.rebuild import Rebuilder, RebuildPolicy
+from serving.gallery.schema import FILE_NAME, FORMAT_VERSION, Meta
 from serving.gallery.snapshot import Snapshot, load_snapshot
-from serving.gallery.store import FILE_NAME, FORMAT_VERSION, Meta, Store, create_store
+from serving.gallery.store import Store
 from serving.gallery.transaction import Reader, State
 
 __all__ = ["Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
@@ -38,27 +37,6 @@ __all__ = ["Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
 _MAX_DIMENSION = 65_536
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GalleryInfo:
-    """What a gallery is and how it stands."""
-
-    name: str
-    path: str
-    model_name: str
-    fingerprint: str
-    dimension: int
-    items: int
-    fresh: int  # live items newer than the index
-    deleted: int  # vectors held though their items were deleted or replaced
-    index_type: str
-    index_items: int
-    index_bytes: int
-    store_bytes: int
-    generation: int  # how often an index was published
-    format_version: int
-    created: str
 
 
 class Gallery:
@@ -70,8 +48,10 @@ class Gallery:
         self.name = path.name
         self._store = store
         self._rebuilder = Rebuilder(store, policy)
-        self._guard = threading.Lock()  # of the snapshot
+        self._guard = threading.Lock()  # of the two fields below
         self._snapshot: Snapshot | None = None
+        self._retired = False
+        self._loading = threading.Lock()  # held by the one caller that loads an index
 
     @classmethod
     def create(
@@ -88,31 +68,12 @@ class Gallery:
         Raises:
             AlreadyExists: There is something at `path`.
             InvalidArgument: The dimension is out of range.
-            Unavailable: The folder cannot be written.
+            ReadOnly: The folder cannot be written.
             Overloaded: The disk is full.
         """
         if not 1 <= dimension <= _MAX_DIMENSION:
             raise InvalidArgument(f"the dimension is {dimension}; expected 1 to {_MAX_DIMENSION}")
-        taken = f"there is already something at {path}; choose another name, or drop that gallery first"
-        if path.is_file() or (path.is_dir() and any(path.iterdir())):
-            raise AlreadyExists(taken)
-        aside = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
-        try:
-            aside.mkdir(parents=True)
-            try:
-                create_store(
-                    aside / FILE_NAME, model_name=model_name, fingerprint=fingerprint, dimension=dimension
-                )
-                sync(aside / FILE_NAME)
-                sync(aside)
-                aside.rename(path)  # fails where a folder that is not empty came first
-                sync(path.parent)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
-        except OSError as error:
-            if path.exists():
-                raise AlreadyExists(taken) from error
-            raise disk_error(error, f"the gallery {path}") from error
+        make_gallery(path, model_name=model_name, fingerprint=fingerprint, dimension=dimension)
         return cls.open(path, policy=policy)
 
     @classmethod
@@ -122,6 +83,7 @@ class Gallery:
         Raises:
             NotFound: There is no gallery at `path`.
             BadArtifact: It is damaged, or of a newer format.
+            ReadOnly: This process may not write to it, and nobody has it open who may.
             BadSetting: FAISS is not installed.
         """
         require_faiss()
@@ -179,7 +141,8 @@ class Gallery:
         Raises:
             InvalidArgument: An item is out of bounds, or a key comes twice.
             Overloaded: Another writer was too slow, or the disk is full.
-            Unavailable: The gallery cannot be written.
+            ReadOnly: This process may not write to the gallery.
+            Unavailable: The disk fails, or the gallery is closed.
         """
         checked = check_items(items, dimension=self.meta.dimension)
         if not checked:
@@ -199,7 +162,8 @@ class Gallery:
         Raises:
             InvalidArgument: A key is out of bounds.
             Overloaded: Another writer was too slow, or the disk is full.
-            Unavailable: The gallery cannot be written.
+            ReadOnly: This process may not write to the gallery.
+            Unavailable: The disk fails, or the gallery is closed.
         """
         checked = check_keys(keys)
         with self._store.write() as writer:
@@ -235,7 +199,8 @@ class Gallery:
             exclude: Keys of items that are passed over, for every query.
 
         Returns:
-            For each query its hits, best first, ties in the order of their keys.
+            For each query its hits, best first, ties in the order of their keys. Hits of one item share
+            their metadata: do not write to it.
 
         Raises:
             InvalidArgument: A vector, k, the minimum or a key is out of bounds.
@@ -251,21 +216,31 @@ class Gallery:
             excluded = reader.seqs(keys).values() if keys else ()
             found = snapshot.search(queries, k, minimum_score=least, excluded=excluded)
             rows = {row.seq: row for row in reader.rows({seq for near in found for seq, _ in near})}
-        answers = []
-        for near in found:
-            ranked = sorted(near, key=lambda pair: (-pair[1], rows[pair[0]].key))[:k]
-            hits = ((rows[seq], score) for seq, score in ranked)
-            answers.append([Hit(r.key, r.label, r.uri, json.loads(r.metadata), score) for r, score in hits])
-        return answers
+        best = [sorted(near, key=lambda pair: (-pair[1], rows[pair[0]].key))[:k] for near in found]
+        shown = {seq for near in best for seq, _ in near}
+        metadata = {seq: json.loads(rows[seq].metadata) for seq in shown}
+        return [
+            [Hit((row := rows[seq]).key, row.label, row.uri, metadata[seq], score) for seq, score in near]
+            for near in best
+        ]
 
     def rebuild(self) -> None:
         """Make the index anew from the store and publish it; searches go on meanwhile.
 
         Raises:
             Overloaded: Another rebuild did not end, or the disk is full.
-            Unavailable: The folder cannot be written.
+            ReadOnly: The folder cannot be written.
         """
         self._rebuilder.run()
+
+    def retire(self) -> None:
+        """Keep no file open and nothing in memory between calls from now on; each call costs more.
+
+        For a gallery that has not been asked for lately, while some may still hold it.
+        """
+        self._store.retire()
+        with self._guard:
+            self._retired, self._snapshot = True, None
 
     def close(self) -> None:
         """Stop the background rebuild and close the files; calls that are running still end well."""
@@ -284,19 +259,46 @@ class Gallery:
                     return
 
     def _current(self, reader: Reader) -> Snapshot | None:
-        # The state is read under the lock, so that it is never older than the snapshot.
+        """Return the snapshot of the reader's state; None if it is to look again in a new transaction.
+
+        A newly published index is loaded by one caller, outside the lock, since verifying it takes long. The
+        others go on with the index before it, brought to their own state, so that they miss no write.
+        """
         with self._guard:
+            # The state is read under the lock, so that it is never older than the snapshot.
             state = reader.state()
-            known = self._snapshot
-            if known is not None and known.state.change == state.change:
-                return known
-            if known is not None and known.state.generation == state.generation:
-                self._snapshot = known.advanced(state, reader)
-            else:
-                self._snapshot = self._loaded(state, reader) or known
-                if self._snapshot is known:
-                    return None
-            return self._snapshot
+            known = self._followed(state, reader)
+            if known is not None:
+                self._keep(known)
+                if known.generation == state.generation or not self._loading.acquire(blocking=False):
+                    return known
+        if known is None:
+            self._loading.acquire()
+        try:
+            with self._guard:
+                newest = self._snapshot
+            if newest is not known and newest is not None and newest.generation >= state.generation:
+                return None  # somebody else has loaded it in the meantime
+            loaded = self._loaded(state, reader)
+            if loaded is not None:
+                with self._guard:
+                    self._keep(loaded)  # others may be at a later state by now: they catch up again
+            return loaded
+        finally:
+            self._loading.release()
+
+    def _followed(self, state: State, reader: Reader) -> Snapshot | None:
+        """Return the snapshot in memory brought to a state, or None where it cannot follow that far."""
+        known = self._snapshot
+        if known is None or known.state.change > state.change:  # an older file was put in this one's place
+            return None
+        if known.state.change == state.change:
+            return known
+        return known.advanced(state, reader) if known.follows(state) else None
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        if not self._retired:
+            self._snapshot = snapshot
 
     def _loaded(self, state: State, reader: Reader) -> Snapshot | None:
         """Return the snapshot of another generation, or None if a newer one was published meanwhile."""

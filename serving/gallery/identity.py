@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from serving.errors import ModelMismatch
-from serving.gallery.store import Meta
+from serving.gallery.schema import Meta
 
 __all__ = ["ModelIdentity", "check_model"]
 

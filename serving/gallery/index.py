@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.cores import usable_cores
 from serving.errors import BadSetting
 from serving.gallery.disk import is_full, sync
 
@@ -101,7 +102,6 @@ class Index:
         if self._index.d != dimension:
             raise IndexDamaged(f"{path} is of dimension {self._index.d}, the gallery of {dimension}")
         self.seqs: NDArray[np.int64] = faiss.vector_to_array(self._map.id_map)  # (n,), ascending
-        self.file = path.name
         self.bytes = path.stat().st_size
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Index:
         # the others stay on their own thread: a server's threads do not each start a team (faiss#422).
         alone = len(queries) > 1 and _team.acquire(blocking=False)
         try:
-            faiss.omp_set_num_threads(min(len(queries), os.cpu_count() or 1) if alone else 1)
+            faiss.omp_set_num_threads(min(len(queries), usable_cores()) if alone else 1)
             scores, positions = self._index.search(queries, count)
         finally:
             if alone:

@@ -6,7 +6,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,7 @@ class Rebuilder:
 
         Raises:
             Overloaded: That one took too long, or the disk is full.
-            Unavailable: The folder cannot be written.
+            ReadOnly: The folder cannot be written.
         """
         try:
             with _alone(self._folder / _LOCK_FILE, timeout):
@@ -116,11 +116,12 @@ class Rebuilder:
             self._not_before = time.monotonic() + _PAUSE
 
     def _build(self, *, only_if_due: bool) -> None:
+        older = list(self._folder.glob("index-*"))  # than what is built here
         with self._store.read() as reader:
             seen = reader.state()
             if only_if_due and not self._policy.is_due(seen):
                 return  # another process was faster
-            self._sweep(seen.index_file)
+            _remove(older, but=seen.index_file)  # what a crash has left: the room may be needed
             path = self._folder / f"index-{seen.last_seq}-{secrets.token_hex(4)}.faiss"
             built = build_index(
                 path,
@@ -133,18 +134,20 @@ class Rebuilder:
         checksum, count = built
         file = path.name if count else ""  # an empty gallery has no index
         with self._store.write() as writer:
-            published = writer.publish(seen, index_file=file, checksum=checksum, count=count)
-        self._sweep(file if published else seen.index_file)
+            writer.publish(seen, index_file=file, checksum=checksum, count=count)
+            named = writer.state().index_file  # of another, where it was faster
+        _remove([*older, path], but=named)
 
-    def _sweep(self, published: str) -> None:
-        """Remove every FAISS file but the published one: left by an earlier state or a crash.
 
-        A process that has one of them mapped keeps it; one about to open it finds the newer one named.
-        """
-        for path in self._folder.glob("index-*"):
-            if path.name != published:
-                with suppress(FileNotFoundError):
-                    path.unlink()
+def _remove(files: Iterable[Path], *, but: str) -> None:
+    """Remove FAISS files but the published one.
+
+    A process that has one of them mapped keeps it; one about to open it finds the newer one named.
+    """
+    for path in files:
+        if path.name != but:
+            with suppress(FileNotFoundError):
+                path.unlink()
 
 
 @contextmanager

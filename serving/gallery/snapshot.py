@@ -30,6 +30,7 @@ class Snapshot:
 
     Attributes:
         state: The state it stands for.
+        generation: The publication that `main` comes from; that of the state, or the one before.
         main: The published index over n items, or None.
         main_dead: Which of its positions are deleted or replaced, bool (n,).
         fresh: Unit vectors newer than the index, float32 (f, d).
@@ -39,6 +40,7 @@ class Snapshot:
     """
 
     state: State
+    generation: int
     main: Index | None
     main_dead: NDArray[np.bool_]
     fresh: NDArray[np.float32]
@@ -56,8 +58,15 @@ class Snapshot:
         """The number of deleted or replaced vectors that are still held."""
         return int(self.main_dead.sum()) + int(self.fresh_dead.sum())
 
+    def follows(self, state: State) -> bool:
+        """Tell whether the store keeps all that has happened between this snapshot and a later state.
+
+        It keeps the removals since the publication before the last, so one publication can be passed.
+        """
+        return state.generation - self.generation <= 1
+
     def advanced(self, state: State, reader: Reader) -> "Snapshot":
-        """Return the snapshot of a later state of the same generation, read in the same transaction."""
+        """Return the snapshot of a later state that it follows to, read in the same transaction."""
         removed = reader.removals_since(self.state.last_removal)
         seqs, fresh = self.fresh_seqs, self.fresh
         for new_seqs, new_vectors in reader.vectors_since(self.state.last_seq):
@@ -165,6 +174,7 @@ def load_snapshot(
         covers = replace(state, last_seq=0)  # what was removed is not there to be read
     empty = Snapshot(
         state=covers,
+        generation=state.generation,
         main=main,
         main_dead=np.zeros(len(main) if main else 0, np.bool_),
         fresh=np.empty((0, dimension), np.float32),

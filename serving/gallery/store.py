@@ -1,67 +1,29 @@
-"""The truth of a gallery: its items in one SQLite file, every acknowledged write on disk.
+"""The truth of a gallery: its items in one SQLite file (`schema`), every acknowledged write on disk.
 
-    meta      what never changes: format version, model name, fingerprint, dimension
-    state     one row: a counter of changes, and the published FAISS file with what it covers
-    items     live items; `seq` grows with every write and is never used twice
-    removals  the `seq` of each item deleted or replaced since the published FAISS file was made
-
-A replaced item gets a new `seq`, so "newer than the index" is `seq > covers_seq`, and a process that knows
-the gallery up to some `seq` and removal catches up by two range scans. All of it is in one SQLite
-transaction: a reader sees one state for as long as its transaction lasts.
+All that a reader sees within a transaction is one state. Who may not write reads as `access` tells, or is
+refused.
 """
 
-import os
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from serving.errors import BadArtifact, NotFound, Overloaded, Unavailable
+from serving.errors import BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
+from serving.gallery.access import Access, access_to, is_writable
 from serving.gallery.disk import is_full
+from serving.gallery.schema import FORMAT_VERSION, SCHEMA, Meta
 from serving.gallery.transaction import Reader, Writer
 
-__all__ = ["FILE_NAME", "FORMAT_VERSION", "Meta", "Store", "create_store"]
+__all__ = ["Store", "create_store"]
 
-FILE_NAME = "gallery.sqlite"
-FORMAT_VERSION = 1
+_NEEDS_WRITING = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)  # to make the file of shared memory
 
-_SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
-CREATE TABLE state (
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    change INTEGER NOT NULL DEFAULT 0,
-    generation INTEGER NOT NULL DEFAULT 0,
-    index_file TEXT NOT NULL DEFAULT '',
-    index_checksum TEXT NOT NULL DEFAULT '',
-    index_count INTEGER NOT NULL DEFAULT 0,
-    covers_seq INTEGER NOT NULL DEFAULT 0,
-    covers_removal INTEGER NOT NULL DEFAULT 0
-);
-INSERT INTO state (one) VALUES (1);
-CREATE TABLE items (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    key TEXT NOT NULL UNIQUE,
-    label TEXT NOT NULL,
-    uri TEXT NOT NULL,
-    metadata TEXT NOT NULL,
-    vector BLOB NOT NULL  -- last, so that reading the columns before it skips its overflow pages
-);
-CREATE TABLE removals (id INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL);
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """What a gallery is made for; it never changes."""
-
-    model_name: str
-    fingerprint: str
-    dimension: int
-    created: str
+_log = logging.getLogger(__name__)
 
 
 def create_store(path: Path, *, model_name: str, fingerprint: str, dimension: int) -> None:
@@ -77,13 +39,18 @@ def create_store(path: Path, *, model_name: str, fingerprint: str, dimension: in
         "dimension": dimension,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    with _translated(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA page_size=8192")  # three rows of 512 floats a page; 4096 would hold one
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.executescript(f"BEGIN; {_SCHEMA}")
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-        connection.execute("COMMIT")
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute(
+                "PRAGMA page_size=8192"
+            )  # three rows of 512 floats a page; 4096 would hold one
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.executescript(f"BEGIN; {SCHEMA}")
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+            connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise _translate(error, path, None) from error
 
 
 class Store:
@@ -99,20 +66,24 @@ class Store:
         Raises:
             NotFound: There is no such file.
             BadArtifact: It is damaged, not a gallery, or of a newer format.
+            ReadOnly: This process may not write to it, and as it stands it cannot be read without.
             Unavailable: It cannot be read.
         """
         if not path.is_file():
             raise NotFound(f"there is no gallery file {path}; check the path, or create the gallery first")
         self.path = path
         self._timeout = busy_timeout
-        self._writable = os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
-        self._guard = threading.Lock()  # of the two fields below
+        self._writable = is_writable(path)
+        self._inode = _inode(path)
+        self._guard = threading.Lock()  # of the four fields below
+        self._access = self._look()
         self._idle: list[sqlite3.Connection] = []
+        self._pooling = True
         self._closed = False
         self._write_turn = threading.Lock()
         self._write_connection: sqlite3.Connection | None = None
-        with _translated(path):
-            connection = self._connect()
+        with self._translated():
+            connection = self._connect(self._access)
             try:
                 self.meta = self._read_meta(connection)
             except BaseException:
@@ -122,16 +93,27 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Reader]:
-        """Begin a read transaction; its state is fixed by the first query in it."""
-        with _translated(self.path):
-            connection = self._borrow()
+        """Begin a read transaction; its state is fixed by the first query in it.
+
+        Raises:
+            Overloaded: A file on a read-only file system was changed meanwhile; what was read may be amiss.
+            Unavailable: The file was replaced by another gallery, or this store is closed.
+            NotFound: The file is gone.
+        """
+        with self._translated():
+            connection, access = self._borrow()
             try:
                 connection.execute("BEGIN")
                 yield Reader(connection, self.path, self.meta.dimension)
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-                self._give_back(connection)
+                self._give_back(connection, access)
+                if access.stamp and access != self._look():
+                    raise Overloaded(
+                        f"the gallery file {self.path} was changed while it was read; try again",
+                        retry_after=1.0,
+                    )
 
     @contextmanager
     def write(self) -> Iterator[Writer]:
@@ -139,14 +121,16 @@ class Store:
 
         Raises:
             Overloaded: Another writer did not finish in time, or the disk is full.
-            Unavailable: The gallery cannot be written.
+            ReadOnly: This process may not write to the gallery.
+            Unavailable: The disk fails, the file was replaced by another gallery, or this store is closed.
+            NotFound: The file is gone.
         """
         if not self._writable:
-            raise Unavailable(f"the gallery file {self.path} is read-only; make it and its folder writable")
+            raise ReadOnly(f"the gallery file {self.path} is read-only; make it and its folder writable")
         if not self._write_turn.acquire(timeout=self._timeout):
             raise self._busy()
         try:
-            with _translated(self.path, busy=self._busy):
+            with self._translated(busy=self._busy):
                 connection = self._writer()
                 connection.execute("BEGIN IMMEDIATE")
                 try:
@@ -156,19 +140,33 @@ class Store:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
         finally:
+            if not self._pooling:
+                self._close_writer()
+            self._write_turn.release()
+
+    def retire(self) -> None:
+        """Keep no connection between transactions from now on; the store works on, at a cost for each."""
+        with self._guard:
+            self._pooling = False
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        if self._write_turn.acquire(blocking=False):  # or else the writer does it when it is done
+            self._close_writer()
             self._write_turn.release()
 
     def close(self) -> None:
         """Close every connection; those in use are closed when their transaction ends."""
         with self._guard:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self.retire()
         with self._write_turn:
-            if self._write_connection is not None:
-                self._write_connection.close()
-                self._write_connection = None
+            self._close_writer()
+
+    def _close_writer(self) -> None:
+        if self._write_connection is not None:
+            self._write_connection.close()
+            self._write_connection = None
 
     def _busy(self) -> Overloaded:
         return Overloaded(
@@ -176,14 +174,9 @@ class Store:
             retry_after=1.0,
         )
 
-    def _connect(self) -> sqlite3.Connection:
-        mode = "mode=rw"
-        if not self._writable:
-            # In a folder where SQLite cannot put its shared-memory file, a settled file is read as it stands.
-            journal = self.path.with_name(f"{self.path.name}-wal")
-            mode = "mode=ro" if journal.exists() and journal.stat().st_size else "mode=ro&immutable=1"
+    def _connect(self, access: Access) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"{self.path.absolute().as_uri()}?{mode}",
+            f"{self.path.absolute().as_uri()}?{access.mode}",
             uri=True,
             timeout=self._timeout,
             isolation_level=None,  # transactions are begun here, explicitly
@@ -196,6 +189,28 @@ class Store:
             connection.close()
             raise
         return connection
+
+    def _connect_again(self, access: Access) -> sqlite3.Connection:
+        """Connect, and refuse a file that has come in the place of the one that was opened at first."""
+        if _inode(self.path) == self._inode:
+            connection = self._connect(access)
+            try:
+                if self._read_meta(connection) == self.meta and _inode(self.path) == self._inode:
+                    return connection
+            except BaseException:
+                connection.close()
+                raise
+            connection.close()
+        raise Unavailable(
+            f"the gallery file {self.path} has been replaced by another; open the gallery again"
+        )
+
+    def _look(self) -> Access:
+        """Return how the file is to be opened now."""
+        try:
+            return access_to(self.path, writable=self._writable)
+        except OSError as error:
+            raise _gone(self.path, error) from error
 
     def _read_meta(self, connection: sqlite3.Connection) -> Meta:
         try:
@@ -214,16 +229,22 @@ class Store:
             )
         return Meta(found["model_name"], found["fingerprint"], found["dimension"], found["created"])
 
-    def _borrow(self) -> sqlite3.Connection:
+    def _borrow(self) -> tuple[sqlite3.Connection, Access]:
         with self._guard:
             self._refuse_closed()
+            if not self._writable and (access := self._look()) != self._access:
+                _log.warning("the gallery file %s has changed on its read-only file system", self.path)
+                stale, self._idle, self._access = self._idle, [], access
+                for connection in stale:
+                    connection.close()
             if self._idle:
-                return self._idle.pop()
-        return self._connect()
+                return self._idle.pop(), self._access
+            access = self._access
+        return self._connect_again(access), access
 
-    def _give_back(self, connection: sqlite3.Connection) -> None:
+    def _give_back(self, connection: sqlite3.Connection, access: Access) -> None:
         with self._guard:
-            if not self._closed:
+            if self._pooling and access == self._access:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -232,20 +253,38 @@ class Store:
         with self._guard:
             self._refuse_closed()
         if self._write_connection is None:
-            self._write_connection = self._connect()
+            self._write_connection = self._connect_again(self._access)
         return self._write_connection
+
+    @contextmanager
+    def _translated(self, *, busy: Callable[[], Exception] | None = None) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if self._writable or (getattr(error, "sqlite_errorcode", 0) & 0xFF) not in _NEEDS_WRITING:
+                raise _translate(error, self.path, busy) from error
+            raise ReadOnly(
+                f"the gallery file {self.path} can be read now only by who may write to its folder, as "
+                "nobody has it open who may; give that right, or mount its folder read-only"
+            ) from error
 
     def _refuse_closed(self) -> None:
         if self._closed:
             raise Unavailable(f"the gallery file {self.path} has been closed; open the gallery again")
 
 
-@contextmanager
-def _translated(path: Path, *, busy: Callable[[], Exception] | None = None) -> Iterator[None]:
+def _inode(path: Path) -> tuple[int, int]:
     try:
-        yield
-    except sqlite3.Error as error:
-        raise _translate(error, path, busy) from error
+        found = path.stat()
+    except OSError as error:
+        raise _gone(path, error) from error
+    return found.st_dev, found.st_ino
+
+
+def _gone(path: Path, error: OSError) -> NotFound | Unavailable:
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"the gallery file {path} is gone; it was dropped while it was open")
+    return Unavailable(f"the gallery file {path} cannot be read ({error.strerror}); check the disk")
 
 
 def _translate(error: sqlite3.Error, path: Path, busy: Callable[[], Exception] | None) -> Exception:
@@ -258,8 +297,10 @@ def _translate(error: sqlite3.Error, path: Path, busy: Callable[[], Exception] |
             f"the gallery file {path} is damaged ({error}); restore it from a backup, "
             "or drop the gallery and index its images again"
         )
-    if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return Unavailable(f"the gallery file {path} cannot be used ({error}); check its permissions")
+    if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return ReadOnly(f"the gallery file {path} cannot be written ({error}); check its permissions")
+    if primary == sqlite3.SQLITE_CANTOPEN:
+        return Unavailable(f"the gallery file {path} cannot be opened ({error}); check its permissions")
     if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and is_full(path.parent)):
         return Overloaded(
             f"the disk that holds the gallery file {path} is full, and nothing was stored; free some space",

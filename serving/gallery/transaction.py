@@ -134,15 +134,17 @@ class Writer(Reader):
         return removed
 
     def publish(self, seen: State, *, index_file: str, checksum: str, count: int) -> bool:
-        """Name the FAISS file that covers the state `seen`; False where another was published since."""
+        """Name the FAISS file that covers the state `seen`; False where another was published since.
+
+        Removals since the file before are kept: who still has that one can follow (`Snapshot.advanced`).
+        """
         done = self._sql.execute(
             "UPDATE state SET change = change + 1, generation = generation + 1, index_file = ?,"
             " index_checksum = ?, index_count = ?, covers_seq = ?, covers_removal = ? WHERE generation = ?",
             (index_file, checksum, count, seen.last_seq, seen.last_removal, seen.generation),
         )
         if done.rowcount == 1:
-            # Whoever knew only earlier removals sees another generation, and loads the new file instead.
-            self._sql.execute("DELETE FROM removals WHERE id <= ?", (seen.last_removal,))
+            self._sql.execute("DELETE FROM removals WHERE id <= ?", (seen.covers_removal,))
         return bool(done.rowcount == 1)
 
     def _remove(self, keys: Sequence[str]) -> int:

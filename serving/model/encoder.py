@@ -1,6 +1,5 @@
 """A model file at work: pixels in, embeddings out; the one place where ONNX Runtime is used."""
 
-import os
 import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.cores import usable_cores
 from serving.errors import BadArtifact, BadSetting, InvalidArgument, Overloaded
 from serving.model.preprocess import preprocess
 from serving.model.spec import ModelSpec, keep_outputs, output_names, read_model
@@ -39,7 +39,7 @@ class Encoder:
         self._data, spec = read_model(path)
         self.spec: ModelSpec = spec
         self.device = device
-        self._path, self._threads = path, threads or _cores()
+        self._path, self._threads = path, threads or usable_cores()
         self._runtime = _onnxruntime()
         self._outputs = output_names(self._data)
         self._sessions: dict[frozenset[str], Any] = {}
@@ -194,13 +194,6 @@ def _check_offered(offered: Sequence[str]) -> None:
             f"the device cuda was asked for, and the installed ONNX Runtime offers {', '.join(offered)}; "
             "install crossbatch[gpu] in place of crossbatch[cpu], or choose the device cpu"
         )
-
-
-def _cores() -> int:
-    """Count the cores that this process may use, which in a container are fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
 
 
 def _first_line(error: Exception) -> str:

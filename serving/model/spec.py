@@ -74,7 +74,7 @@ class ModelSpec(BaseModel):
     images: int = Field(default=0, ge=0, description="images that it was trained on")
     recipe: dict[str, JsonValue] = Field(default={}, description="every setting of the training")
     accuracy: dict[str, JsonValue] = Field(
-        default={}, description="metrics of the validation classes when it was trained, as shares of 1"
+        default={}, description="what was measured on the run's own data, by part of it; as shares of 1"
     )
     seed: int | None = Field(default=None, description="seed of the training")
     versions: dict[str, str] = Field(default={}, description="versions of the packages that made it")

@@ -20,10 +20,9 @@ def check_address(host: str, port: int, *, insecure: bool) -> None:
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise BadSetting(
-            f"The host {host!r} is not known ({error.strerror}); give --host an address."
-        ) from error
+    except (OSError, ValueError) as error:  # a ValueError tells of a name that no host can have
+        reason = error.strerror if isinstance(error, OSError) else "no host can be called that"
+        raise BadSetting(f"The host {host!r} is not known ({reason}); give --host an address.") from error
     # A scope such as %eth0 is no part of the address itself.
     addresses = [str(place[4][0]).split("%")[0] for place in found]
     if not insecure and not all(ipaddress.ip_address(each).is_loopback for each in addresses):
@@ -42,11 +41,7 @@ def check_address(host: str, port: int, *, insecure: bool) -> None:
 
 
 def written_address(host: str, port: int) -> str:
-    """Write an address as gRPC reads it.
-
-    Returns:
-        `host:port`, with brackets around an IPv6 address.
-    """
+    """Write an address as gRPC reads it: `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
-from serving.errors import BadImage, CrossbatchError, InvalidArgument
-from serving.rpc.limits import MAX_IMAGE_BYTES
+from serving.errors import CrossbatchError, InvalidArgument
+from serving.rpc.given import ImageLike, floats_of, image_bytes, text
 from serving.rpc.status import from_status
 from serving.rpc.wire import bytes_of, metadata_of, struct_of
 
@@ -21,7 +19,6 @@ __all__ = [
     "ModelInfo",
     "gallery_info_of",
     "hits_of",
-    "image_bytes",
     "item_message",
     "model_info_of",
 ]
@@ -43,8 +40,8 @@ class Item:
     """One item to store: either `image` (bytes or a path) or `vector` float32 (d,) of unit norm."""
 
     key: str
-    image: bytes | Path | None = field(default=None, repr=False)
-    vector: NDArray[np.float32] | None = field(default=None, repr=False)
+    image: ImageLike | None = field(default=None, repr=False)
+    vector: ArrayLike | None = field(default=None, repr=False)
     label: str = ""
     uri: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -74,64 +71,37 @@ class ModelInfo:
     spec_json: str = field(repr=False)
 
 
-def image_bytes(image: bytes | Path) -> bytes:
-    """Read an image that may be on disk, if it is small enough to be sent.
-
-    Returns:
-        Its encoded bytes.
-
-    Raises:
-        BadImage: if the file cannot be read or is too large.
-    """
-    try:
-        data = image if isinstance(image, bytes) else image.read_bytes()
-    except OSError as error:
-        raise BadImage(
-            f"The image {error.filename} cannot be read ({error.strerror}); check its path."
-        ) from error
-    if len(data) > MAX_IMAGE_BYTES:
-        name = "The image" if isinstance(image, bytes) else f"The image {image}"
-        raise BadImage(f"{name} has {len(data):,} bytes and at most {MAX_IMAGE_BYTES:,} are read; shrink it.")
-    return data
-
-
 def item_message(item: Item) -> gallery_service_pb2.Item:
-    """Write an item as it travels.
-
-    Returns:
-        The message, with the bytes of the image in it.
+    """Write an item as it travels, with the bytes of the image in it.
 
     Raises:
         BadImage: if the image's file cannot be read.
-        InvalidArgument: if it has both an image and a vector or neither, or metadata that JSON does not know.
+        InvalidArgument: if a field is of another type, it has both an image and a vector or neither, or
+            metadata that JSON does not know.
     """
+    if not isinstance(item, Item):
+        raise InvalidArgument(f"items must be Items of serving.client; found {type(item).__name__}.")
+    key = text(item.key, "The key of an item")
     if (item.image is None) == (item.vector is None):
-        raise InvalidArgument(f"The item {item.key!r} must have an image or a vector, one of the two.")
+        raise InvalidArgument(f"The item {key!r} must have an image or a vector, one of the two.")
+    what = f"The vector of {key!r}"
     return gallery_service_pb2.Item(
-        key=item.key,
+        key=key,
         image=None if item.image is None else image_bytes(item.image),
-        vector=None if item.vector is None else bytes_of(item.vector),
-        label=item.label,
-        uri=item.uri,
+        vector=None if item.vector is None else bytes_of(floats_of(item.vector, what, "(components,)")),
+        label=text(item.label, f"The label of {key!r}"),
+        uri=text(item.uri, f"The URI of {key!r}"),
         metadata=struct_of(item.metadata) if item.metadata else None,
     )
 
 
 def hits_of(result: retrieval_service_pb2.SearchResult) -> list[Hit]:
-    """Read the neighbours of one query.
-
-    Returns:
-        Nearest first.
-    """
+    """Read the neighbours of one query, nearest first."""
     return [Hit(hit.key, hit.score, hit.label, hit.uri, metadata_of(hit.metadata)) for hit in result.hits]
 
 
 def gallery_info_of(gallery: gallery_service_pb2.Gallery) -> GalleryInfo:
-    """Read the description of a gallery.
-
-    Returns:
-        The same as a record.
-    """
+    """Read the description of a gallery."""
     problem = from_status(gallery.problem) if gallery.HasField("problem") else None
     return GalleryInfo(
         gallery.name, gallery.model_name, gallery.model_fingerprint, gallery.dimension, gallery.items, problem
@@ -139,11 +109,7 @@ def gallery_info_of(gallery: gallery_service_pb2.Gallery) -> GalleryInfo:
 
 
 def model_info_of(model: model_service_pb2.Model) -> ModelInfo:
-    """Read the description of the model.
-
-    Returns:
-        The same as a record.
-    """
+    """Read the description of the model."""
     return ModelInfo(
         model.name, model.fingerprint, model.dimension, model.image_size, model.precision, model.spec_json
     )

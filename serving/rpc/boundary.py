@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import grpc
@@ -12,7 +13,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from serving.errors import Draining, InvalidArgument
+from serving.errors import InvalidArgument
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import to_status
@@ -31,11 +32,7 @@ Handler = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
 
 
 def deadline_of(context: "grpc.aio.ServicerContext[Any, Any]") -> float | None:
-    """Tell when the caller stops to wait.
-
-    Returns:
-        A `time.monotonic()`; None when the caller waits for ever.
-    """
+    """Tell the `time.monotonic()` at which the caller stops to wait; None when he waits for ever."""
     left = context.time_remaining()
     return None if left is None else time.monotonic() + left
 
@@ -43,9 +40,15 @@ def deadline_of(context: "grpc.aio.ServicerContext[Any, Any]") -> float | None:
 class Boundary(grpc.aio.ServerInterceptor):
     """Wraps every unary call of our own package; health and reflection pass as they are."""
 
-    def __init__(self, admission: Admission) -> None:
-        """Keep the admission, which knows whether the server drains."""
+    def __init__(self, admission: Admission, readers: Mapping[str, Callable[[bytes], Any]]) -> None:
+        """Keep what calls pass through.
+
+        Args:
+            admission: Accounts for the bytes of each call, and knows whether the server drains.
+            readers: What unpacks the requests of some calls in place of their own message class.
+        """
         self._admission = admission
+        self._readers = readers
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -55,17 +58,13 @@ class Boundary(grpc.aio.ServerInterceptor):
         continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "AnyHandler | None":
-        """Put the wrapper around a handler of ours.
-
-        Returns:
-            The wrapped handler, or the given one.
-        """
+        """Put the wrapper around a handler of ours."""
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method).lstrip("/")
         if handler is None or handler.unary_unary is None or not method.startswith(PACKAGE):
             return handler
         name = method.removeprefix(PACKAGE)
-        read: Any = handler.request_deserializer
+        read: Any = self._readers.get(name, handler.request_deserializer)
         behaviour: Any = handler.unary_unary
 
         async def call(data: bytes, context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
@@ -74,20 +73,10 @@ class Boundary(grpc.aio.ServerInterceptor):
         # No serialisers here: a message that cannot be read or is too long has its place in the error table.
         return grpc.unary_unary_rpc_method_handler(call)
 
-    async def wait_idle(self, longest: float) -> bool:
-        """Wait until no call of ours is in progress.
-
-        Args:
-            longest: Seconds to wait for.
-
-        Returns:
-            Whether that is so.
-        """
-        try:
+    async def wait_idle(self, longest: float) -> None:
+        """Wait until no call of ours is in progress, for `longest` seconds at most."""
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), longest)
-        except TimeoutError:
-            return False
-        return True
 
     async def _call(
         self,
@@ -105,11 +94,10 @@ class Boundary(grpc.aio.ServerInterceptor):
         self._calls += 1
         self._idle.clear()
         try:
-            if self._admission.draining:
-                raise Draining("The server is stopping and takes no new work; try another one.")
-            reply = await behaviour(_parsed(name, read, data), context)
+            with self._admission.receive(len(data)):
+                data = _written(await behaviour(_parsed(name, read, data), context))
             code = "OK"
-            return _written(reply)
+            return data
         except Exception as error:
             status = to_status(error)
             code = _name_of(status)

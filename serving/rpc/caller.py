@@ -2,6 +2,7 @@
 
 import random
 import time
+from numbers import Integral, Real
 from typing import Any
 
 import grpc
@@ -16,12 +17,14 @@ from serving.errors import (
     Overloaded,
     Unavailable,
 )
+from serving.rpc.given import text
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import Violation, from_status, violations_of
 
 __all__ = ["Caller", "faults_of", "pause_before"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+LONGEST_TIMEOUT = 86_400
 
 
 class Caller:
@@ -36,13 +39,19 @@ class Caller:
             retries: Most tries after the first.
 
         Raises:
-            ValueError: if a limit makes no sense.
+            InvalidArgument: if an argument makes no sense.
         """
-        if timeout <= 0 or retries < 0:
-            raise ValueError(f"timeout={timeout}, retries={retries} cannot make a call")
+        text(address, "The address")
+        numbers = isinstance(timeout, Real) and isinstance(retries, Integral)
+        if not numbers or not 0 < timeout <= LONGEST_TIMEOUT or retries < 0:
+            raise InvalidArgument(
+                f"timeout={timeout!r}, retries={retries!r} cannot make a call; the timeout must be above 0 "
+                f"and at most {LONGEST_TIMEOUT:,} seconds, and retries 0 or more."
+            )
         self.address = address
         self.timeout = timeout
         self.retries = retries
+        self._closed = False
         self.channel = grpc.insecure_channel(
             address,
             options=[
@@ -68,7 +77,10 @@ class Caller:
 
         Raises:
             CrossbatchError: of the class that the server named; `faults_of` tells the fields.
+            InvalidArgument: if the channel has been closed.
         """
+        if self._closed:
+            raise InvalidArgument("The client has been closed; make another one.")
         deadline = time.monotonic() + self.timeout
         tries = 0
         while True:
@@ -86,6 +98,7 @@ class Caller:
 
     def close(self) -> None:
         """Close the channel."""
+        self._closed = True
         self.channel.close()
 
     def _error_of(self, failure: Any) -> CrossbatchError:

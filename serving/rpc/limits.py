@@ -1,12 +1,17 @@
-"""The limits of one call, known to the server and to the Python client."""
+"""The limits of one call, known to the server and to the Python client.
+
+What an item may hold is in `serving.gallery.item`; the largest image is `serving.model.preprocess.MAX_BYTES`.
+"""
+
+from serving.gallery.item import MAX_K
 
 __all__ = [
     "DEFAULT_K",
     "DEFAULT_PORT",
+    "MAX_BYTES_IN_FLIGHT",
     "MAX_DELETED_KEYS",
     "MAX_EXCLUDED",
     "MAX_HITS",
-    "MAX_IMAGE_BYTES",
     "MAX_INPUTS",
     "MAX_K",
     "MAX_MESSAGE_BYTES",
@@ -17,8 +22,6 @@ DEFAULT_K = 10
 
 MAX_INPUTS = 256
 """Most images, queries or items in one call."""
-MAX_K = 1_000
-"""Most neighbours of one query."""
 MAX_HITS = 65_536
 """Most neighbours in one reply: queries times k."""
 MAX_EXCLUDED = 1_000
@@ -26,7 +29,7 @@ MAX_EXCLUDED = 1_000
 MAX_DELETED_KEYS = 1_000
 """Most keys in one DeleteItems."""
 
-MAX_IMAGE_BYTES = 32 * 1024 * 1024
-"""Most bytes of one encoded image."""
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Most bytes of one request or reply; set on both ends, as gRPC's own 4 MiB refuse photographs."""
+MAX_BYTES_IN_FLIGHT = 4 * MAX_MESSAGE_BYTES
+"""Most bytes of all requests that a server works on at once."""

@@ -1,10 +1,12 @@
 """ModelService: what the server computes embeddings with."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protos import model_service_pb2 as pb
 from protos import model_service_pb2_grpc
-from serving.rpc.pipeline import SpecLike
+
+if TYPE_CHECKING:
+    from serving.model.spec import ModelSpec
 
 __all__ = ["Models"]
 
@@ -12,7 +14,7 @@ __all__ = ["Models"]
 class Models(model_service_pb2_grpc.ModelServiceServicer):
     """Answers GetModel."""
 
-    def __init__(self, spec: SpecLike) -> None:
+    def __init__(self, spec: "ModelSpec") -> None:
         """Write the answer once, as it never changes."""
         self._model = pb.Model(
             name=spec.name,
@@ -24,9 +26,5 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
         )
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
-        """Describe the model.
-
-        Returns:
-            The model.
-        """
+        """Describe the model."""
         return pb.GetModelResponse(model=self._model)

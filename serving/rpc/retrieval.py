@@ -4,9 +4,8 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,14 +16,19 @@ from serving.gallery.item import unit_rows
 from serving.rpc.admission import Admission
 from serving.rpc.boundary import deadline_of
 from serving.rpc.limits import DEFAULT_K, MAX_EXCLUDED, MAX_HITS, MAX_INPUTS, MAX_K
+from serving.rpc.loose import loosened
+from serving.rpc.neighbours import search_results
 from serving.rpc.pipeline import Outcome, Pipeline, Stages
-from serving.rpc.shelf import GalleryLike, Shelf
-from serving.rpc.status import Refusal, Violation, to_status
-from serving.rpc.wire import bytes_of, struct_of, vector_of
+from serving.rpc.shelf import Shelf
+from serving.rpc.status import Refusal, Violation, refusal, to_status
+from serving.rpc.wire import bytes_of, vector_of
+
+if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
+    from serving.gallery.gallery import Gallery
 
 __all__ = ["Retrieval", "check_count", "timings_of"]
 
-Context = grpc.aio.ServicerContext
+UnreadResponse = loosened(pb.SearchResponse)
 
 
 class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
@@ -60,14 +64,14 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             timings=timings_of(stages),
         )
 
-    async def Search(self, request: pb.SearchRequest, context: Any) -> pb.SearchResponse:  # noqa: N802
+    async def Search(self, request: pb.SearchRequest, context: Any) -> Any:  # noqa: N802
         """Find the nearest items to each query of the request.
 
         Returns:
-            One result a query.
+            One result a query, in a SearchResponse whose parts are bytes.
 
         Raises:
-            InvalidArgument: if the request is out of bounds.
+            InvalidArgument: if the request is out of bounds, or its answer would be.
             NotFound: if there is no such gallery.
             Mismatch: if the gallery belongs to another model.
             Exception: the first query's, if every query failed.
@@ -76,27 +80,36 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         k, minimum = _checked_search(request)
         deadline = deadline_of(context)
         with self._admission.admit(len(request.queries)):
-            gallery = await self._shelf.read(self._shelf.usable, request.gallery)
+            gallery = await self._shelf.read(deadline, self._shelf.usable, request.gallery)
             outcomes = await self._vectors(request.queries, gallery, deadline, stages)
             _refuse_if_all_failed(outcomes, [_field_of(i, query) for i, query in enumerate(request.queries)])
             began = time.monotonic()
             results = await self._shelf.read(
-                _search, gallery, outcomes, k=k, minimum_score=minimum, exclude=tuple(request.exclude_keys)
+                deadline,
+                search_results,
+                gallery,
+                outcomes,
+                deadline,
+                k=k,
+                minimum_score=minimum,
+                exclude=tuple(request.exclude_keys),
             )
-        stages.gallery += time.monotonic() - began
-        return pb.SearchResponse(
-            results=results, model_fingerprint=self._shelf.spec.fingerprint, timings=timings_of(stages)
-        )
+            stages.gallery += time.monotonic() - began
+            return UnreadResponse(
+                results=results,
+                model_fingerprint=self._shelf.spec.fingerprint,
+                timings=timings_of(stages).SerializeToString(),
+            )
 
     async def _vectors(
-        self, queries: Sequence[pb.Query], gallery: GalleryLike, deadline: float | None, stages: Stages
+        self, queries: Sequence[pb.Query], gallery: "Gallery", deadline: float | None, stages: Stages
     ) -> list[Outcome]:
         """One unit vector (d,) or exception a query, whichever way it was put."""
         images = {i: query.image for i, query in enumerate(queries) if query.WhichOneof("source") == "image"}
         rest = {i: query for i, query in enumerate(queries) if i not in images}
         embedded, found = await asyncio.gather(
             self._pipeline.embed(list(images.values()), deadline, stages),
-            self._shelf.read(_given_vectors, gallery, list(rest.values()), self._shelf.spec.dimension)
+            self._shelf.read(deadline, _given_vectors, self._shelf, gallery, list(rest.values()))
             if rest
             else asyncio.sleep(0, []),
         )
@@ -115,21 +128,8 @@ def check_count(field: str, count: int, most: int) -> None:
         raise refusal(field, f"{count} were sent; a call takes 1 to {most:,}. Split it.")
 
 
-def refusal(field: str, message: str) -> Refusal:
-    """Make the error for one field of a request.
-
-    Returns:
-        An exception to raise.
-    """
-    return Refusal([Violation(field, InvalidArgument(message))])
-
-
 def timings_of(stages: Stages) -> pb.Timings:
-    """Write the times of a call as they travel.
-
-    Returns:
-        Whole microseconds.
-    """
+    """Write the times of a call as they travel, in whole microseconds."""
     seconds = (stages.decode, stages.queue, stages.encode, stages.gallery, time.monotonic() - stages.began)
     decode, queue, encode, gallery, total = (max(0, round(each * 1e6)) for each in seconds)
     return pb.Timings(decode_us=decode, queue_us=queue, encode_us=encode, gallery_us=gallery, total_us=total)
@@ -154,12 +154,13 @@ def _checked_search(request: pb.SearchRequest) -> tuple[int, float | None]:
     return k, minimum
 
 
-def _given_vectors(gallery: GalleryLike, queries: list[pb.Query], dimension: int) -> list[Outcome]:
+def _given_vectors(shelf: Shelf, gallery: "Gallery", queries: list[pb.Query]) -> list[Outcome]:
     """Unit vectors (d,) of the queries that are no images."""
-    return [_given_vector(gallery, query, dimension) for query in queries]
+    return [_given_vector(shelf, gallery, query) for query in queries]
 
 
-def _given_vector(gallery: GalleryLike, query: pb.Query, dimension: int) -> Outcome:
+def _given_vector(shelf: Shelf, gallery: "Gallery", query: pb.Query) -> Outcome:
+    dimension = shelf.spec.dimension
     try:
         match query.WhichOneof("source"):
             case "vector":
@@ -169,37 +170,10 @@ def _given_vector(gallery: GalleryLike, query: pb.Query, dimension: int) -> Outc
                 return gallery.get([query.key])[0].vector
             case _:
                 return InvalidArgument("The query is empty; give an image, a vector or a key.")
-    except Exception as error:  # this query's alone
+    except CrossbatchError as error:  # this query's alone
+        return shelf.hide(error)
+    except Exception as error:
         return error
-
-
-def _search(
-    gallery: GalleryLike,
-    outcomes: list[Outcome],
-    *,
-    k: int,
-    minimum_score: float | None,
-    exclude: tuple[str, ...],
-) -> list[pb.SearchResult]:
-    vectors: list[NDArray[np.float32]] = [each for each in outcomes if not isinstance(each, Exception)]
-    found = iter(gallery.search(np.stack(vectors), k, minimum_score=minimum_score, exclude=exclude))
-    return [
-        pb.SearchResult(error=to_status(outcome))
-        if isinstance(outcome, Exception)
-        else pb.SearchResult(
-            hits=[
-                pb.Hit(
-                    key=hit.key,
-                    score=hit.score,
-                    label=hit.label,
-                    uri=hit.uri,
-                    metadata=struct_of(hit.metadata) if hit.metadata else None,
-                )
-                for hit in next(found)
-            ]
-        )
-        for outcome in outcomes
-    ]
 
 
 def _embed_result(outcome: Outcome) -> pb.EmbedResult:

@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,17 +21,22 @@ from protos import (
     retrieval_service_pb2,
     retrieval_service_pb2_grpc,
 )
+from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Unavailable
 from serving.rpc.address import check_address, written_address
 from serving.rpc.admission import Admission
 from serving.rpc.boundary import Boundary
-from serving.rpc.galleries import Galleries
-from serving.rpc.limits import DEFAULT_PORT, MAX_MESSAGE_BYTES
+from serving.rpc.galleries import READERS, Galleries
+from serving.rpc.limits import DEFAULT_PORT, MAX_INPUTS, MAX_MESSAGE_BYTES
 from serving.rpc.models import Models
-from serving.rpc.pipeline import EncoderLike, Pipeline
+from serving.rpc.pipeline import Pipeline
 from serving.rpc.retrieval import Retrieval
-from serving.rpc.shelf import GalleriesLike, Shelf
+from serving.rpc.shelf import Shelf
 from serving.telemetry import configure_logs
+
+if TYPE_CHECKING:  # both bring an engine, which whoever imports only the settings does not need
+    from serving.gallery.directory import GalleryDirectory
+    from serving.model.encoder import Encoder
 
 __all__ = ["Server", "Settings", "render", "run"]
 
@@ -47,8 +51,8 @@ SERVICES = tuple(
     )
 )
 
-# The permits bound the work; this bounds what calls without work (waiting, refused, health) can pile up.
-MOST_CALLS = 4_096
+# Each call that works holds a permit; as many again may be arriving, leaving, refused or about health.
+CALLS_PER_PERMIT = 2
 # Watchers of the health service never hang up, so the last replies get this long to leave and no longer.
 FLUSH_SECONDS = 0.5
 
@@ -83,7 +87,7 @@ class Settings(BaseModel):
     )
     max_in_flight: int = Field(
         default=512,
-        ge=1,
+        ge=MAX_INPUTS,
         le=65_536,
         description="Most images, queries and items on their way at once; more are refused.",
     )
@@ -101,7 +105,7 @@ class Settings(BaseModel):
 class Server:
     """All services on one port. Belongs to the event loop in which `start` was awaited."""
 
-    def __init__(self, encoder: EncoderLike, galleries: GalleriesLike, settings: Settings) -> None:
+    def __init__(self, encoder: "Encoder", galleries: "GalleryDirectory", settings: Settings) -> None:
         """Put the parts together; nothing runs yet.
 
         Raises:
@@ -112,15 +116,17 @@ class Server:
         self._admission = Admission(settings.max_in_flight)
         self._pipeline = Pipeline(
             encoder,
-            decode_threads=settings.decode_threads or _cores(),
+            decode_threads=settings.decode_threads or usable_cores(),
             max_batch=settings.max_batch,
             max_wait=settings.max_wait_ms / 1e3,
             capacity=settings.max_in_flight,
+            failed=self._failed,
         )
-        self._shelf = Shelf(galleries, encoder.spec)
-        self._boundary = Boundary(self._admission)
+        self._shelf = Shelf(galleries, encoder.spec, most=settings.max_in_flight)
+        self._boundary = Boundary(self._admission, READERS)
         self._health = health.aio.HealthServicer()
         self._grpc: grpc.aio.Server | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Take the port, warm the model up, look at the galleries, then answer.
@@ -134,7 +140,7 @@ class Server:
         await asyncio.to_thread(check_address, host, port, insecure=self._settings.insecure)
         self._grpc = grpc.aio.server(
             interceptors=[self._boundary],
-            maximum_concurrent_rpcs=MOST_CALLS,
+            maximum_concurrent_rpcs=CALLS_PER_PERMIT * self._settings.max_in_flight,
             options=[
                 # On by default on Linux, where a second server would silently share the port.
                 ("grpc.so_reuseport", 0),
@@ -184,6 +190,10 @@ class Server:
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
 
+    def _failed(self) -> None:
+        """Say NOT_SERVING from now on, since no image can be embedded any more."""
+        self._telling = asyncio.create_task(self._health.enter_graceful_shutdown())
+
     def _report_galleries(self) -> None:
         """Open each gallery, so that one that cannot be used shows in the log and not only in a call."""
         for name in self._shelf.galleries.names():
@@ -204,34 +214,22 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
         CrossbatchError: if the model or the folder cannot be used, or the port is taken.
     """
-    # Both bring an engine, which whoever imports only the settings does not need.
     from serving.gallery.directory import GalleryDirectory
+    from serving.gallery.index import require_faiss
     from serving.model.encoder import Encoder
 
     configure_logs(settings.log_level)
     # Before the seconds that a model takes to load.
     check_address(settings.host, settings.port, insecure=settings.insecure)
+    require_faiss()
+    galleries = GalleryDirectory(settings.galleries.absolute())
     encoder = Encoder(settings.model, threads=settings.threads, device=settings.device)
-    return asyncio.run(
-        _serve(Server(encoder, GalleryDirectory(settings.galleries), settings), settings.grace)
-    )
+    return asyncio.run(_serve(Server(encoder, galleries, settings), settings.grace))
 
 
 def render(result: dict[str, Any]) -> str:
-    """Say what was served.
-
-    Returns:
-        One line.
-
-    Raises:
-        KeyError: if the result is not of `run`.
-    """
+    """Say in one line what was served."""
     return f"served {result['address']} for {result['seconds']:.0f} s"
-
-
-def _cores() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 async def _serve(server: Server, grace: float) -> dict[str, Any]:

@@ -1,63 +1,23 @@
 """The galleries as calls see them: opened by name, checked against the model, worked on in threads."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, Protocol, TypeVar
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from serving.errors import CrossbatchError
+from serving.rpc.workers import Workers
 
-from serving.gallery.item import Hit, Item
-from serving.rpc.pipeline import SpecLike
+if TYPE_CHECKING:  # both bring an engine, which whoever imports only the settings does not need
+    from serving.gallery.directory import GalleryDirectory
+    from serving.gallery.gallery import Gallery
+    from serving.model.spec import ModelSpec
 
-__all__ = ["GalleriesLike", "GalleryInfoLike", "GalleryLike", "Shelf"]
+__all__ = ["Shelf"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 READERS, WRITERS = 4, 2
-
-
-class GalleryInfoLike(Protocol):
-    """What the server reads of a gallery's own account."""
-
-    @property
-    def model_name(self) -> str: ...  # noqa: D102
-    @property
-    def fingerprint(self) -> str: ...  # noqa: D102
-    @property
-    def dimension(self) -> int: ...  # noqa: D102
-    @property
-    def items(self) -> int: ...  # noqa: D102
-
-
-class GalleryLike(Protocol):
-    """What the server needs of a `serving.gallery.gallery.Gallery`, from any thread."""
-
-    def info(self) -> GalleryInfoLike: ...  # noqa: D102
-    def check_model(self, spec: Any, /) -> None: ...  # noqa: D102
-    def upsert(self, items: Iterable[Item], /) -> int: ...  # noqa: D102
-    def delete(self, keys: Sequence[str], /) -> int: ...  # noqa: D102
-    def get(self, keys: Sequence[str], /) -> list[Item]: ...  # noqa: D102
-    def search(  # noqa: D102
-        self,
-        vectors: NDArray[np.float32],
-        k: int,
-        /,
-        *,
-        minimum_score: float | None = None,
-        exclude: Sequence[str] = (),
-    ) -> list[list[Hit]]: ...
-
-
-class GalleriesLike(Protocol):
-    """What the server needs of a `serving.gallery.directory.GalleryDirectory`."""
-
-    def names(self) -> Sequence[str]: ...  # noqa: D102
-    def get(self, name: str, /) -> GalleryLike: ...  # noqa: D102
-    def create(self, name: str, /, *, model_name: str, fingerprint: str, dimension: int) -> GalleryLike: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
 
 
 class Shelf:
@@ -66,18 +26,22 @@ class Shelf:
     Reads and writes have threads of their own, so that a search never waits for a disk to confirm a write.
     """
 
-    def __init__(self, galleries: GalleriesLike, spec: SpecLike) -> None:
-        """Keep the galleries and the model that they must fit."""
+    def __init__(self, galleries: "GalleryDirectory", spec: "ModelSpec", *, most: int) -> None:
+        """Keep the galleries and the model that they must fit.
+
+        Args:
+            galleries: The folder; an absolute path, so that it is known in a message.
+            spec: Of the model.
+            most: Most reads, and most writes, that wait or run.
+        """
         self.galleries = galleries
         self.spec = spec
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="gallery-read")
-        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="gallery-write")
+        self._path = re.compile(re.escape(str(galleries.path)) + r"(/|(?![\w.-]))")
+        self._readers = Workers("gallery-read", READERS, most=most, what="the gallery was read")
+        self._writers = Workers("gallery-write", WRITERS, most=most, what="anything was stored")
 
-    def usable(self, name: str) -> GalleryLike:
+    def usable(self, name: str) -> "Gallery":
         """Open a gallery that fits the model; blocks, so call it through `read`.
-
-        Returns:
-            The gallery.
 
         Raises:
             NotFound: if there is none of that name.
@@ -87,38 +51,39 @@ class Shelf:
         gallery.check_model(self.spec)
         return gallery
 
-    async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function that reads a gallery in a thread.
+    async def read(
+        self, deadline: float | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a function that reads a gallery in a thread; what it raises names no path."""
+        try:
+            return await self._readers.run(deadline, function, *args, **kwargs)
+        except CrossbatchError as error:
+            self.hide(error)
+            raise
 
-        Returns:
-            What the function returns.
+    async def write(
+        self, deadline: float | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a function that writes to a gallery in a thread; what it raises names no path."""
+        try:
+            return await self._writers.run(deadline, function, *args, **kwargs)
+        except CrossbatchError as error:
+            self.hide(error)
+            raise
 
-        Raises:
-            Exception: whatever the function raises.
-        """
-        return await asyncio.get_running_loop().run_in_executor(
-            self._readers, lambda: function(*args, **kwargs)
-        )
-
-    async def write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function that writes to a gallery in a thread.
-
-        Returns:
-            What the function returns.
-
-        Raises:
-            Exception: whatever the function raises.
-        """
-        return await asyncio.get_running_loop().run_in_executor(
-            self._writers, lambda: function(*args, **kwargs)
-        )
+    def hide(self, error: CrossbatchError) -> CrossbatchError:
+        """Take the folder's path, which a caller need not know, out of an error; the gallery's name stays."""
+        if self.galleries.path.is_absolute():
+            text = self._path.sub(lambda found: "" if found[1] else "the server's folder", str(error))
+            error.args = (text,)
+        return error
 
     def close(self) -> None:
-        """Finish the writes that have begun, and close the galleries.
+        """Finish the writes that have begun, and close the galleries; blocks.
 
         Raises:
             CrossbatchError: if a gallery cannot be closed.
         """
-        self._writers.shutdown(wait=True)
-        self._readers.shutdown(wait=True)
+        self._writers.close()
+        self._readers.close()
         self.galleries.close()

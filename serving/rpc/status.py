@@ -22,6 +22,7 @@ __all__ = [
     "code_of",
     "from_status",
     "reason_of",
+    "refusal",
     "to_status",
     "violations_of",
 ]
@@ -41,6 +42,7 @@ CODES: dict[type[CrossbatchError], grpc.StatusCode] = {
     errors.Mismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.BadArtifact: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ReadOnly: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -79,24 +81,18 @@ class Refusal(Exception):
         self.violations = tuple(violations)
 
 
+def refusal(field: str, message: str) -> Refusal:
+    """Make the error for one field of a request."""
+    return Refusal([Violation(field, errors.InvalidArgument(message))])
+
+
 def code_of(error: CrossbatchError) -> grpc.StatusCode:
-    """Look up an error's code, by the nearest class that the table holds.
-
-    Returns:
-        The code.
-
-    Raises:
-        StopIteration: never, as the root of the tree is in the table.
-    """
+    """Look up an error's code, by the nearest class that the table holds."""
     return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
 
 
 def reason_of(error: CrossbatchError) -> str:
-    """Name an error's class as google.rpc.ErrorInfo wants it: `BadImage` is `BAD_IMAGE`.
-
-    Returns:
-        At most 63 upper-case letters and underscores.
-    """
+    """Name an error's class as google.rpc.ErrorInfo wants it: `BadImage` is `BAD_IMAGE`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).upper()
 
 
@@ -185,6 +181,7 @@ def _internal(error: Exception) -> status_pb2.Status:
 
 
 def _shortened(text: str, most: int) -> str:
+    text = text.encode(errors="replace").decode()  # a file's name may hold what is no Unicode
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

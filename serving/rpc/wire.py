@@ -1,6 +1,6 @@
 """How arrays and metadata travel: float32 little-endian bytes, and google.protobuf.Struct."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from serving.errors import InvalidArgument
 __all__ = ["bytes_of", "metadata_of", "struct_of", "vector_of"]
 
 _LARGEST_EXACT = 2**53
+_MOST_LEVELS = 30  # Protocol Buffers read 100 levels of messages, and one of metadata takes up to three
 
 
 def bytes_of(vector: NDArray[np.floating[Any]]) -> bytes:
@@ -41,28 +42,48 @@ def vector_of(data: bytes) -> NDArray[np.float32]:
 
 
 def struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
-    """Pack metadata.
-
-    Returns:
-        The same as a Struct, whose numbers are doubles.
+    """Pack metadata as a Struct, whose numbers are doubles.
 
     Raises:
-        InvalidArgument: if a value is not of a JSON type.
+        InvalidArgument: if a value is not of a JSON type, is no Unicode, is larger than a double, or is
+            nested more than 30 levels deep.
     """
+    if not isinstance(metadata, Mapping):
+        raise InvalidArgument(f"Metadata must be a mapping; found {type(metadata).__name__}.")
+    _check_levels(metadata, _MOST_LEVELS)
     struct = struct_pb2.Struct()
     try:
         struct.update(dict(metadata))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise InvalidArgument(f"Metadata holds a value that JSON does not know: {error}.") from error
     return struct
 
 
 def metadata_of(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """Unpack metadata.
+    """Unpack metadata to plain Python values; a whole number below 2^53 comes back as an int.
 
-    Returns:
-        Plain Python values; a whole number below 2^53 comes back as an int.
+    Raises:
+        InvalidArgument: if it is nested more than 30 levels deep.
     """
+    metadata = _plain_struct(struct)
+    _check_levels(metadata, _MOST_LEVELS)
+    return metadata
+
+
+def _check_levels(value: Any, left: int) -> None:
+    if isinstance(value, Mapping):
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    else:
+        return
+    if not left:
+        raise InvalidArgument(f"Metadata is nested more than {_MOST_LEVELS} levels deep.")
+    for each in inner:
+        _check_levels(each, left - 1)
+
+
+def _plain_struct(struct: struct_pb2.Struct) -> dict[str, Any]:
     return {name: _plain(value) for name, value in struct.fields.items()}
 
 
@@ -76,7 +97,7 @@ def _plain(value: struct_pb2.Value) -> Any:
         case "bool_value":
             return value.bool_value
         case "struct_value":
-            return metadata_of(value.struct_value)
+            return _plain_struct(value.struct_value)
         case "list_value":
             return [_plain(each) for each in value.list_value.values]
         case _:

@@ -1,15 +1,13 @@
-"""docs/api.md has a line for every call, field, setting, error and method, and its examples run."""
+"""docs/api.md has a line for every call, field, limit, error and method, and its examples run."""
 
 import inspect
 import re
 from pathlib import Path
 
-import pytest
-
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
-from serving import errors, search
+from serving import errors
 from serving.client import Client
-from serving.rpc import server
+from serving.rpc import limits
 from serving.rpc.status import CODES, reason_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
@@ -43,22 +41,6 @@ def test_every_field_of_every_message_is_named() -> None:
                 assert f"`{field.name}`" in PAGE, f"{message.name}.{field.name}"
 
 
-@pytest.mark.parametrize("module", [server, search], ids=["serve", "search"])
-def test_every_setting_has_its_line_and_default(module: object) -> None:
-    for name, field in module.Settings.model_fields.items():  # type: ignore[attr-defined]
-        extra = field.json_schema_extra
-        positional = isinstance(extra, dict) and extra.get("positional")
-        flag = name.upper() if positional else "--" + name.replace("_", "-")
-        (line,) = re.findall(rf"^\| `{flag}` \| .*$", PAGE, re.MULTILINE)
-        default = line.split("|")[2].strip()
-        if field.is_required():
-            assert default == "required"
-        elif isinstance(field.default, bool | str):
-            assert default == str(field.default).lower() or default == field.default
-        else:
-            assert float(default) == field.default
-
-
 def test_every_error_has_its_line_with_code_and_reason() -> None:
     for name in errors.__all__:
         kind = getattr(errors, name)
@@ -71,3 +53,18 @@ def test_every_method_of_the_client_has_its_line() -> None:
     for name, _ in inspect.getmembers(Client, inspect.isfunction):
         if not name.startswith("_") and name != "close":
             assert re.search(rf"^\|.*`{name}\(", section("The Python client"), re.MULTILINE), name
+
+
+def test_every_limit_is_the_one_of_the_code() -> None:
+    said = {
+        "MAX_INPUTS": f"1 to {limits.MAX_INPUTS}",
+        "MAX_K": f"| `k` | 1 to {limits.MAX_K:,}, {limits.DEFAULT_K} when absent",
+        "MAX_HITS": f"at most {limits.MAX_HITS:,}",
+        "MAX_EXCLUDED": f"| `exclude_keys` | at most {limits.MAX_EXCLUDED:,} |",
+        "MAX_DELETED_KEYS": f"`keys` (1 to {limits.MAX_DELETED_KEYS:,};",
+        "MAX_MESSAGE_BYTES": f"at most {limits.MAX_MESSAGE_BYTES >> 20} MiB in either direction",
+        "MAX_BYTES_IN_FLIGHT": f"{limits.MAX_BYTES_IN_FLIGHT >> 20} MiB together",
+    }
+    assert set(said) == {name for name in limits.__all__ if name.startswith("MAX_")}
+    for name, text in said.items():
+        assert text in " ".join(PAGE.split()), name

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.batcher import Batcher, Computed
-from serving.errors import BadImage, DeadlineExceeded, Draining, Overloaded
+from serving.errors import BadImage, DeadlineExceeded, Draining, Overloaded, Unavailable
 
 T = TypeVar("T")
 
@@ -171,20 +171,21 @@ def test_a_lone_item_waits_for_company_and_no_longer_than_max_wait() -> None:
         await batcher.stop()
         return answer
 
-    answer = run(main)
-    assert 0.045 <= answer.waited < 1
-    assert answer.batch_size == 1
+    assert 0.045 <= run(main).waited < 1
 
 
 def test_a_full_batch_does_not_wait() -> None:
+    compute = Recorder()
+
     async def main() -> list[Computed[int]]:
-        batcher = Batcher(Recorder(), max_batch=3, max_wait=30.0, capacity=10)
+        batcher = Batcher(compute, max_batch=3, max_wait=30.0, capacity=10)
         await batcher.start()
         answers = await asyncio.gather(*map(batcher.submit, range(3)))
         await batcher.stop()
         return answers
 
-    assert all(answer.waited < 5 and answer.batch_size == 3 for answer in run(main))
+    assert all(answer.waited < 5 for answer in run(main))
+    assert compute.batches == [[0, 1, 2]]
 
 
 def test_a_full_queue_refuses_and_cancelled_items_make_room() -> None:
@@ -228,6 +229,52 @@ def test_an_item_that_expires_in_the_queue_is_not_computed() -> None:
 
     run(main)
     assert compute.seen == [0, 2]
+
+
+@pytest.mark.parametrize("way", ["fails", "is cancelled"])
+def test_when_the_batcher_itself_ends_nobody_waits_for_ever(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    compute = Recorder()
+
+    async def main() -> None:
+        told: list[bool] = []
+        batcher = Batcher(compute, max_batch=1, max_wait=0.0, capacity=10, failed=lambda: told.append(True))
+        await batcher.start()
+        compute.gate.clear()
+        computed, waiting = batcher.submit(0), batcher.submit(1)
+        await asyncio.to_thread(compute.busy.wait, 5)
+        if way == "fails":
+            batcher._next_batch = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        else:
+            assert batcher._loop_task is not None
+            batcher._loop_task.cancel()
+        compute.gate.set()
+        outcomes = await asyncio.gather(computed, waiting, return_exceptions=True)
+        assert isinstance(outcomes[1], Unavailable)
+        assert isinstance(outcomes[0], Computed if way == "fails" else Unavailable)
+        with pytest.raises(Unavailable, match="its log tells why"):
+            batcher.submit(2)
+        assert told == [True]
+        await batcher.stop()
+        assert told == [True]
+
+    run(main)
+    assert [record.levelname for record in caplog.records if "the batcher has failed" in record.message] == [
+        "CRITICAL"
+    ]
+
+
+def test_a_batcher_that_is_stopped_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        told: list[bool] = []
+        batcher = Batcher(Recorder(), max_batch=1, max_wait=0.0, capacity=1, failed=lambda: told.append(True))
+        await batcher.start()
+        await batcher.stop()
+        assert told == []
+
+    run(main)
+    assert caplog.records == []
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:

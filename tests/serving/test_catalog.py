@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from serving.catalog import FORMATS, Catalog, Row, SplitRule, read, select
+from serving.catalog import FORMATS, Catalog, Row, SplitRule, read, select, select_missing
 from serving.errors import BadData, BadSetting
 
 
@@ -106,6 +106,34 @@ def test_name_that_is_not_utf8_gets_a_key_that_is(tmp_path: Path) -> None:
     assert row.image.read_bytes() == b""
 
 
+def test_stray_images_are_of_no_class_and_change_no_other_row(tmp_path: Path) -> None:
+    _touch(tmp_path, "data/images/a/1.jpg", "data/images/b/1.jpg", "data/images/c/1.jpg")
+    before = read(tmp_path)
+    _touch(tmp_path, "0.jpg", "data/1.jpg", "data/images/2.jpg")
+    after = read(tmp_path)
+    assert (before.unlabelled, after.unlabelled) == (0, 3)
+    assert [row for row in after.rows if row.label] == list(before.rows)
+    assert {row.key for row in after.rows if not row.label} == {"../../0.jpg", "../1.jpg", "2.jpg"}
+    assert [after.path_of(row) for row in after.rows] == [row.key for row in after.rows]
+    for split in ("train", "test"):
+        assert select(after, split, SplitRule()) == select(before, split, SplitRule())
+    assert len(select(after, "all", SplitRule())) == 6
+
+
+def test_stray_images_do_not_unmake_cifar10(tmp_path: Path) -> None:
+    _touch(tmp_path, "train/cat/1.jpg", "test/cat/1.jpg", "preview.png", "train/preview.png")
+    catalog = read(tmp_path)
+    assert (catalog.format, catalog.unlabelled) == ("cifar10", 2)
+    assert [row.key for row in select(catalog, "train", SplitRule(by="given"))] == ["train/cat/1.jpg"]
+    assert read(tmp_path, "cifar10") == catalog
+
+
+def test_cifar10_layout_may_be_wrapped(tmp_path: Path) -> None:
+    _touch(tmp_path, "data/train/cat/1.jpg", "data/test/cat/1.jpg")
+    assert read(tmp_path) == read(tmp_path / "data")
+    assert read(tmp_path).format == "cifar10"
+
+
 def test_cifar10_layout_names_the_split(tmp_path: Path) -> None:
     _touch(tmp_path, "train/cat/1.jpg", "test/cat/1.jpg", "validation/dog/3.jpg", "README.md")
     catalog = read(tmp_path)
@@ -180,6 +208,66 @@ def test_numbers_with_leading_zeros_are_names(tmp_path: Path) -> None:
         {"sku": "007", "big": "12345678901234567890"},
         {"sku": "010", "big": "1"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind"),
+    [("9" * 15, int), ("-" + "9" * 15, int), ("1" + "0" * 15, str), ("9" * 17, str), ("9" * 18, str)],
+)
+def test_whole_numbers_that_a_double_cannot_hold_stay_text(tmp_path: Path, cell: str, kind: type) -> None:
+    _table(
+        _touch(tmp_path, "1.jpg", "2.jpg"), f"path,label,ean,mixed\n1.jpg,a,{cell},{cell}\n2.jpg,a,1,1.5\n"
+    )
+    metadata = read(tmp_path).rows[0].metadata
+    assert metadata["ean"] == kind(cell)
+    assert type(metadata["ean"]) is kind
+    assert kind is int or metadata["mixed"] == cell
+
+
+def test_catalogue_names_the_table_that_was_read(tmp_path: Path) -> None:
+    _table(_touch(tmp_path, "a/1.jpg"), "path,label\na/1.jpg,a\n", "one.csv")
+    assert read(tmp_path).table == read(tmp_path / "one.csv").table == tmp_path / "one.csv"
+    relative = os.path.relpath(tmp_path / "one.csv")
+    assert read(tmp_path, table=Path(relative)).table == tmp_path / "one.csv"
+    assert read(tmp_path, "folder").table is None
+
+
+def test_csv_rows_without_a_label_train_nothing(tmp_path: Path) -> None:
+    _touch(tmp_path, *(f"{i}.jpg" for i in range(5)))
+    _table(
+        tmp_path, "path,label,split\n0.jpg,,train\n1.jpg, ,test\n2.jpg,a,train\n3.jpg,b,train\n4.jpg,c,test\n"
+    )
+    catalog = read(tmp_path)
+    assert catalog.unlabelled == 2
+    given = SplitRule(by="given")
+    assert [row.key for row in select(catalog, "train", SplitRule(train=1))] == ["2.jpg"]
+    assert [row.key for row in select(catalog, "test", SplitRule(train=1))] == ["3.jpg", "4.jpg"]
+    assert [row.key for row in select(catalog, "train", given)] == ["2.jpg", "3.jpg"]
+    assert [row.key for row in select(catalog, "test", given)] == ["4.jpg"]
+    assert len(select(catalog, "all", given)) == 5
+
+
+def test_missing_images_are_told_by_side(tmp_path: Path) -> None:
+    _table(
+        _touch(tmp_path, "a.jpg", "b.jpg"),
+        "path,label,split\na.jpg,a,train\nb.jpg,b,test\nx.jpg,a,test\ny.jpg,b,train\nz.jpg,,train\nw.jpg,c,\n",
+    )
+    catalog, given = read(tmp_path), SplitRule(by="given")
+    assert select_missing(catalog, "all", given) == catalog.missing == ("w.jpg", "x.jpg", "y.jpg", "z.jpg")
+    assert select_missing(catalog, "train", given) == ("y.jpg",)
+    assert select_missing(catalog, "test", given) == ("x.jpg",)
+    assert select_missing(catalog, "train", SplitRule()) == ("x.jpg",)
+    assert select_missing(catalog, "test", SplitRule()) == ("w.jpg", "y.jpg")
+
+
+def test_missing_links_are_told_by_side(tmp_path: Path) -> None:
+    _touch(tmp_path, "images/a/1.jpg", "images/b/1.jpg")
+    (tmp_path / "images/b/gone.jpg").symlink_to("nothing")
+    (tmp_path / "gone.jpg").symlink_to("nothing")
+    catalog = read(tmp_path)
+    assert catalog.missing == ("../gone.jpg", "b/gone.jpg")
+    assert select_missing(catalog, "train", SplitRule()) == ()
+    assert select_missing(catalog, "test", SplitRule()) == ("b/gone.jpg",)
 
 
 def test_csv_may_be_the_root_itself_or_be_named(tmp_path: Path) -> None:
@@ -317,14 +405,24 @@ def test_given_split_is_the_data_sets_own() -> None:
     catalog = _catalog(list("aabb"), ["train", "test", "train", ""])
     assert _side(catalog, "train", SplitRule(by="given")) == "ab"
     assert _side(catalog, "test", SplitRule(by="given")) == "a"
-    with pytest.raises(BadData, match=r"names no image as test \(neither 1, train 1\); cut it by class"):
+    with pytest.raises(
+        BadData, match=r"names no image with a label as test \(neither 1, train 1\); cut it by class"
+    ):
         select(_catalog(["a", "b"], ["train", ""]), "test", SplitRule(by="given"))
 
 
-@pytest.mark.parametrize(("labels", "train"), [("a", 0.5), ("abc", 3), ("abc", 0.2), ("", 0.5)])
+@pytest.mark.parametrize(("labels", "train"), [("a", 0.5), ("abc", 3), ("abc", 0.2)])
 def test_split_that_leaves_a_side_empty_is_refused(labels: str, train: float) -> None:
     with pytest.raises(BadData, match="both sides need at least one"):
         select(_catalog(list(labels)), "train", SplitRule(train=train))
+
+
+@pytest.mark.parametrize("by", ["class", "folder", "given"])
+def test_data_set_without_a_class_cannot_be_cut(by: str) -> None:
+    rule = SplitRule.model_validate({"by": by})
+    for cut in (select, select_missing):
+        with pytest.raises(BadData, match="none of the 2 images of /data has a class"):
+            cut(_catalog(["", ""], ["train", "test"]), "train", rule)
 
 
 @pytest.mark.parametrize("train", [0, -1, 0.0, 1.5, True, "many", float("nan")])

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +32,8 @@ from serving.errors import (
     Unavailable,
 )
 from serving.gallery.directory import GalleryDirectory
-from serving.rpc import caller, limits, splitting
+from serving.model import preprocess
+from serving.rpc import caller, given, splitting
 from serving.rpc.status import to_status
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
 
@@ -142,7 +143,7 @@ def test_errors_are_of_our_own_tree(client: Client) -> None:
             lambda: client.upsert("theirs", [Item("x", vector=vector_for(b"x"), metadata={"x": {1}})]),
         ),
         (BadImage, lambda: client.embed([Path("/no/such/file.jpg")])),
-        (BadImage, lambda: client.embed([bytes(limits.MAX_IMAGE_BYTES + 1)])),
+        (BadImage, lambda: client.embed([bytes(preprocess.MAX_BYTES + 1)])),
     ):
         with pytest.raises(error) as failure:
             call()
@@ -296,9 +297,147 @@ def test_pauses_grow_have_jitter_and_an_end() -> None:
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:
-    for wrong in ({"timeout": 0.0}, {"retries": -1}):
-        with pytest.raises(ValueError, match="cannot make a call"):
+    wrongs: list[dict[str, Any]] = [
+        {"timeout": 0.0}, {"timeout": float("nan")}, {"timeout": float("inf")}, {"timeout": "10"},
+        {"timeout": None}, {"retries": -1}, {"retries": 1.5}, {"retries": None},
+    ]  # fmt: skip
+    for wrong in wrongs:
+        with pytest.raises(InvalidArgument, match="cannot make a call"):
             Client("127.0.0.1:1", **wrong)
+    for address in (5, None, b"127.0.0.1:1", "\udcff:1"):
+        with pytest.raises(InvalidArgument, match="The address"):
+            Client(address)  # type: ignore[arg-type]
+
+
+def test_a_client_that_was_closed_says_so() -> None:
+    client = Client("127.0.0.1:1")
+    client.close()
+    with pytest.raises(InvalidArgument, match="has been closed"):
+        client.embed([b"x"])
+    assert not client.ready()
+
+
+CIRCLE: dict[str, Any] = {}
+CIRCLE["self"] = CIRCLE
+UNIT = vector_for(b"x")
+
+
+@pytest.mark.parametrize("images", [b"one image", "one/path", Path("one"), 5, None, [5], [None], [[b"x"]]])
+def test_images_are_a_list_of_bytes_and_paths(client: Client, images: Any) -> None:
+    with pytest.raises(InvalidArgument) as failure:
+        client.embed(images)
+    assert type(failure.value) is InvalidArgument
+    if images is not None:
+        with pytest.raises(InvalidArgument) as failure:
+            client.search("birds", images=images)
+        assert type(failure.value) is InvalidArgument
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"keys": "abc"}, {"keys": [5]}, {"keys": 5}, {"keys": ["\udcff"]}, {"keys": [b"a"]},
+        {"vectors": "abc"}, {"vectors": [["a"]]}, {"vectors": [[1.0], [1.0, 2.0]]}, {"vectors": 5},
+        {"vectors": [[10**400]]}, {"vectors": [[1j]]}, {"vectors": [[None]]}, {"vectors": object()},
+        {"vectors": [[1e300] * DIMENSION]},
+        {"k": -1}, {"k": 0}, {"k": 2**40}, {"k": 10**400}, {"k": "3"}, {"k": 1.5}, {"k": None}, {"k": True},
+        {"minimum_score": "high"}, {"minimum_score": float("nan")}, {"minimum_score": 1e300},
+        {"minimum_score": 10**400}, {"minimum_score": [0.5]},
+        {"exclude": "abc"}, {"exclude": [5]}, {"exclude": 5}, {"exclude": None}, {"exclude": ["\udcff"]},
+        {"exclude": ["x"] * 1_001},
+        {"on_error": "ignore"},
+        {"gallery": 5}, {"gallery": None}, {"gallery": "\udcff"}, {"gallery": b"birds"},
+    ],
+)  # fmt: skip
+def test_a_search_that_makes_no_sense_is_an_invalid_argument(client: Client, query: dict[str, Any]) -> None:
+    client.create("birds")
+    client.upsert("birds", [Item("a", vector=UNIT)])
+    given = {"gallery": "birds"} | query
+    if not {"keys", "vectors"} & set(query):
+        given["keys"] = ["a"]
+    with pytest.raises(InvalidArgument) as failure:
+        client.search(**given)
+    assert str(failure.value).endswith((".", "norm", "numbers"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"key": 5}, {"key": None}, {"key": "\udcff"}, {"key": b"a"},
+        {"label": 5}, {"label": None}, {"label": "\udcff"}, {"uri": 5}, {"uri": "\udcff"},
+        {"metadata": "abc"}, {"metadata": 5}, {"metadata": [1]}, {"metadata": {1: 2}},
+        {"metadata": {"x": {1}}},
+        {"metadata": {"x": 10**400}}, {"metadata": {"x": "\udcff"}}, {"metadata": {"\udcff": 1}},
+        {"metadata": CIRCLE}, {"metadata": {"x": float("nan")}},
+        {"vector": "abc"}, {"vector": [None]}, {"vector": [[1.0]]}, {"vector": 5}, {"vector": [10**400]},
+        {"vector": None}, {"image": b"x"}, {"vector": None, "image": 5}, {"vector": None, "image": [b"x"]},
+    ],
+)  # fmt: skip
+def test_an_item_that_makes_no_sense_is_an_invalid_argument(client: Client, fields: dict[str, Any]) -> None:
+    client.create("birds")
+    with pytest.raises(InvalidArgument):
+        client.upsert("birds", [Item(**({"key": "a", "vector": UNIT} | fields))])
+    assert client.gallery("birds").items == 0
+
+
+def test_whatever_else_makes_no_sense_is_an_invalid_argument(client: Client) -> None:
+    client.create("birds")
+    calls: list[Callable[[Any], Any]] = [
+        lambda wrong: client.upsert("birds", wrong),
+        lambda wrong: client.upsert("birds", [wrong]),
+        lambda wrong: client.upsert(wrong, [Item("a", vector=UNIT)]),
+        lambda wrong: client.delete(wrong, ["a"]),
+        lambda wrong: client.create(wrong),
+        lambda wrong: client.gallery(wrong),
+    ]
+    for call in calls:
+        for wrong in (5, None, {"key": "a"}, "\udcff", b"abc"):
+            with pytest.raises(InvalidArgument):
+                call(wrong)
+
+
+def test_one_key_is_not_taken_for_its_letters(client: Client) -> None:
+    client.create("birds")
+    client.upsert("birds", [Item(key, vector=vector_for(key.encode())) for key in ("n", "e", "w", "new")])
+    for keys in ("new", b"new", None, 5, [5], ["\udcff"]):
+        with pytest.raises(InvalidArgument):
+            client.delete("birds", keys)  # type: ignore[arg-type]
+    assert client.gallery("birds").items == 4
+    assert client.delete("birds", []) == 0
+
+
+def test_an_image_is_bytes_or_a_path_of_either_kind(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "picture.jpg"
+    path.write_bytes(b"picture")
+    images: list[Any] = [b"picture", path, str(path), bytearray(b"picture")]
+    vectors = client.embed(images)
+    np.testing.assert_array_equal(vectors, np.stack([vector_for(b"picture")] * 4))
+    client.create("birds")
+    assert client.upsert("birds", [Item("a", image=str(path))]) == 1
+    assert client.search("birds", images=[str(path)])[0][0].key == "a"
+    for wrong in ("no/such/file", Path("no/such/file"), "a\0b", "\udcff", str(tmp_path)):
+        with pytest.raises(BadImage, match="cannot be read"):
+            client.embed([wrong])
+
+
+def test_a_file_that_is_too_large_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(100 * 2**30)
+    with (
+        Client("127.0.0.1:1") as client,
+        pytest.raises(BadImage, match=r"large' is larger than the [\d,]+ bytes"),
+    ):
+        client.embed([path])
+    assert given._MOST_BYTES > preprocess.MAX_BYTES
+
+
+def test_numpy_numbers_are_numbers(client: Client) -> None:
+    client.create("birds")
+    client.upsert("birds", [Item("a", vector=[float(each) for each in UNIT])])
+    numbers: dict[str, Any] = {"k": np.int64(1), "minimum_score": np.float32(0.5)}
+    (hits,) = client.search("birds", vectors=UNIT[None].tolist(), **numbers)
+    assert hits[0].key == "a"
 
 
 def test_the_client_needs_no_engine() -> None:

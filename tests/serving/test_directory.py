@@ -1,6 +1,8 @@
 """A folder of galleries, and the command that looks after it."""
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.errors import AlreadyExists, BadArtifact, BadSetting, InvalidArgument, NotFound, Unavailable
+from serving.errors import (
+    AlreadyExists,
+    BadArtifact,
+    BadSetting,
+    InvalidArgument,
+    NotFound,
+    ReadOnly,
+    Unavailable,
+)
 from serving.gallery.command import Settings, render, run
 from serving.gallery.directory import GalleryDirectory, check_name, split_path
-from serving.gallery.gallery import Gallery, Item
+from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 
 MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
 AXES = np.eye(4, dtype=np.float32)
@@ -129,6 +139,147 @@ def test_gallery_is_opened_once_by_many_threads(directory: GalleryDirectory) -> 
             thread.join()
         assert len(found) == 8
         assert len(set(map(id, found))) == 1
+
+
+def test_names_that_are_not_there_leave_nothing_behind(directory: GalleryDirectory) -> None:
+    directory.create("a", **MODEL)
+    directory.drop("a")
+    for number in range(100):
+        for use in (directory.get, directory.drop):
+            with pytest.raises(NotFound):
+                use(f"n{number}")
+    with pytest.raises(InvalidArgument):
+        directory.create("b", **(MODEL | {"dimension": 0}))
+    assert not [name for name, value in vars(directory).items() if isinstance(value, dict) and value]
+
+
+def test_threads_that_want_one_name_take_turns(
+    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working: list[str] = []
+
+    def slow(path: Path, **_: Any) -> None:
+        assert working == []
+        working.append(path.name)
+        time.sleep(0.01)
+        working.clear()
+
+    monkeypatch.setattr("serving.gallery.directory.drop_gallery", slow)
+    directory.create("a", **MODEL)
+    threads = [threading.Thread(target=directory.drop, args=("a",)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert directory._turns == {}
+
+
+def _open_files(folder: Path) -> int:
+    files = Path("/proc/self/fd")
+    if not files.is_dir():
+        pytest.skip("no /proc here")
+    return sum(os.path.realpath(file).startswith(f"{folder.resolve()}/") for file in files.iterdir())
+
+
+def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(tmp_path: Path) -> None:
+    names = [f"g{number}" for number in range(12)]
+    with GalleryDirectory(tmp_path, policy=RebuildPolicy(automatic=False), most_open=3) as directory:
+        held = {name: directory.create(name, **MODEL) for name in names}
+        for name, gallery in held.items():  # those at rest too
+            gallery.upsert([Item(name, AXES[0])])
+            gallery.rebuild()
+        for name in names:
+            assert directory.get(name).search(AXES[:1], 5)[0][0].key == name
+        assert 1 <= _open_files(tmp_path) <= 3 * 5
+        last = directory.get("g9")
+        directory.get("g0")
+        assert directory.get("g9") is last  # asked for lately
+        assert directory.get("g1") is not held["g1"]
+        held["g1"].upsert([Item("more", AXES[1])])
+        assert directory.get("g1").search(AXES[1:2], 1) == held["g1"].search(AXES[1:2], 1)
+        for gallery in held.values():
+            assert len(gallery.search(AXES[:1], 5)[0]) >= 1
+        assert _open_files(tmp_path) <= 3 * 5
+        directory.drop("g1")
+        with pytest.raises(NotFound):
+            held["g1"].info()
+    with pytest.raises(Unavailable, match="closed"):
+        held["g2"].info()
+    assert _open_files(tmp_path) == 0
+
+
+def test_galleries_go_to_rest_while_they_are_in_use(tmp_path: Path) -> None:
+    names = [f"g{number}" for number in range(4)]
+    failed: list[Exception] = []
+    with GalleryDirectory(tmp_path, policy=RebuildPolicy(least=5, share=0.0), most_open=1) as directory:
+        for name in names:
+            directory.create(name, **MODEL)
+
+        def work(seed: int) -> None:
+            rng = np.random.default_rng(seed)
+            try:
+                for step in range(25):
+                    name = names[rng.integers(4)]
+                    gallery, key = directory.get(name), f"{seed}/{step}"
+                    gallery.upsert([Item(key, AXES[0], name)])
+                    assert gallery.get([key])[0].label == name
+                    (hits,) = gallery.search(AXES[:1], 2048)
+                    assert key in {hit.key for hit in hits}
+                    assert {hit.label for hit in hits} == {name}
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        assert sum(directory.get(name).info().items for name in names) == 100
+
+
+def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
+    def leftover(name: str, *, age: float) -> Path:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "gallery.sqlite").touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+        return tmp_path / name
+
+    def leave() -> None:
+        leftover(".a.dropped-0123abcd", age=0)
+        leftover(".a.b-c.new-0123abcd", age=7200)
+
+    kept = [
+        leftover(".a.new-ffffffff", age=60),  # somebody may be making it
+        leftover(".git", age=7200),
+        leftover(".a.new-x", age=7200),
+        leftover("a.new-0123abcd", age=7200),  # a gallery of that name
+    ]
+    leave()
+    with GalleryDirectory(tmp_path) as directory:
+        assert sorted(tmp_path.iterdir()) == sorted(kept)
+        leave()
+        directory.create("b", **MODEL)
+        assert sorted(tmp_path.iterdir()) == sorted([*kept, tmp_path / "b"])
+        leave()
+        directory.drop("b")
+        assert sorted(tmp_path.iterdir()) == sorted(kept)
+
+
+def test_folder_that_cannot_be_written_says_so_for_good(
+    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.create("a", **MODEL)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(ReadOnly, match="permission denied"):
+        directory.create("b", **MODEL)
+    with pytest.raises(ReadOnly, match="permission denied"):
+        directory.drop("a")
 
 
 def test_closed_directory_says_so(directory: GalleryDirectory) -> None:

@@ -13,8 +13,8 @@ import onnxruntime
 import pytest
 from PIL import Image
 
+from serving.cores import usable_cores
 from serving.errors import BadArtifact, BadImage, BadSetting, InvalidArgument, NotFound, Overloaded
-from serving.model import encoder as module
 from serving.model.encoder import Encoder
 from serving.model.spec import keep_outputs
 from tests.tiny_model import SIZE, tiny_graph, write_tiny_model
@@ -159,7 +159,7 @@ def test_session_is_set_up_for_a_server(path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     Encoder(path)
     Encoder(path, threads=3)
-    assert [options.intra_op_num_threads for options in found] == [module._cores(), 3]
+    assert [options.intra_op_num_threads for options in found] == [usable_cores(), 3]
     for options in found:
         assert options.intra_op_num_threads > 0
         assert options.inter_op_num_threads == 1

@@ -1,11 +1,13 @@
 """A gallery as its users see it: a dictionary with exact search, in one process, in several, when hurt."""
 
+import json
 import logging
 import multiprocessing
 import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, ModelMismatch, NotFound, Unavailable
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.index import Index
+from serving.gallery.index import Index, build_index
 from serving.gallery.item import MAX_METADATA_BYTES
 
 MANUAL = RebuildPolicy(automatic=False)
@@ -75,6 +77,7 @@ class GalleryMachine(RuleBasedStateMachine):
         self.path = self.folder / f"g{time.monotonic_ns()}"
         self.model: dict[str, Item] = {}
         self.gallery = created(self.path, 4)
+        self.follower = Gallery.open(self.path, policy=MANUAL)
 
     @rule(keys=st.lists(KEYS, max_size=30, unique=True), data=st.data())
     def upsert(self, keys: list[str], data: Any) -> None:
@@ -121,6 +124,20 @@ class GalleryMachine(RuleBasedStateMachine):
             assert all(hit.metadata == self.model[hit.key].metadata for hit in hits)
             assert all(hit.label == self.model[hit.key].label for hit in hits)
 
+    @rule(query=st.integers(0, len(VECTORS) - 1), loading=st.booleans())
+    def follow(self, query: int, loading: bool) -> None:
+        """Another process's view, which may be in the middle of loading an index."""
+        snapshot = self.follower._snapshot
+        assert snapshot is not None
+        with self.gallery._store.read() as reader:
+            state = reader.state()
+        if busy := loading and snapshot.follows(state):
+            self.follower._loading.acquire()
+        (hits,) = self.follower.search(VECTORS[[query]], 50)
+        if busy:
+            self.follower._loading.release()
+        assert [(hit.key, hit.score) for hit in hits] == brute_force(self.model, VECTORS[query], 50)
+
     @invariant()
     def counts(self) -> None:
         assert self.gallery.info().items == len(self.model)
@@ -130,6 +147,7 @@ class GalleryMachine(RuleBasedStateMachine):
             key: item.label for key, item in self.model.items()
         }
         self.gallery.close()
+        self.follower.close()
         shutil.rmtree(self.path)
 
 
@@ -312,7 +330,7 @@ def test_create_refuses_what_is_there(tmp_path: Path) -> None:
 
 
 def test_create_that_dies_leaves_no_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.gallery.gallery.sync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("serving.gallery.folder.sync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         created(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
@@ -369,6 +387,125 @@ def test_index_published_while_another_is_opened_is_taken_instead(
     assert caplog.records == []
     first.close()
     second.close()
+
+
+def test_searches_go_on_while_one_loads_a_new_index(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Gallery.open(gallery.path, policy=MANUAL)
+    vectors = units(6)
+    gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(vectors)])
+    gallery.rebuild()
+    assert gallery.info().index_items == 6
+    loading, loaded = threading.Event(), threading.Event()
+
+    def slow(path: Path, **more: Any) -> Index:
+        loading.set()
+        assert loaded.wait(20)
+        return Index(path, **more)
+
+    writer.delete(["k0"])  # which the new index covers
+    writer.upsert([Item("k1", vectors[2])])
+    writer.rebuild()
+    writer.info()
+    monkeypatch.setattr("serving.gallery.gallery.Index", slow)
+    first: list[Any] = []
+    loader = threading.Thread(target=lambda: first.extend(gallery.search(vectors[:1], 10)[0]))
+    loader.start()
+    try:
+        assert loading.wait(20)
+        assert {hit.key for hit in gallery.search(vectors[:1], 10)[0]} == {f"k{i}" for i in range(1, 6)}
+        writer.delete(["k3"])  # which it does not cover
+        writer.upsert([Item("new", vectors[0])])
+        assert gallery.search(vectors[:1], 10) == writer.search(vectors[:1], 10)
+        assert gallery.search(vectors[:1], 1)[0][0].key == "new"
+        assert loader.is_alive()
+    finally:
+        loaded.set()
+        loader.join()
+    assert {hit.key for hit in first} == {f"k{i}" for i in range(1, 6)}  # the state at which it began
+    assert gallery.search(vectors, 10) == writer.search(vectors, 10)
+    assert gallery.info() == writer.info()
+    assert gallery.info().index_items == 5
+    writer.close()
+
+
+def test_index_is_loaded_once_by_however_many_wait(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Gallery.open(gallery.path, policy=MANUAL)
+    writer.upsert([Item("a", ONE)])
+    for key in ("b", "c"):  # two publications on, so that none can go on with what it has
+        writer.rebuild()
+        writer.upsert([Item(key, ONE)])
+    loads: list[Path] = []
+
+    def slow(path: Path, **more: Any) -> Index:
+        loads.append(path)
+        time.sleep(0.1)
+        return Index(path, **more)
+
+    monkeypatch.setattr("serving.gallery.gallery.Index", slow)
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(len(gallery.search(ONE[None], 5)[0]))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [3] * 6
+    assert len(loads) == 1
+    writer.close()
+
+
+def test_metadata_is_parsed_once_for_each_item_found(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery.upsert([Item(f"k{i}", ONE, metadata={"i": i}) for i in range(50)])
+    parsed: list[str] = []
+    real = json.loads
+
+    def loads(text: str) -> Any:
+        parsed.append(text)
+        return real(text)
+
+    monkeypatch.setattr("serving.gallery.gallery.json.loads", loads)
+    found = gallery.search(np.tile(ONE, (20, 1)), 5)
+    assert [[hit.metadata["i"] for hit in hits] for hits in found] == [[0, 1, 10, 11, 12]] * 20
+    assert len(parsed) == 5
+    assert found[0][0].metadata is found[1][0].metadata
+
+
+def test_lost_publication_leaves_the_winners_file(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where locks do not hold (some network file systems), another may publish in the middle."""
+    winner = Gallery.open(gallery.path, policy=MANUAL)
+    gallery.upsert([Item("k0", ONE)])
+    gallery.rebuild()
+    gallery.upsert([Item("k1", ONE)])
+    monkeypatch.setattr("serving.gallery.rebuild._alone", lambda *_: nullcontext())
+
+    def overtaken(*given: Any, **more: Any) -> Any:
+        result = build_index(*given, **more)
+        if winner.info().generation == 1:
+            monkeypatch.setattr("serving.gallery.rebuild.build_index", build_index)
+            winner.rebuild()
+        return result
+
+    monkeypatch.setattr("serving.gallery.rebuild.build_index", overtaken)
+    gallery.rebuild()
+    with gallery._store.read() as reader:
+        state = reader.state()
+    assert state.generation == 2
+    assert [path.name for path in gallery.path.glob("index-*")] == [state.index_file]
+    winner.close()
+
+
+def test_folders_made_on_the_way_to_a_gallery_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("serving.gallery.disk.sync", synced.append)
+    created(tmp_path / "a" / "b" / "c").close()
+    assert synced == [tmp_path, tmp_path / "a"]
 
 
 def test_damaged_store_is_refused_by_path(tmp_path: Path) -> None:

@@ -63,9 +63,19 @@ def test_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_search_uses_only_the_cores_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faiss = module._faiss()
+    index, found = built(tmp_path, units(50, 4), np.arange(50)), list[int]()
+    monkeypatch.setattr(module, "usable_cores", lambda: 3)
+    monkeypatch.setattr(faiss, "omp_set_num_threads", found.append)
+    for queries in (1, 2, 70):
+        index.search(units(queries, 4), 1)
+    assert found == [1, 2, 3]
+
+
 def test_damage_is_found(tmp_path: Path) -> None:
-    index = built(tmp_path, units(50, 4), np.arange(50))
-    path = tmp_path / index.file
+    built(tmp_path, units(50, 4), np.arange(50))
+    path = tmp_path / "index-1.faiss"
     whole = path.read_bytes()
     checksum = module._checksum(path)
     with pytest.raises(IndexDamaged, match="dimension"):

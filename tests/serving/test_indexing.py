@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.catalog import Row, read
+from serving.catalog import Catalog, Row, read
 from serving.errors import BadData, BadImage, BadSetting, InvalidArgument, ModelMismatch, NotFound
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, RebuildPolicy
@@ -61,7 +61,7 @@ def test_images_are_found_by_their_own_embedding(tmp_path: Path, model: Path, da
     for row in read(data).rows:
         (vector,) = encoder.encode(encoder.preprocess(row.image.read_bytes())[None])
         ((hit,),) = gallery.search(vector[None], 1)
-        assert (hit.key, hit.label, hit.uri) == (row.key, row.label, row.image.as_uri())
+        assert (hit.key, hit.label, hit.uri) == (row.key, row.label, row.key)
         assert hit.score == pytest.approx(1, abs=1e-6)
     gallery.close()
 
@@ -124,6 +124,42 @@ def test_split_is_the_models_own(tmp_path: Path, model: Path, data: Path) -> Non
         (hits,) = gallery.search(np.eye(1, 3, dtype=np.float32), 100)
         assert {hit.label for hit in hits} == classes
         gallery.close()
+
+
+def test_each_side_of_the_split_counts_its_own_missing_and_leaves_out_what_is_of_no_class(
+    tmp_path: Path, model: Path, data: Path
+) -> None:
+    (data / "class0" / "gone.jpg").symlink_to("nowhere")  # of the side that trains
+    (data / "class3" / "lost.jpg").symlink_to("nowhere")
+    (data / "stray.jpg").write_bytes(picture(50))
+    result = index(model, data, tmp_path / "test", split="test")
+    assert [each["key"] for each in result["skipped"]] == ["class3/lost.jpg"]
+    assert (result["images"], result["stored"], result["unlabelled"]) == (11, 10, 1)
+    assert "left out: 1 images of no class" in render(result)
+    result = index(model, data, tmp_path / "all")
+    assert [each["key"] for each in result["skipped"]] == ["class0/gone.jpg", "class3/lost.jpg"]
+    assert (result["images"], result["stored"], result["unlabelled"]) == (23, 21, 0)
+    assert "left out" not in render(result)
+
+
+def test_items_say_nothing_of_the_machine_that_indexed_them(tmp_path: Path, model: Path, data: Path) -> None:
+    wrapped = tmp_path / "alice" / "images"
+    wrapped.parent.mkdir()
+    data.rename(wrapped)
+    (tmp_path / "alice" / "above.jpg").write_bytes(picture(50))
+    (wrapped / "items.csv").write_text("path,label,key\nclass0/00.jpg,a,1\n")
+    for root, uris in (
+        (wrapped.parent, {"../above.jpg", *(f"class{seed % 4}/{seed:02}.jpg" for seed in range(20))}),
+        (wrapped / "items.csv", {"class0/00.jpg"}),
+    ):
+        result = index(
+            model, root, tmp_path / "galleries" / root.stem, format="csv" if root.suffix else "folder"
+        )
+        with GalleryDirectory(tmp_path / "galleries", policy=MANUAL) as directory:
+            (hits,) = directory.get(root.stem).search(np.eye(1, 3, dtype=np.float32), 100)
+        assert {hit.uri for hit in hits} == uris
+        assert all((Path(result["root"]) / hit.uri).is_file() for hit in hits)
+        assert b"alice" not in (tmp_path / "galleries" / root.stem / "gallery.sqlite").read_bytes()
 
 
 def test_gallery_of_another_model_is_left_alone(tmp_path: Path, model: Path, data: Path) -> None:
@@ -190,9 +226,9 @@ def test_order_is_kept_and_memory_is_bounded(tmp_path: Path) -> None:
         path = tmp_path / f"{number:03}.jpg"
         path.write_bytes(str(number).encode())
         rows.append(Row(path.name, path, f"label {number}"))
-    encoder = FakeEncoder()
+    encoder, catalog = FakeEncoder(), Catalog(tmp_path, "folder", ())
     with GalleryDirectory(tmp_path / "galleries", policy=MANUAL) as directory:
-        report = index_rows(encoder, rows, directory, "a", batch=8, threads=3)
+        report = index_rows(encoder, catalog, rows, directory, "a", batch=8, threads=3)
         assert [each.key for each in report.skipped] == [f"{number:03}.jpg" for number in range(9, 100, 10)]
         assert report.stored == 90
         assert encoder.batches == [8] * 11 + [2]
@@ -219,6 +255,6 @@ def test_failure_while_storing_ends_the_run_and_keeps_what_was_stored(tmp_path: 
         rows.append(Row(path.name, path, ""))
     with GalleryDirectory(tmp_path / "galleries", policy=MANUAL) as directory:
         with pytest.raises(ZeroDivisionError):
-            index_rows(Failing(), rows, directory, "a", batch=8, threads=2)
+            index_rows(Failing(), Catalog(tmp_path, "folder", ()), rows, directory, "a", batch=8, threads=2)
         assert directory.get("a").info().items == 24
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]

@@ -116,6 +116,23 @@ def test_the_real_parts_from_photo_to_answer_then_a_drained_stop(
     assert any(record["message"].startswith("draining") for record in records)
 
 
+def test_with_json_what_follows_the_first_line_is_json(model: Path, tmp_path: Path) -> None:
+    line = command(model, tmp_path / "g", "--json")
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            rest, _ = process.communicate(timeout=15)
+        finally:
+            process.kill()
+    result = json.loads(rest)
+    assert first == f"serving on {result['address']}\n"
+    assert result["seconds"] >= 0
+
+
 def test_ctrl_c_ends_the_server_while_a_call_is_in_progress(
     started: tuple["subprocess.Popen[str]", str],
 ) -> None:
@@ -128,7 +145,7 @@ def test_ctrl_c_ends_the_server_while_a_call_is_in_progress(
         assert process.returncode == 0
 
 
-@pytest.mark.parametrize("fault", ["port", "model", "folder", "off loopback"])
+@pytest.mark.parametrize("fault", ["port", "model", "folder", "off loopback", "host", "no FAISS"])
 def test_what_prevents_a_start_is_one_sentence_and_status_2(model: Path, tmp_path: Path, fault: str) -> None:
     galleries = tmp_path / "g"
     words: list[str] = []
@@ -141,11 +158,15 @@ def test_what_prevents_a_start_is_one_sentence_and_status_2(model: Path, tmp_pat
             model.write_bytes(b"no model")
         case "folder":
             galleries.write_bytes(b"a file")
-        case _:
+        case "host":
+            words = ["--host", "a" * 64 + ".invalid"]
+        case "off loopback":
             words = ["--host", "0.0.0.0"]
-    done = subprocess.run(
-        command(model, galleries, *words), capture_output=True, text=True, cwd=ROOT, timeout=30, check=False
-    )
+    line = command(model, galleries, *words)
+    if fault == "no FAISS":
+        without = "import sys; sys.modules['faiss'] = None; import crossbatch; sys.exit(crossbatch.main())"
+        line[1:3] = ["-c", without]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1, done.stderr

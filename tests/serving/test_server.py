@@ -30,7 +30,10 @@ from serving.errors import BadSetting, Unavailable
 from serving.gallery import item as gallery_item
 from serving.gallery.directory import GalleryDirectory
 from serving.model import preprocess
-from serving.rpc import limits, server
+from serving.rpc import galleries as rpc_galleries
+from serving.rpc import limits, neighbours, server
+from serving.rpc.address import check_address
+from serving.rpc.server import Server
 from serving.rpc.wire import bytes_of, metadata_of, vector_of
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
 
@@ -90,8 +93,14 @@ def encoder() -> FakeEncoder:
 
 
 @pytest.fixture
-def stubs(encoder: FakeEncoder, tmp_path: Path) -> Iterator[Stubs]:
-    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
+def running(encoder: FakeEncoder, tmp_path: Path) -> Iterator[Server]:
+    with serving(encoder, GalleryDirectory(tmp_path)) as running:
+        yield running
+
+
+@pytest.fixture
+def stubs(running: Server) -> Iterator[Stubs]:
+    with connected(running.address) as stubs:
         yield stubs
 
 
@@ -235,7 +244,7 @@ def test_one_bad_query_fails_alone(stubs: Stubs) -> None:
     ("options", "field"),
     [
         ({"k": 0}, "k"),
-        ({"k": 1001}, "k"),
+        ({"k": limits.MAX_K + 1}, "k"),
         ({"minimum_score": float("nan")}, "minimum_score"),
         ({"exclude_keys": ["x"] * 1001}, "exclude_keys"),
     ],
@@ -271,8 +280,8 @@ def test_a_photograph_larger_than_grpcs_own_limit_arrives_and_one_past_ours_is_r
 ) -> None:
     assert stubs.embed(bytes(6_000_000)).results[0].vector
     with pytest.raises(grpc.RpcError) as failure:
-        stubs.embed(bytes(limits.MAX_IMAGE_BYTES + 1))
-    assert f"{limits.MAX_IMAGE_BYTES:,}" in refused("INVALID_ARGUMENT", failure, "BAD_IMAGE")
+        stubs.embed(bytes(preprocess.MAX_BYTES + 1))
+    assert f"{preprocess.MAX_BYTES:,}" in refused("INVALID_ARGUMENT", failure, "BAD_IMAGE")
     assert len(encoder.decoded) == 1  # the second was refused by its bytes alone
 
 
@@ -396,11 +405,11 @@ def test_the_model_is_described(stubs: Stubs) -> None:
 def test_overload_is_refused_at_once_and_tells_when_to_return(encoder: FakeEncoder, tmp_path: Path) -> None:
     encoder.encode_gate.clear()
     galleries = GalleryDirectory(tmp_path)
-    with serving(encoder, galleries, max_in_flight=4) as running, connected(running.address) as stubs:
+    with serving(encoder, galleries, max_in_flight=256) as running, connected(running.address) as stubs:
         pending = stubs.retrieval.Embed.future(
-            retrieval_pb.EmbedRequest(images=[b"1", b"2", b"3"]), timeout=20
+            retrieval_pb.EmbedRequest(images=[b"%d" % i for i in range(255)]), timeout=20
         )
-        _until(lambda: len(encoder.decoded) == 3)
+        _until(lambda: len(encoder.decoded) == 255)
         began = time.monotonic()
         with pytest.raises(grpc.RpcError) as failure:
             stubs.embed(b"4", b"5")  # one would fit: images count, not calls
@@ -408,12 +417,153 @@ def test_overload_is_refused_at_once_and_tells_when_to_return(encoder: FakeEncod
         refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
         details = rpc_status.from_call(failure.value).details
         assert any(each.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for each in details)
-        with pytest.raises(grpc.RpcError) as failure:
-            stubs.embed(*[b"x"] * 5)
-        assert "at most 4" in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
         encoder.encode_gate.set()
-        assert len(pending.result().results) == 3
-        assert stubs.embed(b"6").results
+        assert len(pending.result().results) == 255
+        assert len(stubs.embed(*[b"x"] * 256).results) == 256
+
+
+def test_every_call_that_works_is_admitted(encoder: FakeEncoder, tmp_path: Path) -> None:
+    galleries = GalleryDirectory(tmp_path)
+    with serving(encoder, galleries) as running, connected(running.address) as stubs:
+        stubs.create("birds")
+        calls: list[Callable[[], Any]] = [
+            lambda: stubs.embed(b"x"),
+            lambda: stubs.search("birds", image(b"x")),
+            lambda: stubs.upsert("birds", item("a")),
+            lambda: stubs.create("more"),
+            lambda: stubs.galleries.DeleteItems(gallery_pb.DeleteItemsRequest(gallery="birds", keys=["a"])),
+            lambda: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name="birds")),
+            lambda: stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()),
+        ]
+        running._admission.inputs = 512
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as failure:
+                call()
+            refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+        running._admission.inputs = 0
+
+
+def test_bytes_are_counted_before_anything_is_unpacked(stubs: Stubs, running: Server) -> None:
+    running._admission.most_bytes = 10_000
+    raw: Any = stubs.channel.unary_unary("/crossbatch.v1.RetrievalService/Embed")
+    with pytest.raises(grpc.RpcError) as failure:
+        raw(b"\xff" * 10_001, timeout=10)
+    assert "10,001 more" in refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+    assert stubs.embed(bytes(9_000)).results[0].vector
+    assert running._admission.bytes == 0
+
+
+def test_items_are_unpacked_once_each_off_the_event_loop_after_they_were_admitted(
+    stubs: Stubs, running: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubs.create("birds")
+    seen: list[tuple[bool, int]] = []
+
+    def noted(struct: Any) -> dict[str, Any]:
+        seen.append(("gallery-write" in threading.current_thread().name, running._admission.inputs))
+        return metadata_of(struct)
+
+    monkeypatch.setattr(rpc_galleries, "metadata_of", noted)
+    items = [item(f"{i}", **({"image": b"x"} if i % 2 else {})) for i in range(6)]
+    stubs.upsert("birds", *items)
+    assert seen == [(True, 6)] * 6
+
+
+def test_a_call_with_much_metadata_keeps_no_other_call_waiting(stubs: Stubs) -> None:
+    stubs.create("birds")
+    stubs.upsert("birds", item("a"))
+    many = [item(f"{i}") for i in range(24)]
+    for each in many:
+        each.metadata.update({"list": [{}] * 15_000})
+    request = gallery_pb.UpsertItemsRequest(gallery="birds", items=many)
+    pending = stubs.galleries.UpsertItems.future(request, timeout=50)
+    slowest = 0.0
+    while not pending.done():
+        began = time.monotonic()
+        stubs.models.GetModel(model_pb.GetModelRequest())
+        slowest = max(slowest, time.monotonic() - began)
+        time.sleep(0.01)
+    assert pending.result().stored == 24
+    assert slowest < 1.5
+
+
+def test_bytes_that_are_no_item_are_named_by_their_place(stubs: Stubs) -> None:
+    stubs.create("birds")
+    raw: Any = stubs.channel.unary_unary("/crossbatch.v1.GalleryService/UpsertItems")
+    request = rpc_galleries.UnreadItems(gallery="birds", items=[item("a").SerializeToString(), b"\xff"])
+    with pytest.raises(grpc.RpcError) as failure:
+        raw(request.SerializeToString(), timeout=10)
+    refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
+    assert fields_of(failure) == ["items[1]"]
+
+
+def test_a_search_whose_reply_would_be_too_large_is_refused_with_advice(
+    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubs.create("birds")
+    items = [item(f"{i}") for i in range(20)]
+    for each in items:
+        each.metadata.update({"text": "x" * 60_000})
+    stubs.upsert("birds", *items)
+    monkeypatch.setattr(neighbours, "MAX_MESSAGE_BYTES", 1_000_000)
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.search("birds", image(b"x"), image(b"y"))
+    assert "fewer neighbours" in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
+    assert fields_of(failure) == ["k"]
+    assert len(stubs.search("birds", image(b"x"), image(b"y"), k=5).results[1].hits) == 5
+
+
+def test_when_no_image_can_be_embedded_any_more_health_says_so(
+    stubs: Stubs, running: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = stubs.health.Watch(health_pb2.HealthCheckRequest())
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    running._pipeline._batcher._next_batch = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.embed(b"1")
+    refused("UNAVAILABLE", failure, "UNAVAILABLE")
+    assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    for service in ("", *server.SERVICES):
+        reply = stubs.health.Check(health_pb2.HealthCheckRequest(service=service))
+        assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.RpcError):
+        stubs.embed(b"2")
+    assert any(record.levelname == "CRITICAL" and record.exc_info for record in caplog.records)
+
+
+def test_no_path_of_the_server_reaches_a_caller(encoder: FakeEncoder, tmp_path: Path) -> None:
+    folder = tmp_path / "secret"
+    galleries = GalleryDirectory(folder)
+    galleries.create("ours", model_name="fake", fingerprint="a" * 64, dimension=DIMENSION)
+    (folder / "broken").mkdir()
+    (folder / "broken" / "gallery.sqlite").write_bytes(b"no database" * 100)
+    with serving(encoder, galleries) as running, connected(running.address) as stubs:
+        said: list[str] = []
+        for name in ("broken", "nowhere", "ours"):
+            for call in (
+                lambda name=name: stubs.search(name, image(b"x"), retrieval_pb.Query(key="y")),
+                lambda name=name: stubs.upsert(name, item("", image=b"x")),
+                lambda name=name: stubs.galleries.DeleteItems(
+                    gallery_pb.DeleteItemsRequest(gallery=name, keys=["x"])
+                ),
+                lambda name=name: stubs.create(name),
+                lambda name=name: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name=name)),
+            ):
+                try:
+                    said.append(str(call()))
+                except grpc.RpcError as error:
+                    said += [str(error), str(rpc_status.from_call(error))]
+        said.append(str(stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest())))
+        # A file that disappears under an open gallery.
+        (folder / "ours" / "gallery.sqlite").write_bytes(b"")
+        for query in (image(b"x"), retrieval_pb.Query(key="y")):
+            try:
+                said.append(str(stubs.search("ours", query)))
+            except grpc.RpcError as error:
+                said += [str(error), str(rpc_status.from_call(error))]
+    assert [text for text in said if "secret" in text or str(tmp_path) in text] == []
+    assert any("'nowhere'" in text and "the server's folder" in text and "ours" in text for text in said)
+    assert any("broken" in text and "damaged" in text for text in said)
 
 
 def test_an_expired_request_reaches_neither_decoder_nor_model(encoder: FakeEncoder, tmp_path: Path) -> None:
@@ -454,7 +604,7 @@ def test_a_request_that_is_given_up_while_it_waits_for_the_model_is_not_computed
         blocking.result()
         stubs.embed(b"after")
         assert encoder.encoded == 2
-        assert running._admission.in_flight == 0
+        assert (running._admission.inputs, running._admission.bytes) == (0, 0)
 
 
 def test_bytes_that_are_no_message_are_a_bad_argument_and_not_our_bug(stubs: Stubs) -> None:
@@ -631,6 +781,9 @@ def test_a_host_that_cannot_be_used_is_one_sentence(encoder: FakeEncoder, tmp_pa
         serving(encoder, galleries, host="no-such-host.invalid"),
     ):
         pass
+    for host in ("a" * 64 + ".invalid", "a..b", "a\0b", "\udcff", ".", ""):
+        with pytest.raises(BadSetting, match="not known"):
+            check_address(host, 0, insecure=False)
     with (
         pytest.raises(BadSetting, match="not an address of this machine"),
         serving(encoder, galleries, host="192.0.2.1", insecure=True),
@@ -639,15 +792,23 @@ def test_a_host_that_cannot_be_used_is_one_sentence(encoder: FakeEncoder, tmp_pa
 
 
 def test_settings_hold_their_bounds() -> None:
-    for wrong in ({"port": 70_000}, {"max_batch": 0}, {"grace": -1}, {"max_wait_ms": -1}, {"nope": 1}):
+    for wrong in (
+        {"port": 70_000},
+        {"max_batch": 0},
+        {"grace": -1},
+        {"max_wait_ms": -1},
+        {"nope": 1},
+        {"max_in_flight": limits.MAX_INPUTS - 1},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             server.Settings.model_validate({"model": "m", "galleries": "g"} | wrong)
 
 
 def test_the_limits_are_those_of_the_parts_behind() -> None:
-    assert limits.MAX_IMAGE_BYTES == preprocess.MAX_BYTES
-    assert limits.MAX_K <= gallery_item.MAX_K
-    assert limits.MAX_MESSAGE_BYTES > limits.MAX_IMAGE_BYTES + gallery_item.MAX_METADATA_BYTES
+    assert limits.MAX_K == gallery_item.MAX_K
+    assert limits.MAX_BYTES_IN_FLIGHT >= limits.MAX_MESSAGE_BYTES
+    assert limits.MAX_HITS >= limits.MAX_K
+    assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + gallery_item.MAX_METADATA_BYTES
 
 
 def _until(condition: Any, patience: float = 10.0) -> None:

@@ -4,17 +4,22 @@ import multiprocessing
 import os
 import sqlite3
 import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from serving.errors import BadArtifact, NotFound, Overloaded, Unavailable
+from serving.errors import BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
 from serving.gallery.item import Item
-from serving.gallery.store import FORMAT_VERSION, Store, create_store
+from serving.gallery.schema import FORMAT_VERSION
+from serving.gallery.store import Store, create_store
 
 AXES = np.eye(4, dtype=np.float32)
 
@@ -93,11 +98,15 @@ def test_only_the_first_of_two_publications_counts(store: Store) -> None:
     with store.read() as reader:
         state = reader.state()
         assert (state.index_file, state.generation, state.covers_seq) == ("one", 1, 2)
-        assert reader.removals_since(0).tolist() == []
+        assert reader.removals_since(0).tolist() == [1]  # for those who still have the index before
     with store.write() as writer:
         writer.delete(["b"])
     with store.read() as reader:
         assert reader.removals_since(state.covers_removal).tolist() == [2]
+        state = reader.state()
+    with store.write() as writer:
+        assert writer.publish(state, index_file="two", checksum="2", count=0)
+        assert writer.removals_since(0).tolist() == [2]
 
 
 def _hold(path: Path, held: Event, release: Event) -> None:
@@ -183,6 +192,177 @@ def test_closed_store_says_so(store: Store) -> None:
         pass
 
 
+# Reads as a user who may not write. It must not import anything after it has become that user.
+NOBODY = """
+import os, sys
+from pathlib import Path
+from serving.errors import CrossbatchError
+from serving.gallery.store import Store
+
+os.setgid(65534)
+os.setuid(65534)
+try:
+    store = Store(Path(sys.argv[1]))
+    for _ in sys.stdin:
+        with store.read() as reader:
+            print(*sorted(reader.seqs(["a", "b", "c"])), flush=True)
+    with store.write():
+        pass
+except CrossbatchError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may read; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without rights")
+def test_reader_without_rights_sees_every_write_or_is_refused(open_folder: Path) -> None:
+    """SQLite's immutable mode would serve the first state for ever: also what has been deleted."""
+    store = Store(made(open_folder))
+
+    def reader() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", NOBODY, str(store.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    with store.write() as writer:
+        writer.upsert([item("a"), item("b")])
+    with reader() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        found = []
+        for changed, gone in ((["c"], "a"), ([], "c"), (["a"], "b")):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            found.append(process.stdout.readline().split())
+            with store.write() as writer:
+                writer.upsert([item(key) for key in changed])
+                writer.delete([gone])
+        assert found == [["a", "b"], ["b", "c"], ["b"]]
+        rest, _ = process.communicate()
+    assert rest.startswith("ReadOnly: ")
+    store.close()
+    if not store.path.with_name(f"{store.path.name}-shm").exists():
+        rest, _ = reader().communicate("\n")
+        assert rest.startswith("ReadOnly: the gallery file")
+        assert "mount its folder read-only" in rest
+        assert rest.count("\n") == 1
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have stores take every folder for one on a read-only file system; SQLite beside them writes."""
+    real = os.statvfs
+
+    def statvfs(path: Path) -> SimpleNamespace:
+        found = real(path)
+        fields = {name: getattr(found, name) for name in dir(found) if name.startswith("f_")}
+        return SimpleNamespace(**(fields | {"f_flag": found.f_flag | os.ST_RDONLY}))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr("serving.gallery.store.is_writable", lambda _: False)
+
+
+def _change(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.mark.usefixtures("read_only")
+def test_change_of_a_settled_file_is_noticed_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = made(tmp_path)
+    values = "(key, label, uri, metadata, vector) VALUES ('{}', '', '', '{{}}', zeroblob(16))"
+    _change(path, f"INSERT INTO items {values.format('a')}", f"INSERT INTO items {values.format('b')}")
+    store = Store(path)
+    assert not path.with_name(f"{path.name}-shm").exists()  # nobody has it open who may write
+    with store.read() as reader:
+        assert set(reader.seqs(["a", "b"])) == {"a", "b"}
+    assert caplog.records == []
+    time.sleep(0.02)  # more than a tick of the file system's clock
+    _change(path, "DELETE FROM items WHERE key = 'a'")
+    with store.read() as reader:
+        assert set(reader.seqs(["a", "b"])) == {"b"}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(path) in caplog.text
+    time.sleep(0.02)
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:  # one that stays
+        writer.execute("DELETE FROM items WHERE key = 'b'")
+        with store.read() as reader:
+            assert reader.seqs(["a", "b"]) == {}
+    store.close()
+
+
+@pytest.mark.usefixtures("read_only")
+def test_change_of_a_settled_file_during_a_read_refuses_the_answer(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    store = Store(path)
+    time.sleep(0.02)
+
+    def read() -> None:
+        with store.read() as reader:
+            reader.state()
+            _change(path, "UPDATE state SET change = 7")
+
+    with pytest.raises(Overloaded, match="changed while it was read; try again"):
+        read()
+    with store.read() as reader:
+        assert reader.state().change == 7
+    store.close()
+
+
+def test_another_file_in_the_place_of_the_first_is_refused(tmp_path: Path) -> None:
+    store = Store(made(tmp_path))
+    store.retire()
+    (tmp_path / "other").mkdir()
+    os.replace(made(tmp_path / "other"), store.path)
+    for use in (store.read, store.write):
+        with pytest.raises(Unavailable, match="replaced by another"), use():
+            pass
+    store.path.unlink()
+    for use in (store.read, store.write):
+        with pytest.raises(NotFound, match="is gone"), use():
+            pass
+    store.close()
+
+
+def _open_files(folder: Path) -> int:
+    files = Path("/proc/self/fd")
+    if not files.is_dir():
+        pytest.skip("no /proc here")
+    return sum(os.path.realpath(file).startswith(f"{folder.resolve()}/") for file in files.iterdir())
+
+
+def test_retired_store_works_and_keeps_no_file_open(tmp_path: Path) -> None:
+    store = Store(made(tmp_path))
+    with store.write() as writer:
+        writer.upsert([item("a")])
+    with store.read() as reader, store.write() as writer:
+        store.retire()
+        assert set(reader.seqs(["a"])) == {"a"}
+        writer.upsert([item("b")])
+    assert _open_files(tmp_path) == 0
+    with store.write() as writer:
+        writer.upsert([item("c")])
+    with store.read() as reader:
+        assert set(reader.seqs(["a", "b", "c"])) == {"a", "b", "c"}
+    assert _open_files(tmp_path) == 0
+    store.close()
+    with pytest.raises(Unavailable, match="closed"), store.read():
+        pass
+
+
 def test_read_only_folder_is_read_and_not_written(tmp_path: Path) -> None:
     made(tmp_path)
     store = Store(tmp_path / "gallery.sqlite")
@@ -196,8 +376,8 @@ def test_read_only_folder_is_read_and_not_written(tmp_path: Path) -> None:
         store = Store(tmp_path / "gallery.sqlite")
         with store.read() as reader:
             assert set(reader.items(["a"])) == {"a"}
-        with pytest.raises(Unavailable, match="read-only"), store.write():
+        with pytest.raises(ReadOnly, match="read-only"), store.write():
             pass
         store.close()
     finally:
-        subprocess.run(["umount", tmp_path], check=True)
+        subprocess.run(["umount", "-l", tmp_path], check=True)

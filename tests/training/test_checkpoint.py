@@ -15,6 +15,7 @@ from training.checkpoint import (
     load_checkpoint,
     load_module,
     load_optimizer,
+    load_state,
     pack_optimizer,
     prefixed,
     save_checkpoint,
@@ -30,7 +31,7 @@ def test_round_trip(tmp_path: Path) -> None:
     loaded, told = load_checkpoint(tmp_path / "x.safetensors")
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
-    assert told == {"format_version": 1, **state}
+    assert told == {"format_version": 1, **state} == load_state(tmp_path / "x.safetensors")
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
 
 
@@ -73,8 +74,9 @@ def test_damage_is_told(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[:50], whole[:-8], b"", b"\xff" * 100):
         path.write_bytes(damaged)
-        with pytest.raises(BadArtifact, match="is damaged"):
-            load_checkpoint(path)
+        for load in (load_checkpoint, load_state):
+            with pytest.raises(BadArtifact, match="is damaged"):
+                load(path)
     save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(BadArtifact, match="not a checkpoint of crossbatch"):
         load_checkpoint(path)
@@ -87,7 +89,7 @@ def test_another_architecture_is_told(tmp_path: Path) -> None:
     tensors = {"weight": torch.zeros(2, 2), "0.bias": torch.zeros(1), "1.bias": torch.zeros(1)}
     with pytest.raises(ModelMismatch, match=r"2 names \(first: 0\.bias\)"):
         load_module(nn.Linear(2, 2, bias=False), tensors, source=tmp_path)
-    with pytest.raises(ModelMismatch, match=r"weight has shape \(3, 2\), the recipe's has \(2, 2\)"):
+    with pytest.raises(ModelMismatch, match=r"weight has shape \(3, 2\), but the recipe's has \(2, 2\)"):
         load_module(nn.Linear(2, 2, bias=False), {"weight": torch.zeros(3, 2)}, source=tmp_path)
 
 
@@ -97,14 +99,15 @@ def _step(net: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor
     optimizer.step()
 
 
-def test_an_optimizer_goes_on_bit_for_bit() -> None:
+@pytest.mark.parametrize("fused", [False, True])  # a run that was started without goes on as well
+def test_an_optimizer_goes_on_bit_for_bit(fused: bool) -> None:
     images = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
     nets, optimizers = [], []
     for _ in range(2):
         torch.manual_seed(0)
         net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
         nets.append(net)
-        optimizers.append(torch.optim.AdamW(net.parameters(), lr=0.1))
+        optimizers.append(torch.optim.AdamW(net.parameters(), lr=0.1, fused=fused))
     for _ in range(3):
         _step(nets[0], optimizers[0], images)
     nets[1].load_state_dict(nets[0].state_dict())

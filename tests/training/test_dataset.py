@@ -1,20 +1,34 @@
 """Pictures and their classes: bad files named, pixels kept or read again, draws that depend on their seed."""
 
 import pickle
+import weakref
+from math import inf
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from serving.catalog import Row, read
 from serving.errors import BadData
 from serving.model.preprocess import preprocess
-from tests.training.drawn import draw_folder
+from tests.training.drawn import NoThreads, draw_folder
+from training import dataset
 from training.augment import Augmentation
-from training.dataset import Draws, Pictures, TrainingSet, training_decoder, viewing_decoder
-from training.partition import hold_out, read_partition
+from training.dataset import (
+    Draws,
+    Pictures,
+    QuarterTurns,
+    Stream,
+    TrainingSet,
+    tell_unreadable,
+    training_decoder,
+    viewing_decoder,
+)
+from training.embedding import embed_pictures
+from training.partition import divide, hold_out
 from training.recipe import Recipe
 from training.sampler import PKSampler
 
@@ -32,32 +46,95 @@ def _spoil(root: Path) -> None:
     (root / "class01" / "cut.png").write_bytes(whole[: len(whole) // 2])
 
 
-def test_bad_images_are_left_out_and_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_images_are_left_out_and_named(root: Path) -> None:
     _spoil(root)
-    pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), label="Reading")
+    pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
     assert [bad.key for bad in pictures.unreadable] == ["class00/text.jpg", "class01/cut.png"]
     assert all(bad.reason for bad in pictures.unreadable)
-    assert "class01/cut.png" in caplog.text
     assert len(pictures) == 9
     assert pictures.classes == ("class00", "class01", "class02")
     assert pictures.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     pictures.check_classes()
 
 
+def test_a_few_bad_images_are_told_by_name_and_all_are_counted() -> None:
+    bad = [{"key": f"{i}.jpg", "reason": "empty"} for i in range(25)]
+    lines = tell_unreadable(bad)
+    assert lines[0] == "skipped 0.jpg: empty"
+    assert len(lines) == 11
+    assert lines[-1] == "25 images cannot be read and were left out, of which the first 10 are named."
+    assert tell_unreadable(bad[:2])[-1] == "2 images cannot be read and were left out."
+    assert tell_unreadable([]) == []
+
+
+def test_a_stream_holds_a_bounded_number_of_images(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "_AHEAD", 2)
+    monkeypatch.setattr(dataset, "ThreadPoolExecutor", NoThreads)
+    _spoil(root)
+    made, gone, peak = 0, list[int](), 0
+
+    def decode(data: bytes) -> NDArray[np.uint8]:
+        nonlocal made
+        pixels = viewing_decoder(RECIPE)(data)
+        made += 1
+        weakref.finalize(pixels, gone.append, made)
+        return pixels
+
+    stream = Stream(read(root).rows, decode)
+    embedded = []
+
+    def embed(pixels: torch.Tensor) -> torch.Tensor:
+        nonlocal peak
+        peak = max(peak, made - len(gone))
+        embedded.append(len(pixels))
+        return pixels.flatten(1).float()
+
+    features = embed_pictures(embed, stream, batch=3)
+    assert features.shape == (9, 16 * 16 * 3)
+    assert embedded == [3, 3, 3]
+    assert peak <= 3 + 3  # a batch, and what is decoded ahead of it or was handed over last
+    assert [row.key for row in stream.rows] == [f"class{c:02d}/{i}.png" for c in range(3) for i in range(3)]
+    assert [bad.key for bad in stream.unreadable] == ["class00/text.jpg", "class01/cut.png"]
+
+
+def test_nothing_readable_is_told_in_a_sentence(root: Path) -> None:
+    for file in root.rglob("*.png"):
+        file.write_bytes(b"")
+    rows = read(root).rows
+    with pytest.raises(BadData, match=r"none of the 9 images can be read \(first: class00/0\.png: .*repair"):
+        embed_pictures(lambda pixels: pixels.float(), Stream(rows, viewing_decoder(RECIPE)))
+    pictures = Pictures(rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
+    with pytest.raises(BadData, match="none of the 3 validation classes has two images that can be read"):
+        pictures.check_pairs()
+
+
 def test_a_class_without_a_readable_image_is_named(root: Path) -> None:
     for file in (root / "class01").iterdir():
         file.write_bytes(b"")
-    pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), label="Reading")
+    pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
     with pytest.raises(BadData, match="'class01' has no readable image"):
         pictures.check_classes()
 
 
+def test_quarter_turns_are_classes_of_their_own(root: Path) -> None:
+    pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
+    turned = QuarterTurns(pictures)
+    assert len(turned) == len(turned.labels) == 4 * len(pictures)
+    assert len(set(turned.classes)) == 4 * len(pictures.classes)
+    for turn, image in [(0, 4), (1, 4), (2, 0), (3, 8)]:
+        index = turn * len(pictures) + image
+        assert np.array_equal(turned[index], np.rot90(pictures[image], turn))
+        name = turned.classes[turned.labels[index]]
+        assert name == f"{pictures.classes[pictures.labels[image]]} turned {90 * turn}"
+
+
 def test_what_does_not_fit_is_read_again(root: Path) -> None:
     rows = read(root).rows
-    kept = Pictures(rows, training_decoder(RECIPE), label="Reading")
+    kept = Pictures(rows, training_decoder(RECIPE), keep=inf, label="Reading")
     some = Pictures(rows, training_decoder(RECIPE), keep=2 * 20 * 20 * 3, label="Reading")
-    for i in range(len(rows)):
-        assert np.array_equal(kept[i], some[i])
+    assert some.room == 0
+    for ours, theirs in zip(kept, some, strict=True):
+        assert np.array_equal(ours, theirs)
     rows[0].image.unlink()
     rows[5].image.unlink()
     assert some[0].shape == (20, 20, 3)  # kept
@@ -93,13 +170,21 @@ def test_a_draw_depends_on_its_seed_alone() -> None:
     assert not np.array_equal(augmentation(image, 8), first)
 
 
+def test_a_draw_seeds_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_devices(seed: int) -> None:
+        raise AssertionError("seeding every device takes longer than the augmentation itself")
+
+    monkeypatch.setattr(torch, "manual_seed", all_devices)
+    Augmentation(RECIPE)(np.zeros((16, 16, 3), np.uint8), 7)
+
+
 def test_no_augmentation_is_the_image_itself() -> None:
     image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     assert np.array_equal(Augmentation(Recipe(image_size=16))(image, 1), image)
 
 
 def test_an_image_drawn_twice_is_augmented_twice(root: Path) -> None:
-    pictures = Pictures(read(root).rows, training_decoder(RECIPE), label="Reading")
+    pictures = Pictures(read(root).rows, training_decoder(RECIPE), keep=inf, label="Reading")
     sampler = PKSampler(pictures.labels, classes_per_batch=3, images_per_class=5, seed=0)
     draws = [item for batch in Draws(sampler) for item in batch]
     assert len(Draws(sampler)) == len(sampler)
@@ -143,24 +228,33 @@ def test_validation_by_folder_holds_out_whole_folders() -> None:
 
 
 def test_partition_of_a_data_set(root: Path) -> None:
-    partition = read_partition(root, RECIPE.model_copy(update={"split_train": 2}))
+    partition = divide(read(root), RECIPE.model_copy(update={"split_train": 2}))
     about = partition.describe()
     assert about["train_classes"] == ["class00", "class01"]
     assert about["validation_classes"] == []
     assert (about["train_images"], about["format"], about["root"]) == (6, "folder", str(root))
     (root / "class00" / "0.png").unlink()
-    again = read_partition(root, RECIPE.model_copy(update={"split_train": 2})).describe()
+    again = divide(read(root), RECIPE.model_copy(update={"split_train": 2})).describe()
     assert again["digest"] != about["digest"]
 
 
 def test_data_that_cannot_be_trained_on_is_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(BadData, match="1 classes to train on, but a batch takes 2"):
-        read_partition(root, RECIPE)
+        divide(read(root), RECIPE)
     singles = draw_folder(tmp_path / "singles", classes=8, images=1)
     with pytest.raises(BadData, match="validation classes has two images"):
-        read_partition(singles, RECIPE.model_copy(update={"validation": 0.5}))
+        divide(read(singles), RECIPE.model_copy(update={"validation": 0.5}))
+    turned = RECIPE.model_copy(update={"split_train": 1, "classes_per_batch": 4, "quarter_turns": True})
+    assert len(divide(read(root), turned).train) == 3
+    with pytest.raises(BadData, match="4 classes with their quarter turns to train on, but a batch takes 5"):
+        divide(read(root), turned.model_copy(update={"classes_per_batch": 5}))
+    with pytest.raises(BadData, match="would hold out one class, where whatever is found is right"):
+        divide(
+            read(root),
+            RECIPE.model_copy(update={"split_train": 2, "validation": 0.1, "classes_per_batch": 1}),
+        )
     (root / "class99").mkdir()
     with pytest.raises(BadData, match=r"'class99'.*has no image"):
-        read_partition(root, RECIPE)
+        divide(read(root), RECIPE)
     with pytest.raises(BadData, match="nowhere"):
-        read_partition(tmp_path / "nowhere", RECIPE)
+        divide(read(tmp_path / "nowhere"), RECIPE)

@@ -1,22 +1,28 @@
 """The evaluation command: the figures of a run, of its untrained backbone and of its ONNX file."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import training.evaluate
 from serving.catalog import read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from serving.model.preprocess import preprocess
-from tests.training.drawn import draw_folder
-from training import train
+from tests.training.drawn import NoThreads, draw_folder
+from training import dataset, train
 from training.embedder import build_embedder
 from training.evaluate import Settings, render, run
 from training.export import Settings as ExportSettings
 from training.export import run as export
-from training.run import load_run
+from training.partition import read_own
+from training.recipe import Recipe
+from training.run import load_run, read_record
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +39,28 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 3\nimages_per_class: 2\nepochs: 1\n"
     )
     train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run"))
+    return folder / "run"
+
+
+RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """Images with three readings: by folder, by a.csv and by b.csv (4 classes each)."""
+    root = draw_folder(tmp_path / "tables", classes=6, images=4, size=18)
+    images = sorted(root.rglob("*.png"))
+    for name, classes in (("a", [i // 6 for i in range(24)]), ("b", [i % 4 for i in range(24)])):
+        lines = [f"{path.relative_to(root)},{name}{i}" for path, i in zip(images, classes, strict=True)]
+        (root / f"{name}.csv").write_text("\n".join(["path,label", *lines, f"{name}.png,", ""]))
+        Image.new("RGB", (20, 20)).save(root / f"{name}.png")
+    return root
+
+
+def _train(data: Path, folder: Path, **options: Any) -> Path:
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(RECIPE)
+    train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run", **options))
     return folder / "run"
 
 
@@ -93,7 +121,108 @@ def test_figures_of_a_run_are_noted_in_its_record(trained: Path, monkeypatch: py
         raise CrossbatchError("read-only")
 
     monkeypatch.setattr(training.evaluate, "write_record", read_only)
-    assert run(Settings(target=trained))["map_at_r"] == result["map_at_r"]
+    again = run(Settings(target=trained))
+    assert (again["map_at_r"], again["noted"]) == (result["map_at_r"], False)
+    assert "not noted in the run: read-only" in render(again)
+
+
+def test_a_run_is_measured_on_its_own_table(tables: Path, tmp_path: Path) -> None:
+    trained = _train(tables / "b.csv", tmp_path / "of-b")
+    by_default = run(Settings(target=trained))
+    assert (by_default["images"], by_default["classes"], by_default["noted"]) == (12, 2, True)
+    assert read_own(read_record(trained)).table == tables / "b.csv"
+    for given in (tables, tables / "b.csv"):  # the same data set, however it is named
+        again = run(Settings(target=trained, data=given))
+        assert (again["map_at_r"], again["noted"]) == (by_default["map_at_r"], True)
+    assert export(ExportSettings(run_dir=trained, model=tmp_path / "m.onnx", images=6))["images"] == 6
+    assert train.run(train.Settings(out=trained, resume=True))["best"] == {"epoch": 1}
+    with pytest.raises(BadData, match=r"holds other images than the run"):
+        train.run(train.Settings(out=trained, resume=True, data=tables / "a.csv"))
+
+
+def test_a_run_is_measured_in_its_own_format(tables: Path, tmp_path: Path) -> None:
+    (tables / "b.csv").unlink()  # so that `auto` would take a.csv
+    trained = _train(tables, tmp_path / "of-folders", format="folder")
+    assert run(Settings(target=trained))["classes"] == 3
+    assert run(Settings(target=trained, format="csv"))["noted"] is False
+    assert run(Settings(target=trained, table=tables / "a.csv"))["noted"] is False
+    assert run(Settings(target=trained, format="folder"))["noted"] is True
+
+
+def test_figures_of_other_images_are_not_the_runs(tables: Path, tmp_path: Path) -> None:
+    trained = _train(tables / "b.csv", tmp_path / "of-b")
+    run(Settings(target=trained))
+    before = read_record(trained)
+    others = tmp_path / "copy"  # the same names, and any pixels
+    shutil.copytree(tables, others)
+    (others / "a.csv").unlink()
+    for given in ({"data": others}, {"data": tables / "a.csv"}, {"table": tables / "a.csv"}):
+        result = run(Settings(target=trained, **given))
+        assert result["noted"] is False
+        assert "not noted in the run: its own images are those that" in render(result)
+    assert read_record(trained) == before
+    (tables / "class05" / "0.png").unlink()
+    assert run(Settings(target=trained))["noted"] is False  # the data set has changed since
+    assert read_record(trained) == before
+
+
+def test_images_of_no_class_are_left_out_and_counted(tables: Path, tmp_path: Path) -> None:
+    trained = _train(tables / "b.csv", tmp_path / "of-b")
+    about = read_record(trained)["data"]
+    assert about["unlabelled"] == 1
+    assert about["train_classes"] == ["b0", "b1"]
+    assert about["train_images"] == 12
+    for split, images in (("test", 12), ("all", 24)):
+        result = run(Settings(target=trained, split=split))
+        assert (result["images"], result["unlabelled"]) == (images, 1)
+        assert "1 images are of no class and were left out" in render(result)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for i in range(3):
+        Image.new("RGB", (20, 20)).save(bare / f"{i}.png")
+    with pytest.raises(BadData, match=r"none of the 3 images of .*bare is of a class"):
+        run(Settings(target=trained, data=bare, split="all"))
+
+
+def test_nothing_readable_is_told(tables: Path, tmp_path: Path) -> None:
+    trained = _train(tables / "b.csv", tmp_path / "of-b")
+    for file in tables.rglob("*.png"):
+        file.write_bytes(b"")
+    with pytest.raises(BadData, match=r"none of the 12 images can be read \(first: class"):
+        run(Settings(target=trained))
+
+
+def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "_AHEAD", 2)
+    monkeypatch.setattr(dataset, "ThreadPoolExecutor", NoThreads)
+    decoded, ahead = [0], list[int]()
+    inner = dataset.viewing_decoder
+
+    def viewing_decoder(recipe: Recipe) -> dataset.Decoder:
+        decode = inner(recipe)
+
+        def count(data: bytes) -> np.ndarray:
+            decoded[0] += 1
+            return decode(data)
+
+        return count
+
+    def embedder_function(*arguments: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        embedded = [0]
+
+        def embed(pixels: torch.Tensor) -> torch.Tensor:
+            ahead.append(decoded[0] - embedded[0])
+            embedded[0] += len(pixels)
+            return pixels.flatten(1).float()
+
+        return embed
+
+    monkeypatch.setattr(training.evaluate, "viewing_decoder", viewing_decoder)
+    monkeypatch.setattr(training.evaluate, "embedder_function", embedder_function)
+    result = run(Settings(target=trained, split="all", batch=3))
+    assert (decoded[0], len(ahead)) == (25, 8)
+    assert max(ahead) <= 3 + 2 + 1  # a batch, those ahead of it, and one that was no image
+    assert [bad["key"] for bad in result["unreadable"]] == ["class05/text.jpg"]
 
 
 def test_rendered_in_percent(trained: Path) -> None:

@@ -1,5 +1,6 @@
 """Every recipe of ours: two steps on made-up images, and a head that tells what a reader needs."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,21 @@ def test_two_steps(name: str, tmp_path: Path) -> None:
     assert state["history"][-1]["steps"] == 2
 
 
+UNMEASURED = {"cifar10-contrastive-xml"}
+"""Recipes whose figures may still be missing, if the head says so."""
+
+
 @pytest.mark.parametrize("name", recipe_names())
-def test_the_head_states_command_hardware_time_and_score(name: str) -> None:
-    head = head_comment(name)
-    for word in ("Command:", "Hardware:", "Time:", "Score:"):
-        assert any(line.startswith(word) for line in head.splitlines()), word
-    if name != "demo":  # which is our own
-        assert "Paper:" in head
-        assert f"crossbatch train {name} --data" in head
+def test_the_head_states_paper_command_hardware_time_and_score(name: str) -> None:
+    lines = head_comment(name).splitlines()
+    told = {key: rest.strip() for key, colon, rest in (line.partition(":") for line in lines) if colon}
+    assert told.get("Paper") or "no paper" in head_comment(name).lower()
+    assert told["Command"].startswith(
+        "crossbatch demo" if name == "demo" else f"crossbatch train {name} --data"
+    )
+    assert told["Hardware"]
+    for word, figure in (("Time", r"\d"), ("Score", r"\d\.\d")):
+        if name in UNMEASURED and told[word].startswith("not measured yet"):
+            continue
+        assert re.search(figure, told[word]), f"{word}: {told[word]}"
+        assert "not measured" not in told[word]

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import training.fit
+import training.train
 from serving.errors import AlreadyExists, BadArtifact, BadData, BadSetting, ModelMismatch, NotFound
 from tests.training.drawn import draw_folder
 from training.checkpoint import load_checkpoint, save_checkpoint
+from training.dataset import Pictures
 from training.embedder import build_embedder
 from training.optimizer import average_weights, build_optimizer, freeze_batchnorm, rate_factor
 from training.recipe import Recipe, recipe_names
@@ -25,8 +27,8 @@ prototypes: 4
 classes_per_batch: 3
 images_per_class: 2
 epochs: 3
-split_train: 4
-validation: 0.25
+split_train: 5
+validation: 0.4
 ema_decay: 0.9
 crop_scale: 0.5
 flip: 0.5
@@ -83,8 +85,8 @@ def test_a_run_folder_tells_all(whole: Path, data: Path) -> None:
     assert torch.__version__.startswith(record["versions"]["torch"])
     assert "git_commit" in record
     assert record["data"]["root"] == str(data)
-    assert record["data"]["train_classes"] == ["class00", "class01", "class03"]
-    assert record["data"]["validation_classes"] == ["class02"]
+    assert record["data"]["train_classes"] == ["class00", "class02", "class04"]
+    assert record["data"]["validation_classes"] == ["class01", "class03"]
     assert 0 <= record["metrics"]["validation"]["map_at_r"] <= 1
     with (whole / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -240,12 +242,16 @@ def test_options_of_the_fine_tuning_recipe(
     assert result["best"]["map_at_r"] >= 0
 
 
-def test_bad_images_are_skipped_and_listed(recipe: str, tmp_path: Path) -> None:
+def test_bad_images_are_skipped_and_listed(
+    recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = draw_folder(tmp_path / "data", classes=6, images=3)
     (data / "class01" / "text.jpg").write_text("no image")
     result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1"]))
     assert [bad["key"] for bad in result["unreadable"]] == ["class01/text.jpg"]
     assert "skipped class01/text.jpg" in render(result)
+    assert "text.jpg" not in caplog.text  # once is enough
+    assert "1 images cannot be read and are left out" in caplog.text
     assert json.loads((tmp_path / "r" / "record.json").read_text())["data"]["unreadable"] == [
         "class01/text.jpg"
     ]
@@ -253,6 +259,60 @@ def test_bad_images_are_skipped_and_listed(recipe: str, tmp_path: Path) -> None:
         file.write_text("no image")
     with pytest.raises(BadData, match="'class00'"):
         run(Settings(recipe=recipe, data=data, out=tmp_path / "s"))
+
+
+def test_validation_that_cannot_be_read_is_told_before_training(recipe: str, tmp_path: Path) -> None:
+    data = draw_folder(tmp_path / "data", classes=6, images=3)
+    for file in (*(data / "class01").iterdir(), *(data / "class03").iterdir()):
+        file.write_text("no image")
+    with pytest.raises(
+        BadData, match=r"none of the 2 validation classes has two images.*6 images cannot \(first"
+    ):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
+    assert not (tmp_path / "r").exists()
+
+
+def test_training_and_validation_images_share_the_memory(
+    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Pictures] = []
+    kept: list[float] = []
+
+    def pictures(*arguments: Any, keep: float, **options: Any) -> Pictures:
+        kept.append(keep)
+        made.append(Pictures(*arguments, keep=keep, **options))
+        return made[-1]
+
+    monkeypatch.setattr(training.train, "Pictures", pictures)
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1", "memory_gib=1.0e-5"]))
+    assert kept[0] == 1e-5 * 2**30
+    assert kept[1] == made[0].room == kept[0] - 11 * 18 * 18 * 3  # all of 12 images but one
+
+
+def test_an_untrained_network_is_not_taken_for_a_trained_one(
+    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "r"
+    _cut_at(0, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        run(Settings(recipe=recipe, data=data, out=out))
+    with pytest.raises(NotFound, match=r"no trained weights.*crossbatch train --resume --out"):
+        load_run(out)
+    _cut_at(3, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        run(Settings(out=out, resume=True))
+    load_run(out)
+    assert "has ended 1 of its 3 epochs" in caplog.text
+    monkeypatch.undo()
+    still = [f"{part}learning_rate=0" for part in ("", "head_", "prototype_")]
+    run(
+        Settings(
+            recipe=recipe, data=data, out=tmp_path / "s", set=["epochs=1", "freeze_batchnorm=true", *still]
+        )
+    )
+    caplog.clear()
+    load_run(tmp_path / "s")
+    assert "untrained: on validation, no epoch did better than the start" in caplog.text
 
 
 def test_a_damaged_or_foreign_checkpoint_is_told(data: Path, recipe: str, tmp_path: Path) -> None:
@@ -297,6 +357,26 @@ def test_groups_of_the_optimizer() -> None:
     assert groups[id(embedder.backbone.body.bn.weight)] == (1, 0)  # type: ignore[union-attr]
     assert groups[id(embedder.head.weight)] == (2, 0.1)
     assert groups[id(embedder.prototypes)] == (3, 0)
+    assert optimizer.defaults["fused"]
+
+
+def test_the_fused_step_is_the_plain_one() -> None:
+    recipe = Recipe(learning_rate=0.01, weight_decay=0.1)
+    nets = [build_embedder(recipe).to(memory_format=torch.channels_last) for _ in range(2)]
+    optimizers = [build_optimizer(net, torch.nn.Identity(), recipe) for net in nets]
+    for group in optimizers[1].param_groups:
+        group["fused"] = False
+    features = nets[0](torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+    (features.embeddings.square().mean() + features.histograms.square().mean()).backward()
+    for ours, theirs in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        theirs.grad = ours.grad  # in the memory format of convolutions, as training has it
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.step()
+    start = build_embedder(recipe).backbone.state_dict()["body.conv.weight"]
+    assert not torch.equal(nets[0].backbone.state_dict()["body.conv.weight"], start)
+    for ours, theirs in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_the_moving_average_against_a_loop() -> None:

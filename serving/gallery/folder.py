@@ -1,0 +1,83 @@
+"""The folder of a gallery: how it comes, goes, and what a crash leaves of either.
+
+Making happens in `.<name>.new-<token>`, dropping in `.<name>.dropped-<token>`, both beside the gallery and
+turned into it, or from it, by one rename.
+"""
+
+import re
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+from serving.errors import AlreadyExists
+from serving.gallery.disk import disk_error, make_folder, sync
+from serving.gallery.schema import FILE_NAME
+from serving.gallery.store import create_store
+
+__all__ = ["drop_gallery", "make_gallery", "sweep"]
+
+_LEFTOVER = re.compile(r"\.[a-z0-9][a-z0-9_.-]{0,63}\.(new|dropped)-[0-9a-f]{8}")
+_STALE = 3600.0  # seconds; making one takes milliseconds
+
+
+def make_gallery(path: Path, *, model_name: str, fingerprint: str, dimension: int) -> None:
+    """Make an empty gallery, on disk when this returns; the folder appears complete or not at all.
+
+    Raises:
+        AlreadyExists: There is something at `path`.
+        ReadOnly: The folder cannot be written.
+        Overloaded: The disk is full.
+    """
+    taken = f"there is already something at {path}; choose another name, or drop that gallery first"
+    aside = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
+    try:
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            raise AlreadyExists(taken)
+        make_folder(path.parent)
+        aside.mkdir()
+        try:
+            create_store(
+                aside / FILE_NAME, model_name=model_name, fingerprint=fingerprint, dimension=dimension
+            )
+            sync(aside / FILE_NAME)
+            sync(aside)
+            aside.rename(path)  # fails where a folder that is not empty came first
+            sync(path.parent)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        if path.exists():
+            raise AlreadyExists(taken) from error
+        raise disk_error(error, f"the gallery {path}") from error
+
+
+def drop_gallery(path: Path) -> None:
+    """Remove a gallery; its name is free at once.
+
+    Raises:
+        ReadOnly: The folder cannot be written.
+        Unavailable: The disk fails.
+    """
+    aside = path.with_name(f".{path.name}.dropped-{secrets.token_hex(4)}")
+    try:
+        path.rename(aside)  # one step: never half a gallery under the name
+    except OSError as error:
+        raise disk_error(error, f"the gallery {path}") from error
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what crashes left in a folder of galleries; what cannot be removed stays.
+
+    A half-made gallery is left alone for an hour, since somebody may be making it; one that was dropped is
+    nobody's, and may be removed by several at once.
+    """
+    try:
+        entries = list(folder.iterdir())
+        for path in entries:
+            found = _LEFTOVER.fullmatch(path.name)
+            if found and (found[1] == "dropped" or path.stat().st_mtime < time.time() - _STALE):
+                shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        return

@@ -1,0 +1,173 @@
+"""What users of the Python client hand in, checked before anything is sent."""
+
+import math
+import operator
+from collections.abc import Iterable, Iterator
+from numbers import Real
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from serving.errors import BadImage, InvalidArgument
+from serving.rpc.limits import MAX_EXCLUDED, MAX_K, MAX_MESSAGE_BYTES
+
+__all__ = [
+    "ImageLike",
+    "check_k",
+    "check_score",
+    "excluded",
+    "floats_of",
+    "image_bytes",
+    "many",
+    "text",
+    "texts",
+]
+
+ImageLike: TypeAlias = bytes | str | Path
+"""The bytes of an image file, or where it lies."""
+
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+# A whole image must fit a message with its key and metadata; what the server reads is less.
+_MOST_BYTES = MAX_MESSAGE_BYTES - 2**20
+
+
+def many(values: Iterable[Any], what: str) -> Iterator[Any]:
+    """Go through several values, and refuse a single one that happens to have parts.
+
+    Raises:
+        InvalidArgument: if it is a string, bytes, a path, or nothing that has elements.
+    """
+    single = isinstance(values, str | bytes | bytearray | memoryview | PathLike)
+    try:
+        if not single:
+            return iter(values)
+    except TypeError:
+        pass
+    raise InvalidArgument(
+        f"{what} must be a list; found {type(values).__name__}. Put a single one into a list."
+    )
+
+
+def text(value: str, what: str) -> str:
+    """Check that a value is a string that can be sent.
+
+    Raises:
+        InvalidArgument: if it is not a string, or holds a lone surrogate.
+    """
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what} must be a string; found {type(value).__name__}.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{what} {value[:80]!a} is not valid Unicode: {error.reason}.") from error
+    return value
+
+
+def texts(values: Iterable[str], what: str) -> Iterator[str]:
+    """Go through several strings, and check each when its turn comes.
+
+    Raises:
+        InvalidArgument: at once, if they are no list; later, if one cannot be sent.
+    """
+    return (text(value, f"{what}[{i}]") for i, value in enumerate(many(values, what)))
+
+
+def excluded(values: Iterable[str]) -> list[str]:
+    """Check the keys that a search leaves out.
+
+    Raises:
+        InvalidArgument: if they are no list of strings, or too many.
+    """
+    keys = list(texts(values, "exclude"))
+    if len(keys) > MAX_EXCLUDED:
+        raise InvalidArgument(f"exclude has {len(keys)} keys; a search takes at most {MAX_EXCLUDED:,}.")
+    return keys
+
+
+def check_k(k: int) -> int:
+    """Check a number of neighbours.
+
+    Raises:
+        InvalidArgument: if it is not a whole number from 1 to `MAX_K`.
+    """
+    try:
+        number = operator.index(k)
+    except TypeError as error:
+        raise InvalidArgument(f"k must be a whole number; found {type(k).__name__}.") from error
+    if isinstance(k, bool) or not 1 <= number <= MAX_K:
+        raise InvalidArgument(f"k cannot be {k}; it must be from 1 to {MAX_K:,}.")
+    return number
+
+
+def check_score(score: float | None) -> float | None:
+    """Check a least score.
+
+    Raises:
+        InvalidArgument: if it is not a number that a float32 can hold.
+    """
+    if score is None:
+        return None
+    if not isinstance(score, Real) or isinstance(score, bool):
+        raise InvalidArgument(f"minimum_score must be a number; found {type(score).__name__}.")
+    try:
+        number = float(score)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) <= _LARGEST_FLOAT32:  # the comparison also finds NaN
+        raise InvalidArgument(f"minimum_score cannot be {number}; scores lie between -1 and 1.")
+    return number
+
+
+def floats_of(values: ArrayLike, what: str, shape: str) -> NDArray[np.float32]:
+    """Read an array of numbers.
+
+    Args:
+        values: Whatever NumPy makes an array of.
+        what: How it is called in a message.
+        shape: Its axes, as "(queries, components)".
+
+    Returns:
+        float32 with as many axes.
+
+    Raises:
+        InvalidArgument: if it holds no real numbers, or has other axes.
+    """
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InvalidArgument(f"{what} must be an array of numbers {shape}: {error}.") from error
+    if array.dtype.kind not in "fiub":
+        raise InvalidArgument(
+            f"{what} must be an array of numbers {shape}; found {type(values).__name__} of {array.dtype}."
+        )
+    if array.ndim != shape.count(",") + (not shape.endswith(",)")):
+        raise InvalidArgument(f"{what} has shape {array.shape}; expected {shape}.")
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
+def image_bytes(image: ImageLike) -> bytes:
+    """Read an image that may be on disk, if it is small enough to be sent.
+
+    Raises:
+        BadImage: if the file cannot be read or is too large.
+        InvalidArgument: if it is neither bytes nor a path.
+    """
+    if isinstance(image, bytes | bytearray | memoryview):
+        data, name = bytes(image), "The image"
+    elif isinstance(image, str | PathLike):
+        name = f"The image {str(image)!r}"
+        try:
+            with open(fspath(image), "rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+        except (OSError, ValueError) as error:  # a ValueError tells of a path with NUL in it
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise BadImage(f"{name} cannot be read ({reason}); check its path.") from error
+    else:
+        raise InvalidArgument(f"An image must be bytes or a path; found {type(image).__name__}.")
+    if len(data) > _MOST_BYTES:
+        raise BadImage(f"{name} is larger than the {_MOST_BYTES:,} bytes that can be sent; shrink it.")
+    return data

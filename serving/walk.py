@@ -1,0 +1,71 @@
+"""Every file below a folder, once, whatever links lead there; names that are hidden are left out."""
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal
+
+from serving.errors import BadData
+
+__all__ = ["walk"]
+
+_NOT_OURS: Final = frozenset({"__MACOSX"})
+
+
+def walk(
+    root: Path, suffixes: Collection[str]
+) -> Iterator[tuple[PurePosixPath, Literal["file", "dangling", "empty folder"]]]:
+    """Yield what lies below `root`, hidden names left out, as paths relative to it.
+
+    Links to folders are followed after all real folders, and a folder is entered once however many
+    ways lead to it, so that a loop of links ends and a real path wins over a linked one.
+
+    Args:
+        root: The folder.
+        suffixes: In lower case; a folder with neither a file of these nor a folder in it is empty.
+
+    Raises:
+        BadData: A folder cannot be read.
+    """
+    real, linked, seen = [PurePosixPath()], list[PurePosixPath](), set[tuple[int, int]]()
+    while real or linked:
+        here = real.pop() if real else linked.pop()
+        try:
+            found = os.stat(root / here)
+            if (found.st_dev, found.st_ino) in seen:
+                continue
+            seen.add((found.st_dev, found.st_ino))
+            with os.scandir(root / here) as entries:
+                visible = sorted(
+                    (entry for entry in entries if entry.name[0] != "." and entry.name not in _NOT_OURS),
+                    key=lambda entry: entry.name,
+                    reverse=True,
+                )
+            images = folders = False
+            for entry in visible:
+                kind = _kind(entry)
+                if kind == stat.S_IFDIR:
+                    folders = True
+                    (linked if entry.is_symlink() else real).append(here / entry.name)
+                elif kind == stat.S_IFREG:
+                    images |= os.path.splitext(entry.name)[1].lower() in suffixes
+                    yield here / entry.name, "file"
+                else:
+                    yield here / entry.name, "dangling"
+            if not images and not folders and here.parts:
+                yield here, "empty folder"
+        except OSError as error:
+            raise BadData(
+                f"the folder {root / here} cannot be read: {(error.strerror or str(error)).lower()}"
+            ) from error
+
+
+def _kind(entry: os.DirEntry[str]) -> int:
+    """Return the file type behind an entry, 0 where a link leads nowhere or round in a circle."""
+    try:
+        if not entry.is_symlink():  # what the folder's listing says already costs no call a file
+            return stat.S_IFDIR if entry.is_dir() else stat.S_IFREG if entry.is_file() else 0
+        return stat.S_IFMT(entry.stat().st_mode)
+    except OSError:
+        return 0

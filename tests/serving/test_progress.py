@@ -1,0 +1,31 @@
+"""Progress where nobody watches: whole lines, few of them."""
+
+import io
+import sys
+import time
+
+import pytest
+
+from serving.progress import progress
+
+
+def test_a_log_gets_one_line_for_short_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    assert list(progress(range(50), "Reading", unit="image")) == list(range(50))
+    (line,) = log.getvalue().splitlines()
+    assert line.startswith("Reading: 50 of 50, ")
+    assert "image/s" in line
+    assert "\r" not in log.getvalue()
+
+
+def test_a_log_gets_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, now = io.StringIO(), time.time()
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr(time, "time", lambda: now)
+    with progress(tuple[int, ...](), "Indexing", total=600) as bar:
+        bar._time = lambda: now  # type: ignore[attr-defined]  # tqdm binds its clock early
+        for _ in range(600):
+            now += 1
+            bar.update(1)
+    assert len(log.getvalue().splitlines()) == pytest.approx(11, abs=1)
