@@ -9,6 +9,7 @@ import argparse
 import difflib
 import importlib
 import importlib.metadata
+import io
 import json
 import logging
 import os
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "--help"
+    _mend_streams()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         return _run(name, words[1:])
@@ -143,6 +145,9 @@ def _settings(name: str, settings: type[BaseModel], words: list[str]) -> tuple[B
         for field, info in settings.model_fields.items()
         if not _positional(info) and (value := os.environ.get(_variable(name, field))) is not None
     }
+    for field, value in (variables | given).items():
+        if value == "" or value == [""]:  # an unset variable of a shell: an empty path would be this folder
+            raise BadSetting(f"{spelled(field, settings.model_fields[field])} was given an empty value.")
     try:
         return settings.model_validate(variables | given), as_json
     except ValidationError as error:
@@ -223,6 +228,15 @@ def _overview() -> str:
     lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
     hint = "`crossbatch COMMAND --help` tells what each takes."
     return "\n".join(["usage: crossbatch COMMAND ...", "", *lines, "", hint])
+
+
+def _mend_streams() -> None:
+    """Let no output fail for a letter that the terminal lacks, nor for standard error that was closed."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lasts
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _say(text: str) -> None:

@@ -51,12 +51,13 @@ class Client:
     """A connection to one server; may be used from several threads.
 
     Every call has `timeout` seconds, retries included. A call that is refused for want of room, or that finds
-    no server, is made again up to `retries` times while time is left. Inputs beyond the limits of one call
+    no server, is made again up to `retries` times while time is left; as many as by default last more than 4
+    seconds, so that a server's restart is ridden out. Inputs beyond the limits of one call
     are sent in several, one after the other; each of them has the whole `timeout`.
     """
 
     def __init__(
-        self, address: str = f"127.0.0.1:{DEFAULT_PORT}", *, timeout: float = 10.0, retries: int = 4
+        self, address: str = f"127.0.0.1:{DEFAULT_PORT}", *, timeout: float = 10.0, retries: int = 12
     ) -> None:
         """Keep the address; the first call connects.
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog import Catalog, Row, read, select, select_missing
 from serving.cores import usable_cores
-from serving.errors import BadData, BadSetting, InvalidArgument, NotFound
+from serving.errors import AlreadyExists, BadData, BadSetting, InvalidArgument, NotFound
 from serving.gallery.directory import GalleryDirectory, check_name, split_path
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.identity import ModelIdentity
@@ -197,10 +197,7 @@ def index_rows(
             if not items:
                 continue
             if gallery is None:
-                spec = encoder.spec
-                gallery = directory.create(
-                    name, model_name=spec.name, fingerprint=spec.fingerprint, dimension=spec.dimension
-                )
+                gallery = _made(directory, name, encoder.spec)
             report.stored += writing.result() if writing else 0
             writing = writer.submit(gallery.upsert, items)
         report.stored += writing.result() if writing else 0
@@ -288,6 +285,20 @@ def _place(settings: Settings) -> tuple[Path, str]:
     if len(settings.gallery.parts) != 1:
         raise BadSetting(f"with --galleries, give the gallery's name alone; {name} is a path")
     return settings.galleries, check_name(name)
+
+
+def _made(directory: GalleryDirectory, name: str, spec: ModelIdentity) -> Gallery:
+    """Make the gallery, or take the one that another run has made since this one began."""
+    try:
+        return directory.create(
+            name, model_name=spec.name, fingerprint=spec.fingerprint, dimension=spec.dimension
+        )
+    except AlreadyExists:
+        gallery = _existing(directory, name)
+        if gallery is None:  # it is something else that is in the way
+            raise
+        gallery.check_model(spec)
+        return gallery
 
 
 def _existing(directory: GalleryDirectory, name: str) -> Gallery | None:

@@ -10,6 +10,8 @@ from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
 
 __all__ = ["Settings", "render", "run"]
 
+RETRIES = 4  # less than a second: a person is told soon that no server is there
+
 
 class Settings(BaseModel):
     """What `crossbatch search` can be told."""
@@ -35,7 +37,7 @@ def run(settings: Settings) -> dict[str, Any]:
         BadImage: if the photo cannot be read.
         CrossbatchError: if the server is not there or refuses.
     """
-    with Client(settings.address, timeout=settings.timeout) as client:
+    with Client(settings.address, timeout=settings.timeout, retries=RETRIES) as client:
         (hits,) = client.search(settings.gallery, images=[settings.photo], k=settings.k)
     return {
         "photo": str(settings.photo),

@@ -59,7 +59,7 @@ def test_python_blocks_run(
 @pytest.fixture
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder such as the pages speak of, small, with settings that suit a test."""
-    draw_catalogue(tmp_path / "runs/demo/pictures", classes=16, images=6, size=32)
+    draw_catalogue(tmp_path / "runs/demo/pictures", classes=40, images=4, size=32)
     first = min((tmp_path / "runs/demo/pictures").rglob("*.jpg"))
     shutil.copy(first, tmp_path / "runs/demo/query.jpg")
     with socket.socket() as free:
@@ -67,7 +67,7 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         port = free.getsockname()[1]
     monkeypatch.setenv("CROSSBATCH_SERVE_PORT", str(port))
     monkeypatch.setenv("CROSSBATCH_SEARCH_ADDRESS", f"127.0.0.1:{port}")
-    monkeypatch.setenv("CROSSBATCH_TRAIN_SET", "epochs=1,classes_per_batch=4")
+    monkeypatch.setenv("CROSSBATCH_TRAIN_SET", "epochs=1")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -96,3 +96,20 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_empty_value_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("index", "galleries/x", "--model", "m.onnx", "--data", "")
+    assert "--data was given an empty value" in sentence(capsys, *words)
+
+
+def test_a_terminal_that_lacks_letters_is_no_error() -> None:
+    words = [sys.executable, "-m", "crossbatch", "train", "--list"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, capture_output=True, check=True, env=environment)
+    assert b"G\\xfcrb\\xfcz" in done.stdout
+
+
+def test_closed_standard_error_is_no_error() -> None:
+    words = f"exec {sys.executable} -m crossbatch trian 2>&-"
+    assert subprocess.run(["sh", "-c", words], check=False).returncode == 2

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,7 +20,9 @@ from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
 
 __all__ = [
     "FORMAT_VERSION",
+    "aside_of",
     "check_shapes",
+    "entry",
     "load_checkpoint",
     "load_module",
     "load_optimizer",
@@ -33,6 +35,11 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
+
+T = TypeVar("T")
+
+_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+"""What AdamW keeps for a parameter, once that has had a gradient."""
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -61,6 +68,18 @@ def load_state(path: Path) -> dict[str, Any]:
     """Read only the state of a checkpoint; raises what `load_checkpoint` does."""
     with _open(path) as file:
         return _state(file, path)
+
+
+def entry(state: Mapping[str, Any], key: str, kind: type[T], *, source: Path) -> T:
+    """Give one entry of a checkpoint's state.
+
+    Raises:
+        BadArtifact: If it is missing or of another type.
+    """
+    value = state.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise BadArtifact(f"the checkpoint {source} is damaged: its state has no {key} that is of use")
+    return value
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -117,16 +136,32 @@ def pack_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore what `pack_optimizer` gave; learning rates stay those of the recipe."""
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], *, source: Path) -> None:
+    """Restore what `pack_optimizer` gave of an AdamW; learning rates stay those of the recipe.
+
+    Raises:
+        BadArtifact: If a name or a shape is not one that AdamW has.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")
-        like = parameters[int(number)]
-        if value.shape == like.shape:  # back to the parameter's own memory format
+        known = number.isdecimal() and int(number) < len(parameters) and name in _MOMENTS
+        like = parameters[int(number)] if known else value
+        if not known or value.shape != (() if name == "step" else like.shape):
+            raise BadArtifact(
+                f"the checkpoint {source} is damaged: the optimiser has no state optimizer.{key} of shape"
+                f" {tuple(value.shape)}"
+            )
+        if name != "step":  # back to the parameter's own memory format
             value = torch.empty_like(like, dtype=value.dtype).copy_(value)
         state.setdefault(int(number), {})[name] = value
+    for place, found in state.items():
+        if missing := sorted(_MOMENTS - found.keys()):
+            raise BadArtifact(
+                f"the checkpoint {source} is damaged: the optimiser's state"
+                f" optimizer.{place}.{missing[0]} is missing"
+            )
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -136,7 +171,7 @@ def write_file(path: Path, contents: bytes) -> None:
     Raises:
         CrossbatchError: If it cannot be written, the disk being full for one.
     """
-    aside = path.with_name(f".{path.name}.tmp")
+    aside = aside_of(path)
     try:
         with aside.open("wb") as file:
             file.write(contents)
@@ -151,6 +186,11 @@ def write_file(path: Path, contents: bytes) -> None:
             f"{path} cannot be written ({(error.strerror or str(error)).lower()}); a previous one is"
             " unharmed: make room or choose another folder"
         ) from error
+
+
+def aside_of(path: Path) -> Path:
+    """Tell where `write_file` writes a file before it has its name; the next write there begins anew."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 @contextlib.contextmanager
@@ -171,7 +211,7 @@ def _state(file: Any, path: Path) -> dict[str, Any]:
         version = int(state["format_version"])
     except KeyError as error:
         raise BadArtifact(f"{path} is a safetensors file, but not a checkpoint of crossbatch") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise BadArtifact(f"the checkpoint {path} is damaged: {error}") from error
     if version > FORMAT_VERSION:
         raise BadArtifact(

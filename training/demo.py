@@ -1,6 +1,7 @@
 """The demo command: the whole path on a catalogue that it draws itself, by the commands a user would type."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -95,10 +96,18 @@ def render(result: dict[str, Any]) -> str:
     lines += [
         "",
         f"Done in {result['seconds']:.0f} s. To go on asking:",
-        f"  crossbatch serve --model {result['out']}/model.onnx --galleries {result['out']}/galleries",
-        f"  crossbatch search {result['query']['photo']} --gallery {_GALLERY}",
+        f"  {_program()} serve --model {result['out']}/model.onnx --galleries {result['out']}/galleries",
+        f"  {_program()} search {result['query']['photo']} --gallery {_GALLERY}",
     ]
     return "\n".join(lines)
+
+
+def _program() -> str:
+    """Return how this `crossbatch` is called from here: by name, or by path where the name finds none."""
+    ours = Path(sys.executable).with_name("crossbatch")
+    return (
+        os.path.relpath(ours) if ours.exists() and shutil.which("crossbatch") != str(ours) else "crossbatch"
+    )
 
 
 def _make_room(out: Path) -> None:

@@ -138,6 +138,7 @@ def export_model(
         **fields,
     )
     write_spec(model, spec)
+    _sweep(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _write(aside, model)
@@ -211,6 +212,32 @@ def _write(path: Path, model: onnx.ModelProto) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _sweep(path: Path) -> None:
+    """Take away what exports to the same file left when they were killed."""
+    with contextlib.suppress(OSError):  # what cannot be taken away does no harm
+        for file in path.parent.iterdir():
+            number = file.name.removeprefix(f".{path.name}.").removesuffix(".partial")
+            if (
+                file.name == f".{path.name}.{number}.partial"
+                and number.isdecimal()
+                and _has_ended(int(number))
+            ):
+                file.unlink(missing_ok=True)
+
+
+def _has_ended(process: int) -> bool:
+    """Tell whether no process of this number runs here; where there is no telling, it is taken to run."""
+    if os.name != "posix":  # elsewhere the signal 0 is not a question
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # another user's; no number of a process
+        return False
+    return False
 
 
 def _fields(trained: Run, name: str | None) -> dict[str, Any]:

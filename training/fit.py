@@ -27,7 +27,7 @@ from training.optimizer import freeze_batchnorm, rate_factor
 from training.recipe import Recipe
 from training.run import LAST
 from training.sampler import PKSampler
-from training.trainee import Trainee, start_trainee
+from training.trainee import Trainee
 
 __all__ = ["fit"]
 
@@ -37,35 +37,29 @@ _SUMS = ("loss", "dml", "xml", "gradient_norm")
 
 def fit(
     recipe: Recipe,
-    pictures: Pictures,
+    trainee: Trainee,
+    source: Pictures | QuarterTurns,
     validation: Pictures | None,
     folder: Path,
     record: dict[str, Any],
-    *,
-    device: str = "auto",
 ) -> dict[str, Any]:
     """Run the epochs that are left, saving after each.
 
     Args:
         recipe: All settings.
-        pictures: Training images, of any size.
+        trainee: What `start_trainee` built of the recipe.
+        source: Training images, of any size.
         validation: Images of held-out classes, S x S; None keeps the last epoch.
         folder: The run's, which exists.
         record: The run's; its `metrics` are brought up to date.
-        device: `auto`, or a device by Lightning's name.
 
     Returns:
         `epoch`, counted from 1 (0 is the start), and with validation the metrics of the epoch that is kept.
 
     Raises:
-        BadSetting: If the device is not there, or the loss ceases to be a number.
+        BadSetting: If the loss ceases to be a number.
         CrossbatchError: If a checkpoint cannot be written or read.
     """
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
-    source = QuarterTurns(pictures) if recipe.quarter_turns else pictures
-    fresh = not (folder / LAST).is_file()
-    trainee = start_trainee(recipe, pictures, source, device=device, fresh=fresh)
     sampler = PKSampler(
         source.labels,
         classes_per_batch=recipe.classes_per_batch,
@@ -75,10 +69,10 @@ def fit(
     )
     augmentation = Augmentation(recipe)
     logbook = Logbook(trainee.modules, trainee.optimizer, folder=folder, record=record)
-    if fresh:
-        logbook.end_epoch({"epoch": 0, "steps": 0}, trainee.judged, _validate(trainee, validation))
-    else:
+    if (folder / LAST).is_file():
         logbook.restore()
+    else:
+        logbook.end_epoch({"epoch": 0, "steps": 0}, trainee.judged, _validate(trainee, validation))
     for epoch in range(logbook.epochs_done, recipe.epochs):
         started = time.monotonic()
         sampler.set_epoch(epoch)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from training.checkpoint import (
+    entry,
     load_checkpoint,
     load_module,
     load_optimizer,
@@ -46,8 +47,11 @@ class Logbook:
         tensors, state = load_checkpoint(path)
         for name, module in self._modules.items():
             load_module(module, unprefixed(name, tensors), source=path)
-        load_optimizer(self._optimizer, unprefixed("optimizer", tensors))
-        self.epochs_done, self.best, self.history = state["epochs_done"], state["best"], state["history"]
+        load_optimizer(self._optimizer, unprefixed("optimizer", tensors), source=path)
+        self.epochs_done = entry(state, "epochs_done", int, source=path)
+        self.best = entry(state, "best", dict, source=path)
+        self.history = entry(state, "history", list, source=path)
+        entry(self.best, "epoch", int, source=path)
 
     def end_epoch(self, row: dict[str, Any], judged: Embedder, measured: dict[str, Any] | None) -> None:
         """Save; the judged weights are kept when they are the best so far, or nothing is measured.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from serving.catalog import SplitRule
 from serving.errors import BadSetting, NotFound
 
-__all__ = ["RECIPES", "Recipe", "head_comment", "load_recipe", "make_recipe", "recipe_names"]
+__all__ = ["RECIPES", "Recipe", "head_comment", "load_recipe", "make_recipe", "parse_yaml", "recipe_names"]
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -249,9 +249,9 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         if not equals:
             raise BadSetting(f"--set takes key=value, but got {override!r}")
         try:
-            values[key.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise BadSetting(f"the value of --set {override!r} is not YAML") from error
+            values[key.strip()] = parse_yaml(text)
+        except ValueError as error:
+            raise BadSetting(f"the value of --set {override[:80]!r} is not YAML") from error
     return make_recipe(values, source=name)
 
 
@@ -275,6 +275,18 @@ def make_recipe(values: Mapping[str, Any], *, source: str) -> Recipe:
         raise BadSetting(
             f"recipe {source} sets {key!r} to {first['input']!r}: {first['msg'].lower()} ({key}: {told})"
         ) from error
+
+
+def parse_yaml(text: str) -> Any:
+    """Read plain values.
+
+    Raises:
+        ValueError: If it is no YAML, a date that is none for one, or nested too deeply.
+    """
+    try:
+        return yaml.safe_load(text)
+    except Exception as error:  # beside its own, PyYAML lets pass whatever the making of a value raises
+        raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 
 def head_comment(name: str) -> str:
@@ -317,8 +329,8 @@ def _find(name: str) -> Path:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        values = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadSetting(f"recipe {path} is not readable YAML: {line}") from error
     if values is None:

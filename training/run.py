@@ -7,7 +7,7 @@ import logging
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,23 +15,31 @@ from typing import Any
 
 import yaml
 
-from serving.errors import AlreadyExists, BadArtifact, BadSetting, NotFound
-from training.checkpoint import load_checkpoint, load_module, load_state, unprefixed, write_file
+from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchError, NotFound
+from training.checkpoint import (
+    aside_of,
+    entry,
+    load_checkpoint,
+    load_module,
+    load_state,
+    unprefixed,
+    write_file,
+)
 from training.embedder import Embedder, build_embedder
-from training.recipe import Recipe, make_recipe
+from training.recipe import Recipe, make_recipe, parse_yaml
+from training.record import check_record
 
 __all__ = [
     "BEST",
     "LAST",
     "Run",
+    "begin",
     "check_vacant",
     "load_run",
-    "open_folder",
     "provenance",
     "read_recipe",
     "read_record",
     "write_metrics",
-    "write_recipe",
     "write_record",
 ]
 
@@ -63,7 +71,7 @@ class Run:
     """In evaluation mode, on the CPU."""
     record: dict[str, Any]
     """`name`, `versions`, `seed`, `git_commit`, `data` (root, format, table, split, classes, ...),
-    `metrics` of the weights that are kept (see `ModelSpec.accuracy`)."""
+    `metrics` of the weights that are kept (see `ModelSpec.accuracy`); checked by `training.record`."""
 
 
 def load_run(path: Path) -> Run:
@@ -88,7 +96,9 @@ def load_run(path: Path) -> Run:
 
 def _check_trained(path: Path, recipe: Recipe, best: Mapping[str, Any]) -> None:
     """Refuse weights that no epoch has trained, and warn of a training that has not ended."""
-    done = load_state(path / LAST)["epochs_done"] if (path / LAST).is_file() else recipe.epochs
+    done = recipe.epochs
+    if (path / LAST).is_file():
+        done = entry(load_state(path / LAST), "epochs_done", int, source=path / LAST)
     if done == 0:
         raise NotFound(
             f"the run {path} holds no trained weights, for its first epoch has not ended: go on by"
@@ -96,14 +106,14 @@ def _check_trained(path: Path, recipe: Recipe, best: Mapping[str, Any]) -> None:
         )
     if done < recipe.epochs:
         _log.warning("the run %s has ended %d of its %d epochs", path, done, recipe.epochs)
-    if best["epoch"] == 0:
+    if entry(best, "epoch", int, source=path / BEST) == 0:
         _log.warning(
             "the weights of %s are untrained: on validation, no epoch did better than the start", path
         )
 
 
 def check_vacant(path: Path) -> None:
-    """Refuse a folder that a new run cannot have.
+    """Refuse a folder that a new run cannot have; one whose run was cut before it had a recipe can be had.
 
     Raises:
         AlreadyExists: If a run or anything else is in it.
@@ -115,21 +125,37 @@ def check_vacant(path: Path) -> None:
         )
     if path.exists() and not path.is_dir():
         raise BadSetting(f"{path} is a file: give --out a folder, which is made")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and not _is_stump({file.name for file in path.iterdir()}, path):
         raise AlreadyExists(f"{path} is not empty and holds no run: choose another folder for --out")
 
 
-def open_folder(path: Path) -> None:
-    """Make the folder of a new run.
+def _is_stump(names: Set[str], path: Path) -> bool:
+    """Tell whether a folder is empty, or holds only what `begin` leaves when it is cut before its end."""
+    if not names <= {_RECORD, aside_of(Path(_RECORD)).name, aside_of(Path(_RECIPE)).name}:
+        return False
+    if _RECORD in names:
+        try:
+            read_record(path)
+        except CrossbatchError:  # whatever it is, we have not written it
+            return False
+    return True
+
+
+def begin(path: Path, recipe: Recipe, record: Mapping[str, Any]) -> None:
+    """Make the folder of a new run, which can be resumed from then on; cut on the way, it is still vacant.
 
     Raises:
         BadSetting: If it cannot be made.
+        CrossbatchError: If it cannot be written to.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise BadSetting(f"the run folder {path} cannot be made: {reason}") from error
+    write_record(path, record)
+    # last, since a folder with a recipe is a run
+    write_file(path / _RECIPE, yaml.safe_dump(recipe.model_dump(), sort_keys=False).encode())
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -141,10 +167,12 @@ def read_recipe(path: Path) -> Recipe:
     """
     file = path / _RECIPE
     if not file.is_file():
-        raise NotFound(f"{path} is not a run folder: it has no {_RECIPE}")
+        cut = (path / _RECORD).is_file() and not (path / LAST).exists()
+        hint = ", for its start was cut: train it again without --resume" if cut else ""
+        raise NotFound(f"{path} is not a run folder: it has no {_RECIPE}{hint}")
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        values = parse_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise BadArtifact(f"{file} is damaged: it is not readable YAML") from error
     if not isinstance(values, dict):
         raise BadArtifact(f"{file} is damaged: it holds no table of settings")
@@ -156,27 +184,16 @@ def read_record(path: Path) -> dict[str, Any]:
 
     Raises:
         NotFound: If there is none.
-        BadArtifact: If it is damaged.
+        BadArtifact: If it is damaged; names the key.
     """
     file = path / _RECORD
     if not file.is_file():
         raise NotFound(f"{path} is not a run folder: it has no {_RECORD}")
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadArtifact(f"{file} is damaged: it is not readable JSON") from error
-    if not isinstance(record, dict):
-        raise BadArtifact(f"{file} is damaged: it holds no record")
-    return record
-
-
-def write_recipe(path: Path, recipe: Recipe) -> None:
-    """Write every setting of the run.
-
-    Raises:
-        CrossbatchError: If the file cannot be written.
-    """
-    write_file(path / _RECIPE, yaml.safe_dump(recipe.model_dump(), sort_keys=False).encode())
+    return check_record(record, source=str(file))
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:

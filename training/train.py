@@ -2,6 +2,7 @@
 
 import builtins
 import logging
+import os
 import textwrap
 import time
 from pathlib import Path
@@ -11,19 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog import Catalog, read
 from serving.errors import BadData, BadSetting
-from training.dataset import Pictures, tell_unreadable, training_decoder, viewing_decoder
+from training.dataset import Pictures, QuarterTurns, tell_unreadable, training_decoder, viewing_decoder
 from training.fit import fit
 from training.partition import divide, read_own
 from training.recipe import Recipe, head_comment, load_recipe, recipe_names
-from training.run import (
-    check_vacant,
-    open_folder,
-    provenance,
-    read_recipe,
-    read_record,
-    write_recipe,
-    write_record,
-)
+from training.record import MAX_NAME
+from training.run import LAST, begin, check_vacant, provenance, read_recipe, read_record
+from training.trainee import start_trainee
 
 __all__ = ["Settings", "render", "run"]
 
@@ -78,7 +73,7 @@ def run(settings: Settings) -> dict[str, Any]:
     recipe, record, folder, catalog = _prepare(settings)
     partition = divide(catalog, recipe)
     about = partition.describe()
-    if record and record["data"]["digest"] != about["digest"]:
+    if settings.resume and record["data"]["digest"] != about["digest"]:
         raise BadData(
             f"{catalog.root}, read as {catalog.format}, holds other images than the run {folder} was started"
             f" on ({record['data']['root']}, read as {record['data']['format']}): resuming needs the same"
@@ -98,18 +93,19 @@ def run(settings: Settings) -> dict[str, Any]:
     unreadable = [*pictures.unreadable, *(validation.unreadable if validation else ())]
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
-    if not record:
-        open_folder(folder)
+    source = QuarterTurns(pictures) if recipe.quarter_turns else pictures
+    fresh = not (folder / LAST).is_file()
+    trainee = start_trainee(recipe, pictures, source, device=settings.device, fresh=fresh)
+    if not settings.resume:
         record = {
-            "name": Path(settings.recipe or "").stem,
+            "name": Path(settings.recipe or "").stem[:MAX_NAME],
             **provenance(),
             "seed": recipe.seed,
             "data": about | {"unreadable": [bad.key for bad in unreadable]},
             "metrics": {},
         }
-        write_record(folder, record)
-        write_recipe(folder, recipe)  # last, since a folder with a recipe can be resumed
-    best = fit(recipe, pictures, validation, folder, record, device=settings.device)
+        begin(folder, recipe, record)  # once nothing of the settings can fail any more
+    best = fit(recipe, trainee, source, validation, folder, record)
     return {
         "run": str(folder),
         "recipe": record["name"],
@@ -146,6 +142,7 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
     folder = settings.out
     if folder is None:
         raise BadSetting("training needs --out, the folder of the run")
+    _check_text(settings)
     if not settings.resume:
         if settings.recipe is None:
             raise BadSetting(f"training needs a recipe: {', '.join(recipe_names())}, or a .yaml file")
@@ -167,3 +164,17 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
         raise BadSetting("--set cannot change a run that is resumed: start another one")
     catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)
     return recipe, record, folder, catalog
+
+
+def _check_text(settings: Settings) -> None:
+    """Refuse a path that is no UTF-8, which neither a record can hold nor safetensors open."""
+    for name, path in (
+        ("the recipe", settings.recipe),
+        ("--data", settings.data and os.path.abspath(settings.data)),  # which is what the record has
+        ("--table", settings.table and os.path.abspath(settings.table)),
+        ("--out", settings.out),
+    ):
+        try:
+            str(path or "").encode()
+        except UnicodeEncodeError as error:
+            raise BadSetting(f"{name} is {str(path)!r}, a path that is not UTF-8: rename it") from error

@@ -52,7 +52,9 @@ class Trainee:
 def start_trainee(
     recipe: Recipe, pictures: Pictures, source: Pictures | QuarterTurns, *, device: str, fresh: bool
 ) -> Trainee:
-    """Build everything as a training starts it.
+    """Build everything as a training starts it, and take the recipe's threads.
+
+    What a setting can spoil fails here, before a new run has a folder.
 
     Args:
         recipe: All settings.
@@ -65,6 +67,8 @@ def start_trainee(
         BadSetting: If the device is not there, or a setting does not fit the backbone.
         CrossbatchError: If weights or images cannot be read.
     """
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
     fabric = _fabric(device, recipe.precision)
     embedder = build_embedder(recipe)
     embedder.backbone.freeze(recipe.freeze_stages)

@@ -1,6 +1,7 @@
 """The command `crossbatch gallery`: look at the galleries of a folder, rebuild one's index, drop one."""
 
 import dataclasses
+import logging
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 
 __all__ = ["Settings", "render", "run"]
+
+_log = logging.getLogger(__name__)
 
 
 class Settings(BaseModel):
@@ -93,6 +96,9 @@ def _entry(directory: GalleryDirectory, name: str) -> dict[str, Any]:
         raise
     except CrossbatchError as error:  # it hides no other gallery
         return {"name": name, "error": str(error)}
+    except Exception as error:  # nor does a bug that one gallery shows
+        _log.exception("the gallery %s cannot be described", name)
+        return {"name": name, "error": f"it cannot be described: {type(error).__name__} {error}"}
 
 
 def _line(entry: dict[str, Any]) -> str:

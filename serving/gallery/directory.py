@@ -10,7 +10,7 @@ from typing import Self
 from weakref import WeakSet
 
 from serving.errors import InvalidArgument, NotFound, Unavailable
-from serving.gallery.folder import drop_gallery, sweep
+from serving.gallery.folder import check_path, drop_gallery, sweep
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.schema import FILE_NAME
 
@@ -59,7 +59,9 @@ class GalleryDirectory:
 
         Raises:
             NotFound: `path` is a file.
+            InvalidArgument: It is not UTF-8.
         """
+        check_path(path)
         if path.exists() and not path.is_dir():
             raise NotFound(f"{path} is a file; expected the folder that holds the galleries")
         self.path = path

@@ -10,15 +10,29 @@ import shutil
 import time
 from pathlib import Path
 
-from serving.errors import AlreadyExists
+from serving.errors import AlreadyExists, InvalidArgument
 from serving.gallery.disk import disk_error, make_folder, sync
 from serving.gallery.schema import FILE_NAME
 from serving.gallery.store import create_store
 
-__all__ = ["drop_gallery", "make_gallery", "sweep"]
+__all__ = ["check_path", "drop_gallery", "make_gallery", "sweep"]
 
 _LEFTOVER = re.compile(r"\.[a-z0-9][a-z0-9_.-]{0,63}\.(new|dropped)-[0-9a-f]{8}")
 _STALE = 3600.0  # seconds; making one takes milliseconds
+
+
+def check_path(path: Path) -> None:
+    """Refuse a path that FAISS cannot open.
+
+    Raises:
+        InvalidArgument: It is not UTF-8.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"the path {str(path)!a} of galleries is not valid UTF-8, and FAISS opens no other; rename it"
+        ) from error
 
 
 def make_gallery(path: Path, *, model_name: str, fingerprint: str, dimension: int) -> None:

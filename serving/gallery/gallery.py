@@ -8,7 +8,6 @@ A search runs in one read transaction of the store, with the snapshot in memory 
 state: it sees every write acknowledged before it began, by any process, and nothing of a later one.
 """
 
-import json
 import logging
 import math
 import os
@@ -21,20 +20,18 @@ from typing import Self
 from numpy.typing import ArrayLike
 
 from serving.errors import InvalidArgument, NotFound
-from serving.gallery.folder import make_gallery
+from serving.gallery.folder import check_path, make_gallery
 from serving.gallery.identity import ModelIdentity, check_model
 from serving.gallery.index import Index, IndexDamaged, require_faiss
 from serving.gallery.info import GalleryInfo
 from serving.gallery.item import MAX_K, Hit, Item, check_items, check_keys, unit_rows
 from serving.gallery.rebuild import Rebuilder, RebuildPolicy
-from serving.gallery.schema import FILE_NAME, FORMAT_VERSION, Meta
+from serving.gallery.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, Meta
 from serving.gallery.snapshot import Snapshot, load_snapshot
 from serving.gallery.store import Store
 from serving.gallery.transaction import Reader, State
 
 __all__ = ["Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
-
-_MAX_DIMENSION = 65_536
 
 _log = logging.getLogger(__name__)
 
@@ -67,12 +64,13 @@ class Gallery:
 
         Raises:
             AlreadyExists: There is something at `path`.
-            InvalidArgument: The dimension is out of range.
+            InvalidArgument: The dimension is out of range, or the path is not UTF-8.
             ReadOnly: The folder cannot be written.
             Overloaded: The disk is full.
         """
-        if not 1 <= dimension <= _MAX_DIMENSION:
-            raise InvalidArgument(f"the dimension is {dimension}; expected 1 to {_MAX_DIMENSION}")
+        if not 1 <= dimension <= MAX_DIMENSION:
+            raise InvalidArgument(f"the dimension is {dimension}; expected 1 to {MAX_DIMENSION}")
+        check_path(path)
         make_gallery(path, model_name=model_name, fingerprint=fingerprint, dimension=dimension)
         return cls.open(path, policy=policy)
 
@@ -84,9 +82,11 @@ class Gallery:
             NotFound: There is no gallery at `path`.
             BadArtifact: It is damaged, or of a newer format.
             ReadOnly: This process may not write to it, and nobody has it open who may.
+            InvalidArgument: The path is not UTF-8.
             BadSetting: FAISS is not installed.
         """
         require_faiss()
+        check_path(path)
         if not (path / FILE_NAME).is_file():
             raise NotFound(f"there is no gallery at {path}; create it with crossbatch index")
         gallery = cls(path, Store(path / FILE_NAME), policy or RebuildPolicy())
@@ -204,21 +204,22 @@ class Gallery:
 
         Raises:
             InvalidArgument: A vector, k, the minimum or a key is out of bounds.
+            BadArtifact: The gallery file is damaged.
         """
         queries = unit_rows(vectors, dimension=self.meta.dimension)
         if isinstance(k, bool) or not 1 <= k <= MAX_K:
             raise InvalidArgument(f"k is {k}; expected 1 to {MAX_K}")
         least = -math.inf if minimum_score is None else minimum_score
-        if math.isnan(least):
-            raise InvalidArgument("the minimum score is not a number; expected a cosine in [-1, 1]")
+        if minimum_score is not None and not -1.0 <= minimum_score <= 1.0:  # NaN too
+            raise InvalidArgument(f"the minimum score is {minimum_score}; expected a cosine in [-1, 1]")
         keys = check_keys(exclude)
         with self._view() as (snapshot, reader):
             excluded = reader.seqs(keys).values() if keys else ()
             found = snapshot.search(queries, k, minimum_score=least, excluded=excluded)
-            rows = {row.seq: row for row in reader.rows({seq for near in found for seq, _ in near})}
+            rows = reader.rows({seq for near in found for seq, _ in near})
         best = [sorted(near, key=lambda pair: (-pair[1], rows[pair[0]].key))[:k] for near in found]
         shown = {seq for near in best for seq, _ in near}
-        metadata = {seq: json.loads(rows[seq].metadata) for seq in shown}
+        metadata = {seq: reader.metadata(rows[seq]) for seq in shown}
         return [
             [Hit((row := rows[seq]).key, row.label, row.uri, metadata[seq], score) for seq, score in near]
             for near in best

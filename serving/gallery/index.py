@@ -81,7 +81,14 @@ def build_index(
 
 
 class Index:
-    """A published FAISS file, memory-mapped, never changed; safe to search from several threads."""
+    """A published FAISS file, memory-mapped, never changed; safe to search from several threads.
+
+    Mapped, an index larger than the memory can be searched, and several processes share one copy. In return
+    nobody may write to a published file or shorten it: the kernel ends a process that reads a page which is
+    no longer there (SIGBUS), and a change in place goes unseen. Crossbatch itself never does: a new index is
+    a new file, and the old one is unlinked, which leaves it whole for who has it mapped. Whoever copies a
+    gallery into the place of one that is served has to put its folder there by a rename.
+    """
 
     def __init__(self, path: Path, *, checksum: str, dimension: int) -> None:
         """Verify and map the file.
@@ -97,7 +104,7 @@ class Index:
             # FAISS before 1.11 has no mapping of flat indexes: it reads the file into memory.
             self._map = faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
             self._index = faiss.downcast_index(self._map.index)
-        except (OSError, RuntimeError, AttributeError) as error:
+        except (OSError, RuntimeError, AttributeError, ValueError) as error:  # NUL in a name: ValueError
             raise IndexDamaged(f"{path} cannot be read: {error}") from error
         if self._index.d != dimension:
             raise IndexDamaged(f"{path} is of dimension {self._index.d}, the gallery of {dimension}")

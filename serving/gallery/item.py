@@ -1,6 +1,7 @@
 """What a gallery holds and what a search returns, and the bounds on both."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ __all__ = [
     "MAX_K",
     "MAX_KEY_BYTES",
     "MAX_METADATA_BYTES",
+    "MAX_METADATA_LEVELS",
     "MAX_URI_BYTES",
     "Hit",
     "Item",
@@ -21,6 +23,7 @@ __all__ = [
     "check_items",
     "check_key",
     "check_keys",
+    "check_metadata",
     "metadata_json",
     "unit_rows",
 ]
@@ -29,6 +32,7 @@ MAX_K = 2048  # what FAISS can return from a GPU
 MAX_KEY_BYTES = 1024  # a label has the same bound
 MAX_URI_BYTES = 8192
 MAX_METADATA_BYTES = 65_536
+MAX_METADATA_LEVELS = 30  # Protocol Buffers read 100 levels of messages; one of metadata takes up to three
 _NORM_TOLERANCE = 1e-3  # a half-precision model is off by less
 _EXACT_TOLERANCE = 1e-6  # within it the bits are kept, so storing what was read changes nothing
 
@@ -120,14 +124,25 @@ def check_keys(keys: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(check_key(key) for key in keys))
 
 
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Check that metadata can travel: a mapping of few levels, whose numbers are within those of a double.
+
+    Raises:
+        InvalidArgument: It cannot.
+    """
+    if not isinstance(metadata, Mapping):
+        raise InvalidArgument(f"metadata must be a JSON object, found {type(metadata).__name__}")
+    _check_value(metadata, MAX_METADATA_LEVELS)
+
+
 def metadata_json(metadata: Mapping[str, Any]) -> str:
     """Write metadata as the JSON object that is stored.
 
     Raises:
-        InvalidArgument: It is not a JSON object, or it is larger than 64 KiB.
+        InvalidArgument: It is not a JSON object, holds a number larger than a double, is nested more than 30
+            levels deep, or is larger than 64 KiB.
     """
-    if not isinstance(metadata, Mapping):
-        raise InvalidArgument(f"metadata must be a JSON object, found {type(metadata).__name__}")
+    check_metadata(metadata)
     if not all(isinstance(name, str) for name in metadata):
         raise InvalidArgument("metadata must be a JSON object: every name in it must be a string")
     try:
@@ -156,6 +171,21 @@ def unit_rows(vectors: ArrayLike, *, dimension: int) -> NDArray[np.float32]:
     if rows.ndim != 2 or rows.shape[1] != dimension:
         raise InvalidArgument(f"the query vectors have shape {rows.shape}; expected (queries, {dimension})")
     return _unit(rows, "query vector")
+
+
+def _check_value(value: Any, left: int) -> None:
+    if isinstance(value, Mapping):
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    else:
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise InvalidArgument("metadata holds a whole number larger than a double; write it as a string")
+        return
+    if not left:
+        raise InvalidArgument(f"metadata is nested more than {MAX_METADATA_LEVELS} levels deep")
+    for each in inner:
+        _check_value(each, left - 1)
 
 
 def _floats(values: ArrayLike, what: str) -> NDArray[np.floating[Any]]:

@@ -11,10 +11,11 @@ the gallery up to some `seq` and removal catches up by two range scans.
 
 from dataclasses import dataclass
 
-__all__ = ["FILE_NAME", "FORMAT_VERSION", "SCHEMA", "Meta"]
+__all__ = ["FILE_NAME", "FORMAT_VERSION", "MAX_DIMENSION", "SCHEMA", "Meta"]
 
 FILE_NAME = "gallery.sqlite"
 FORMAT_VERSION = 1
+MAX_DIMENSION = 65_536
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;

@@ -15,13 +15,24 @@ from typing import Any
 
 from serving.errors import BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
 from serving.gallery.access import Access, access_to, is_writable
+from serving.gallery.damage import damaged, sound
 from serving.gallery.disk import is_full
-from serving.gallery.schema import FORMAT_VERSION, SCHEMA, Meta
+from serving.gallery.schema import FORMAT_VERSION, MAX_DIMENSION, SCHEMA, Meta
 from serving.gallery.transaction import Reader, Writer
 
 __all__ = ["Store", "create_store"]
 
 _NEEDS_WRITING = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)  # to make the file of shared memory
+# The statements are constant and tested: that one fails as such (no such column, an unsupported file format)
+# shows a file that is not as it was made. None stands for text in it that is not UTF-8.
+_DAMAGE = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_FORMAT,
+    None,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -214,7 +225,8 @@ class Store:
 
     def _read_meta(self, connection: sqlite3.Connection) -> Meta:
         try:
-            found = dict(connection.execute("SELECT name, value FROM meta"))
+            with sound(self.path, "its table meta"):
+                found = dict(connection.execute("SELECT name, value FROM meta"))
         except sqlite3.OperationalError as error:
             if "no such table" not in str(error):
                 raise
@@ -227,7 +239,13 @@ class Store:
                 f"the gallery file {self.path} is of format version {version}, and this crossbatch reads "
                 f"up to version {FORMAT_VERSION}; upgrade crossbatch"
             )
-        return Meta(found["model_name"], found["fingerprint"], found["dimension"], found["created"])
+        with sound(self.path, "its table meta"):
+            values = [found[name] for name in ("model_name", "fingerprint", "dimension", "created")]
+            if [type(value) for value in values] != [str, str, int, str]:
+                raise TypeError("a value is of another kind")
+            if not 1 <= found["dimension"] <= MAX_DIMENSION:
+                raise ValueError(f"the dimension is {found['dimension']}")
+        return Meta(*values)
 
     def _borrow(self) -> tuple[sqlite3.Connection, Access]:
         with self._guard:
@@ -260,6 +278,8 @@ class Store:
     def _translated(self, *, busy: Callable[[], Exception] | None = None) -> Iterator[None]:
         try:
             yield
+        except UnicodeDecodeError as error:  # of SQLite's own message, which quotes the file
+            raise damaged(self.path, error) from error
         except sqlite3.Error as error:
             if self._writable or (getattr(error, "sqlite_errorcode", 0) & 0xFF) not in _NEEDS_WRITING:
                 raise _translate(error, self.path, busy) from error
@@ -290,13 +310,10 @@ def _gone(path: Path, error: OSError) -> NotFound | Unavailable:
 def _translate(error: sqlite3.Error, path: Path, busy: Callable[[], Exception] | None) -> Exception:
     code: Any = getattr(error, "sqlite_errorcode", None)
     primary = code & 0xFF if isinstance(code, int) else None  # the rest of the code is detail
-    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
         return busy() if busy else Overloaded(f"the gallery file {path} is locked; try again")
-    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return BadArtifact(
-            f"the gallery file {path} is damaged ({error}); restore it from a backup, "
-            "or drop the gallery and index its images again"
-        )
+    if primary in _DAMAGE and not isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
+        return damaged(path, error)
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return ReadOnly(f"the gallery file {path} cannot be written ({error}); check its permissions")
     if primary == sqlite3.SQLITE_CANTOPEN:

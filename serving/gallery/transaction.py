@@ -9,12 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import BadArtifact
+from serving.gallery.damage import damaged, sound
 from serving.gallery.item import Item, metadata_json
 
 __all__ = ["Reader", "Row", "State", "Writer"]
 
 _BLOCK = 4096  # rows fetched at once
+_STATE_KINDS = [int, int, str, str, int, int, int, int, int]
 
 
 class _Connection(Protocol):
@@ -58,27 +59,42 @@ class Reader:
 
     def state(self) -> State:
         """Return where the gallery stands."""
-        row = self._sql.execute(
+        found = self._sql.execute(
             "SELECT change, generation, index_file, index_checksum, index_count, covers_seq, covers_removal,"
             " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'items'), 0),"
             " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'removals'), 0) FROM state"
-        ).fetchone()
+        )
+        with sound(self._path, "its state"):
+            row = found.fetchone()
+            if [type(value) for value in row] != _STATE_KINDS:
+                raise TypeError("a value is of another kind")
         return State(*row)
 
-    def rows(self, seqs: Iterable[int]) -> list[Row]:
-        """Return the live items among `seqs`, in no order."""
+    def rows(self, seqs: Iterable[int]) -> dict[int, Row]:
+        """Return the items of `seqs`, which are live."""
+        wanted = [int(seq) for seq in seqs]
         found = self._sql.execute(
             "SELECT seq, key, label, uri, metadata FROM items WHERE seq IN (SELECT value FROM json_each(?))",
-            (_json([int(seq) for seq in seqs]),),
+            (_json(wanted),),
         )
-        return [Row(*row) for row in found]
+        with sound(self._path, "an item that its index names"):
+            rows = {row[0]: Row(*row) for row in found}
+            for seq in wanted:
+                _check_texts(rows[seq].key, rows[seq].label, rows[seq].uri)
+        return rows
+
+    def metadata(self, row: Row) -> dict[str, Any]:
+        """Return the metadata of an item that was read."""
+        with sound(self._path, f"the metadata of the item {row.key!r}"):
+            return _metadata(row.metadata)
 
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the `seq` of each key that is there."""
         found = self._sql.execute(
             "SELECT key, seq FROM items WHERE key IN (SELECT value FROM json_each(?))", (_json(keys),)
         )
-        return dict(found.fetchall())
+        with sound(self._path, "its keys"):
+            return dict(found.fetchall())
 
     def items(self, keys: Sequence[str]) -> dict[str, Item]:
         """Return the items of those keys that are there."""
@@ -87,29 +103,35 @@ class Reader:
             " WHERE key IN (SELECT value FROM json_each(?))",
             (_json(keys),),
         )
-        return {
-            key: Item(key, self._vectors([vector])[0], label, uri, json.loads(metadata))
-            for key, label, uri, metadata, vector in found
-        }
+        items = {}
+        with sound(self._path, "an item in it"):
+            for key, label, uri, metadata, vector in found:
+                _check_texts(key, label, uri)
+                items[key] = Item(key, self._vectors([vector])[0], label, uri, _metadata(metadata))
+        return items
 
     def vectors_since(self, seq: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Yield blocks of live items newer than `seq`, ascending: seqs int64 (b,), vectors float32 (b, d)."""
         found = self._sql.execute("SELECT seq, vector FROM items WHERE seq > ? ORDER BY seq", (seq,))
-        while block := found.fetchmany(_BLOCK):
-            yield np.array([row[0] for row in block], np.int64), self._vectors([row[1] for row in block])
+        while True:
+            with sound(self._path, "a vector in it"):
+                block = found.fetchmany(_BLOCK)
+                if not block:
+                    return
+                seqs = np.array([row[0] for row in block], np.int64)
+                vectors = self._vectors([row[1] for row in block])
+            yield seqs, vectors
 
     def removals_since(self, removal: int) -> NDArray[np.int64]:
         """Return the seqs removed after that removal, int64 (r,), in order of removal."""
         found = self._sql.execute("SELECT seq FROM removals WHERE id > ? ORDER BY id", (removal,))
-        return np.array([row[0] for row in found], np.int64)
+        with sound(self._path, "its removals"):
+            return np.array([row[0] for row in found], np.int64)
 
     def _vectors(self, blobs: list[bytes]) -> NDArray[np.float32]:
         size = 4 * self._dimension
         if any(len(blob) != size for blob in blobs):
-            raise BadArtifact(
-                f"the gallery file {self._path} is damaged: a vector in it is not {size} bytes long; "
-                "restore the file from a backup, or drop the gallery and index its images again"
-            )
+            raise damaged(self._path, f"a vector in it is not {size} bytes long")
         rows = np.frombuffer(b"".join(blobs), "<f4").reshape(-1, self._dimension)
         return rows.astype(np.float32, copy=False)
 
@@ -152,6 +174,18 @@ class Writer(Reader):
         self._sql.executemany("INSERT INTO removals (seq) VALUES (?)", seqs)
         self._sql.executemany("DELETE FROM items WHERE seq = ?", seqs)
         return len(seqs)
+
+
+def _check_texts(*values: object) -> None:
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError("a text is of another kind")
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    if not isinstance(found, dict):
+        raise TypeError("it is no JSON object")
+    return found
 
 
 def _blob(item: Item) -> bytes:

@@ -23,7 +23,7 @@ from serving.rpc.status import Violation, from_status, violations_of
 
 __all__ = ["Caller", "faults_of", "pause_before"]
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 LONGEST_TIMEOUT = 86_400
 
 
@@ -60,7 +60,7 @@ class Caller:
                 ("grpc.enable_retries", 0),  # ours know of RetryInfo
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.min_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 2_000),
+                ("grpc.max_reconnect_backoff_ms", 1_000),
             ],
         )
 

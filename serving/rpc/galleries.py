@@ -163,6 +163,8 @@ def _page(shelf: Shelf, size: int, after: str) -> pb.ListGalleriesResponse:
             continue
         except CrossbatchError as error:  # one that cannot be read now must not hide the others
             reply.galleries.append(pb.Gallery(name=name, problem=to_status(shelf.hide(error))))
+        except Exception as error:  # nor a bug that one shows, which `to_status` logs
+            reply.galleries.append(pb.Gallery(name=name, problem=to_status(error)))
     reply.next_page_token = names[size - 1] if len(names) > size else ""
     return reply
 

@@ -29,7 +29,6 @@ __all__ = [
 ImageLike: TypeAlias = bytes | str | Path
 """The bytes of an image file, or where it lies."""
 
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 # A whole image must fit a message with its key and metadata; what the server reads is less.
 _MOST_BYTES = MAX_MESSAGE_BYTES - 2**20
 
@@ -106,7 +105,7 @@ def check_score(score: float | None) -> float | None:
     """Check a least score.
 
     Raises:
-        InvalidArgument: if it is not a number that a float32 can hold.
+        InvalidArgument: if it is not a number from -1 to 1.
     """
     if score is None:
         return None
@@ -116,7 +115,7 @@ def check_score(score: float | None) -> float | None:
         number = float(score)
     except OverflowError:
         number = math.inf
-    if not abs(number) <= _LARGEST_FLOAT32:  # the comparison also finds NaN
+    if not abs(number) <= 1:  # the comparison also finds NaN
         raise InvalidArgument(f"minimum_score cannot be {number}; scores lie between -1 and 1.")
     return number
 

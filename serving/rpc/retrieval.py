@@ -1,7 +1,6 @@
 """RetrievalService: images to embeddings, and queries to their nearest items."""
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -149,7 +148,7 @@ def _checked_search(request: pb.SearchRequest) -> tuple[int, float | None]:
             "exclude_keys", f"{len(request.exclude_keys)} were sent; a call takes at most {MAX_EXCLUDED:,}."
         )
     minimum = request.minimum_score if request.HasField("minimum_score") else None
-    if minimum is not None and not math.isfinite(minimum):
+    if minimum is not None and not -1 <= minimum <= 1:  # NaN too
         raise refusal("minimum_score", f"{minimum} is not a score; scores lie between -1 and 1.")
     return k, minimum
 

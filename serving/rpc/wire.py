@@ -1,6 +1,6 @@
 """How arrays and metadata travel: float32 little-endian bytes, and google.protobuf.Struct."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,11 +8,11 @@ from google.protobuf import struct_pb2
 from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument
+from serving.gallery.item import check_metadata
 
 __all__ = ["bytes_of", "metadata_of", "struct_of", "vector_of"]
 
 _LARGEST_EXACT = 2**53
-_MOST_LEVELS = 30  # Protocol Buffers read 100 levels of messages, and one of metadata takes up to three
 
 
 def bytes_of(vector: NDArray[np.floating[Any]]) -> bytes:
@@ -48,9 +48,7 @@ def struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
         InvalidArgument: if a value is not of a JSON type, is no Unicode, is larger than a double, or is
             nested more than 30 levels deep.
     """
-    if not isinstance(metadata, Mapping):
-        raise InvalidArgument(f"Metadata must be a mapping; found {type(metadata).__name__}.")
-    _check_levels(metadata, _MOST_LEVELS)
+    check_metadata(metadata)
     struct = struct_pb2.Struct()
     try:
         struct.update(dict(metadata))
@@ -66,21 +64,8 @@ def metadata_of(struct: struct_pb2.Struct) -> dict[str, Any]:
         InvalidArgument: if it is nested more than 30 levels deep.
     """
     metadata = _plain_struct(struct)
-    _check_levels(metadata, _MOST_LEVELS)
+    check_metadata(metadata)
     return metadata
-
-
-def _check_levels(value: Any, left: int) -> None:
-    if isinstance(value, Mapping):
-        inner: Iterable[Any] = value.values()
-    elif isinstance(value, list | tuple):
-        inner = value
-    else:
-        return
-    if not left:
-        raise InvalidArgument(f"Metadata is nested more than {_MOST_LEVELS} levels deep.")
-    for each in inner:
-        _check_levels(each, left - 1)
 
 
 def _plain_struct(struct: struct_pb2.Struct) -> dict[str, Any]:

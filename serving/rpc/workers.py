@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import ParamSpec, TypeVar
 
 from serving.errors import DeadlineExceeded, Overloaded
@@ -13,6 +13,9 @@ __all__ = ["Workers", "check_time"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# Set for each job: tells whether anybody waits for it still.
+_caller_left: ContextVar[Callable[[], bool]] = ContextVar("caller_left", default=lambda: False)
 
 
 def check_time(deadline: float | None, what: str) -> None:
@@ -23,8 +26,10 @@ def check_time(deadline: float | None, what: str) -> None:
         what: What is not done when it is too late, as "the images were decoded".
 
     Raises:
-        DeadlineExceeded: if it has passed.
+        DeadlineExceeded: if it has passed, or the caller of the `Workers` job that this is part of has left.
     """
+    if _caller_left.get()():
+        raise DeadlineExceeded(f"The caller left before {what}.")
     if deadline is not None and time.monotonic() >= deadline:
         raise DeadlineExceeded(f"The deadline passed before {what}.")
 
@@ -33,7 +38,8 @@ class Workers:
     """Belongs to one event loop.
 
     A job whose caller has left stays in the queue until a thread comes by and drops it. It counts until then,
-    which is why a flood of calls that are given up cannot fill the memory.
+    which is why a flood of calls that are given up cannot fill the memory. One that runs ends at its next
+    `check_time`, so that a stop does not wait for work whose callers have been cancelled.
     """
 
     def __init__(self, name: str, threads: int, *, most: int, what: str) -> None:
@@ -63,11 +69,10 @@ class Workers:
             raise Overloaded(f"{self._jobs} jobs wait until {self._what}, the most; try again later.")
         left = False
         context = copy_context()  # the request id of log lines
+        context.run(_caller_left.set, lambda: left)
 
         def job() -> T:
-            if left:
-                raise DeadlineExceeded(f"The caller left before {self._what}.")
-            check_time(deadline, self._what)
+            context.run(check_time, deadline, self._what)
             return context.run(function, *args, **kwargs)
 
         running = asyncio.wrap_future(self._executor.submit(job))

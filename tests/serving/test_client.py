@@ -1,7 +1,9 @@
 """The Python client against real servers, and its retries against a scripted one."""
 
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -214,7 +216,7 @@ def test_a_bad_item_of_a_later_call_is_named_by_its_own_place(client: Client) ->
 
 def test_no_server_is_one_sentence_soon() -> None:
     began = time.monotonic()
-    with Client("127.0.0.1:1", timeout=20) as client:
+    with Client("127.0.0.1:1", timeout=20, retries=4) as client:
         assert not client.ready()
         with pytest.raises(Unavailable, match=r"No server answers at 127\.0\.0\.1:1 .*crossbatch serve"):
             client.embed([b"x"])
@@ -277,6 +279,27 @@ def test_retries_are_counted() -> None:
         with pytest.raises(Unavailable):
             client.embed([b"x"])
         assert len(script.tries) == 3
+
+
+def test_a_restart_of_three_seconds_is_ridden_out() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = grpc.server(ThreadPoolExecutor(2))
+    retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(Scripted([]), server)
+
+    def start() -> None:
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        server.start()
+
+    timer = threading.Timer(3.0, start)
+    timer.start()
+    try:
+        with Client(f"127.0.0.1:{port}") as client:
+            assert client.embed([b"x"]).shape == (1, 1)
+    finally:
+        timer.join()
+        server.stop(0).wait()
 
 
 def test_a_server_of_another_kind_is_named() -> None:
@@ -342,7 +365,7 @@ def test_images_are_a_list_of_bytes_and_paths(client: Client, images: Any) -> No
         {"vectors": [[1e300] * DIMENSION]},
         {"k": -1}, {"k": 0}, {"k": 2**40}, {"k": 10**400}, {"k": "3"}, {"k": 1.5}, {"k": None}, {"k": True},
         {"minimum_score": "high"}, {"minimum_score": float("nan")}, {"minimum_score": 1e300},
-        {"minimum_score": 10**400}, {"minimum_score": [0.5]},
+        {"minimum_score": 10**400}, {"minimum_score": [0.5]}, {"minimum_score": 1.5}, {"minimum_score": -1.5},
         {"exclude": "abc"}, {"exclude": [5]}, {"exclude": 5}, {"exclude": None}, {"exclude": ["\udcff"]},
         {"exclude": ["x"] * 1_001},
         {"on_error": "ignore"},

@@ -325,6 +325,25 @@ def test_command(directory: GalleryDirectory) -> None:
         command(directory, "drop", "a", yes=True)
 
 
+def test_list_shows_every_gallery_though_one_shows_a_bug_of_ours(
+    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        directory.create(name, **MODEL)
+    real = Gallery.info
+
+    def info(gallery: Gallery) -> Any:
+        if gallery.name == "a":
+            raise KeyError("odd")
+        return real(gallery)
+
+    monkeypatch.setattr(Gallery, "info", info)
+    first, second = command(directory, "list").splitlines()
+    assert first == "a: it cannot be described: KeyError 'odd'"
+    assert second.startswith("b: 0 items")
+    assert "Traceback" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("action", "name"), [("info", None), ("drop", None), ("rebuild", None), ("list", "a")]
 )

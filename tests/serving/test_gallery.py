@@ -3,11 +3,13 @@
 import json
 import logging
 import multiprocessing
+import os
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
 from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, ModelMismatch, NotFound, Unavailable
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.index import Index, build_index
 from serving.gallery.item import MAX_METADATA_BYTES
@@ -262,6 +265,9 @@ BAD_ITEMS = {
     "metadata NaN": Item("k", ONE, metadata={"a": float("nan")}),
     "metadata object": Item("k", ONE, metadata={"a": object()}),
     "metadata surrogate": Item("k", ONE, metadata={"a": "\ud800"}),
+    "metadata of 31 levels": Item("k", ONE, metadata=json.loads('{"a":' * 31 + "1" + "}" * 31)),
+    "metadata list of 31 levels": Item("k", ONE, metadata={"a": json.loads("[" * 30 + "1" + "]" * 30)}),
+    "metadata beyond a double": Item("k", ONE, metadata={"a": [2**1024]}),
     "metadata of 1 MB": Item("k", ONE, metadata={"a": "x" * 1_000_000}),
 }
 
@@ -308,8 +314,9 @@ def test_bad_queries_are_refused(gallery: Gallery) -> None:
     for vectors in (ONE, ONE[None, :8], ONE[None] * 2, ONE[None] * np.nan, "text", [[1, [2]]]):
         with pytest.raises(InvalidArgument):
             gallery.search(vectors, 1)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="not a number"):
-        gallery.search(ONE[None], 1, minimum_score=float("nan"))
+    for least in (float("nan"), 1.01, -1.01, float("inf")):
+        with pytest.raises(InvalidArgument, match="minimum score"):
+            gallery.search(ONE[None], 1, minimum_score=least)
     with pytest.raises(InvalidArgument, match="single string"):
         gallery.search(ONE[None], 1, exclude="abc")
 
@@ -468,7 +475,7 @@ def test_metadata_is_parsed_once_for_each_item_found(
         parsed.append(text)
         return real(text)
 
-    monkeypatch.setattr("serving.gallery.gallery.json.loads", loads)
+    monkeypatch.setattr("serving.gallery.transaction.json.loads", loads)
     found = gallery.search(np.tile(ONE, (20, 1)), 5)
     assert [[hit.metadata["i"] for hit in hits] for hits in found] == [[0, 1, 10, 11, 12]] * 20
     assert len(parsed) == 5
@@ -515,6 +522,28 @@ def test_damaged_store_is_refused_by_path(tmp_path: Path) -> None:
         Gallery.open(tmp_path / "a")
     with pytest.raises(NotFound, match="no gallery"):
         Gallery.open(tmp_path / "b")
+
+
+def test_item_that_the_index_names_and_the_store_lacks_is_damage(gallery: Gallery) -> None:
+    gallery.upsert([Item(f"k{i}", row) for i, row in enumerate(units(3))])
+    gallery.rebuild()
+    with closing(sqlite3.connect(gallery.path / "gallery.sqlite")) as connection, connection:
+        connection.execute("DELETE FROM items WHERE key = 'k1'")
+    with pytest.raises(BadArtifact, match=r"gallery\.sqlite is damaged"):
+        gallery.search(units(1), 3)
+
+
+def test_a_path_that_faiss_cannot_open_is_refused_at_once(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/g\xff"))
+    for attempt in (
+        lambda: created(folder / "a"),
+        lambda: Gallery.open(folder / "a"),
+        lambda: GalleryDirectory(folder),
+    ):
+        with pytest.raises(InvalidArgument, match="not valid UTF-8") as caught:
+            attempt()
+        str(caught.value).encode()
+    assert not folder.exists()
 
 
 def wait_for(condition: Any, seconds: float = 10.0) -> None:

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from serving.catalog import Catalog, Row, read
-from serving.errors import BadData, BadImage, BadSetting, InvalidArgument, ModelMismatch, NotFound
+from serving.errors import (
+    AlreadyExists,
+    BadData,
+    BadImage,
+    BadSetting,
+    InvalidArgument,
+    ModelMismatch,
+    NotFound,
+)
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.indexing import Settings, index_rows, render, run
@@ -77,6 +85,42 @@ def test_running_again_replaces_the_same_items(tmp_path: Path, model: Path, data
         20,
         21,
     )  # what is gone from the folder stays in the gallery
+
+
+def racing(monkeypatch: pytest.MonkeyPatch, *, fingerprint: str | None = None) -> None:
+    """Let another run make the gallery just before this one does."""
+    real = GalleryDirectory.create
+
+    def create(directory: GalleryDirectory, name: str, **model: Any) -> Gallery:
+        theirs = model | ({"fingerprint": fingerprint} if fingerprint else {})
+        Gallery.create(directory.path / name, **theirs).close()
+        return real(directory, name, **model)
+
+    monkeypatch.setattr(GalleryDirectory, "create", create)
+
+
+def test_the_loser_of_a_race_to_make_the_gallery_fills_the_winners(
+    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    racing(monkeypatch)
+    assert index(model, data, tmp_path / "galleries" / "birds")["items"] == 20
+
+
+def test_a_gallery_that_another_run_made_for_another_model_is_refused(
+    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    racing(monkeypatch, fingerprint="b" * 64)
+    with pytest.raises(ModelMismatch):
+        index(model, data, tmp_path / "galleries" / "birds")
+
+
+def test_what_is_in_the_galleries_place_and_is_none_is_not_overwritten(
+    tmp_path: Path, model: Path, data: Path
+) -> None:
+    (tmp_path / "galleries" / "birds").mkdir(parents=True)
+    (tmp_path / "galleries" / "birds" / "diary.txt").write_text("dear")
+    with pytest.raises(AlreadyExists):
+        index(model, data, tmp_path / "galleries" / "birds")
 
 
 def test_bad_images_are_skipped_and_named(tmp_path: Path, model: Path, data: Path) -> None:

@@ -29,6 +29,7 @@ from protos import retrieval_service_pb2 as retrieval_pb
 from serving.errors import BadSetting, Unavailable
 from serving.gallery import item as gallery_item
 from serving.gallery.directory import GalleryDirectory
+from serving.gallery.gallery import Gallery
 from serving.model import preprocess
 from serving.rpc import galleries as rpc_galleries
 from serving.rpc import limits, neighbours, server
@@ -246,6 +247,8 @@ def test_one_bad_query_fails_alone(stubs: Stubs) -> None:
         ({"k": 0}, "k"),
         ({"k": limits.MAX_K + 1}, "k"),
         ({"minimum_score": float("nan")}, "minimum_score"),
+        ({"minimum_score": 1.5}, "minimum_score"),
+        ({"minimum_score": -1.5}, "minimum_score"),
         ({"exclude_keys": ["x"] * 1001}, "exclude_keys"),
     ],
 )
@@ -394,6 +397,26 @@ def test_a_bug_in_the_gallery_is_internal_with_an_id(encoder: FakeEncoder, tmp_p
         message = refused("INTERNAL", failure, "INTERNAL")
         assert "incident" in message
         assert "secret" not in message
+
+
+def test_a_bug_that_one_gallery_shows_hides_no_other(
+    encoder: FakeEncoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(GalleryDirectory):
+        def get(self, name: str) -> Any:
+            if name == "a":
+                raise KeyError("secret")
+            return super().get(name)
+
+    galleries = Broken(tmp_path)
+    for name in ("a", "b"):
+        galleries.create(name, model_name="fake", fingerprint="a" * 64, dimension=DIMENSION)
+    with serving(encoder, galleries) as running, connected(running.address) as stubs:
+        listed = stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()).galleries
+        codes = [grpc.StatusCode.INTERNAL.value[0], 0]
+        assert [(each.name, each.problem.code) for each in listed] == [("a", codes[0]), ("b", codes[1])]
+        assert "secret" not in str(listed)
+        assert "secret" in caplog.text
 
 
 def test_the_model_is_described(stubs: Stubs) -> None:
@@ -743,6 +766,30 @@ def test_what_does_not_finish_within_the_grace_is_cancelled(encoder: FakeEncoder
         stopping.join(5)
         assert not stopping.is_alive()
         assert encoder.encoded == 0
+
+
+def test_a_long_search_ends_soon_after_the_grace(
+    encoder: FakeEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def search(gallery: Gallery, vectors: Any, k: int, **options: Any) -> Any:
+        begun.set()
+        time.sleep(0.1)
+        return [[] for _ in vectors]
+
+    monkeypatch.setattr(Gallery, "search", search)
+    queries = [retrieval_pb.Query(vector=bytes_of(vector_for(b"x")))] * 60
+    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
+        stubs.create("birds")
+        request = retrieval_pb.SearchRequest(gallery="birds", queries=queries, k=1024)  # 60 blocks
+        pending = stubs.retrieval.Search.future(request)  # without a deadline
+        assert begun.wait(5)
+        began = time.monotonic()
+        _stop(running, 0.2)
+        assert time.monotonic() - began < 2
+        with pytest.raises(grpc.RpcError):
+            pending.result()
 
 
 def test_a_port_in_use_is_one_sentence(encoder: FakeEncoder, tmp_path: Path) -> None:

@@ -174,6 +174,70 @@ def test_vector_of_another_length_is_damage(store: Store) -> None:
         reader.items(["a"])
 
 
+DAMAGE = {
+    "no dimension": "DELETE FROM meta WHERE name = 'dimension'",
+    "no model": "DELETE FROM meta WHERE name = 'model_name'",
+    "dimension of another kind": "UPDATE meta SET value = 'x' WHERE name = 'dimension'",
+    "dimension of nothing": "UPDATE meta SET value = 0 WHERE name = 'dimension'",
+    "meta is no text": "UPDATE meta SET value = CAST(x'ff' AS TEXT) WHERE name = 'model_name'",
+    "no state": "DELETE FROM state",
+    "state of another kind": "UPDATE state SET change = 'x'",
+    "state without a column": "ALTER TABLE state DROP COLUMN covers_seq",
+    "key is no text": "UPDATE items SET key = CAST(x'ff' AS TEXT)",
+    "key is a blob": "UPDATE items SET key = x'ff'",
+    "label is no text": "UPDATE items SET label = CAST(x'ff' AS TEXT)",
+    "no column label": "ALTER TABLE items RENAME COLUMN label TO other",
+    "metadata is no JSON": "UPDATE items SET metadata = '{'",
+    "metadata is too deep": "UPDATE items SET metadata = '" + "[" * 20_000 + "'",
+    "metadata is no object": "UPDATE items SET metadata = '[]'",
+    "metadata is a blob": "UPDATE items SET metadata = x'ff'",
+    "vector is a number": "UPDATE items SET vector = 5",
+    "vector is text": "UPDATE items SET vector = '0123456789abcdef'",
+    "removal of another kind": "INSERT INTO removals (seq) VALUES ('x')",
+    "no items": "DELETE FROM items",
+    "no table of items": "DROP TABLE items",
+    "no removals": "DROP TABLE removals",
+    "vector is not there": "PRAGMA writable_schema=ON; UPDATE sqlite_schema SET sql = replace(sql, "
+    "'vector BLOB NOT NULL', 'vector BLOB'); PRAGMA writable_schema=RESET; UPDATE items SET vector = NULL",
+    "a schema that is no SQL": "PRAGMA writable_schema=ON; UPDATE sqlite_schema SET sql = 'CREATE' || "
+    "CAST(x'20ff' AS TEXT) WHERE name = 'removals'",
+    "a schema of a newer SQLite": None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_that_sqlite_does_not_see_is_told_as_damage(tmp_path: Path, damage: str) -> None:
+    path = made(tmp_path)
+    store = Store(path)
+    with store.write() as writer:
+        writer.upsert([item("a")])
+    store.close()
+    if sql := DAMAGE[damage]:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.executescript(sql)
+    else:
+        with path.open("r+b") as file:
+            file.seek(44)  # the number of the schema's format; SQLite knows up to 4
+            file.write((9).to_bytes(4, "big"))
+
+    def use() -> None:
+        with closing(Store(path)) as opened:
+            with opened.read() as reader:
+                reader.state()
+                reader.removals_since(0)
+                (row,) = reader.rows([1]).values()
+                reader.metadata(row)
+                reader.items(["a"])
+                list(reader.vectors_since(0))
+            with opened.write() as writer:
+                writer.upsert([item("a")])
+
+    with pytest.raises(BadArtifact, match=r"damaged .*restore it from a backup") as caught:
+        use()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     path = made(tmp_path)
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from serving.errors import DeadlineExceeded, Overloaded
-from serving.rpc.workers import Workers
+from serving.rpc.workers import Workers, check_time
 from serving.telemetry import request_id
 
 
@@ -49,6 +49,31 @@ def test_a_job_whose_deadline_passed_in_the_queue_is_not_begun() -> None:
 
     asyncio.run(main())
     assert done == []
+
+
+def test_a_job_that_runs_ends_when_its_caller_leaves() -> None:
+    ended = threading.Event()
+    begun = threading.Event()
+
+    def job() -> None:
+        begun.set()
+        try:
+            for _ in range(1000):
+                check_time(None, "it was done")
+                time.sleep(0.01)
+        except DeadlineExceeded:
+            ended.set()
+
+    async def main() -> None:
+        workers = Workers("w", 1, most=1, what="it was done")
+        task = asyncio.create_task(workers.run(None, job))
+        await asyncio.to_thread(begun.wait, 5)
+        task.cancel()
+        await asyncio.wait([task])
+        workers.close()
+
+    asyncio.run(main())
+    assert ended.is_set()
 
 
 def test_a_job_knows_the_call_that_it_works_for_and_its_failure_is_the_callers() -> None:

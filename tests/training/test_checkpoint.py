@@ -12,6 +12,7 @@ from torch import nn
 
 from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
 from training.checkpoint import (
+    entry,
     load_checkpoint,
     load_module,
     load_optimizer,
@@ -111,9 +112,8 @@ def test_an_optimizer_goes_on_bit_for_bit(fused: bool) -> None:
     for _ in range(3):
         _step(nets[0], optimizers[0], images)
     nets[1].load_state_dict(nets[0].state_dict())
-    load_optimizer(
-        optimizers[1], {k: v.contiguous().clone() for k, v in pack_optimizer(optimizers[0]).items()}
-    )
+    packed = {k: v.contiguous().clone() for k, v in pack_optimizer(optimizers[0]).items()}
+    load_optimizer(optimizers[1], packed, source=Path("last.safetensors"))
     _step(nets[0], optimizers[0], images)
     _step(nets[1], optimizers[1], images)
     assert torch.equal(nets[0].weight, nets[1].weight)
@@ -124,3 +124,33 @@ def test_write_file_replaces_whole(tmp_path: Path) -> None:
     write_file(tmp_path / "a", b"first, the longer one")
     write_file(tmp_path / "a", b"second")
     assert (tmp_path / "a").read_bytes() == b"second"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("0.step", "0.stdp", r"no state optimizer\.0\.stdp"),
+        ("0.step", "", r"optimizer\.0\.step is missing"),
+        ("1.exp_avg", "7.exp_avg", r"no state optimizer\.7\.exp_avg"),
+        ("1.exp_avg", "q.exp_avg", r"no state optimizer\.q\.exp_avg"),
+        ("1.exp_avg", "0exp_avg", r"no state optimizer\.0exp_avg"),
+        ("1.exp_avg", "0.exp_avg", r"no state optimizer\.0\.exp_avg of shape \(4,\)"),
+    ],
+)
+def test_a_damaged_optimizer_is_told(old: str, new: str, told: str, tmp_path: Path) -> None:
+    net = nn.Conv2d(3, 4, 3)
+    optimizer = torch.optim.AdamW(net.parameters())
+    _step(net, optimizer, torch.randn(2, 3, 5, 5))
+    tensors = pack_optimizer(optimizer)
+    value = tensors.pop(old)
+    if new:
+        tensors[new] = value
+    with pytest.raises(BadArtifact, match=rf"last\.safetensors is damaged: .*{told}"):
+        load_optimizer(optimizer, tensors, source=tmp_path / "last.safetensors")
+
+
+def test_an_entry_of_no_use_is_told(tmp_path: Path) -> None:
+    assert entry({"epochs_done": 3}, "epochs_done", int, source=tmp_path) == 3
+    for state in ({}, {"epochs_done": "3"}, {"epochs_done": True}):
+        with pytest.raises(BadArtifact, match="has no epochs_done"):
+            entry(state, "epochs_done", int, source=tmp_path)

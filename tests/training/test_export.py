@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -206,6 +208,25 @@ def test_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(BadSetting, match=r"m\.onnx cannot be written: no space left on device"):
         export_model(_embedder(), FIELDS, tmp_path / "m.onnx", IMAGES)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_exports_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    monkeypatch.setattr(module, "_to_onnx", lambda *_: tiny_graph(size=SIZE))
+    monkeypatch.setattr(module, "Encoder", lambda _: None)
+    monkeypatch.setattr(module, "check_parity", lambda *_: 0.0)
+    dead, alive = tmp_path / f".m.onnx.{ended.pid}.partial", tmp_path / f".m.onnx.{os.getppid()}.partial"
+    others = [
+        tmp_path / f".n.onnx.{ended.pid}.partial",  # of another target
+        tmp_path / ".m.onnx.mine.partial",
+        tmp_path / f".m.onnx.{10**30}.partial",
+        tmp_path / f"m.onnx.{ended.pid}.partial",
+    ]
+    for file in (dead, alive, *others):
+        file.write_bytes(b"half a model")
+    export_model(_embedder(), FIELDS, tmp_path / "m.onnx", IMAGES)
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "m.onnx", alive, *others])
 
 
 def test_parity_sees_a_difference_in_each_output(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:

@@ -53,6 +53,10 @@ def test_count_and_share_of_a_split_stay_what_they_are() -> None:
         ("epochs=[1, 2]", ["'epochs'"]),
         ("epochs", ["key=value", "'epochs'"]),
         ("epochs={", ["YAML"]),
+        ("seed=9999-99-99", ["9999-99-99", "YAML"]),
+        ("seed=!!timestamp now", ["YAML"]),
+        ("seed=!!bool perhaps", ["YAML"]),
+        pytest.param("seed=" + "[" * 3000, ["YAML"], id="nested"),
     ],
 )
 def test_a_bad_key_is_named(override: str, words: list[str]) -> None:
@@ -70,7 +74,9 @@ def test_a_recipe_that_is_not_there_names_the_nearest() -> None:
         load_recipe("nowhere.yaml")
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["- a\n- b\n", "a: [", "\udcff", "seed: 9999-99-99", pytest.param("[" * 3000, id="nested")]
+)
 def test_a_file_that_is_no_table_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))

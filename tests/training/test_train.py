@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 import training.fit
+import training.run
 import training.train
 from serving.errors import AlreadyExists, BadArtifact, BadData, BadSetting, ModelMismatch, NotFound
 from tests.training.drawn import draw_folder
-from training.checkpoint import load_checkpoint, save_checkpoint
+from training.checkpoint import load_checkpoint, save_checkpoint, write_file
 from training.dataset import Pictures
 from training.embedder import build_embedder
 from training.optimizer import average_weights, build_optimizer, freeze_batchnorm, rate_factor
@@ -144,6 +146,78 @@ def test_an_existing_folder_is_refused(whole: Path, data: Path, recipe: str, tmp
         run(Settings(recipe=recipe, data=data, out=tmp_path / "thesis.tex"))
     with pytest.raises(NotFound, match="not a run folder"):
         run(Settings(recipe=recipe, data=data, out=tmp_path / "none", resume=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "told"),
+    [
+        ({"set": ["weights=/nonexistent.safetensors"]}, NotFound, "nonexistent"),
+        ({"set": ["backbone=nothing"]}, BadSetting, "no backbone"),
+        ({"set": ["loss=nope"]}, BadSetting, "no loss"),
+        ({"set": ["freeze_stages=99"]}, BadSetting, "freeze_stages"),
+        ({"set": ["head_init=pca", "dimension=512"]}, BadSetting, "head_init"),
+        ({"device": "cuda"}, BadSetting, "--device cuda"),
+    ],
+)
+def test_a_setting_that_fails_leaves_no_folder(
+    settings: dict[str, Any], error: type[Exception], told: str, data: Path, recipe: str, tmp_path: Path
+) -> None:
+    if "device" in settings and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(error, match=told):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", **settings))
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("name", ["record.json", "recipe.yaml"])
+@pytest.mark.parametrize("at", ["write", "replace"])
+def test_a_start_that_was_cut_is_vacant(
+    name: str, at: str, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "r"
+    inner = write_file
+
+    def cut(path: Path, contents: bytes) -> None:
+        if path.name == name:
+            if at == "replace":  # as kill -9 leaves it
+                (path.parent / f".{name}.tmp").write_bytes(contents[:10])
+            raise KeyboardInterrupt
+        inner(path, contents)
+
+    monkeypatch.setattr(training.run, "write_file", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run(Settings(recipe=recipe, data=data, out=out))
+    monkeypatch.undo()
+    with pytest.raises(
+        NotFound, match="not a run folder" + ("" if name == "record.json" else ".*cut.*without")
+    ):
+        run(Settings(out=out, resume=True))
+    run(Settings(recipe=recipe, data=data, out=out, set=["epochs=1"]))
+    assert load_run(out).recipe.epochs == 1
+    assert not list(out.glob(".*"))
+
+
+def test_a_record_of_someone_else_is_not_written_over(data: Path, recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text('{"artist": "Nico"}')
+    with pytest.raises(AlreadyExists, match="not empty"):
+        run(Settings(recipe=recipe, data=data, out=tmp_path))
+    assert (tmp_path / "record.json").read_text() == '{"artist": "Nico"}'
+
+
+def test_a_path_that_is_not_utf8_is_refused(data: Path, recipe: str, tmp_path: Path) -> None:
+    odd = tmp_path / "p\udcff"
+    shutil.copytree(data, odd)
+    shutil.copy(recipe, odd / "r.yaml")
+    for changed, told in (
+        ({"data": odd}, "--data"),
+        ({"out": odd / "r"}, "--out"),
+        ({"table": odd / "t.csv"}, "--table"),
+        ({"recipe": str(odd / "r.yaml")}, "the recipe"),
+    ):
+        settings = Settings(recipe=recipe, data=data, out=tmp_path / "r").model_copy(update=changed)
+        with pytest.raises(BadSetting, match=rf"{told} is '.*udcff.*not UTF-8"):
+            run(settings)
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_run_is_resumed_as_it_was_started(whole: Path, recipe: str, tmp_path: Path) -> None:
@@ -319,10 +393,17 @@ def test_a_damaged_or_foreign_checkpoint_is_told(data: Path, recipe: str, tmp_pa
     out = tmp_path / "r"
     run(Settings(recipe=recipe, data=data, out=out, set=["epochs=1"]))
     tensors, state = load_checkpoint(out / "last.safetensors")
+    save_checkpoint(out / "last.safetensors", tensors, {"epochs_done": 1, "history": []})
+    with pytest.raises(BadArtifact, match=r"last\.safetensors is damaged.*no best"):
+        run(Settings(out=out, resume=True))
     del tensors["model.prototypes"]
     save_checkpoint(out / "last.safetensors", tensors, state)
     with pytest.raises(ModelMismatch, match="prototypes"):
         run(Settings(out=out, resume=True))
+    tensors, state = load_checkpoint(out / "best.safetensors")
+    save_checkpoint(out / "best.safetensors", tensors, {"epoch": None})
+    with pytest.raises(BadArtifact, match=r"best\.safetensors is damaged.*no epoch"):
+        load_run(out)
     (out / "best.safetensors").write_bytes(b"short")
     with pytest.raises(BadArtifact, match="damaged"):
         load_run(out)
