@@ -224,6 +224,8 @@ def run(settings: Settings) -> dict[str, Any]:
     require_faiss()
     galleries = GalleryDirectory(settings.galleries.absolute())
     encoder = Encoder(settings.model, threads=settings.threads, device=settings.device)
+    if not settings.galleries.is_dir():
+        logger.warning("there is no folder %s yet; it is made with the first gallery", settings.galleries)
     return asyncio.run(_serve(Server(encoder, galleries, settings), settings.grace))
 
 
