@@ -104,12 +104,12 @@ class Index:
             # FAISS before 1.11 has no mapping of flat indexes: it reads the file into memory.
             self._map = faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
             self._index = faiss.downcast_index(self._map.index)
+            self.bytes = path.stat().st_size  # a newer publication may sweep the file at any moment
         except (OSError, RuntimeError, AttributeError, ValueError) as error:  # NUL in a name: ValueError
             raise IndexDamaged(f"{path} cannot be read: {error}") from error
         if self._index.d != dimension:
             raise IndexDamaged(f"{path} is of dimension {self._index.d}, the gallery of {dimension}")
         self.seqs: NDArray[np.int64] = faiss.vector_to_array(self._map.id_map)  # (n,), ascending
-        self.bytes = path.stat().st_size
 
     def __len__(self) -> int:
         return len(self.seqs)

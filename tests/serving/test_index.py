@@ -98,3 +98,21 @@ def test_missing_faiss_names_the_extras(monkeypatch: pytest.MonkeyPatch) -> None
             module.require_faiss()
     finally:
         module._faiss.cache_clear()
+
+
+def test_file_swept_while_it_is_loaded_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import faiss
+
+    path = tmp_path / "index-1.faiss"
+    result = build_index(path, [(np.arange(4), units(4, 3))], dimension=3)
+    assert result is not None
+    read = faiss.read_index
+
+    def read_and_lose(name: str, flags: int) -> object:
+        found = read(name, flags)
+        path.unlink()  # as the sweep of a newer publication does
+        return found
+
+    monkeypatch.setattr(faiss, "read_index", read_and_lose)
+    with pytest.raises(IndexDamaged, match="cannot be read"):
+        Index(path, checksum=result[0], dimension=3)
