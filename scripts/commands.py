@@ -58,7 +58,7 @@ def _default(info: FieldInfo) -> str:
         return "required"
     if isinstance(info.default, bool):
         return str(info.default).lower()
-    return "" if info.default in (None, [], ()) else str(info.default)
+    return "" if info.default in (None, [], (), {}) else str(info.default)
 
 
 def _range(info: FieldInfo) -> str:

@@ -56,7 +56,7 @@ class MetricLoss(nn.Module):
         return cast(Tensor, self.inner(embeddings, labels))
 
 
-def build_loss(name: str, *, classes: int, dimension: int, **options: float) -> MetricLoss:
+def build_loss(name: str, *, classes: int, dimension: int, **options: float | str) -> MetricLoss:
     """Build a loss by its name.
 
     Args:

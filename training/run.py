@@ -26,7 +26,8 @@ from training.checkpoint import (
     write_file,
 )
 from training.embedder import Embedder, build_embedder
-from training.recipe import Recipe, make_recipe, parse_yaml
+from training.recipe import Recipe, make_recipe
+from training.recipe_file import parse_yaml
 from training.record import check_record
 
 __all__ = [

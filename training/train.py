@@ -15,7 +15,8 @@ from serving.errors import BadData, BadSetting
 from training.dataset import Pictures, QuarterTurns, tell_unreadable, training_decoder, viewing_decoder
 from training.fit import fit
 from training.partition import divide, read_own
-from training.recipe import Recipe, head_comment, load_recipe, recipe_names
+from training.recipe import Recipe
+from training.recipe_file import head_comment, load_recipe, recipe_names
 from training.record import MAX_NAME
 from training.run import LAST, begin, check_vacant, provenance, read_recipe, read_record
 from training.trainee import start_trainee

@@ -7,7 +7,8 @@ import yaml
 
 from serving.catalog import SplitRule
 from serving.errors import BadSetting, NotFound
-from training.recipe import Recipe, load_recipe, make_recipe, recipe_names
+from training.recipe import Recipe, make_recipe
+from training.recipe_file import load_recipe, recipe_names
 
 
 def test_the_recipes_of_the_package_are_found_by_name() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.drawn import draw_folder
 from training.checkpoint import load_checkpoint
-from training.recipe import head_comment, load_recipe, recipe_names
+from training.recipe_file import head_comment, load_recipe, recipe_names
 from training.train import Settings, run
 
 

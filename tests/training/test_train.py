@@ -18,7 +18,8 @@ from training.checkpoint import load_checkpoint, save_checkpoint, write_file
 from training.dataset import Pictures
 from training.embedder import build_embedder
 from training.optimizer import average_weights, build_optimizer, freeze_batchnorm, rate_factor
-from training.recipe import Recipe, recipe_names
+from training.recipe import Recipe
+from training.recipe_file import recipe_names
 from training.run import load_run
 from training.train import Settings, render, run
 
