@@ -1,59 +1,212 @@
-"""The contrastive loss against its loop, and the registry."""
+"""Every loss against its loop in float64, on batches usual and degenerate; their options; the registry."""
+
+import inspect
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytorch_metric_learning.losses import ProxyNCALoss
 from torch import Tensor, nn
 
 from serving.errors import BadSetting
-from tests import oracles
+from tests import loss_oracles, oracles
 from training import loss
-from training.loss import build_loss
+from training.cross_batch import cross_batch_loss
+from training.loss import LOSSES, MetricLoss, build_loss
+
+CLASSES, D = 5, 4
+PAIRS = ["contrastive", "triplet", "multi_similarity"]
+# Batches by name: the usual one, and those with nothing to compare, or next to nothing.
+BATCHES = {
+    "usual": [0, 0, 1, 1, 2, 2, 2, 4],
+    "interleaved": [0, 1, 2, 0, 1, 2],
+    "one class": [3, 3, 3],
+    "no positive pair": [0, 1, 2, 3, 4],
+    "one pair of each kind": [0, 0, 1],
+    "one image": [2],
+}
+# Each option away from its default at least once.
+VARIANTS: list[tuple[str, dict[str, float | str]]] = [
+    *((name, {}) for name in LOSSES),
+    ("contrastive", {"pos_margin": 0.3841, "neg_margin": -0.2}),
+    ("triplet", {"margin": 0.5, "miner": "all"}),
+    ("triplet", {"margin": 0.05, "miner": "hard"}),
+    ("multi_similarity", {"alpha": 18.0, "beta": 75.0, "base": 0.77, "epsilon": 0.0}),
+    ("multi_similarity", {"epsilon": 3.0}),
+    ("proxy_nca", {"temperature": 0.5}),
+    ("proxy_anchor", {"margin": 0.3, "alpha": 5.0}),
+    ("libc", {"layers": 3.0, "heads": 4.0, "temperature": 0.7, "smoothing": 0.0}),
+]
 
 
 def batch(labels: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return 5 * torch.randn(len(labels), 3, generator=generator, dtype=torch.float64), torch.tensor(labels)
+    return 2 * torch.randn(len(labels), D, generator=generator, dtype=torch.float64), torch.tensor(labels)
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.integers(0, 4), min_size=1, max_size=8),
-    st.integers(0, 1000),
-    st.sampled_from([(1.0, 0.5), (0.8, 0.0), (0.3841, -0.2)]),
-)
-def test_contrastive_is_the_loop(labels: list[int], seed: int, margins: tuple[float, float]) -> None:
-    embeddings, names = batch(labels, seed)
-    function = build_loss("contrastive", classes=5, dimension=3, pos_margin=margins[0], neg_margin=margins[1])
-    value = function(embeddings.requires_grad_(), names)
-    expected = oracles.contrastive(embeddings.detach().numpy(), names.numpy(), *margins)
-    assert value.item() == pytest.approx(expected, abs=1e-10)
+def build(name: str, **options: float | str) -> MetricLoss:
+    torch.manual_seed(5)
+    return build_loss(name, classes=CLASSES, dimension=D, **options).double()
+
+
+def oracle(
+    name: str, function: MetricLoss, x: Tensor, labels: Tensor, options: dict[str, float | str]
+) -> float:
+    """The loop's value, with the weights of `function` where it has any."""
+    numbers: dict[str, Any] = {
+        k: v if isinstance(v, str) else int(v) if k in ("layers", "heads") else v for k, v in options.items()
+    }
+    weights = {k.removeprefix("inner."): v.detach().numpy() for k, v in function.named_parameters()}
+    rows, names = x.detach().numpy(), labels.numpy()
+    loops: dict[str, Callable[[], float]] = {
+        "contrastive": lambda: oracles.contrastive(
+            rows, names, **{"pos_margin": 1.0, "neg_margin": 0.5} | numbers
+        ),
+        "triplet": lambda: loss_oracles.triplet(rows, names, **numbers),
+        "multi_similarity": lambda: loss_oracles.multi_similarity(rows, names, **numbers),
+        "proxy_nca": lambda: loss_oracles.proxy_nca(rows, names, weights["W"].T, **numbers),
+        "proxy_anchor": lambda: loss_oracles.proxy_anchor(rows, names, weights["proxies"], **numbers),
+        "libc": lambda: loss_oracles.libc(rows, names, weights, **numbers),
+    }
+    return loops[name]()
+
+
+@pytest.mark.parametrize("labels", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda v: str(v))
+def test_a_loss_is_its_loop(name: str, options: dict[str, float | str], labels: list[int]) -> None:
+    function = build(name, **options)
+    for seed in range(4):
+        x, names = batch(labels, seed)
+        value = function(x.requires_grad_(), names)
+        assert value.item() == pytest.approx(oracle(name, function, x, names, options), abs=1e-10)
+        torch.autograd.backward(value)
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_usual_batch_is_no_degenerate_one(name: str) -> None:
+    x, names = batch(BATCHES["usual"])
+    assert build(name)(x, names).item() > 0.01
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("case", ["one image", "one class"])
+def test_without_a_pair_a_loss_on_pairs_is_zero_with_a_zero_gradient(name: str, case: str) -> None:
+    x, names = batch(BATCHES[case])
+    # Contrastive has its positive pairs left in one class, satisfied once they are alike.
+    x = x[:1].repeat(len(x), 1).requires_grad_()
+    value = build(name)(x, names)
     torch.autograd.backward(value)
-    assert embeddings.grad is not None
-    assert embeddings.grad.isfinite().all()
+    assert value.item() == pytest.approx(0, abs=1e-12)
+    assert x.grad is not None
+    assert x.grad.abs().max() < 1e-12
 
 
-def test_the_default_margins() -> None:
-    embeddings, names = batch([0, 0, 1, 1, 2])
-    value = build_loss("contrastive", classes=3, dimension=3)(embeddings, names)
-    assert value.item() == pytest.approx(oracles.contrastive(embeddings.numpy(), names.numpy(), 1.0, 0.5))
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=9),
+    st.sampled_from(sorted(LOSSES)),
+    st.integers(0, 999),
+)
+def test_the_order_of_the_batch_does_not_matter(labels: list[int], name: str, seed: int) -> None:
+    x, names = batch(labels, seed)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    function = build(name)
+    torch.testing.assert_close(function(x[order], names[order]), function(x, names))
 
 
-def test_the_scale_of_an_embedding_does_not_matter() -> None:
-    embeddings, names = batch([0, 0, 1, 1])
-    function = build_loss("contrastive", classes=2, dimension=3)
-    torch.testing.assert_close(function(embeddings, names), function(7 * embeddings, names))
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=9),
+    st.sampled_from([name for name in sorted(LOSSES) if name != "libc"]),
+    st.floats(0.01, 100),
+)
+def test_the_length_of_an_embedding_does_not_matter(labels: list[int], name: str, factor: float) -> None:
+    x, names = batch(labels)
+    function = build(name)
+    torch.testing.assert_close(function(factor * x, names), function(x, names))
 
 
-def test_the_loss_leaves_autocast() -> None:
-    embeddings, names = batch([0, 0, 1, 1, 2])
-    half = embeddings.bfloat16()
-    function = build_loss("contrastive", classes=3, dimension=3)
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_is_the_difference_quotient(name: str) -> None:
+    x, names = batch(BATCHES["usual"], seed=1)
+    function = build(name)
+    weights = [p.requires_grad_() for p in function.parameters()] if name.startswith("proxy") else []
+
+    def value(x: Tensor, *_: Tensor) -> Tensor:
+        return function(x, names)  # type: ignore[no-any-return]
+
+    assert torch.autograd.gradcheck(value, (x.requires_grad_(), *weights))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_half_precision_is_widened_under_autocast_and_without(name: str, dtype: torch.dtype) -> None:
+    x, names = batch(BATCHES["usual"])
+    half = (1000 * x).to(dtype).requires_grad_()  # squared, these do not fit into float16
+    function = build(name).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = function(half, names)
     assert value.dtype == torch.float32
     assert torch.equal(value, function(half.float(), names))
+    torch.autograd.backward(value)
+    assert half.grad is not None
+    assert half.grad.isfinite().all()
+    assert value.isfinite()
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_large_labels_stay_apart(name: str) -> None:
+    x, names = batch(BATCHES["interleaved"])
+    function = build(name)
+    for start in (2**24, 2**40):  # float32 would take neighbours for one class
+        assert torch.equal(function(x, names + start), function(x, names))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_serves_the_cross_batch_term(name: str) -> None:
+    x, names = batch([0, 0, 1, 1, 2, 2, 3, 3])
+    histograms = torch.randn(8, 3, generator=torch.Generator().manual_seed(1)).double().softmax(dim=1)
+    function = build(name)
+    value = cross_batch_loss(
+        histograms, x.requires_grad_(), names, function, generator=torch.Generator().manual_seed(0)
+    )
+    torch.autograd.backward(value)
+    assert value.item() > 0
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert x.grad.abs().sum() > 0
+    for weight in function.parameters():
+        assert weight.grad is not None
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_weights_follow_from_the_seed(name: str) -> None:
+    one, two = build(name).state_dict(), build(name).state_dict()
+    assert bool(one) == (name not in PAIRS)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_proxy_nca_is_the_librarys_but_keeps_what_that_drops() -> None:
+    x, names = batch(BATCHES["usual"])
+    function = build("proxy_nca", temperature=1 / 9)
+    theirs = ProxyNCALoss(CLASSES, D, softmax_scale=9)
+    theirs.proxies.data = function.inner.W.data.T.clone()  # type: ignore[operator]
+    torch.testing.assert_close(function(x, names), theirs(x, names))
+    # An image opposite to its proxy: its probability rounds to 0, and the library leaves it out of the mean.
+    rows = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0]])
+    proxies = torch.cat([-rows[:1], rows, torch.eye(4)[2:]])
+    sharp, theirs = build("proxy_nca", temperature=0.01).float(), ProxyNCALoss(CLASSES, D, softmax_scale=100)
+    sharp.inner.W.data, theirs.proxies.data = proxies.T.clone(), proxies.clone()
+    assert theirs(rows, torch.tensor([0, 2])).item() == pytest.approx(0)
+    assert sharp(rows, torch.tensor([0, 2])).item() == pytest.approx(200)
 
 
 def test_a_researcher_adds_a_loss_in_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,19 +225,59 @@ def test_a_researcher_adds_a_loss_in_one_entry(monkeypatch: pytest.MonkeyPatch) 
     function = build_loss("proxies", classes=2, dimension=3, scale=2.0)
     assert [tuple(p.shape) for p in function.parameters()] == [(2, 3)]
     assert function(torch.zeros(1, 3), torch.tensor([1])).item() == 12
+    assert not function.on_pairs
+    with pytest.raises(BadSetting, match="scale set to 'two', but it should be a valid number"):
+        build_loss("proxies", classes=2, dimension=3, scale="two")
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_docs_list_every_loss_with_its_options_and_defaults(name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "method.md").read_text()
+    (row,) = re.findall(rf"^\| `{name}` \|.*$", page, re.MULTILINE)
+    for option in inspect.signature(LOSSES[name]).parameters.values():
+        default = option.default
+        if option.name in ("classes", "dimension"):
+            continue
+        if isinstance(default, float):
+            exact = Fraction(default).limit_denominator(99)
+            default = f"{default:g}" if default == round(default, 3) else str(exact)
+        assert f"`{option.name}` {default}" in row
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("contrastiv", {}, "did you mean 'contrastive'"),
-        ("quux", {}, "choose from contrastive"),
+        ("quux", {}, "choose from contrastive, libc, multi_similarity, proxy_anchor, proxy_nca, triplet"),
         ("contrastive", {"pos_margn": 1.0}, "no option 'pos_margn': did you mean 'pos_margin'"),
         ("contrastive", {"quux": 1.0}, "choose from neg_margin, pos_margin"),
+        (
+            "contrastive",
+            {"pos_margin": 1.5},
+            "pos_margin set to 1.5, but it should be less than or equal to 1",
+        ),
+        ("contrastive", {"pos_margin": "0.5"}, "pos_margin set to '0.5', but it should be a valid number"),
+        ("contrastive", {"neg_margin": float("nan")}, "should be a finite number"),
+        ("triplet", {"margin": -0.1}, "margin set to -0.1, but it should be greater than 0"),
+        ("triplet", {"margin": True}, "should be a valid number"),
+        (
+            "triplet",
+            {"miner": "semihrd"},
+            "miner set to 'semihrd', but it should be 'all', 'semihard' or 'hard'",
+        ),
+        ("triplet", {"miner": 1.0}, "miner set to 1.0, but it should be 'all', 'semihard' or 'hard'"),
+        ("multi_similarity", {"beta": float("inf")}, "should be a finite number"),
+        ("multi_similarity", {"epsilon": -1.0}, "should be greater than or equal to 0"),
+        ("proxy_nca", {"temperature": 0.0}, "should be greater than 0"),
+        ("proxy_anchor", {"alpha": -32.0}, "should be greater than 0"),
+        ("libc", {"layers": 1.5}, "layers set to 1.5, but it should be a valid integer"),
+        ("libc", {"heads": 0.0}, "should be greater than or equal to 1"),
+        ("libc", {"heads": 3.0}, "3 heads, which do not divide the 4 dimensions"),
+        ("libc", {"smoothing": 1.0}, "should be less than 1"),
     ],
 )
-def test_what_is_unknown_is_answered_with_what_is_known(
-    name: str, options: dict[str, float], message: str
+def test_a_wrong_setting_is_answered_with_what_is_right(
+    name: str, options: dict[str, float | str], message: str
 ) -> None:
     with pytest.raises(BadSetting, match=message):
-        build_loss(name, classes=2, dimension=3, **options)
+        build_loss(name, classes=CLASSES, dimension=D, **options)

@@ -1,0 +1,123 @@
+"""Losses on pairs against other embeddings, by their loops; the triplets are the library's."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.miners import TripletMarginMiner
+from torch import Tensor
+
+from serving.errors import BadSetting
+from tests import loss_oracles
+from training.loss import LOSSES, build_loss
+from training.pairwise import TripletMiner, TripletRule
+
+LOOPS: dict[str, Callable[..., float]] = {
+    "contrastive": loss_oracles.contrastive_against,
+    "triplet": loss_oracles.triplet,
+    "multi_similarity": loss_oracles.multi_similarity,
+}
+# Labels of a batch and of what it is compared with.
+CASES = {
+    "usual": ([0, 0, 1, 2, 2], [0, 1, 1, 2, 3, 3, 0]),
+    "one pair of each kind": ([0], [0, 1]),
+    "one positive pair": ([0], [0]),
+    "one negative pair": ([0], [1]),
+    "nothing to compare with": ([0, 1], []),
+    "no class in common": ([0, 0, 1], [2, 3]),
+}
+
+
+def embed(count: int, seed: int) -> Tensor:
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("name", LOOPS)
+def test_against_references_a_loss_is_its_loop(name: str, case: tuple[list[int], list[int]]) -> None:
+    labels, reference_labels = (torch.tensor(names, dtype=torch.int64) for names in case)
+    function = build_loss(name, classes=4, dimension=4)
+    seen = 0.0
+    for seed in range(8):
+        x, references = embed(len(labels), seed).requires_grad_(), embed(len(reference_labels), 100 + seed)
+        value = function.against(x, labels, references, reference_labels)
+        expected = LOOPS[name](
+            x.detach().numpy(), labels.numpy(), references.numpy(), reference_labels.numpy()
+        )
+        assert value.item() == pytest.approx(expected, abs=1e-10)
+        torch.autograd.backward(value)
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+        assert (x.grad.abs().sum() > 0) == (expected > 0)
+        seen += expected
+    assert seen > 0 or case != CASES["usual"]
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_one_pair_of_each_kind_counts(name: str) -> None:
+    x = torch.tensor([[1.0, 0.0]])
+    references = torch.tensor(
+        [[0.8, 0.6], [0.75, 0.66]]
+    )  # the negative is a little farther than the positive
+    value = build_loss(name, classes=2, dimension=2).against(
+        x, torch.tensor([0]), references, torch.tensor([0, 1])
+    )
+    assert value.item() > 0.01
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_references_of_the_batchs_very_labels_are_others_all_the_same(name: str) -> None:
+    x, labels = embed(5, 0), torch.tensor(CASES["usual"][0])
+    function = build_loss(name, classes=4, dimension=4)
+    for references in (embed(5, 1), x):
+        value = function.against(x, labels, references, labels)
+        torch.testing.assert_close(value, function.against(x, labels, references.clone(), labels.clone()))
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_a_loss_says_whether_it_compares_pairs(name: str) -> None:
+    function = build_loss(name, classes=4, dimension=4)
+    assert function.on_pairs == (name in LOOPS)
+    if not function.on_pairs:
+        x, labels = embed(2, 0), torch.tensor([0, 1])
+        with pytest.raises(BadSetting, match="this loss has no use for a memory"):
+            function.against(x, labels, x, labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_float32_memory_serves_embeddings_of_any_precision(name: str, dtype: torch.dtype) -> None:
+    labels, reference_labels = torch.tensor(CASES["usual"][0]), torch.tensor(CASES["usual"][1])
+    x, references = embed(5, 0).to(dtype).requires_grad_(), embed(7, 100).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = build_loss(name, classes=4, dimension=4).against(x, labels, references, reference_labels)
+    torch.autograd.backward(value)
+    assert value.isfinite()
+    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    st.none() | st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    st.sampled_from(["all", "semihard", "hard"]),
+    st.sampled_from([0.05, 0.3, 2.0]),
+    st.integers(0, 999),
+)
+def test_the_triplets_are_the_librarys(
+    labels: list[int], reference_labels: list[int] | None, rule: TripletRule, margin: float, seed: int
+) -> None:
+    given_all = [embed(len(labels), seed), torch.tensor(labels)]
+    if reference_labels is not None:
+        given_all += [embed(len(reference_labels), seed + 1000), torch.tensor(reference_labels)]
+    theirs = TripletMarginMiner(margin=margin, type_of_triplets=rule, distance=LpDistance())
+    found = [
+        sorted(zip(*(places.tolist() for places in miner(*given_all)), strict=True))
+        for miner in (TripletMiner(margin, rule, LpDistance()), theirs)
+    ]
+    assert found[0] == found[1]
