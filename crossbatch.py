@@ -115,6 +115,8 @@ def _run(name: str, words: list[str]) -> int:
     command = _load(name)
     settings, as_json = _settings(name, command.Settings, words)
     result = command.run(settings)
+    if os.environ.get("RANK", "0") != "0":  # torchrun runs one command several times: the first one speaks
+        return 0
     _say(json.dumps(result, indent=2, ensure_ascii=False) if as_json else command.render(result))
     return 0
 

@@ -1,5 +1,6 @@
 """Progress of long work: a bar on a terminal, one line a minute and a last one elsewhere."""
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import TextIO, TypeVar
@@ -23,6 +24,8 @@ def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: 
     Returns:
         An iterable over `items`, which is also a context manager with `update(n)`.
     """
+    if os.environ.get("RANK", "0") != "0":  # of several processes (torchrun) only the first shows anything
+        return tqdm(items, total=total, disable=True)
     if sys.stderr.isatty():
         return tqdm(items, desc=label, total=total, unit=unit, file=sys.stderr, dynamic_ncols=True)
     return tqdm(

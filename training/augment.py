@@ -12,7 +12,7 @@ __all__ = ["Augmentation"]
 
 
 class Augmentation:
-    """Random crops, flips, affine maps and colour changes as the recipe has them, torchvision's own."""
+    """Random crops, flips, affine maps, colours and erasing as the recipe has them, torchvision's own."""
 
     def __init__(self, recipe: Recipe) -> None:
         size = recipe.image_size
@@ -43,6 +43,8 @@ class Augmentation:
             steps.append(v2.RandomHorizontalFlip(recipe.flip))
         if recipe.jitter:
             steps.append(v2.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter))
+        if recipe.erasing:
+            steps += [v2.PILToTensor(), v2.RandomErasing(recipe.erasing), v2.ToPILImage()]
         self._steps = v2.Compose(steps)
 
     def __call__(self, image: NDArray[np.uint8], seed: int) -> NDArray[np.uint8]:

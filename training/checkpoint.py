@@ -4,6 +4,7 @@ A file is written aside, flushed to the disk and renamed: a full disk or a power
 """
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, RMSprop
 
 from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
 
@@ -38,8 +39,9 @@ FORMAT_VERSION = 1
 
 T = TypeVar("T")
 
-_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
-"""What AdamW keeps for a parameter, once that has had a gradient."""
+_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
+_MOMENTS_OF_RMSPROP = frozenset({"step", "square_avg", "momentum_buffer"})
+"""What an optimiser keeps for a parameter, once that has had a gradient."""
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -48,8 +50,9 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[st
     Raises:
         CrossbatchError: If the file cannot be written.
     """
-    metadata = {"crossbatch": json.dumps({"format_version": FORMAT_VERSION, **state})}
-    write_file(path, save({name: value.contiguous() for name, value in tensors.items()}, metadata=metadata))
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    described = json.dumps({"format_version": FORMAT_VERSION, **state})
+    write_file(path, save(plain, metadata={"crossbatch": described, "digest": _digest(plain)}))
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -61,7 +64,11 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     with _open(path) as file:
         state = _state(file, path)
-        return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118 - not a mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        digest = file.metadata().get("digest")
+    if digest not in (None, _digest(tensors)):  # the first checkpoints had none
+        raise BadArtifact(f"the checkpoint {path} is damaged: its weights are not those that were saved")
+    return tensors, state
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -137,16 +144,19 @@ def pack_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], *, source: Path) -> None:
-    """Restore what `pack_optimizer` gave of an AdamW; learning rates stay those of the recipe.
+    """Restore what `pack_optimizer` gave of Adam, its kin or RMSprop; learning rates stay the recipe's.
 
     Raises:
-        BadArtifact: If a name or a shape is not one that AdamW has.
+        BadArtifact: If a name or a shape is not one that the optimiser has.
     """
+    moments = _MOMENTS
+    if isinstance(optimizer, RMSprop):
+        moments = _MOMENTS_OF_RMSPROP - (set() if optimizer.defaults["momentum"] else {"momentum_buffer"})
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")
-        known = number.isdecimal() and int(number) < len(parameters) and name in _MOMENTS
+        known = number.isdecimal() and int(number) < len(parameters) and name in moments
         like = parameters[int(number)] if known else value
         if not known or value.shape != (() if name == "step" else like.shape):
             raise BadArtifact(
@@ -157,7 +167,7 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], *, sourc
             value = torch.empty_like(like, dtype=value.dtype).copy_(value)
         state.setdefault(int(number), {})[name] = value
     for place, found in state.items():
-        if missing := sorted(_MOMENTS - found.keys()):
+        if missing := sorted(moments - found.keys()):
             raise BadArtifact(
                 f"the checkpoint {source} is damaged: the optimiser's state"
                 f" optimizer.{place}.{missing[0]} is missing"
@@ -219,6 +229,15 @@ def _state(file: Any, path: Path) -> dict[str, Any]:
             f" {FORMAT_VERSION}: update crossbatch"
         )
     return state
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Give the SHA-256 of names and values; safetensors itself would not see a bit that has flipped."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

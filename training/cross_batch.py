@@ -10,6 +10,7 @@ from torch.nn import functional
 from serving.errors import BadSetting
 from training.precision import full_precision
 from training.prototypes import fit_prototypes
+from training.recursion import Fit, update
 
 __all__ = ["FitOn", "cross_batch_loss", "split_classes"]
 
@@ -48,6 +49,8 @@ def cross_batch_loss(
     ridge: float = 0.05,
     generator: torch.Generator | None = None,
     fit_on: FitOn = "raw",
+    past: Fit | None = None,
+    decay: float = 0.99,
 ) -> Tensor:
     """Loss of each half of a batch as the other half's prototypes express it (eq. 2.10 and 2.11).
 
@@ -59,9 +62,13 @@ def cross_batch_loss(
         ridge: ϵ of the fit, above zero.
         generator: Draws the halves, on the CPU; torch's global one when None.
         fit_on: Fit the prototypes to raw or to unit embeddings.
+        past: The recursion over earlier batches, which each half's prototypes then go on from (beyond the
+            paper); without it they are fitted to that half alone.
+        decay: α of that recursion.
 
     Returns:
-        L_XML, a scalar; gradients run through both fits. With one class it is zero, and so is its gradient.
+        L_XML, a scalar; gradients run through both fits, not into the past. With one class it is zero, and
+        so is its gradient.
 
     Raises:
         BadSetting: When `ridge` is not above zero or `fit_on` is unknown.
@@ -73,8 +80,14 @@ def cross_batch_loss(
         return (histograms * 0).sum() + (embeddings * 0).sum()  # a zero that backward() accepts
     if fit_on == "unit":
         embeddings = functional.normalize(embeddings, dim=1)
-    v1 = fit_prototypes(histograms[first], embeddings[first], ridge=ridge)  # (d, m)
-    v2 = fit_prototypes(histograms[second], embeddings[second], ridge=ridge)
+
+    def fit(half: Tensor) -> Tensor:
+        z, y = histograms[half], embeddings[half]
+        if past is None:
+            return fit_prototypes(z, y, ridge=ridge)  # (d, m)   (2.8)
+        return update(past, z, y, decay=decay, ridge=ridge).prototypes
+
+    v1, v2 = fit(first), fit(second)
     expressed1 = histograms[first] @ v2.T  # Ŷ₁ = V₂Z₁, (B₁, m) x (m, d) -> (B₁, d)   (2.10)
     expressed2 = histograms[second] @ v1.T  # Ŷ₂ = V₁Z₂
     return loss(expressed1, labels[first]) + loss(expressed2, labels[second])  # (2.11)

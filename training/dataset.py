@@ -27,6 +27,7 @@ __all__ = [
     "Draws",
     "Pictures",
     "QuarterTurns",
+    "Share",
     "Stream",
     "TrainingSet",
     "Unreadable",
@@ -44,6 +45,10 @@ _TOLD = 10
 
 # file contents to uint8 (H, W, 3), else BadImage; picklable, since worker processes may be handed it
 Decoder = Callable[[bytes], NDArray[np.uint8]]
+
+
+_Items = list[tuple[int, int]]
+"""Image numbers and numbers of the draws in the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,11 @@ class Pictures:
         """Give the pixels of each image, uint8 (H, W, 3)."""
         return (self[i] for i in range(len(self)))
 
+    def share(self, rank: int, processes: int) -> "Share":
+        """Give the run of pictures that falls to one of several processes."""
+        mine = np.array_split(np.arange(len(self)), processes)[rank]
+        return Share(self, mine.tolist())
+
     def check_classes(self) -> None:
         """Refuse a class without one readable image.
 
@@ -162,6 +172,23 @@ class Pictures:
                 f" {len(self.unreadable)} images cannot{first_of(self.unreadable)}: repair them, or set"
                 " validation to 0 to keep the last epoch"
             )
+
+
+class Share:
+    """Some of the pictures, in order."""
+
+    unreadable: tuple[Unreadable, ...] = ()
+
+    def __init__(self, pictures: Pictures, indices: Sequence[int]) -> None:
+        self._pictures = pictures
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        """Give the pixels of each image, uint8 (H, W, 3)."""
+        return (self._pictures[i] for i in self._indices)
 
 
 class QuarterTurns:
@@ -205,16 +232,22 @@ class TrainingSet(Dataset[tuple[Tensor, int]]):
         return torch.from_numpy(view.copy()), int(self._pictures.labels[index])
 
 
-class Draws(Sampler[list[tuple[int, int]]]):
-    """Numbers the draws of a batch sampler, so that an image drawn twice in an epoch is augmented twice."""
+class Draws(Sampler[_Items]):
+    """Numbers the draws of a batch sampler, so that an image drawn twice in an epoch is augmented twice.
 
-    def __init__(self, batches: Sampler[list[int]]) -> None:
+    Args:
+        batches: The sampler.
+        mine: Takes this process's rows out of a batch, whose draws are numbered as one process would.
+    """
+
+    def __init__(self, batches: Sampler[list[int]], mine: Callable[[_Items], _Items] = list) -> None:
         self._batches = batches
+        self._mine = mine
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[_Items]:
         draw = itertools.count()
         for batch in self._batches:
-            yield [(index, next(draw)) for index in batch]
+            yield self._mine([(index, next(draw)) for index in batch])
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]

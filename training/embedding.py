@@ -11,7 +11,7 @@ from torch import Tensor
 
 from serving.errors import BadData
 from serving.progress import progress
-from training.dataset import Pictures, Stream, first_of
+from training.dataset import Pictures, Share, Stream, first_of
 from training.embedder import Embedder
 from training.metrics import retrieval_metrics
 
@@ -19,7 +19,11 @@ __all__ = ["embed_pictures", "embedder_function", "measure_retrieval", "pooled_f
 
 
 def embed_pictures(
-    embed: Callable[[Tensor], Tensor], images: Pictures | Stream, *, batch: int = 64, label: str = "Embedding"
+    embed: Callable[[Tensor], Tensor],
+    images: Pictures | Share | Stream,
+    *,
+    batch: int = 64,
+    label: str = "Embedding",
 ) -> Tensor:
     """Embed images that are all S x S, a batch in memory at a time.
 

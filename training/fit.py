@@ -1,32 +1,35 @@
-"""The training loop: epochs of P x K batches, each followed by an evaluation and a checkpoint.
+"""The training loop: epochs of batches, validation, a checkpoint and a line of metrics after each epoch.
 
-Every random draw depends on the recipe's seed, the epoch and the place in it alone, so that no state of a
-random generator is saved, and a run cut anywhere goes on from its last whole epoch as if it had not been cut.
+After a cut it goes on from the last checkpoint: every random draw follows from the recipe's seed, the epoch
+and the number of the draw, so that a resumed run gives the same weights, bit for bit, as one that was not
+cut. Several processes (`training.processes`) run it side by side, each on its rows of every batch.
 """
 
-import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from serving.errors import BadSetting
 from serving.progress import progress
 from training.augment import Augmentation
-from training.cross_batch import cross_batch_loss
+from training.board import Board
 from training.dataset import Draws, Pictures, QuarterTurns, TrainingSet
+from training.embedder import Features
 from training.embedding import embed_pictures, embedder_function, measure_retrieval
 from training.logbook import Logbook
-from training.optimizer import freeze_batchnorm, rate_factor
+from training.metrix import Pairs, draw_pairs, mix, mixing_at
+from training.optimizer import clip, freeze_batchnorm
+from training.processes import gather_rows, gather_shares, mean_gradients, share
 from training.recipe import Recipe
-from training.run import LAST
 from training.sampler import PKSampler
+from training.schedule import rate_factor, xml_weight
 from training.trainee import Trainee
 
 __all__ = ["fit"]
@@ -42,7 +45,10 @@ def fit(
     validation: Pictures | None,
     folder: Path,
     record: dict[str, Any],
-) -> dict[str, Any]:
+    *,
+    fresh: bool,
+    board: Board,
+) -> Logbook:
     """Run the epochs that are left, saving after each.
 
     Args:
@@ -52,14 +58,18 @@ def fit(
         validation: Images of held-out classes, S x S; None keeps the last epoch.
         folder: The run's, which exists.
         record: The run's; its `metrics` are brought up to date.
+        fresh: The training begins; otherwise it goes on from its last checkpoint.
+        board: Draws the figures for TensorBoard, too, where it is on.
 
     Returns:
-        `epoch`, counted from 1 (0 is the start), and with validation the metrics of the epoch that is kept.
+        The logbook: its `best` has `epoch`, counted from 1 (0 is the start), and with validation the metrics
+        of the epoch that is kept.
 
     Raises:
         BadSetting: If the loss ceases to be a number.
         CrossbatchError: If a checkpoint cannot be written or read.
     """
+    fabric = trainee.fabric
     sampler = PKSampler(
         source.labels,
         classes_per_batch=recipe.classes_per_batch,
@@ -68,58 +78,82 @@ def fit(
         seed=recipe.seed,
     )
     augmentation = Augmentation(recipe)
-    logbook = Logbook(trainee.modules, trainee.optimizer, folder=folder, record=record)
-    if (folder / LAST).is_file():
-        logbook.restore()
-    else:
+    logbook = Logbook(
+        trainee.modules,
+        trainee.optimizer,
+        precision=fabric.strategy.precision,
+        recipe=recipe,
+        folder=folder,
+        record=record,
+        writes=fabric.is_global_zero,
+    )
+    if fresh:
         logbook.end_epoch({"epoch": 0, "steps": 0}, trainee.judged, _validate(trainee, validation))
-    for epoch in range(logbook.epochs_done, recipe.epochs):
-        started = time.monotonic()
-        sampler.set_epoch(epoch)
-        batches = DataLoader(
-            TrainingSet(source, augmentation, seed=recipe.seed, epoch=epoch),
-            batch_sampler=Draws(sampler),
-            num_workers=recipe.workers,
-            generator=torch.Generator(),  # which only seeds workers, and must not draw from the global one
-        )
-        means = _run_epoch(trainee, batches, recipe, epoch)
-        row = {
-            "epoch": epoch + 1,
-            "steps": (epoch + 1) * len(sampler),
-            **means,
-            "learning_rate": trainee.optimizer.param_groups[0]["lr"],
-            "seconds": round(time.monotonic() - started, 2),
-        }
-        due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
-        logbook.end_epoch(row, trainee.judged, _validate(trainee, validation if due else None))
-    return logbook.best
+    else:
+        logbook.restore()
+    with board.open(folder, logbook.history) as curves:
+        while not logbook.finished:
+            epoch, started = logbook.epochs_done, time.monotonic()
+            sampler.set_epoch(epoch)
+            batches = DataLoader(
+                TrainingSet(source, augmentation, seed=recipe.seed, epoch=epoch),
+                batch_sampler=Draws(sampler, mine=lambda batch: share(batch, fabric)),
+                num_workers=recipe.workers,
+                generator=torch.Generator(),  # only seeds workers, and must not draw from the global one
+            )
+            means = _run_epoch(trainee, batches, recipe, epoch)
+            row = {
+                "epoch": epoch + 1,
+                "steps": (epoch + 1) * len(sampler),
+                **means,
+                "learning_rate": trainee.optimizer.param_groups[0]["lr"],
+                "seconds": round(time.monotonic() - started, 2),
+            }
+            due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
+            logbook.end_epoch(row, trainee.judged, _validate(trainee, validation if due else None))
+            curves.add(row)
+    return logbook
 
 
 def _run_epoch(
     trainee: Trainee, batches: DataLoader[tuple[Tensor, int]], recipe: Recipe, epoch: int
 ) -> dict[str, float]:
     """Step through one epoch, counted from 0; gives the means of `_SUMS`."""
-    embedder, optimizer = trainee.embedder, trainee.optimizer
-    steps = len(batches)
-    torch.manual_seed(_seed(recipe, epoch, 0))  # for backbones that drop out
-    halves = torch.Generator().manual_seed(_seed(recipe, epoch, 1))
+    embedder, objective, optimizer, fabric = (
+        trainee.embedder, trainee.objective, trainee.optimizer, trainee.fabric,
+    )  # fmt: skip
+    steps, total = len(batches), recipe.epochs * len(batches)
+    torch.manual_seed(_seed(recipe, epoch, 0) + fabric.global_rank)  # for backbones that drop out
+    halves, pairing = (torch.Generator().manual_seed(_seed(recipe, epoch, use)) for use in (1, 2))
+    resting = epoch < recipe.freeze_epochs
     embedder.train()
-    freeze_batchnorm(embedder, whole=recipe.freeze_batchnorm)
+    freeze_batchnorm(embedder, whole=recipe.freeze_batchnorm or resting)
     sums = torch.zeros(len(_SUMS), dtype=torch.float64)
     label = f"Epoch {epoch + 1}/{recipe.epochs}"
     for batch, (pixels, names) in enumerate(progress(batches, label, total=steps, unit="batch")):
         step = epoch * steps + batch
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * rate_factor(step, recipe.epochs * steps, recipe)
-        # pixels uint8 (B, S, S, 3), names int64 (B,)
-        labels = names.to(trainee.device)
-        features = trainee.forward(embedder.normalise(pixels.to(trainee.device)))
-        dml = trainee.loss(features.embeddings, labels)
-        xml = _cross_batch(features.histograms, features.embeddings, labels, trainee, recipe, halves)
-        total = (1 - recipe.xml_weight) * dml + recipe.xml_weight * xml
-        trainee.fabric.backward(total)
-        told = _to_host((total, dml, xml, _clip(optimizer, recipe.clip_norm)))
-        _check_finite(told, epoch=epoch, batch=batch, step=step)
+            group["lr"] = group["peak"] * rate_factor(step, total, recipe, per_epoch=steps)
+        # pixels uint8 (B, S, S, 3), names int64 (B,), both this process's rows
+        images, labels = embedder.normalise(pixels.to(trainee.device)), names.to(trainee.device)
+        features: Features = trainee.forward(images)
+        mixed = _mix(trainee, images, features, labels, recipe, pairing)
+        terms = objective(
+            gather_rows(features.embeddings, fabric),
+            gather_rows(features.histograms, fabric),
+            gather_rows(labels, fabric),
+            step=step,
+            weight=xml_weight(step, total, recipe),
+            halves=halves,
+            mixed=mixed,
+        )
+        fabric.backward(terms.total)
+        mean_gradients(objective, fabric)
+        if resting:
+            embedder.backbone.zero_grad()  # which the optimiser then passes over
+        length = _unscaled_length(trainee, recipe)
+        told = _to_host((*terms, length))
+        _check_finite(told, scale=_scale(trainee), epoch=epoch, batch=batch, step=step)
         optimizer.step()
         optimizer.zero_grad()
         if trainee.average:
@@ -128,43 +162,56 @@ def _run_epoch(
     return dict(zip(_SUMS, (sums / steps).tolist(), strict=True))
 
 
-def _cross_batch(
-    histograms: Tensor,
-    embeddings: Tensor,
-    labels: Tensor,
+def _mix(
     trainee: Trainee,
+    images: Tensor,
+    features: Features,
+    labels: Tensor,
     recipe: Recipe,
     generator: torch.Generator,
-) -> Tensor:
-    """L_XML, or a plain zero when it has no weight."""
-    if recipe.xml_weight == 0:
-        return torch.zeros((), device=embeddings.device)
-    return cross_batch_loss(
-        histograms,
-        embeddings,
-        labels,
-        trainee.loss,
-        ridge=recipe.ridge,
-        generator=generator,
-        fit_on=recipe.fit_on,
-    )
+) -> tuple[Tensor, Pairs] | None:
+    """Embed mixed examples (M, d), at the level that the recipe says or that is drawn for this step."""
+    level = recipe.mixing
+    if level == "none":
+        return None
+    if level == "all":
+        level = ("input", "feature", "embedding")[int(torch.randint(3, (), generator=generator))]
+    pairs = draw_pairs(labels, alpha=recipe.mixing_alpha, generator=generator)
+    if len(pairs.first) == 0:  # one class
+        return None
+    if level == "embedding":
+        return mix(functional.normalize(features.embeddings, dim=1), pairs), pairs
+    if level == "input":
+        return trainee.forward(mix(images, pairs)).embeddings, pairs
+    with mixing_at(trainee.embedder.backbone.middle, pairs):
+        return trainee.forward(images).embeddings, pairs
 
 
-def _clip(optimizer: Optimizer, limit: float) -> Tensor:
-    """Shorten the whole gradient to `limit` (0: leave it); returns its length before."""
-    parameters: Iterable[Tensor] = (p for group in optimizer.param_groups for p in group["params"])
-    return nn.utils.clip_grad_norm_(parameters, limit or math.inf)
+def _unscaled_length(trainee: Trainee, recipe: Recipe) -> Tensor:
+    """Clip the gradient as the recipe says, fp16's scale taken out; returns its length before."""
+    optimizer = trainee.optimizer
+    trainee.fabric.strategy.precision.unscale_gradients(getattr(optimizer, "optimizer", optimizer))
+    return clip(optimizer, norm=recipe.clip_norm, value=recipe.clip_value)
+
+
+def _scale(trainee: Trainee) -> float | None:
+    """Give what fp16 multiplies the loss by; other precisions have nothing like it."""
+    return trainee.fabric.strategy.precision.state_dict().get("scale")
 
 
 def _to_host(values: Sequence[Tensor]) -> Tensor:
     """Fetch scalars from their device at once, as float64 (k,) on the CPU; MPS has no float64 of its own."""
-    return torch.stack([value.detach() for value in values]).cpu().double()
+    return torch.stack([value.detach().float() for value in values]).cpu().double()
 
 
-def _check_finite(told: Tensor, *, epoch: int, batch: int, step: int) -> None:
-    """Stop before a step that would spoil the weights."""
-    if not torch.isfinite(told).all():
-        loss, *_, norm = told.tolist()
+def _check_finite(told: Tensor, *, scale: float | None, epoch: int, batch: int, step: int) -> None:
+    """Stop before a step that would spoil the weights.
+
+    With fp16 a gradient may overflow: the step is left out and the scale halved, until that is below 1.
+    """
+    loss, *_, norm = told.tolist()
+    overflown = scale is not None and scale >= 1 and bool(torch.isfinite(told[:-1]).all())
+    if not torch.isfinite(told).all() and not overflown:
         raise BadSetting(
             f"the loss is {loss:.4g} and its gradient's length {norm:.4g} at step {step + 1}"
             f" (epoch {epoch + 1}, batch {batch + 1}): lower the learning rates or set clip_norm; the"
@@ -173,10 +220,15 @@ def _check_finite(told: Tensor, *, epoch: int, batch: int, step: int) -> None:
 
 
 def _validate(trainee: Trainee, validation: Pictures | None) -> dict[str, Any] | None:
+    """Measure the held-out classes: each process embeds its share, the first one measures."""
     if validation is None:
         return None
+    fabric, total = trainee.fabric, len(validation)
     embed = embedder_function(trainee.judged, trainee.device)
-    return measure_retrieval(embed_pictures(embed, validation, label="Validating"), validation.labels)
+    mine = validation.share(fabric.global_rank, fabric.world_size)
+    embeddings = gather_shares(embed_pictures(embed, mine, label="Validating"), total, fabric)
+    measured = measure_retrieval(embeddings, validation.labels) if fabric.is_global_zero else None
+    return fabric.broadcast(measured) if fabric.world_size > 1 else measured
 
 
 def _seed(recipe: Recipe, epoch: int, use: int) -> int:

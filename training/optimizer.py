@@ -1,60 +1,66 @@
-"""What moves the weights: AdamW over groups with their own rates, the schedule, the moving average."""
+"""What moves the weights: an optimiser over groups with their own rates, what stays frozen, the average."""
 
 import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import Adam, AdamW, Optimizer, RAdam, RMSprop
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from training.embedder import Embedder
 from training.recipe import Recipe
 
-__all__ = ["average_weights", "build_optimizer", "freeze_batchnorm", "rate_factor"]
-
+__all__ = ["average_weights", "build_optimizer", "clip", "freeze_batchnorm", "freeze_weights"]
 
 _Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
-def build_optimizer(embedder: Embedder, loss: nn.Module, recipe: Recipe) -> AdamW:
+def build_optimizer(embedder: Embedder, objective: nn.Module, recipe: Recipe) -> Optimizer:
     """Group the weights by their learning rate, stored as `peak` of each group.
 
-    Weights of one dimension (BatchNorm, biases), prototypes and a loss's proxies are not decayed.
+    Weights of one dimension (BatchNorm, biases, a pooling's exponent), prototypes and what a loss learns are
+    not decayed.
     """
     backbone = [parameter for parameter in embedder.backbone.parameters() if parameter.requires_grad]
-    groups = [
-        {
-            "params": [parameter for parameter in backbone if parameter.ndim > 1],
-            "lr": recipe.learning_rate,
-            "weight_decay": recipe.weight_decay,
-        },
-        {"params": [parameter for parameter in backbone if parameter.ndim <= 1], "lr": recipe.learning_rate},
-        {
-            "params": list(embedder.head.parameters()),
-            "lr": recipe.head_learning_rate,
-            "weight_decay": recipe.weight_decay,
-        },
-        {
-            "params": [embedder.prototypes, *loss.parameters()],
-            "lr": recipe.prototype_learning_rate,
-        },
+    special = {id(parameter) for parameter in (*embedder.backbone.parameters(), embedder.prototypes)}
+    head = [parameter for parameter in embedder.parameters() if id(parameter) not in special]
+    groups: list[dict[str, Any]] = [
+        {"params": part, "lr": rate, "weight_decay": decay}
+        for weights, rate in ((backbone, recipe.learning_rate), (head, recipe.head_learning_rate))
+        for part, decay in (
+            ([parameter for parameter in weights if parameter.ndim > 1], recipe.weight_decay),
+            ([parameter for parameter in weights if parameter.ndim <= 1], 0.0),
+        )
     ]
+    if embedder.prototypes.requires_grad:
+        groups.append({"params": [embedder.prototypes], "lr": recipe.prototype_learning_rate})
+    groups.append({"params": list(objective.parameters()), "lr": recipe.loss_learning_rate})
+    groups = [group for group in groups if group["params"]]
     for group in groups:
         group["peak"] = group["lr"]
-    # fused: one pass over the weights, a third of the time of the loop on a CPU
-    return AdamW([group for group in groups if group["params"]], weight_decay=0.0, fused=True)
+    # fused: one pass over the weights, a third of the time of the loop on a CPU; fp16's scaler cannot clip it
+    fused = recipe.precision != "16-mixed"
+    made: dict[str, Callable[[], Optimizer]] = {
+        "adamw": lambda: AdamW(groups, weight_decay=0.0, fused=fused),
+        "adam": lambda: Adam(groups, fused=fused),
+        "radam": lambda: RAdam(groups),
+        "rmsprop": lambda: RMSprop(groups, momentum=recipe.momentum),
+    }
+    return made[recipe.optimizer]()
 
 
-def rate_factor(step: int, steps: int, recipe: Recipe) -> float:
-    """Give the share of the peak learning rate at `step` of `steps`, counted from 0.
+def clip(optimizer: Optimizer, *, norm: float, value: float) -> Tensor:
+    """Shorten the whole gradient to the length `norm`, then cut its components to `value`; 0 leaves them.
 
-    A line up to 1 over the warm-up, then half a cosine down to 0, or 1 throughout.
+    Returns:
+        The gradient's length before, a scalar.
     """
-    warmup = round(recipe.warmup * steps)
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    if recipe.schedule == "constant":
-        return 1.0
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    length: Tensor = nn.utils.clip_grad_norm_(parameters, norm or math.inf)
+    if value:
+        nn.utils.clip_grad_value_(parameters, value)
+    return length
 
 
 def average_weights(embedder: Embedder, decay: float) -> AveragedModel:
@@ -70,6 +76,16 @@ def average_weights(embedder: Embedder, decay: float) -> AveragedModel:
     return AveragedModel(embedder, multi_avg_fn=update, use_buffers=True)
 
 
+def freeze_weights(embedder: Embedder, recipe: Recipe) -> None:
+    """Stop the training of the backbone's first stages, of BatchNorm's weights, and of idle prototypes."""
+    embedder.backbone.freeze(recipe.freeze_stages)
+    if recipe.freeze_batchnorm_weights:
+        for layer in _batchnorms(embedder):
+            layer.requires_grad_(False)
+    if recipe.xml_weight == 0:  # nothing asks for them, and several processes wait for every gradient
+        embedder.prototypes.requires_grad_(False)
+
+
 def freeze_batchnorm(module: nn.Module, *, whole: bool) -> None:
     """Let BatchNorm use the statistics that it holds, and keep them; its scale and shift still train.
 
@@ -77,6 +93,10 @@ def freeze_batchnorm(module: nn.Module, *, whole: bool) -> None:
         module: In training mode.
         whole: Every BatchNorm; else only those whose stage is frozen.
     """
-    for layer in module.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (whole or not layer.weight.requires_grad):
+    for layer in _batchnorms(module):
+        if whole or not layer.weight.requires_grad:
             layer.eval()
+
+
+def _batchnorms(module: nn.Module) -> Iterable[nn.modules.batchnorm._BatchNorm]:
+    return (layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))

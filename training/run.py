@@ -97,15 +97,17 @@ def load_run(path: Path) -> Run:
 
 def _check_trained(path: Path, recipe: Recipe, best: Mapping[str, Any]) -> None:
     """Refuse weights that no epoch has trained, and warn of a training that has not ended."""
-    done = recipe.epochs
+    done, finished = recipe.epochs, True
     if (path / LAST).is_file():
-        done = entry(load_state(path / LAST), "epochs_done", int, source=path / LAST)
+        state = load_state(path / LAST)
+        done = entry(state, "epochs_done", int, source=path / LAST)
+        finished = bool(state.get("finished", done >= recipe.epochs))
     if done == 0:
         raise NotFound(
             f"the run {path} holds no trained weights, for its first epoch has not ended: go on by"
             f" `crossbatch train --resume --out {path}`"
         )
-    if done < recipe.epochs:
+    if not finished:
         _log.warning("the run %s has ended %d of its %d epochs", path, done, recipe.epochs)
     if entry(best, "epoch", int, source=path / BEST) == 0:
         _log.warning(

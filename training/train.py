@@ -8,13 +8,16 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog import Catalog, read
 from serving.errors import BadData, BadSetting
+from training.board import Board
 from training.dataset import Pictures, QuarterTurns, tell_unreadable, training_decoder, viewing_decoder
 from training.fit import fit
-from training.partition import divide, read_own
+from training.partition import Partition, divide, read_own
+from training.processes import start_processes
 from training.recipe import Recipe
 from training.recipe_file import head_comment, load_recipe, recipe_names
 from training.record import MAX_NAME
@@ -54,6 +57,7 @@ class Settings(BaseModel):
         "auto",
         description="where to train; auto is cuda where there is one, else cpu (mps has not been measured)",
     )
+    tensorboard: bool = Field(False, description="write curves for TensorBoard into the run's folder, too")
     list: bool = Field(False, description="show the recipes and stop")
 
 
@@ -72,6 +76,9 @@ def run(settings: Settings) -> dict[str, Any]:
         return {"recipes": [{"name": name, "about": head_comment(name)} for name in recipe_names()]}
     started = time.monotonic()
     recipe, record, folder, catalog = _prepare(settings)
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    fabric = start_processes(settings.device, recipe)
     partition = divide(catalog, recipe)
     about = partition.describe()
     if settings.resume and record["data"]["digest"] != about["digest"]:
@@ -79,24 +86,15 @@ def run(settings: Settings) -> dict[str, Any]:
             f"{catalog.root}, read as {catalog.format}, holds other images than the run {folder} was started"
             f" on ({record['data']['root']}, read as {record['data']['format']}): resuming needs the same"
         )
-    keep = recipe.memory_gib * 2**30
-    pictures = Pictures(partition.train, training_decoder(recipe), keep=keep, label="Reading images")
-    pictures.check_classes()
-    validation = None
-    if partition.validation:
-        validation = Pictures(
-            partition.validation,
-            viewing_decoder(recipe),
-            keep=pictures.room,
-            label="Reading validation images",
-        )
-        validation.check_pairs()
+    board = Board(on=settings.tensorboard and fabric.is_global_zero)
+    keep = recipe.memory_gib * 2**30 / fabric.world_size
+    pictures, validation = _read_pictures(partition, recipe, keep=keep)
     unreadable = [*pictures.unreadable, *(validation.unreadable if validation else ())]
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
     source = QuarterTurns(pictures) if recipe.quarter_turns else pictures
     fresh = not (folder / LAST).is_file()
-    trainee = start_trainee(recipe, pictures, source, device=settings.device, fresh=fresh)
+    trainee = start_trainee(recipe, pictures, source, fabric=fabric, fresh=fresh)
     if not settings.resume:
         record = {
             "name": Path(settings.recipe or "").stem[:MAX_NAME],
@@ -105,13 +103,16 @@ def run(settings: Settings) -> dict[str, Any]:
             "data": about | {"unreadable": [bad.key for bad in unreadable]},
             "metrics": {},
         }
-        begin(folder, recipe, record)  # once nothing of the settings can fail any more
-    best = fit(recipe, trainee, source, validation, folder, record)
+        fabric.barrier()  # every process has seen that the folder was vacant
+        if fabric.is_global_zero:
+            begin(folder, recipe, record)  # once nothing of the settings can fail any more
+        fabric.barrier()
+    logbook = fit(recipe, trainee, source, validation, folder, record, fresh=fresh, board=board)
     return {
         "run": str(folder),
         "recipe": record["name"],
-        "epochs": recipe.epochs,
-        "best": best,
+        "epochs": logbook.epochs_done,
+        "best": logbook.best,
         "unlabelled": catalog.unlabelled,
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in unreadable],
         "seconds": round(time.monotonic() - started, 1),
@@ -165,6 +166,19 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
         raise BadSetting("--set cannot change a run that is resumed: start another one")
     catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)
     return recipe, record, folder, catalog
+
+
+def _read_pictures(partition: Partition, recipe: Recipe, *, keep: float) -> tuple[Pictures, Pictures | None]:
+    """Decode the images to train on and those to validate on, both within `keep` bytes."""
+    pictures = Pictures(partition.train, training_decoder(recipe), keep=keep, label="Reading images")
+    pictures.check_classes()
+    if not partition.validation:
+        return pictures, None
+    validation = Pictures(
+        partition.validation, viewing_decoder(recipe), keep=pictures.room, label="Reading validation images"
+    )
+    validation.check_pairs()
+    return pictures, validation
 
 
 def _check_text(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""What a training step moves: the embedder, its loss, their optimiser and moving average, on their device."""
+"""What a training step moves: the embedder, its objective, their optimiser, the average of weights."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from serving.errors import BadSetting
 from training.dataset import Pictures, QuarterTurns, Stream, class_numbers, viewing_decoder
 from training.embedder import Embedder, build_embedder
 from training.embedding import embed_pictures, pooled_function
 from training.head_init import closed_form_head
-from training.loss import MetricLoss, build_loss
-from training.optimizer import average_weights, build_optimizer
+from training.objective import Objective
+from training.optimizer import average_weights, build_optimizer, freeze_weights
+from training.processes import sync_batchnorm
 from training.recipe import Recipe
 
 __all__ = ["Trainee", "start_trainee"]
@@ -27,8 +27,8 @@ class Trainee:
     fabric: Fabric
     embedder: Embedder
     forward: nn.Module
-    """The embedder as Fabric wraps it, in the recipe's precision."""
-    loss: MetricLoss
+    """The embedder as Fabric wraps it, in the recipe's precision and for several processes."""
+    objective: Objective
     optimizer: Optimizer
     average: AveragedModel | None
 
@@ -45,14 +45,14 @@ class Trainee:
     @property
     def modules(self) -> dict[str, nn.Module]:
         """What a checkpoint holds besides the optimiser, by name."""
-        found: dict[str, nn.Module] = {"model": self.embedder, "loss": self.loss}
+        found: dict[str, nn.Module] = {"model": self.embedder, "objective": self.objective}
         return found | ({"average": self.average} if self.average else {})
 
 
 def start_trainee(
-    recipe: Recipe, pictures: Pictures, source: Pictures | QuarterTurns, *, device: str, fresh: bool
+    recipe: Recipe, pictures: Pictures, source: Pictures | QuarterTurns, *, fabric: Fabric, fresh: bool
 ) -> Trainee:
-    """Build everything as a training starts it, and take the recipe's threads.
+    """Build everything as a training starts it.
 
     What a setting can spoil fails here, before a new run has a folder.
 
@@ -60,37 +60,25 @@ def start_trainee(
         recipe: All settings.
         pictures: The training images as they are, for a closed-form start.
         source: The same with the classes that are trained.
-        device: `auto`, or a device by Lightning's name.
+        fabric: Device, precision and processes, launched.
         fresh: No checkpoint will overwrite the weights, so that they have to be right.
 
     Raises:
-        BadSetting: If the device is not there, or a setting does not fit the backbone.
+        BadSetting: If a setting does not fit the backbone, the loss or the processes.
         CrossbatchError: If weights or images cannot be read.
     """
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
-    fabric = _fabric(device, recipe.precision)
     embedder = build_embedder(recipe)
-    embedder.backbone.freeze(recipe.freeze_stages)
+    embedder.backbone = sync_batchnorm(embedder.backbone, fabric, frozen=recipe.freeze_batchnorm)  # type: ignore[assignment]
+    freeze_weights(embedder, recipe)
     embedder.to(fabric.device).to(memory_format=torch.channels_last)
-    loss = build_loss(
-        recipe.loss, classes=len(source.classes), dimension=recipe.dimension, **recipe.loss_options
-    ).to(fabric.device)
+    with torch.random.fork_rng(devices=[]):  # the same proxies in every process
+        torch.manual_seed(recipe.seed)
+        objective = Objective(recipe, classes=len(source.classes)).to(fabric.device)
     if fresh:
         _start_head(embedder, pictures, recipe)
     average = average_weights(embedder, recipe.ema_decay) if recipe.ema_decay else None
-    forward, optimizer = fabric.setup(embedder, build_optimizer(embedder, loss, recipe))
-    return Trainee(fabric, embedder, forward, loss, optimizer, average)
-
-
-def _fabric(device: str, precision: str) -> Fabric:
-    if device == "auto":  # never mps, on which no training has been measured
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return Fabric(accelerator=device, devices=1, precision=precision)  # type: ignore[arg-type]
-    except Exception as error:  # Lightning has a class of its own for each accelerator that is missing
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
-        raise BadSetting(f"--device {device} with precision {precision} cannot be used: {reason}") from error
+    forward, optimizer = fabric.setup(embedder, build_optimizer(embedder, objective, recipe))
+    return Trainee(fabric, embedder, forward, objective, optimizer, average)
 
 
 def _start_head(embedder: Embedder, pictures: Pictures, recipe: Recipe) -> None:

@@ -9,9 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from serving.errors import BadSetting
-from training import trainee
+from training import processes
 from training.fit import _to_host
+from training.processes import start_processes
 from training.prototypes import fit_prototypes, histogram
+from training.recipe import Recipe
 
 MISSING_ON_MPS = {"cholesky_solve", "linalg_eigh"}
 
@@ -56,18 +58,22 @@ def test_auto_takes_a_device_that_was_measured(
 ) -> None:
     asked: list[str] = []
 
-    def fabric(**options: Any) -> None:
-        asked.append(options["accelerator"])
+    class Fabric:
+        def __init__(self, **options: Any) -> None:
+            asked.append(options["accelerator"])
 
-    monkeypatch.setattr(trainee, "Fabric", fabric)
+        def launch(self) -> None:
+            pass
+
+    monkeypatch.setattr(processes, "Fabric", Fabric)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    trainee._fabric("auto", "32-true")
-    trainee._fabric("mps", "32-true")
+    start_processes("auto", Recipe())
+    start_processes("mps", Recipe())
     assert asked == [expected, "mps"]
 
 
 def test_a_device_that_is_not_there_is_told() -> None:
     if not torch.backends.mps.is_available():
         with pytest.raises(BadSetting, match="--device mps with precision 32-true cannot be used"):
-            trainee._fabric("mps", "32-true")
+            start_processes("mps", Recipe())

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import training.fit
+import training.objective
 import training.run
 import training.train
 from serving.errors import AlreadyExists, BadArtifact, BadData, BadSetting, ModelMismatch, NotFound
@@ -17,7 +18,7 @@ from tests.training.drawn import draw_folder
 from training.checkpoint import load_checkpoint, save_checkpoint, write_file
 from training.dataset import Pictures
 from training.embedder import build_embedder
-from training.optimizer import average_weights, build_optimizer, freeze_batchnorm, rate_factor
+from training.optimizer import average_weights, build_optimizer, freeze_batchnorm
 from training.recipe import Recipe
 from training.recipe_file import recipe_names
 from training.run import load_run
@@ -259,7 +260,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step(
         calls.append(1)
         return histograms.sum() * (float("nan") if len(calls) == 4 else 1)
 
-    monkeypatch.setattr(training.fit, "cross_batch_loss", spoiled)
+    monkeypatch.setattr(training.objective, "cross_batch_loss", spoiled)
     out = tmp_path / "wild"
     with pytest.raises(BadSetting, match=r"nan.* at step 4 \(epoch 2, batch 2\).*epoch 1 is kept"):
         run(Settings(recipe=recipe, data=data, out=out))
@@ -416,13 +417,90 @@ def test_a_damaged_or_foreign_checkpoint_is_told(data: Path, recipe: str, tmp_pa
         load_run(out)
 
 
-def test_schedule_against_the_formula() -> None:
-    cosine = Recipe(warmup=0.2)
-    factors = [rate_factor(step, 10, cosine) for step in range(10)]
-    assert factors[:3] == pytest.approx([1 / 3, 2 / 3, 1])
-    assert factors[6] == pytest.approx(0.5)
-    assert factors == [*factors[:3], *sorted(factors[3:], reverse=True)]
-    assert rate_factor(9, 10, Recipe(schedule="constant")) == 1
+OPTIONS = {
+    "memory, recursion and mixing": [
+        "loss=multi_similarity", "memory_batches=2", "xml_prototypes=recursion", "mixing=all",
+        "xml_warmup=0.5",
+    ],
+    "proxies and drops": [
+        "loss=proxy_anchor", "schedule=drops", "drop_epochs=[1]", "freeze_epochs=1", "clip_value=0.1",
+        "optimizer=adam",
+    ],
+    "messages and fp16": ["loss=libc", "loss_options={heads: 2}", "precision=16-mixed", "optimizer=radam"],
+    "rmsprop, erasing": ["optimizer=rmsprop", "erasing=0.5", "pooling=gap", "freeze_batchnorm_weights=true"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_whatever_a_run_remembers_it_resumes_bit_for_bit(
+    name: str, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = OPTIONS[name]
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "whole", set=more))
+    for step in (1, 5):
+        _cut_at(step, monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            run(Settings(recipe=recipe, data=data, out=tmp_path / f"cut{step}", set=more))
+        monkeypatch.undo()
+        run(Settings(out=tmp_path / f"cut{step}", resume=True))
+        _equal(tmp_path / "whole", tmp_path / f"cut{step}")
+
+
+def test_the_backbone_rests_over_its_first_epochs(data: Path, recipe: str, tmp_path: Path) -> None:
+    small = ["epochs=1", "validation=0", "ema_decay=0", "loss=proxy_nca"]
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[*small, "freeze_epochs=1"]))
+    tensors, _ = load_checkpoint(tmp_path / "r" / "last.safetensors")
+    start = build_embedder(load_run(tmp_path / "r").recipe).state_dict()
+    for key, value in start.items():
+        still = key.startswith("backbone.")
+        assert torch.equal(tensors[f"model.{key}"], value) is still, key
+
+
+def test_training_stops_when_patience_is_out(data: Path, recipe: str, tmp_path: Path) -> None:
+    still = [f"{part}learning_rate=0" for part in ("", "head_", "prototype_")]
+    settings = [*still, "epochs=9", "freeze_batchnorm=true", "patience=2", "ema_decay=0"]
+    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=settings))
+    assert result["best"]["epoch"] == 0  # nothing moved, so nothing was better
+    assert result["epochs"] == 2
+    assert "Trained 2 epochs" in render(result)
+    again = run(Settings(out=tmp_path / "r", resume=True))
+    assert again["epochs"] == 2
+    load_run(tmp_path / "r")  # which warns only of a training that was cut
+
+
+def test_an_epoch_that_is_hardly_better_is_not_better(data: Path, recipe: str, tmp_path: Path) -> None:
+    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["min_delta=0.99"]))
+    assert result["best"]["epoch"] == 0
+
+
+def test_fp16_leaves_out_steps_that_overflow_but_not_for_ever(
+    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflow(objective: torch.nn.Module, _: object) -> None:
+        for parameter in objective.parameters():  # the proxies
+            assert parameter.grad is not None
+            parameter.grad.fill_(float("inf"))
+
+    monkeypatch.setattr(training.fit, "mean_gradients", overflow)
+    half = ["precision=16-mixed", "optimizer=adam", "loss=proxy_nca", "epochs=50"]
+    with pytest.raises(BadSetting, match=r"length (inf|nan) at step \d+ .* lower the learning rates"):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=half))
+    _, state = load_checkpoint(tmp_path / "r" / "last.safetensors")
+    assert state["epochs_done"] > 1  # the first overflows were borne
+
+
+def test_curves_for_tensorboard(data: Path, recipe: str, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "r"
+    run(Settings(recipe=recipe, data=data, out=out, tensorboard=True))
+    run(Settings(out=out, resume=True, tensorboard=True))
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    _, state = load_checkpoint(out / "last.safetensors")
+    found = {scalar.step: scalar.value for scalar in events.Scalars("map_at_r")}
+    assert found == pytest.approx({row["steps"]: row["map_at_r"] for row in state["history"]}, abs=1e-6)
+    assert "loss" in events.Tags()["scalars"]
 
 
 def test_groups_of_the_optimizer() -> None:

@@ -1,0 +1,67 @@
+"""What each of two processes does in test_processes.py; started by torchrun.
+
+Arguments: the folder of the images, the recipe, the folder to write to.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+import crossbatch
+from serving.catalog import read
+from training.dataset import Pictures, training_decoder, viewing_decoder
+from training.embedding import embedder_function
+from training.partition import divide
+from training.processes import gather_rows, gather_shares, mean_gradients, share, start_processes
+from training.recipe_file import load_recipe
+from training.trainee import start_trainee
+
+
+def gradients(data: Path, recipe_file: str, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Run one step's forward and backward pass; gives every gradient, the loss, and the embeddings of all."""
+    recipe = load_recipe(recipe_file)
+    torch.set_num_threads(1)
+    fabric = start_processes(device, recipe)
+    partition = divide(read(data), recipe)
+    pictures = Pictures(partition.train, training_decoder(recipe), keep=1e9, label="Reading")
+    trainee = start_trainee(recipe, pictures, pictures, fabric=fabric, fresh=True)
+    views = Pictures(partition.train, viewing_decoder(recipe), keep=1e9, label="Reading")
+    mine = share(list(range(12)), fabric)
+    pixels = torch.stack([torch.from_numpy(views[i].copy()) for i in mine])
+    trainee.embedder.train()
+    for layer in trainee.embedder.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.eval()
+    features = trainee.forward(trainee.embedder.normalise(pixels))
+    terms = trainee.objective(
+        gather_rows(features.embeddings, fabric),
+        gather_rows(features.histograms, fabric),
+        gather_rows(torch.from_numpy(pictures.labels[mine]), fabric),
+        step=0,
+        weight=0.3,
+        halves=torch.Generator().manual_seed(3),
+    )
+    fabric.backward(terms.total)
+    mean_gradients(trainee.objective, fabric)
+    found = {
+        f"{name}.{key}": parameter.grad.clone()
+        for name, module in (("model", trainee.embedder), ("objective", trainee.objective))
+        for key, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+    embed = embedder_function(trainee.embedder)
+    part = views.share(fabric.global_rank, fabric.world_size)
+    embedded = [embed(torch.from_numpy(image.copy())[None]) for image in part]
+    found["embedded"] = gather_shares(torch.cat(embedded), len(views), fabric)
+    return found | {"total": terms.total.detach()}
+
+
+if __name__ == "__main__":
+    data, recipe, out = sys.argv[1:]
+    found = gradients(Path(data), recipe)
+    if torch.distributed.get_rank() == 0:
+        save_file({name: value.contiguous() for name, value in found.items()}, f"{out}/two.safetensors")
+    torch.distributed.barrier()
+    sys.exit(crossbatch.main(["train", recipe, "--data", data, "--out", f"{out}/run"]))

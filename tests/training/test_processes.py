@@ -1,0 +1,143 @@
+"""Several processes give the gradients of one process on the whole batch, and one run folder."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from safetensors.torch import load_file
+
+from serving.errors import BadSetting
+from tests.training.drawn import draw_folder
+from tests.training.side_by_side import gradients
+from training.checkpoint import load_checkpoint
+from training.processes import gather_rows, gather_shares, share, start_processes, sync_batchnorm
+from training.recipe import Recipe
+from training.train import Settings, run
+
+RECIPE = """
+image_size: 16
+dimension: 8
+prototypes: 4
+classes_per_batch: 4
+images_per_class: 3
+loss: proxy_anchor
+xml_weight: 0.3
+xml_prototypes: recursion
+epochs: 2
+validation: 0.3
+optimizer: rmsprop
+learning_rate: 1.0e-5
+head_learning_rate: 1.0e-5
+prototype_learning_rate: 1.0e-5
+loss_learning_rate: 1.0e-5
+freeze_batchnorm: true
+threads: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
+    """The images, the recipe, and the folder with what two processes made of them."""
+    root = tmp_path_factory.mktemp("side_by_side")
+    data = draw_folder(root / "data", classes=14, images=3, size=18)
+    (root / "recipe.yaml").write_text(RECIPE)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "tests.training.side_by_side", str(data), str(root / "recipe.yaml"), str(root),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (root / "stdout").write_text(done.stdout)
+    return data, str(root / "recipe.yaml"), root
+
+
+@pytest.mark.timeout(150)
+def test_gradients_of_two_processes_are_those_of_one_on_the_whole_batch(
+    made: tuple[Path, str, Path],
+) -> None:
+    data, recipe, root = made
+    one, two = gradients(data, recipe), load_file(root / "two.safetensors")
+    assert one.keys() == two.keys()
+    assert {"model.prototypes", "model.head.weight", "model.backbone.body.conv.weight"} <= one.keys()
+    assert any(name.startswith("objective.") for name in one)
+    for name, value in one.items():
+        assert value.abs().max() > 0, name
+        torch.testing.assert_close(two[name], value, rtol=2e-4, atol=1e-6, msg=name)
+
+
+def test_evaluation_holds_each_image_once(made: tuple[Path, str, Path]) -> None:
+    _, _, root = made
+    embedded = load_file(root / "two.safetensors")["embedded"]
+    assert len(embedded) == 15  # an odd number, which two processes cannot halve
+    assert len(torch.unique(embedded, dim=0)) == 15
+
+
+def test_two_processes_leave_the_run_that_one_leaves(made: tuple[Path, str, Path], tmp_path: Path) -> None:
+    data, recipe, root = made
+    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "run"))
+    (ours, one), (theirs, two) = (
+        load_checkpoint(folder / "run" / "last.safetensors") for folder in (tmp_path, root)
+    )
+    for row, other in zip(one["history"], two["history"], strict=True):
+        for name in row.keys() - {"seconds"}:
+            assert other[name] == pytest.approx(row[name], rel=1e-3, abs=1e-6), name
+    for key, value in ours.items():
+        if not key.startswith("optimizer."):  # squares of tiny gradients differ by their rounding
+            torch.testing.assert_close(theirs[key], value, rtol=1e-3, atol=1e-4, msg=key)
+    assert (root / "stdout").read_text().count("The run is in") == 1  # one of them speaks
+    record = json.loads((root / "run" / "record.json").read_text())
+    assert record["metrics"]["validation"]["queries"] == result["best"]["queries"] == 6
+
+
+class _Group:
+    """Two processes' worth of Fabric, seen from one of them."""
+
+    def __init__(self, rank: int, device: str = "cpu") -> None:
+        self.world_size, self.global_rank, self.device = 2, rank, torch.device(device)
+
+
+def test_a_batch_is_cut_in_the_order_of_ranks() -> None:
+    parts = [share(list(range(6)), cast("Fabric", _Group(rank))) for rank in (0, 1)]
+    assert parts == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_alone_nothing_is_gathered() -> None:
+    fabric, rows = cast("Fabric", SimpleNamespace(world_size=1)), torch.ones(3, 2)
+    assert gather_rows(rows, fabric) is rows
+    assert gather_shares(rows, 3, fabric) is rows
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"classes_per_batch": 3, "images_per_class": 3}, "9 images cannot be shared evenly by 2 processes"),
+        ({"loss": "multi_similarity", "mixing": "input"}, "2 processes do not hold"),
+    ],
+)
+def test_what_two_processes_cannot_do_is_told_before_they_meet(
+    settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(BadSetting, match=words):
+        start_processes("cpu", Recipe.model_validate(settings))
+
+
+def test_batchnorm_is_synchronised_or_refused() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
+    alone = cast("Fabric", SimpleNamespace(world_size=1))
+    assert sync_batchnorm(net, alone, frozen=False) is net
+    assert sync_batchnorm(net, cast("Fabric", _Group(0)), frozen=True) is net
+    plain = torch.nn.Conv2d(3, 4, 1)
+    assert sync_batchnorm(plain, cast("Fabric", _Group(0)), frozen=False) is plain
+    with pytest.raises(BadSetting, match="2 processes on cpu cannot share the statistics of BatchNorm"):
+        sync_batchnorm(net, cast("Fabric", _Group(0)), frozen=False)
+    synced = sync_batchnorm(net, cast("Fabric", _Group(0, "cuda")), frozen=False)
+    assert isinstance(cast("Any", synced)[1], torch.nn.SyncBatchNorm)
