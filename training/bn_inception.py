@@ -1,8 +1,8 @@
-"""BN-Inception: Ioffe and Szegedy, arXiv 1502.03167, in the form of the published `bn_inception-239d2248.pth`.
+"""BN-Inception: Ioffe and Szegedy, arXiv 1502.03167, as in the published `bn_inception-239d2248.pth`.
 
-Layers have that file's names. It takes BGR pixels in 0..255 less (104, 117, 128). Its authors' framework counts
-BatchNorm's momentum the other way round: 0.9 there is 0.1 in torch, and 0.9 in torch makes the running
-statistics those of the last batch.
+Layers have that file's names. It takes BGR pixels in 0..255 less (104, 117, 128). The framework that it was
+trained in counts BatchNorm's momentum the other way round: 0.9 there is 0.1 in torch, and 0.9 in torch makes
+the running statistics those of the last batch.
 """
 
 from typing import NamedTuple

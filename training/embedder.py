@@ -1,4 +1,4 @@
-"""The embedder: pictures to local features, their mean (the embedding) and their histogram.
+"""The embedder: pictures to local features, one embedding pooled from them, and their histogram.
 
 Letters: B images, S pixels a side, n = h * w locations, d dimensions, m prototypes, C backbone channels.
 """
@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.backbone import Backbone, build_backbone
+from training.pooling import PoolingName, build_pooling
 from training.prototypes import histogram
 from training.recipe import Recipe
 
@@ -21,12 +22,12 @@ class Features(NamedTuple):
     """What the embedder gives for B images; all float32, nothing normalised to unit length."""
 
     locations: Tensor  # (B, n, d)
-    embeddings: Tensor  # (B, d), the mean over locations
+    embeddings: Tensor  # (B, d), with pooling gap the mean over locations
     histograms: Tensor  # (B, m), each row sums to one
 
 
 class Embedder(nn.Module):
-    """Backbone, bias-free 1x1 convolution, mean over locations, and the histogram operator beside it."""
+    """Backbone, pooling, bias-free 1x1 convolution, and the histogram operator beside it."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Embedder(nn.Module):
         prototypes: int,
         epsilon: float,
         unit: bool,
+        pooling: PoolingName = "gap",
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -47,6 +49,8 @@ class Embedder(nn.Module):
         self.mean = backbone.mean
         self.std = backbone.std
         self.grid = _grid(backbone, image_size)  # (h, w): locations are read row by row
+        self.pooling: PoolingName = pooling
+        self.pool = build_pooling(pooling)
         # before GAP this 1x1 convolution equals a linear layer after it
         self.head = nn.Conv2d(backbone.channels, dimension, 1, bias=False)
         self.prototypes = nn.Parameter(torch.randn(prototypes, dimension) / dimension**0.5)
@@ -62,11 +66,15 @@ class Embedder(nn.Module):
         """Embed normalised images, float32 (B, 3, S, S).
 
         Returns:
-            Local features, their mean and their histograms.
+            Local features, embeddings and histograms.
         """
-        maps: Tensor = self.head(self.backbone(images))  # (B, d, h, w)
+        features: Tensor = self.backbone(images)  # (B, C, h, w)
+        maps: Tensor = self.head(features)  # (B, d, h, w)
         locations = maps.flatten(2).transpose(1, 2)  # (B, n, d)
-        embeddings = locations.mean(dim=1)  # (B, d), GAP
+        if self.pooling == "gap":  # the head is linear: the mean can be taken behind it
+            embeddings = locations.mean(dim=1)  # (B, d)
+        else:
+            embeddings = self.head(self.pool(features)[:, :, None, None])[:, :, 0, 0]  # (B, d)
         histograms = histogram(locations, self.prototypes, epsilon=self.epsilon, unit=self.unit)  # eq. 2.4
         return Features(locations, embeddings, histograms)
 
@@ -83,13 +91,16 @@ class Embedder(nn.Module):
 
     def normalise(self, images: Tensor) -> Tensor:
         """Turn pixels, uint8 RGB (B, S, S, 3), into what `forward` takes, float32 (B, 3, S, S)."""
+        if self.backbone.order == "BGR":
+            images = images.flip(3)
         pixels = images.permute(0, 3, 1, 2).to(torch.float32)
         return pixels * self._scale + self._shift
 
     def pooled(self, images: Tensor) -> Tensor:
-        """Give the backbone's own mean over locations, (B, C), of normalised images (B, 3, S, S)."""
+        """Pool the backbone's own features, (B, C), of normalised images (B, 3, S, S)."""
         maps: Tensor = self.backbone(images)
-        return maps.float().mean(dim=(2, 3))
+        vectors: Tensor = self.pool(maps.float())
+        return vectors
 
 
 def build_embedder(recipe: Recipe) -> Embedder:
@@ -101,12 +112,13 @@ def build_embedder(recipe: Recipe) -> Embedder:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         return Embedder(
-            build_backbone(recipe.backbone, recipe.weights),
+            build_backbone(recipe.backbone, recipe.weights, image_size=recipe.image_size),
             image_size=recipe.image_size,
             dimension=recipe.dimension,
             prototypes=recipe.prototypes,
             epsilon=recipe.epsilon,
             unit=recipe.unit,
+            pooling=recipe.pooling,
         )
 
 
@@ -119,12 +131,14 @@ def _grid(backbone: Backbone, image_size: int) -> tuple[int, int]:
         maps = backbone(torch.zeros(1, 3, image_size, image_size))
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
-        raise BadSetting(f"the backbone does not take images of {image_size} px: {reason}") from error
+        raise BadSetting(
+            f"the backbone does not take images of {image_size} px ({reason}): set another image_size"
+        ) from error
     finally:
         backbone.train(training)
     if maps.ndim != 4 or maps.shape[1] != backbone.channels:
         raise BadSetting(
             f"the backbone gives features of shape {tuple(maps.shape)}, not a map of {backbone.channels}"
-            " channels; choose a convolutional backbone"
+            " channels; choose a convolutional backbone or a plain vision transformer"
         )
     return int(maps.shape[2]), int(maps.shape[3])

