@@ -11,7 +11,7 @@ from typing import Final
 
 from serving.errors import BadData
 
-__all__ = ["column_type", "find_table", "read_lines"]
+__all__ = ["column_type", "find_table", "read_lines", "read_text"]
 
 # No leading zeros: 007 is a name. At most 15 digits: on the wire metadata are doubles, which hold no more.
 _INTEGER: Final = re.compile(r"-?(0|[1-9]\d{0,14})")
@@ -59,18 +59,7 @@ def read_lines(table: Path, *, needed: Sequence[tuple[str, ...]] = ()) -> list[t
     Raises:
         BadData: Not readable, not UTF-8, a column missing or twice, or a line of another length.
     """
-    try:
-        if table.stat().st_size > _MOST_BYTES:
-            raise BadData(f"the table {table} is larger than {_MOST_BYTES >> 20} MiB; cut it into several")
-        text = table.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise BadData(
-            f"the table {table} cannot be read: {(error.strerror or str(error)).lower()}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise BadData(
-            f"the table {table} is not UTF-8 text at byte {error.start}; save it as UTF-8"
-        ) from error
+    text = read_text(table, "table")
     first = text.partition("\n")[0]
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
     try:
@@ -89,6 +78,30 @@ def read_lines(table: Path, *, needed: Sequence[tuple[str, ...]] = ()) -> list[t
     except csv.Error as error:
         raise BadData(f"line {lines.line_num} of {table} is not a line of a table: {error}") from error
     return found
+
+
+def read_text(path: Path, what: str) -> str:
+    """Read a whole file as UTF-8 text, with or without a byte-order mark.
+
+    Args:
+        path: The file.
+        what: What to call it in messages.
+
+    Raises:
+        BadData: Not there, not readable, too large, or not UTF-8.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise BadData(f"the {what} {path} is larger than {_MOST_BYTES >> 20} MiB; cut it into several")
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise BadData(
+            f"the {what} {path} cannot be read: {(error.strerror or str(error)).lower()}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise BadData(
+            f"the {what} {path} is not UTF-8 text at byte {error.start}; save it as UTF-8"
+        ) from error
 
 
 def column_type(values: Sequence[str]) -> type[str] | type[int] | type[float]:

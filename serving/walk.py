@@ -1,16 +1,18 @@
-"""Every file below a folder, once, whatever links lead there; names that are hidden are left out."""
+"""Every file below a folder, once, whatever links lead there; and which files of a list are there."""
 
+import errno
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from serving.errors import BadData
 
-__all__ = ["walk"]
+__all__ = ["walk", "which_are_files"]
 
 _NOT_OURS: Final = frozenset({"__MACOSX"})
+_NO_SUCH_FOLDER: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP))
 
 
 def walk(
@@ -61,6 +63,24 @@ def walk(
             ) from error
 
 
+def which_are_files(root: Path, paths: Sequence[str]) -> list[bool]:
+    """Tell which paths below `root` are files, asking the disk once a folder rather than once a file.
+
+    Raises:
+        BadData: A folder cannot be read.
+    """
+    listed: dict[str, frozenset[str] | None] = {}
+    found = []
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if folder not in listed:
+            listed[folder] = _files(os.path.join(root, folder))
+        names = listed[folder]
+        # A name that the listing lacks may still open: some file systems fold case or compose accents.
+        found.append(names is not None and (name in names or os.path.isfile(os.path.join(root, path))))
+    return found
+
+
 def _kind(entry: os.DirEntry[str]) -> int:
     """Return the file type behind an entry, 0 where a link leads nowhere or round in a circle."""
     try:
@@ -69,3 +89,14 @@ def _kind(entry: os.DirEntry[str]) -> int:
         return stat.S_IFMT(entry.stat().st_mode)
     except OSError:
         return 0
+
+
+def _files(folder: str) -> frozenset[str] | None:
+    """Return the names of a folder's files; None where there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return frozenset(entry.name for entry in entries if _kind(entry) == stat.S_IFREG)
+    except OSError as error:
+        if error.errno in _NO_SUCH_FOLDER:
+            return None
+        raise BadData(f"the folder {folder} cannot be read: {(error.strerror or str(error)).lower()}") from error

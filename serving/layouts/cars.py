@@ -1,0 +1,145 @@
+"""The format `cars`, Cars196, in both layouts in which it is found.
+
+- `cars_annos.mat` beside `car_ims/`;
+- `devkit/cars_train_annos.mat`, `devkit/cars_test_annos.mat` (or `cars_test_annos_withlabels.mat`) and
+  `devkit/cars_meta.mat` beside `cars_train/` and `cars_test/`.
+
+Classes 1 to 98 train and 99 to 196 test. Which of its folders an image lies in says nothing: that is the split
+of classification, in which every class is on both sides.
+"""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from serving.errors import BadData, NotFound
+from serving.layouts.listing import Listed, check, class_number, locate
+from serving.rows import Catalog
+
+__all__ = ["find", "parse", "read"]
+
+_CLASSES: Final = 196
+_TRAIN: Final = 98
+_ANNOTATIONS: Final = "cars_annos.mat"
+_TRAIN_LIST: Final = "cars_train_annos.mat"
+_TEST_LISTS: Final = ("cars_test_annos_withlabels.mat", "cars_test_annos.mat")
+_META: Final = "cars_meta.mat"
+_MOST_BYTES: Final = 1 << 26  # the published files have less than 1 MiB; they are packed, and unpacked whole
+
+
+def find(root: Path) -> Path | None:
+    """Return `root` if annotations of either layout are in it or in its folder devkit."""
+    names = (_ANNOTATIONS, _TRAIN_LIST, *_TEST_LISTS)
+    return root if any(_file(root, name) for name in names) else None
+
+
+def parse(folder: Path) -> list[Listed]:
+    """Return the images that the annotations name; the disk is not asked for them.
+
+    Images of the test folder are of no class where only `cars_test_annos.mat` is there, which names none.
+
+    Raises:
+        BadData: The annotations do not hold.
+        NotFound: SciPy is not installed.
+    """
+    whole, train = _file(folder, _ANNOTATIONS), _file(folder, _TRAIN_LIST)
+    if whole is not None and (train is None or (folder / "car_ims").is_dir()):
+        content = _load(whole, ("annotations", "class_names"))
+        return check(_listed(whole, content, "relative_im_path", "", _names(whole, content)), whole)
+    meta, test = _file(folder, _META), _file(folder, *_TEST_LISTS)
+    if train is None or test is None:
+        wanted = _TRAIN_LIST if train is None else _TEST_LISTS[1]
+        raise BadData(f"{folder} holds neither {_ANNOTATIONS} nor devkit/{wanted}; take the published files")
+    names = _names(meta, _load(meta, ("class_names",))) if meta is not None else {}
+    listed = [
+        *_listed(train, _load(train, ("annotations",)), "fname", "cars_train/", names),
+        *_listed(test, _load(test, ("annotations",)), "fname", "cars_test/", names),
+    ]
+    return check(listed, train.parent)
+
+
+def read(folder: Path) -> Catalog:
+    """Return a row for each listed image that is there; `folder` is the data set's.
+
+    Raises:
+        BadData: The annotations do not hold, or none of their images is there.
+        NotFound: SciPy is not installed.
+    """
+    return locate(folder, "cars", parse(folder))
+
+
+def _file(folder: Path, *names: str) -> Path | None:
+    """Return the first of the files that is there, in `devkit` or in the folder itself."""
+    places = [folder / below / name for name in names for below in ("devkit", "")]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _listed(path: Path, content: dict[str, Any], image: str, below: str, names: dict[int, str]) -> list[Listed]:
+    """Return the images of one file; `image` is the field with their paths, which lie `below` a folder."""
+    annotations = content["annotations"]
+    fields = annotations.dtype.names or ()
+    if image not in fields:
+        raise BadData(
+            f"the annotations of {path} have no field {image!r} but {', '.join(fields) or 'none at all'};"
+            " take the published file"
+        )
+    paths = [str(cell.item()) if cell.size == 1 else "" for cell in annotations[image].ravel()]
+    if "class" not in fields and image == "fname" and path.name == _TEST_LISTS[1]:
+        return [Listed(below + each, "", "") for each in paths]
+    if "class" not in fields:
+        raise BadData(f"the annotations of {path} have no field 'class'; take the published file")
+    listed = []
+    for number, (each, cell) in enumerate(zip(paths, annotations["class"].ravel(), strict=True), 1):
+        text = str(cell.item()) if cell.size == 1 else ""
+        value = class_number(text, _CLASSES, f"annotation {number} of {path}")
+        label = names.get(value, f"{value:03d}")
+        listed.append(Listed(below + each, label, "train" if value <= _TRAIN else "test"))
+    return listed
+
+
+def _names(path: Path, content: dict[str, Any]) -> dict[int, str]:
+    """Return labels by class number, such as `001.AM General Hummer SUV 2000`.
+
+    A slash in a name (Ram C/V Cargo Van) becomes a dash: in a label it would part a folder from a class.
+    """
+    cells: Sequence[Any] = content["class_names"].ravel()
+    if len(cells) != _CLASSES:
+        raise BadData(f"{path} has {len(cells)} class names and not {_CLASSES}; take the published file")
+    names = [str(cell.item()) if getattr(cell, "size", 0) == 1 else "" for cell in cells]
+    return {
+        number: f"{number:03d}.{name.replace('/', '-')}" if name else f"{number:03d}"
+        for number, name in enumerate(names, 1)
+    }
+
+
+def _load(path: Path, needed: Sequence[str]) -> dict[str, Any]:
+    """Return the arrays of a .mat file.
+
+    Raises:
+        BadData: Not readable, damaged, of the version 7.3, or without an array that is needed.
+        NotFound: SciPy is not installed.
+    """
+    try:
+        matlab = importlib.import_module("scipy.io")
+    except ImportError as error:
+        raise NotFound(f"reading {path} needs SciPy, which is not installed: run `pip install scipy`") from error
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise BadData(f"{path} is larger than {_MOST_BYTES >> 20} MiB; take the published file")
+        content: dict[str, Any] = matlab.loadmat(path, variable_names=needed)
+    except BadData:
+        raise
+    except NotImplementedError as error:
+        raise BadData(
+            f"{path} is a .mat file of version 7.3, which cannot be read; take the published file, or save it"
+            " with -v7"
+        ) from error
+    except OSError as error:
+        raise BadData(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except Exception as error:  # SciPy has no error of its own for what is damaged
+        raise BadData(f"{path} is damaged or no .mat file; take the published file") from error
+    lacking = [name for name in needed if name not in content]
+    if lacking:
+        raise BadData(f"{path} has no {' and no '.join(lacking)}; take the published file")
+    return content
