@@ -1,10 +1,9 @@
 """A data set on disk as rows (key, image, label, split); images are found here and decoded elsewhere.
 
-Each format has its file in `serving.layouts`; `auto` finds out which it is. Published lists, and a table, are
-told by their names and first lines; what has none is a `folder`, or `cifar10` where train and test are folders.
+Each format has its file in `serving.layouts`; `auto` finds out which it is. Published lists and tables are
+known by their names and first lines; without any it is `cifar10`, where folders say so, or `folder`.
 
-An image that no class is named for can be indexed, and neither trains nor tests. `docs/catalogues.md` tells it
-all.
+An image of no class can be indexed, and neither trains nor tests. `docs/catalogues.md` tells it all.
 """
 
 import os
@@ -20,6 +19,7 @@ from serving.layouts.tree import SUFFIXES, grow
 from serving.rows import Catalog, Row
 from serving.split import Split, SplitRule, select, select_missing
 from serving.table import find_table
+from serving.walk import is_visible
 
 __all__ = [
     "FORMATS",
@@ -99,8 +99,11 @@ def read_listed(root: Path, format: str) -> list[Listed]:
 
     Raises:
         BadData: The lists are not there or do not hold.
+        BadSetting: The format has no such lists.
         NotFound: A package that the format needs is not installed.
     """
+    if format not in _PUBLISHED:
+        raise BadSetting(f"the format {format!r} has no published lists; give one of {', '.join(_PUBLISHED)}")
     return _PUBLISHED[format].parse(_PUBLISHED[format].find(root) or root)
 
 
@@ -110,23 +113,22 @@ def _find_format(root: Path) -> tuple[str, Path | None]:
     Raises:
         BadData: Several formats fit.
     """
-    homes = {name: home for name, lists in _PUBLISHED.items() if (home := lists.find(root)) is not None}
     table = find_table(root, required=False)
+    homes = {name: home for name, lists in _PUBLISHED.items() if (home := lists.find(root)) is not None}
     fitting = [*homes, *(["csv"] if table else [])]
     # Lists in a folder within speak for all of `root` only where no other folder is beside it.
     if any(home != root for home in homes.values()) and _folders(root) > 1:
         fitting.append("folder")
     if len(fitting) > 1:
         raise BadData(
-            f"{root} fits the formats {' and '.join(fitting)}; say by the format which of them to read, or give"
-            " the folder within that is meant"
+            f"{root} fits the formats {' and '.join(fitting)}; say which by the format, or give the folder"
+            " within that is meant"
         )
     return (fitting[0], table) if fitting else ("auto", None)
 
 
 def _folders(root: Path) -> int:
-    with os.scandir(root) as entries:
-        return sum(entry.is_dir() and entry.name[0] not in "._" for entry in entries)
+    return sum(is_visible(name) and os.path.isdir(os.path.join(root, name)) for name in os.listdir(root))
 
 
 def _check_folder(root: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog import Catalog, Row, read, select, select_missing
+from serving.catalog import Catalog, Format, Row, Split, read, select, select_missing
 from serving.cores import usable_cores
 from serving.errors import AlreadyExists, BadData, BadSetting, InvalidArgument, NotFound
 from serving.gallery.directory import GalleryDirectory, check_name, split_path
@@ -48,12 +48,11 @@ class Settings(BaseModel):
     model: Path = Field(description="the model file, as `crossbatch export` writes it")
     data: Path = Field(description="the data set: a folder, or a .csv table beside its images")
     galleries: Path | None = Field(default=None, description="the folder that holds the gallery")
-    format: Literal["auto", "folder", "csv", "cifar10"] = Field(
-        default="auto", description="how the data set is laid out; auto finds out"
-    )
-    split: Literal["all", "train", "test"] = Field(
+    format: Format = Field(default="auto", description="how the data set is laid out; auto finds out")
+    split: Split = Field(
         default="all",
-        description="which images: all, or one side of the split that the model was trained with",
+        description="which images: all, or one side of the split that the model was trained with; query and "
+        "gallery are those of the test side that the data set calls so",
     )
     batch: int = Field(default=32, ge=1, le=1024, description="images encoded at once")
     threads: int = Field(default=0, ge=0, le=256, description="threads that decode and encode; 0: one a core")

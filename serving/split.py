@@ -1,4 +1,4 @@
-"""Which rows of a catalogue train and which are unseen: by a rule over classes, or by the data set's own word."""
+"""Which rows of a catalogue train and which are unseen: by a rule, or by the data set's own word."""
 
 from collections import Counter
 from collections.abc import Sequence, Set

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from serving.errors import BadData
 
-__all__ = ["walk", "which_are_files"]
+__all__ = ["is_visible", "walk", "which_are_files"]
 
 _NOT_OURS: Final = frozenset({"__MACOSX"})
 _NO_SUCH_FOLDER: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP))
@@ -40,7 +40,7 @@ def walk(
             seen.add((found.st_dev, found.st_ino))
             with os.scandir(root / here) as entries:
                 visible = sorted(
-                    (entry for entry in entries if entry.name[0] != "." and entry.name not in _NOT_OURS),
+                    (entry for entry in entries if is_visible(entry.name)),
                     key=lambda entry: entry.name,
                     reverse=True,
                 )
@@ -61,6 +61,11 @@ def walk(
             raise BadData(
                 f"the folder {root / here} cannot be read: {(error.strerror or str(error)).lower()}"
             ) from error
+
+
+def is_visible(name: str) -> bool:
+    """Tell whether a file or folder of this name is the user's own: neither hidden nor left by macOS."""
+    return name[0] != "." and name not in _NOT_OURS
 
 
 def which_are_files(root: Path, paths: Sequence[str]) -> list[bool]:
@@ -99,4 +104,6 @@ def _files(folder: str) -> frozenset[str] | None:
     except OSError as error:
         if error.errno in _NO_SUCH_FOLDER:
             return None
-        raise BadData(f"the folder {folder} cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise BadData(
+            f"the folder {folder} cannot be read: {(error.strerror or str(error)).lower()}"
+        ) from error

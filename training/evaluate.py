@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from serving.catalog import Catalog, SplitRule, read, select
+from serving.catalog import Catalog, Format, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from training.dataset import Decoder, Stream, class_numbers, tell_unreadable, viewing_decoder
 from training.embedder import build_embedder
@@ -40,7 +40,7 @@ class Settings(BaseModel):
         description="classes that training has not seen, those it has, or all, by the model's own rule",
     )
     untrained: bool = Field(False, description="the run's backbone before training: its raw pooled features")
-    format: Literal["auto", "folder", "csv", "cifar10"] = Field(
+    format: Format = Field(
         "auto", description="layout of the data set; auto is a run's own, or finds out elsewhere"
     )
     table: Path | None = Field(

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 import torch
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from serving.catalog import Catalog
+from serving.catalog import Catalog, Format
 from serving.errors import BadArtifact, BadData, BadImage, BadSetting
 from serving.model.encoder import Encoder
 from serving.model.preprocess import MAX_BYTES, open_rgb
@@ -50,7 +50,7 @@ class Settings(BaseModel):
         default=None,
         description="images to check the file on; those of the run's own data set when not given",
     )
-    format: Literal["auto", "folder", "csv", "cifar10"] = Field(
+    format: Format = Field(
         default="auto", description="layout of the images; auto is the run's own, or finds out elsewhere"
     )
     table: Path | None = Field(

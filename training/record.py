@@ -1,10 +1,11 @@
 """What a run's record.json must hold, so that whoever reads it later can rely on it."""
 
 import reprlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from serving.catalog import Layout
 from serving.errors import BadArtifact
 
 __all__ = ["MAX_NAME", "check_record"]
@@ -21,7 +22,7 @@ class _Data(BaseModel):
     model_config = ConfigDict(strict=True)
 
     root: _Path
-    format: Literal["folder", "csv", "cifar10"]
+    format: Layout
     table: _Path | None
     train_classes: list[str]
     train_images: int = Field(ge=0)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog import Catalog, read
+from serving.catalog import Catalog, Format, read
 from serving.errors import BadData, BadSetting
 from training.board import Board
 from training.dataset import Pictures, QuarterTurns, tell_unreadable, training_decoder, viewing_decoder
@@ -43,7 +43,7 @@ class Settings(BaseModel):
         None, description="folder of the images, or .csv table in it; the run's own when resuming"
     )
     out: Path | None = Field(None, description="folder of the run, made anew")
-    format: Literal["auto", "folder", "csv", "cifar10"] = Field(
+    format: Format = Field(
         "auto", description="layout of the data set; auto finds out, or is the run's own when resuming"
     )
     table: Path | None = Field(

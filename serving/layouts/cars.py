@@ -4,17 +4,20 @@
 - `devkit/cars_train_annos.mat`, `devkit/cars_test_annos.mat` (or `cars_test_annos_withlabels.mat`) and
   `devkit/cars_meta.mat` beside `cars_train/` and `cars_test/`.
 
-Classes 1 to 98 train and 99 to 196 test. Which of its folders an image lies in says nothing: that is the split
-of classification, in which every class is on both sides.
+Classes 1 to 98 train and 99 to 196 test. Which of its folders an image lies in says nothing: that is the
+split of classification, in which every class is on both sides.
 """
 
 import importlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from serving.errors import BadData, NotFound
-from serving.layouts.listing import Listed, check, class_number, locate
+from serving.layouts.listing import Listed, check, locate, published_number
 from serving.rows import Catalog
 
 __all__ = ["find", "parse", "read"]
@@ -72,27 +75,28 @@ def read(folder: Path) -> Catalog:
 def _file(folder: Path, *names: str) -> Path | None:
     """Return the first of the files that is there, in `devkit` or in the folder itself."""
     places = [folder / below / name for name in names for below in ("devkit", "")]
-    return next((place for place in places if place.is_file()), None)
+    return next((place for place in places if os.path.isfile(place)), None)
 
 
-def _listed(path: Path, content: dict[str, Any], image: str, below: str, names: dict[int, str]) -> list[Listed]:
+def _listed(
+    path: Path, content: dict[str, Any], image: str, below: str, names: dict[int, str]
+) -> list[Listed]:
     """Return the images of one file; `image` is the field with their paths, which lie `below` a folder."""
     annotations = content["annotations"]
-    fields = annotations.dtype.names or ()
+    fields = getattr(getattr(annotations, "dtype", None), "names", None) or ()
     if image not in fields:
         raise BadData(
             f"the annotations of {path} have no field {image!r} but {', '.join(fields) or 'none at all'};"
             " take the published file"
         )
-    paths = [str(cell.item()) if cell.size == 1 else "" for cell in annotations[image].ravel()]
+    paths = [_text(cell) for cell in annotations[image].ravel()]
     if "class" not in fields and image == "fname" and path.name == _TEST_LISTS[1]:
         return [Listed(below + each, "", "") for each in paths]
     if "class" not in fields:
         raise BadData(f"the annotations of {path} have no field 'class'; take the published file")
     listed = []
     for number, (each, cell) in enumerate(zip(paths, annotations["class"].ravel(), strict=True), 1):
-        text = str(cell.item()) if cell.size == 1 else ""
-        value = class_number(text, _CLASSES, f"annotation {number} of {path}")
+        value = published_number(_text(cell), _CLASSES, f"annotation {number} of {path}")
         label = names.get(value, f"{value:03d}")
         listed.append(Listed(below + each, label, "train" if value <= _TRAIN else "test"))
     return listed
@@ -103,14 +107,20 @@ def _names(path: Path, content: dict[str, Any]) -> dict[int, str]:
 
     A slash in a name (Ram C/V Cargo Van) becomes a dash: in a label it would part a folder from a class.
     """
-    cells: Sequence[Any] = content["class_names"].ravel()
-    if len(cells) != _CLASSES:
-        raise BadData(f"{path} has {len(cells)} class names and not {_CLASSES}; take the published file")
-    names = [str(cell.item()) if getattr(cell, "size", 0) == 1 else "" for cell in cells]
-    return {
-        number: f"{number:03d}.{name.replace('/', '-')}" if name else f"{number:03d}"
-        for number, name in enumerate(names, 1)
-    }
+    names = [_text(cell) for cell in np.ravel(content["class_names"])]
+    if len(names) != _CLASSES or not all(names):
+        raise BadData(
+            f"{path} has {sum(map(bool, names))} class names and not {_CLASSES}; take the published file"
+        )
+    return {number: f"{number:03d}.{name.replace('/', '-')}" for number, name in enumerate(names, 1)}
+
+
+def _text(cell: object) -> str:
+    """Return the one value of a cell as text, a whole number in digits; nothing where there is no such."""
+    if not (isinstance(cell, np.ndarray) and cell.size == 1):
+        return ""
+    value = cell.item()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _load(path: Path, needed: Sequence[str]) -> dict[str, Any]:
@@ -123,7 +133,9 @@ def _load(path: Path, needed: Sequence[str]) -> dict[str, Any]:
     try:
         matlab = importlib.import_module("scipy.io")
     except ImportError as error:
-        raise NotFound(f"reading {path} needs SciPy, which is not installed: run `pip install scipy`") from error
+        raise NotFound(
+            f"reading {path} needs SciPy, which is not installed: run `pip install scipy`"
+        ) from error
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise BadData(f"{path} is larger than {_MOST_BYTES >> 20} MiB; take the published file")

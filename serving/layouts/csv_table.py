@@ -46,7 +46,7 @@ def read(root: Path, table: Path) -> Catalog:
             raise BadData(f"line {number} of {table} names the image {path!r}, which is not below {root}")
         if given.lower() not in _SPLITS:
             raise BadData(
-                f"line {number} of {table} has the split {given!r}; give train, test, query, gallery or nothing"
+                f"line {number} of {table} has the split {given!r}; give train, test, query, gallery or none"
             )
         key = named.get("key", path_text(PurePosixPath(os.path.relpath(image, root))))
         if not key or numbers.setdefault(key, number) != number:

@@ -4,11 +4,11 @@ The list is `Eval/list_eval_partition.txt`, or lies in the folder itself; the im
 `Img/img/`.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Final
 
-from serving.errors import BadData
 from serving.errors import BadData
 from serving.layouts.listing import Listed, check, locate, read_list
 from serving.rows import Catalog
@@ -22,7 +22,7 @@ _ITEM: Final = re.compile("id_([0-9]{1,8})")
 
 def find(root: Path) -> Path | None:
     """Return `root` if the list is in it or in its folder Eval."""
-    return root if any((root / name).is_file() for name in _LISTS) else None
+    return root if any(os.path.isfile(root / name) for name in _LISTS) else None
 
 
 def parse(folder: Path) -> list[Listed]:
@@ -31,7 +31,7 @@ def parse(folder: Path) -> list[Listed]:
     Raises:
         BadData: The list does not hold.
     """
-    path = folder / _LISTS[0] if (folder / _LISTS[0]).is_file() else folder / _LISTS[1]
+    path = next((folder / name for name in _LISTS if os.path.isfile(folder / name)), folder / _LISTS[0])
     listed = []
     for where, (name, item, status) in read_list(path, _COLUMNS, counted=True):
         if status not in ("train", "query", "gallery"):

@@ -3,6 +3,7 @@
 A list says an image's path and class; its class says which side of the split it is on, or the list does.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -12,7 +13,7 @@ from serving.rows import Catalog, Row, make_catalog
 from serving.table import read_text
 from serving.walk import which_are_files
 
-__all__ = ["Listed", "check", "class_number", "locate", "read_list"]
+__all__ = ["Listed", "check", "locate", "published_number", "read_list"]
 
 _SHOWN: Final = 3
 
@@ -44,6 +45,8 @@ def read_list(
     Raises:
         BadData: Not readable, not UTF-8, another header, a line of another length, or lines missing.
     """
+    if not os.path.exists(path):
+        raise BadData(f"{path} is not there; give the folder of the published lists, or another format")
     text = read_text(path, "list")
     lines = [(number, cells) for number, line in enumerate(text.split("\n"), 1) if (cells := line.split())]
     start = counted + header
@@ -68,7 +71,7 @@ def read_list(
         yield f"line {number} of {path}", cells
 
 
-def class_number(text: str, most: int, where: str) -> int:
+def published_number(text: str, most: int, where: str) -> int:
     """Return a published number, of a class or of an image.
 
     Raises:
@@ -101,8 +104,7 @@ def check(listed: Sequence[Listed], source: Path) -> list[Listed]:
         seen.add(path)
         if label and split and sides.setdefault(label, split == "train") != (split == "train"):
             raise BadData(
-                f"{source} has the class {label!r} in train and in {split if split != 'train' else 'test'};"
-                " no class may be on both sides"
+                f"{source} has the class {label!r} both in train and in test; take the published list"
             )
     return list(listed)
 

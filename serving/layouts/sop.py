@@ -1,9 +1,10 @@
-"""The format `sop`, Stanford Online Products: `Ebay_train.txt` and `Ebay_test.txt` beside the image folders."""
+"""The format `sop`, Stanford Online Products: `Ebay_train.txt` and `Ebay_test.txt` beside the images."""
 
+import os
 from pathlib import Path
 from typing import Final
 
-from serving.layouts.listing import Listed, check, class_number, locate, read_list
+from serving.layouts.listing import Listed, check, locate, published_number, read_list
 from serving.rows import Catalog
 
 __all__ = ["find", "parse", "read"]
@@ -16,7 +17,7 @@ _MOST: Final = 99_999  # as many digits as a label has, so that sorted labels ar
 def find(root: Path) -> Path | None:
     """Return the folder of the lists, if there is one: `root`, or Stanford_Online_Products in it."""
     for folder in (root, root / "Stanford_Online_Products"):
-        if any((folder / name).is_file() for name in _LISTS.values()):
+        if any(os.path.isfile(folder / name) for name in _LISTS.values()):
             return folder
     return None
 
@@ -29,7 +30,7 @@ def parse(folder: Path) -> list[Listed]:
     """
     return check(
         [
-            Listed(path, f"{class_number(number, _MOST, where):05d}", split)
+            Listed(path, f"{published_number(number, _MOST, where):05d}", split)
             for split, name in _LISTS.items()
             for where, (_, number, _, path) in read_list(folder / name, _COLUMNS)
         ],

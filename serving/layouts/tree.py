@@ -35,7 +35,9 @@ class Tree:
 
     def below(self, path: PurePosixPath) -> PurePosixPath:
         """Return a file's path below the wrapper; what lies beside it is of no class, as if it lay in it."""
-        return path.relative_to(self.wrapper) if path.is_relative_to(self.wrapper) else PurePosixPath(path.name)
+        return (
+            path.relative_to(self.wrapper) if path.is_relative_to(self.wrapper) else PurePosixPath(path.name)
+        )
 
 
 def grow(root: Path) -> Tree:
