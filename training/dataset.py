@@ -170,7 +170,7 @@ class Pictures:
             raise BadData(
                 f"none of the {len(self.classes)} validation classes has two images that can be read, and"
                 f" {len(self.unreadable)} images cannot{first_of(self.unreadable)}: repair them, or set"
-                " validation to 0 to keep the last epoch"
+                " validation or folds to 0 to keep the last epoch"
             )
 
 

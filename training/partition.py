@@ -9,13 +9,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from serving.catalog import Catalog, Row, SplitRule, read, select
 from serving.errors import BadData
 from training.recipe import Recipe
 
-__all__ = ["Partition", "check_complete", "divide", "hold_out", "is_own", "read_own"]
+__all__ = ["Partition", "check_complete", "cut_fold", "divide", "hold_out", "is_own", "read_own"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +32,9 @@ class Partition:
     train: tuple[Row, ...]
     validation: tuple[Row, ...]
     """Empty when the recipe holds none out."""
+    folds: int = 0
+    fold: int = 0
+    """Which of the folds `validation` is, counted from 0; of no meaning without folds."""
 
     def describe(self) -> dict[str, Any]:
         """Give what a run's record says of its data; `digest` changes when an image comes, goes or moves."""
@@ -39,6 +45,8 @@ class Partition:
             "validation_classes": sorted({row.label for row in self.validation}),
             "train_images": len(self.train),
             "validation_images": len(self.validation),
+            "folds": self.folds,
+            "fold": self.fold if self.folds else None,
             "missing": list(self.catalog.missing),
             "unlabelled": self.catalog.unlabelled,
             "digest": _digest((*self.train, *self.validation)),
@@ -54,7 +62,7 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
     """
     check_complete(catalog)
     rows = select(catalog, "train", recipe.split)
-    train, validation = hold_out(rows, recipe.validation, by=recipe.split_by)
+    train, validation = hold_out(rows, recipe)
     classes = len({row.label for row in train}) * (4 if recipe.quarter_turns else 1)
     if classes < recipe.classes_per_batch:
         turned = " with their quarter turns" if recipe.quarter_turns else ""
@@ -62,18 +70,20 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
             f"there are {classes} classes{turned} to train on, but a batch takes {recipe.classes_per_batch}:"
             f" give more classes or set classes_per_batch to {classes} or less"
         )
+    key = "folds" if recipe.folds else "validation"
     held = len({row.label for row in validation})
     if held == 1:
+        larger = "set fewer folds" if recipe.folds else "hold out a larger share"
         raise BadData(
-            "validation would hold out one class, where whatever is found is right: hold out a larger share,"
-            " or set validation to 0 to keep the last epoch"
+            f"{key} would hold out one class, where whatever is found is right: {larger}, or set {key} to 0"
+            " to keep the last epoch"
         )
     if validation and held == len(validation):
         raise BadData(
-            f"none of the {held} validation classes has two images, so that nothing could be found: set"
-            " validation to 0 to keep the last epoch"
+            f"none of the {held} validation classes has two images, so that nothing could be found: set {key}"
+            " to 0 to keep the last epoch"
         )
-    return Partition(catalog, recipe.split, train, validation)
+    return Partition(catalog, recipe.split, train, validation, folds=recipe.folds, fold=recipe.fold)
 
 
 def check_complete(catalog: Catalog) -> None:
@@ -134,38 +144,72 @@ def is_own(record: Mapping[str, Any], catalog: Catalog, rule: SplitRule) -> bool
     return bool(own.get("digest") == _digest(select(catalog, "train", rule)))
 
 
-def hold_out(rows: Sequence[Row], share: float, *, by: str) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-    """Cut validation classes from the training rows, evenly spaced over the sorted names.
+def hold_out(rows: Sequence[Row], recipe: Recipe) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Cut the recipe's fold, or its share of validation classes, from the training rows.
 
-    Args:
-        rows: Training rows.
-        share: Share of the classes held out, rounded, at least one; 0 holds out none.
-        by: `folder` holds out whole top-level folders, so that validation is as unseen as the test is.
+    A data set that is split by folder has whole top-level folders held out, so that validation is as unseen
+    as the test is.
 
     Returns:
         Rows to train on, rows to validate on; no class is in both.
 
     Raises:
-        BadData: If nothing would be left to train on.
+        BadData: If there are too few classes for that, and nothing would be left to train on.
     """
-    if share == 0:
-        return tuple(rows), ()
-    names = sorted({_group(row, by) for row in rows})
-    count = max(1, round(share * len(names)))
-    if count >= len(names):
-        raise BadData(
-            f"there are {len(names)} {'folders' if by == 'folder' else 'classes'} to train on, and validation"
-            f" {share} would take {count} of them: lower it, or set it to 0 to keep the last epoch"
-        )
-    held = {names[int((i + 0.5) * len(names) / count)] for i in range(count)}
+    names = sorted({_group(row, recipe) for row in rows})
+    held = {names[place] for place in _held(len(names), recipe)}
     return (
-        tuple(row for row in rows if _group(row, by) not in held),
-        tuple(row for row in rows if _group(row, by) in held),
+        tuple(row for row in rows if _group(row, recipe) not in held),
+        tuple(row for row in rows if _group(row, recipe) in held),
     )
 
 
-def _group(row: Row, by: str) -> str:
-    return row.label.partition("/")[0] if by == "folder" else row.label
+def cut_fold(count: int, *, folds: int, fold: int, rule: Literal["even", "wrapped"]) -> NDArray[np.intp]:
+    """Choose the names of one fold among `count` sorted ones.
+
+    Args:
+        count: How many names there are, at least `folds`.
+        folds: How many folds.
+        fold: Which, from 0.
+        rule: `even` cuts the list at equal steps, as the authors of XML do, so that each name is in one fold.
+            `wrapped` goes by the original MLRC code: from fold/folds of the list on, a training part of
+            count - count // folds names, round the end of the list; the count // folds names that follow
+            are held out, and some names may be in no fold.
+
+    Returns:
+        Places of the names that are held out, in the order of the fold, (k,).
+    """
+    if rule == "even":
+        edges = np.linspace(0, count, folds + 1).astype(np.intp)
+        return np.arange(edges[fold], edges[fold + 1])
+    size = count // folds
+    first = int(count * fold / folds) + count - size
+    return np.arange(first, first + size) % count
+
+
+def _held(count: int, recipe: Recipe) -> NDArray[np.intp]:
+    """Choose what is held out of `count` sorted classes or folders; their places, (k,)."""
+    what = "folders" if recipe.split_by == "folder" else "classes"
+    if recipe.folds > count:
+        raise BadData(
+            f"there are {count} {what} to train on, of which {recipe.folds} folds cannot be cut: set fewer"
+            " folds, or folds to 0 to keep the last epoch"
+        )
+    if recipe.folds:
+        return cut_fold(count, folds=recipe.folds, fold=recipe.fold, rule=recipe.fold_rule)
+    if recipe.validation == 0:
+        return np.empty(0, dtype=np.intp)
+    wanted = max(1, round(recipe.validation * count))
+    if wanted >= count:
+        raise BadData(
+            f"there are {count} {what} to train on, and validation {recipe.validation} would take {wanted}"
+            " of them: lower it, or set it to 0 to keep the last epoch"
+        )
+    return np.array([int((i + 0.5) * count / wanted) for i in range(wanted)], dtype=np.intp)  # evenly spaced
+
+
+def _group(row: Row, recipe: Recipe) -> str:
+    return row.label.partition("/")[0] if recipe.split_by == "folder" else row.label
 
 
 def _place(catalog: Catalog) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.catalog import Row, read
+from serving.catalog import read
 from serving.errors import BadData
 from serving.model.preprocess import preprocess
 from tests.training.drawn import NoThreads, draw_folder
@@ -28,7 +28,6 @@ from training.dataset import (
     viewing_decoder,
 )
 from training.embedding import embed_pictures
-from training.partition import divide, hold_out
 from training.recipe import Recipe
 from training.sampler import PKSampler
 
@@ -204,57 +203,3 @@ def test_a_training_set_can_be_handed_to_a_process(root: Path) -> None:
     views = TrainingSet(pictures, Augmentation(RECIPE), seed=0, epoch=0)
     copy = pickle.loads(pickle.dumps(views))
     assert torch.equal(copy[(4, 0)][0], views[(4, 0)][0])
-
-
-def _rows(labels: list[str]) -> list[Row]:
-    return [Row(f"{label}/{i}", Path(f"/{label}/{i}"), label) for label in labels for i in range(2)]
-
-
-def test_validation_classes_are_spread_over_the_names() -> None:
-    rows = _rows([f"c{i:02d}" for i in range(20)])
-    train, held = hold_out(rows, 0.2, by="class")
-    assert sorted({row.label for row in held}) == ["c02", "c07", "c12", "c17"]
-    assert len(train) + len(held) == len(rows)
-    assert not {row.label for row in train} & {row.label for row in held}
-    assert hold_out(rows, 0, by="class") == (tuple(rows), ())
-
-
-def test_validation_by_folder_holds_out_whole_folders() -> None:
-    rows = _rows([f"{letter}/c{i}" for letter in "abcde" for i in range(3)])
-    _, held = hold_out(rows, 0.2, by="folder")
-    assert {row.label for row in held} == {"c/c0", "c/c1", "c/c2"}
-    with pytest.raises(BadData, match="1 folders to train on"):
-        hold_out(_rows(["a/x", "a/y"]), 0.2, by="folder")
-
-
-def test_partition_of_a_data_set(root: Path) -> None:
-    partition = divide(read(root), RECIPE.model_copy(update={"split_train": 2}))
-    about = partition.describe()
-    assert about["train_classes"] == ["class00", "class01"]
-    assert about["validation_classes"] == []
-    assert (about["train_images"], about["format"], about["root"]) == (6, "folder", str(root))
-    (root / "class00" / "0.png").unlink()
-    again = divide(read(root), RECIPE.model_copy(update={"split_train": 2})).describe()
-    assert again["digest"] != about["digest"]
-
-
-def test_data_that_cannot_be_trained_on_is_refused(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="1 classes to train on, but a batch takes 2"):
-        divide(read(root), RECIPE)
-    singles = draw_folder(tmp_path / "singles", classes=8, images=1)
-    with pytest.raises(BadData, match="validation classes has two images"):
-        divide(read(singles), RECIPE.model_copy(update={"validation": 0.5}))
-    turned = RECIPE.model_copy(update={"split_train": 1, "classes_per_batch": 4, "quarter_turns": True})
-    assert len(divide(read(root), turned).train) == 3
-    with pytest.raises(BadData, match="4 classes with their quarter turns to train on, but a batch takes 5"):
-        divide(read(root), turned.model_copy(update={"classes_per_batch": 5}))
-    with pytest.raises(BadData, match="would hold out one class, where whatever is found is right"):
-        divide(
-            read(root),
-            RECIPE.model_copy(update={"split_train": 2, "validation": 0.1, "classes_per_batch": 1}),
-        )
-    (root / "class99").mkdir()
-    with pytest.raises(BadData, match=r"'class99'.*has no image"):
-        divide(read(root), RECIPE)
-    with pytest.raises(BadData, match="nowhere"):
-        divide(read(tmp_path / "nowhere"), RECIPE)

@@ -1,0 +1,165 @@
+"""What training may see: shares and folds of the classes held out, and what a record says of it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.catalog import Row, read
+from serving.errors import BadData
+from tests.training.drawn import draw_folder
+from training.partition import cut_fold, divide, hold_out
+from training.recipe import Recipe
+from training.train import Settings, run
+
+RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return draw_folder(tmp_path / "data", classes=3, images=3, size=20)
+
+
+def _rows(labels: list[str]) -> list[Row]:
+    return [Row(f"{label}/{i}", Path(f"/{label}/{i}"), label) for label in labels for i in range(2)]
+
+
+def test_validation_classes_are_spread_over_the_names() -> None:
+    rows = _rows([f"c{i:02d}" for i in range(20)])
+    train, held = hold_out(rows, Recipe(validation=0.2))
+    assert sorted({row.label for row in held}) == ["c02", "c07", "c12", "c17"]
+    assert len(train) + len(held) == len(rows)
+    assert not {row.label for row in train} & {row.label for row in held}
+    assert hold_out(rows, Recipe()) == (tuple(rows), ())
+
+
+def test_validation_by_folder_holds_out_whole_folders() -> None:
+    rows = _rows([f"{letter}/c{i}" for letter in "abcde" for i in range(3)])
+    _, held = hold_out(rows, Recipe(validation=0.2, split_by="folder"))
+    assert {row.label for row in held} == {"c/c0", "c/c1", "c/c2"}
+    with pytest.raises(BadData, match="1 folders to train on"):
+        hold_out(_rows(["a/x", "a/y"]), Recipe(validation=0.2, split_by="folder"))
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [
+        (100, [25, 25, 25, 25]),  # CUB-200-2011
+        (98, [24, 25, 24, 25]),  # Cars196
+        (11_318, [2829, 2830, 2829, 2830]),  # SOP, official
+        (4, [1, 1, 1, 1]),
+        (7, [1, 2, 2, 2]),
+    ],
+)
+def test_even_folds_hold_out_each_class_once(count: int, sizes: list[int]) -> None:
+    folds = [cut_fold(count, folds=4, fold=fold, rule="even") for fold in range(4)]
+    assert [len(fold) for fold in folds] == sizes
+    assert np.concatenate(folds).tolist() == list(range(count))
+    edges = [int(count * fold / 4) for fold in range(5)]  # linspace, by hand
+    assert [fold[0] for fold in folds] == edges[:-1]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "never"),
+    [(100, 25, []), (98, 24, [24, 73]), (11_317, 2829, [8487])],  # CUB, Cars, SOP by half of its classes
+)
+def test_wrapped_folds_are_those_of_the_original_protocol(count: int, size: int, never: list[int]) -> None:
+    held = []
+    for fold in range(4):
+        # the published rule: the list turned to start at the fold's share, its front trains
+        turned = np.roll(np.arange(count), -int(count * fold / 4))
+        found = cut_fold(count, folds=4, fold=fold, rule="wrapped")
+        assert found.tolist() == turned[count - size :].tolist()
+        held += found.tolist()
+    assert sorted(set(range(count)) - set(held)) == never
+    assert len(held) == len(set(held)) == 4 * size
+
+
+def test_wrapped_folds_of_cars_by_number() -> None:
+    blocks = [cut_fold(98, folds=4, fold=fold, rule="wrapped") for fold in range(4)]
+    assert [(block[0], block[-1]) for block in blocks] == [(74, 97), (0, 23), (25, 48), (49, 72)]
+
+
+def test_a_fold_of_the_rows_is_a_block_of_the_sorted_names() -> None:
+    rows = _rows([f"c{i}" for i in (5, 3, 1, 7, 0, 2, 6, 4)])
+    train, held = hold_out(rows, Recipe(folds=4, fold=1))
+    assert sorted({row.label for row in held}) == ["c2", "c3"]
+    assert sorted({row.label for row in train}) == ["c0", "c1", "c4", "c5", "c6", "c7"]
+    _, held = hold_out(rows, Recipe(folds=4, fold=0, fold_rule="wrapped"))
+    assert sorted({row.label for row in held}) == ["c6", "c7"]
+
+
+def test_folds_by_folder_hold_whole_folders() -> None:
+    rows = _rows([f"{letter}/c{i}" for letter in "dacb" for i in range(3)])
+    for fold, letter in enumerate("abcd"):
+        train, held = hold_out(rows, Recipe(folds=4, fold=fold, split_by="folder"))
+        assert {row.label for row in held} == {f"{letter}/c{i}" for i in range(3)}
+        assert len(train) == 18
+    with pytest.raises(BadData, match="4 folders to train on, of which 5 folds cannot be cut"):
+        hold_out(rows, Recipe(folds=5, split_by="folder"))
+
+
+def test_the_record_says_which_fold(tmp_path: Path) -> None:
+    data = draw_folder(tmp_path / "data", classes=9, images=2)
+    recipe = RECIPE.model_copy(update={"split_train": 8, "folds": 4, "fold": 2})
+    about = divide(read(data), recipe).describe()
+    assert (about["folds"], about["fold"]) == (4, 2)
+    assert about["validation_classes"] == ["class04", "class05"]
+    about = divide(read(data), RECIPE).describe()
+    assert (about["folds"], about["fold"]) == (0, None)
+
+
+def test_folds_that_cannot_choose_an_epoch_are_refused(tmp_path: Path) -> None:
+    data = draw_folder(tmp_path / "data", classes=9, images=1)
+    with pytest.raises(BadData, match=r"folds would hold out one class.*set fewer folds"):
+        divide(read(data), RECIPE.model_copy(update={"split_train": 7, "folds": 7}))
+    with pytest.raises(BadData, match=r"none of the 2 validation classes has two images.*set folds to 0"):
+        divide(read(data), RECIPE.model_copy(update={"split_train": 8, "folds": 4}))
+    with pytest.raises(BadData, match="3 classes to train on, of which 4 folds cannot be cut"):
+        divide(read(data), RECIPE.model_copy(update={"split_train": 3, "folds": 4}))
+
+
+def test_a_validation_class_with_one_image_is_excluded_and_counted(tmp_path: Path) -> None:
+    data = draw_folder(tmp_path / "data", classes=5, images=3)
+    for image in ("1.png", "2.png"):
+        (data / "class01" / image).unlink()
+    small = ["image_size=16", "dimension=8", "classes_per_batch=2", "images_per_class=2", "epochs=1"]
+    small += ["split_train=4", "folds=2", "fold=0", "threads=1"]
+    run(Settings(recipe="demo", data=data, out=tmp_path / "r", set=small))
+    record = json.loads((tmp_path / "r" / "record.json").read_text())
+    assert record["data"]["validation_classes"] == ["class00", "class01"]
+    assert (record["metrics"]["validation"]["queries"], record["metrics"]["validation"]["excluded"]) == (3, 1)
+
+
+def test_partition_of_a_data_set(root: Path) -> None:
+    partition = divide(read(root), RECIPE.model_copy(update={"split_train": 2}))
+    about = partition.describe()
+    assert about["train_classes"] == ["class00", "class01"]
+    assert about["validation_classes"] == []
+    assert (about["train_images"], about["format"], about["root"]) == (6, "folder", str(root))
+    (root / "class00" / "0.png").unlink()
+    again = divide(read(root), RECIPE.model_copy(update={"split_train": 2})).describe()
+    assert again["digest"] != about["digest"]
+
+
+def test_data_that_cannot_be_trained_on_is_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="1 classes to train on, but a batch takes 2"):
+        divide(read(root), RECIPE)
+    singles = draw_folder(tmp_path / "singles", classes=8, images=1)
+    with pytest.raises(BadData, match="validation classes has two images"):
+        divide(read(singles), RECIPE.model_copy(update={"validation": 0.5}))
+    turned = RECIPE.model_copy(update={"split_train": 1, "classes_per_batch": 4, "quarter_turns": True})
+    assert len(divide(read(root), turned).train) == 3
+    with pytest.raises(BadData, match="4 classes with their quarter turns to train on, but a batch takes 5"):
+        divide(read(root), turned.model_copy(update={"classes_per_batch": 5}))
+    with pytest.raises(BadData, match="would hold out one class, where whatever is found is right"):
+        divide(
+            read(root),
+            RECIPE.model_copy(update={"split_train": 2, "validation": 0.1, "classes_per_batch": 1}),
+        )
+    (root / "class99").mkdir()
+    with pytest.raises(BadData, match=r"'class99'.*has no image"):
+        divide(read(root), RECIPE)
+    with pytest.raises(BadData, match="nowhere"):
+        divide(read(tmp_path / "nowhere"), RECIPE)
