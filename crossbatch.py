@@ -27,6 +27,7 @@ __all__ = ["COMMANDS", "main", "parser_of", "spelled"]
 # name -> (module, summary)
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("training.train", "Train an embedding by a recipe"),
+    "mlrc": ("training.mlrc", "Train by a recipe on each fold, and measure the ensembles"),
     "evaluate": ("training.evaluate", "Measure R@k and MAP@R of a run or an exported model"),
     "export": ("training.export", "Write a run's best weights as one ONNX file"),
     "index": ("serving.indexing", "Embed a folder of images into a gallery"),

@@ -1,0 +1,183 @@
+"""The MLRC command: a run for each fold and repeat, taken up where it was cut, and their ensembles."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import training.fit
+import training.train
+from serving.catalog import read, select
+from serving.errors import BadData, BadSetting
+from tests import oracles
+from tests.training.drawn import draw_folder
+from training.dataset import viewing_decoder
+from training.mlrc import Settings, render, run
+from training.run import load_run, read_record
+from training.train import run as train
+
+SMALL = """
+image_size: 16
+dimension: 6
+prototypes: 4
+classes_per_batch: 2
+images_per_class: 2
+epochs: 1
+batches_per_epoch: 2
+split_train: 6
+folds: 3
+seed: 5
+threads: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = draw_folder(tmp_path_factory.mktemp("data"), classes=9, images=3, size=18)
+    for image in ("1.png", "2.png"):
+        (root / "class08" / image).unlink()
+    return root
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("recipe") / "small.yaml"
+    file.write_text(SMALL)
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def out(data: Path, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two repeats."""
+    folder = tmp_path_factory.mktemp("mlrc") / "out"
+    run(Settings(recipe=recipe, data=data, out=folder, repeats=2))
+    return folder
+
+
+def _count(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    trained: list[tuple[str, bool]] = []
+
+    def counted(settings: Any) -> dict[str, Any]:
+        trained.append((f"{settings.out.parent.name}/{settings.out.name}", settings.resume))
+        return train(settings)
+
+    monkeypatch.setattr(training.train, "run", counted)
+    return trained
+
+
+def test_each_fold_of_each_repeat_is_an_ordinary_run(out: Path) -> None:
+    seeds = []
+    for repeat in range(2):
+        for fold in range(3):
+            record = read_record(out / f"repeat{repeat}" / f"fold{fold}")
+            assert (record["data"]["folds"], record["data"]["fold"]) == (3, fold)
+            held = [f"class{number:02d}" for number in (2 * fold, 2 * fold + 1)]
+            assert record["data"]["validation_classes"] == held
+            seeds.append(record["seed"])
+    assert seeds == [5, 6, 7, 8, 9, 10]
+
+
+def test_figures_are_those_of_naive_ensembles(out: Path, data: Path) -> None:
+    result = json.loads((out / "mlrc.json").read_text())
+    rows = select(read(data), "test", load_run(out / "repeat0" / "fold0").recipe.split)
+    labels = np.array([int(row.label[-2:]) for row in rows])
+    for repeat in range(2):
+        parts = []
+        for fold in range(3):
+            trained = load_run(out / f"repeat{repeat}" / f"fold{fold}")
+            decode = viewing_decoder(trained.recipe)
+            pixels = torch.from_numpy(np.stack([decode(row.image.read_bytes()) for row in rows]))
+            with torch.no_grad():
+                embedded = trained.embedder(trained.embedder.normalise(pixels)).embeddings
+            parts.append(embedded.double().numpy())
+        whole = np.concatenate([part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1)
+        told = result["repeats"][repeat]
+        for fold, part in enumerate(parts):
+            recall, average, precision, excluded = oracles.retrieval(part, labels, (1,))
+            assert told["by_fold"][fold] == pytest.approx(
+                {"recall_at_1": recall[1], "map_at_r": average, "r_precision": precision}
+            )
+            assert told["excluded"] == excluded == 1
+        assert told["concatenated"]["map_at_r"] == pytest.approx(oracles.retrieval(whole, labels, (1,))[1])
+    assert result["dimension"] == {"separate": 6, "concatenated": 18}
+    assert (result["images"], result["classes"], result["queries"]) == (7, 3, 6)
+    both = [told["separate"]["map_at_r"] for told in result["repeats"]]
+    assert result["separate"]["map_at_r"]["mean"] == pytest.approx(sum(both) / 2)
+    assert result["separate"]["map_at_r"]["half_width"] == pytest.approx(
+        12.706 * abs(both[0] - both[1]) / 2, rel=1e-3
+    )
+
+
+def test_a_second_call_trains_only_what_is_not_finished(
+    out: Path, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "out"
+    shutil.copytree(out, copy)
+    shutil.rmtree(copy / "repeat0" / "fold1")
+    before = json.loads((copy / "mlrc.json").read_text())
+    trained = _count(monkeypatch)
+    after = run(Settings(recipe=recipe, data=data, out=copy, repeats=2))
+    assert trained == [("repeat0/fold1", False)]
+    assert after["repeats"] == before["repeats"]
+    trained.clear()
+    one = run(Settings(recipe=recipe, data=data, out=copy))
+    assert trained == []
+    assert one["repeats"] == before["repeats"][:1]
+    assert one["separate"]["map_at_r"]["half_width"] is None
+
+
+def test_a_cut_fold_goes_on(
+    data: Path, recipe: str, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, calls = training.fit._check_finite, []
+
+    def check(*arguments: Any, **told: Any) -> None:
+        calls.append(told)
+        if len(calls) == 3:  # the first step of the second fold
+            raise KeyboardInterrupt
+        inner(*arguments, **told)
+
+    monkeypatch.setattr(training.fit, "_check_finite", check)
+    with pytest.raises(KeyboardInterrupt):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "out"))
+    monkeypatch.undo()
+    trained = _count(monkeypatch)
+    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "out"))
+    assert trained == [("repeat0/fold1", True), ("repeat0/fold2", False)]
+    assert result["repeats"] == json.loads((out / "mlrc.json").read_text())["repeats"][:1]
+
+
+def test_other_recipes_and_other_images_are_refused(
+    out: Path, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = _count(monkeypatch)
+    with pytest.raises(BadSetting, match=r"fold0 was trained with epochs = 1, but now 2 is asked for"):
+        run(Settings(recipe=recipe, data=data, out=out, set=["epochs=2"]))
+    other = draw_folder(tmp_path / "other", classes=9, images=2)
+    with pytest.raises(BadData, match="fold0 was trained on other images"):
+        run(Settings(recipe=recipe, data=other, out=out))
+    with pytest.raises(BadSetting, match=r"sets folds to 0.*folds=4"):
+        run(Settings(recipe="demo", data=data, out=tmp_path / "out"))
+    with pytest.raises(BadData, match="6 classes to train on, of which 7 folds"):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "out", set=["folds=7"]))
+    assert trained == []
+
+
+def test_the_table_tells_both_ensembles_in_percent(out: Path) -> None:
+    result = json.loads((out / "mlrc.json").read_text())
+    text = render(result)
+    figure = result["concatenated"]["map_at_r"]
+    assert f"{100 * figure['mean']:.2f} ± {100 * figure['half_width']:.2f}" in text
+    assert "separate, 6-D" in text
+    assert "concatenated, 18-D" in text
+    assert "2 repeats" in text
+    assert "confidence interval over the repeats" in text
+    assert "1 images have no match" in text
+    lone = {name: {"mean": 0.25, "half_width": None} for name in result["separate"]}
+    text = render(result | {"repeats": result["repeats"][:1], "separate": lone, "concatenated": lone})
+    assert "±" not in text
+    assert "one repeat gives no confidence interval" in text
