@@ -65,7 +65,9 @@ def test_images_that_are_no_whole_number_of_patches(name: str, patch: int, size:
 
 
 def test_a_network_that_only_makes_vectors() -> None:
-    with pytest.raises(BadSetting, match=r"timm cannot make a feature map of coat_tiny for images of 64 px: "):
+    with pytest.raises(
+        BadSetting, match=r"timm cannot make a feature map of coat_tiny for images of 64 px: "
+    ):
         build_backbone("coat_tiny", image_size=64)
 
 
