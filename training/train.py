@@ -5,6 +5,7 @@ import logging
 import os
 import textwrap
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,7 +59,7 @@ class Settings(BaseModel):
         description="where to train; auto is cuda where there is one, else cpu (mps has not been measured)",
     )
     tensorboard: bool = Field(False, description="write curves for TensorBoard into the run's folder, too")
-    list: bool = Field(False, description="show the recipes and stop")
+    list: bool = Field(False, description="show the recipes, or all that one says at its head, and stop")
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def run(settings: Settings) -> dict[str, Any]:
         CrossbatchError: If a setting, the data or the run folder does not fit, or the loss is not finite.
     """
     if settings.list:
-        return {"recipes": [{"name": name, "about": head_comment(name)} for name in recipe_names()]}
+        names = [settings.recipe] if settings.recipe else recipe_names()
+        return {"recipes": [{"name": name, "about": head_comment(name)} for name in names]}
     started = time.monotonic()
     recipe, record, folder, catalog = _prepare(settings)
     if recipe.threads:
@@ -97,7 +99,7 @@ def run(settings: Settings) -> dict[str, Any]:
     trainee = start_trainee(recipe, pictures, source, fabric=fabric, fresh=fresh)
     if not settings.resume:
         record = {
-            "name": Path(settings.recipe or "").stem[:MAX_NAME],
+            "name": _name(settings.recipe or ""),
             **provenance(),
             "seed": recipe.seed,
             "data": about | {"unreadable": [bad.key for bad in unreadable]},
@@ -122,9 +124,7 @@ def run(settings: Settings) -> dict[str, Any]:
 def render(result: dict[str, Any]) -> str:
     """Tell where the run is and how well it does on validation classes."""
     if "recipes" in result:
-        return "\n\n".join(
-            f"{recipe['name']}\n" + textwrap.indent(recipe["about"], "    ") for recipe in result["recipes"]
-        )
+        return _render_recipes(result["recipes"])
     lines = tell_unreadable(result["unreadable"])
     if result["unlabelled"]:
         lines.append(f"{result['unlabelled']} images are of no class and were left out.")
@@ -139,6 +139,20 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _render_recipes(recipes: Sequence[Mapping[str, str]]) -> str:
+    """Give the whole head of one recipe, or the first line of each of many."""
+    if len(recipes) == 1:
+        return f"{recipes[0]['name']}\n" + textwrap.indent(recipes[0]["about"], "    ")
+    width = max(len(recipe["name"]) for recipe in recipes)
+    lines = [f"{recipe['name']:<{width}}  {recipe['about'].partition(chr(10))[0]}" for recipe in recipes]
+    return "\n".join([*lines, "", "`crossbatch train NAME --list` tells all of one."])
+
+
+def _name(recipe: str) -> str:
+    """Call a run by its recipe: a name of ours, without slashes, or that of the caller's file."""
+    return (recipe.replace("/", "-") if recipe in recipe_names() else Path(recipe).stem)[:MAX_NAME]
+
+
 def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]:
     """Settle the recipe, the record (empty for a new run), the run folder and the images."""
     folder = settings.out
@@ -147,12 +161,18 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
     _check_text(settings)
     if not settings.resume:
         if settings.recipe is None:
-            raise BadSetting(f"training needs a recipe: {', '.join(recipe_names())}, or a .yaml file")
+            raise BadSetting("training needs a recipe: a name that --list shows, or a .yaml file")
         if settings.data is None:
             raise BadSetting("training needs --data, the folder of the images")
         recipe = load_recipe(settings.recipe, settings.set)
         check_vacant(folder)  # before the minutes that reading images may take
-        return recipe, {}, folder, read(settings.data, settings.format, table=settings.table)
+        catalog = read(settings.data, settings.format, table=settings.table)
+        if recipe.made_for not in ("any", catalog.format):
+            raise BadData(
+                f"the recipe {settings.recipe} is for the data set {recipe.made_for}, but {catalog.root} was"
+                f" read as {catalog.format}: choose another recipe, or set made_for to any"
+            )
+        return recipe, {}, folder, catalog
     recipe, record = read_recipe(folder), read_record(folder)
     if settings.recipe is not None:
         asked = load_recipe(settings.recipe, settings.set).model_dump()

@@ -245,10 +245,22 @@ def test_what_is_missing_is_asked_for(data: Path, recipe: str, tmp_path: Path) -
     assert not (tmp_path / "a").exists()
 
 
-def test_list_shows_every_recipe_with_its_head() -> None:
+def test_list_shows_every_recipe_by_its_first_line_and_one_by_its_whole_head() -> None:
     result = run(Settings(list=True))
     assert [recipe["name"] for recipe in result["recipes"]] == recipe_names()
-    assert "crossbatch train cub100-contrastive-xml" in render(result)
+    told = render(result)
+    assert "cub100-contrastive-xml" in told
+    assert len(told.splitlines()) == len(recipe_names()) + 2
+    assert "crossbatch train cub100-contrastive-xml --data" in render(
+        run(Settings(list=True, recipe="cub100-contrastive-xml"))
+    )
+
+
+def test_a_recipe_for_another_data_set_is_refused(data: Path, recipe: str, tmp_path: Path) -> None:
+    settings = Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["made_for=cub"])
+    with pytest.raises(BadData, match=r"small\.yaml is for the data set cub, .* was read as folder"):
+        run(settings)
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_step(

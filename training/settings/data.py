@@ -4,12 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from serving.catalog import Layout
+
 __all__ = ["DataSettings"]
 
 
 class DataSettings(BaseModel):
     """Classes are taken in the order of their sorted names."""
 
+    made_for: Literal["any", Layout] = Field(
+        "any", description="format of the one data set that the recipe is for; another one is refused"
+    )
     split_by: Literal["class", "folder", "given"] = Field(
         "class",
         description="what is split into train and test: classes, top-level folders, or as the data set says",
