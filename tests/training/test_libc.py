@@ -51,11 +51,12 @@ def test_nothing_is_random_after_the_start() -> None:
         torch.testing.assert_close(function.eval()(x, labels), function.train()(x, labels))
 
 
-def test_a_layer_more_is_a_layer_of_weights_more() -> None:
-    names = {
-        name.split(".")[1] for name, _ in build(layers=3).named_parameters() if name.startswith("messages")
-    }
-    assert names == {"0", "1", "2"}
+def test_each_layer_has_weights_of_its_own() -> None:
+    shapes = {name: tuple(weight.shape) for name, weight in build(layers=3).messages.named_parameters()}
+    for layer in range(3):
+        assert shapes[f"{layer}.self_attn.in_proj_weight"] == (12, 4)  # queries, keys and values
+        assert shapes[f"{layer}.linear1.weight"] == (16, 4)  # four units a dimension
+    assert len({name.split(".")[0] for name in shapes}) == 3
 
 
 def test_double_embeddings_meet_the_weights_at_their_precision() -> None:
