@@ -141,7 +141,7 @@ def _build_timm(name: str, image_size: int | None) -> tuple[Backbone, tuple[str,
     """Build a model of timm without weights, and name the layers that only its classifier needs."""
     published = timm.get_pretrained_cfg(name)  # how timm trained it: only read for what its images were
     sized = published is not None and published.fixed_input_size
-    size = {"img_size": image_size} if sized and image_size else {}
+    size: dict[str, Any] = {"img_size": image_size} if sized and image_size else {}
     try:
         body: Any = timm.create_model(name, pretrained=False, num_classes=0, **size)
         body.reset_classifier(0, "")  # only now, so that all other layers are those of the weights files
@@ -191,7 +191,8 @@ def _as_map(features: Tensor, body: nn.Module, images: Tensor) -> Tensor:
         h, w = images.shape[2] // patch[0], images.shape[3] // patch[1]
         prefix = int(getattr(body, "num_prefix_tokens", 0))
         if features.shape[1] == prefix + h * w:
-            return features[:, prefix:].transpose(1, 2).unflatten(2, (h, w))
+            places = features[:, prefix:].transpose(1, 2)  # (B, channels, n), row by row
+            return places.reshape(*places.shape[:2], h, w)
     return features
 
 

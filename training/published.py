@@ -88,7 +88,7 @@ def _published(backbone: str) -> _Published:
         local = PurePosixPath(config.hf_hub_id).name + PurePosixPath(name).suffix
         files = (name,) if config.hf_hub_filename else (name, "pytorch_model.bin")
         return _Published(url, local, config.hf_hub_id, files)
-    if config is not None and config.url:
+    if config is not None and isinstance(config.url, str) and config.url:
         return _Published(config.url, PurePosixPath(config.url).name)
     raise BadSetting(
         f"no weights of {backbone} are published: set `weights` to the path of a file, or to none"

@@ -55,6 +55,8 @@ def test_spec_comes_back_as_it_was_written(tmp_path: Path) -> None:
         accuracy={"map_at_r": 0.4, "recall_at": {"1": 0.8}},
         recipe={"lr": 1e-3, "flip": True},
         grid=(4, 2),
+        backbone="bn_inception",
+        pooling="gem",
         versions={"torch": "2"},
         seed=0,
     )
@@ -64,6 +66,13 @@ def test_spec_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert again == spec == read_spec(tmp_path / "m.onnx")
     assert data == graph.SerializeToString()
     onnx.checker.check_model(onnx.load_model_from_string(data))
+
+
+def test_file_from_before_poolings_had_names_averages(path: Path) -> None:
+    values = json.loads(read_spec(path).model_dump_json())
+    del values["pooling"], values["backbone"]
+    spec = read_spec(_with_text(path, json.dumps(values)))
+    assert (spec.pooling, spec.backbone) == ("gap", "")
 
 
 def test_write_replaces_all_other_metadata() -> None:
@@ -189,6 +198,7 @@ def test_spec_that_is_not_json(path: Path, text: str) -> None:
         ({"crop_fraction": 0.0}, "damaged: crop_fraction: "),
         ({"fingerprint": "abc"}, "damaged: fingerprint: "),
         ({"format_version": "new"}, "damaged: format_version: "),
+        ({"pooling": "mean"}, "damaged: pooling: "),
         ({"split": {"by": "moon", "train": 0.5}}, r"damaged: split\.by: "),
     ],
 )

@@ -1,5 +1,7 @@
 """BN-Inception: the published file's names and shapes, the paper's maps, and each kind of block by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -77,7 +79,8 @@ def test_blocks_against_their_layers_one_by_one(network: BNInception, name: str)
         weight, bias = state[f"{key}.weight"], state[f"{key}.bias"]
         values = functional.conv2d(values, weight, bias, stride=stride, padding=weight.shape[2] // 2)
         mean, var = (state[f"{key}_bn.running_{what}"].view(1, -1, 1, 1) for what in ("mean", "var"))
-        return ((values - mean) / (var + 1e-5).sqrt()).clamp_min(0)  # scale 1, shift 0
+        values = (values - mean) / (var + 1e-5).sqrt()  # scale 1, shift 0
+        return values.clamp_min(0)
 
     double = layer("double_3x3_1", layer("double_3x3_reduce", maps))
     if name == "3c":
@@ -94,7 +97,7 @@ def test_blocks_against_their_layers_one_by_one(network: BNInception, name: str)
 
 @torch.no_grad()
 def test_running_statistics_are_no_copy_of_the_last_batch() -> None:
-    network = BNInception()
+    network: Any = BNInception()
     assert {x.momentum for x in network.modules() if isinstance(x, torch.nn.BatchNorm2d)} == {0.1}
     images = torch.full((2, 3, 64, 64), 50.0)
     seen = network.conv1_7x7_s2(images).mean(dim=(0, 2, 3))

@@ -22,9 +22,10 @@ from tests.tiny_model import tiny_graph
 from training import export as module
 from training import parity
 from training.backbone import Backbone
-from training.embedder import Embedder
+from training.embedder import Embedder, build_embedder
 from training.export import Settings, export_model, render, run
 from training.partition import read_own
+from training.pooling import PoolingName
 from training.recipe import Recipe
 from training.run import Run
 
@@ -133,6 +134,7 @@ def test_spec_says_what_the_network_is(exported: tuple[Embedder, Path, ModelSpec
         (4, 4),
     )
     assert (spec.crop_fraction, spec.resampling, spec.precision) == (0.875, "bicubic", "fp32")
+    assert spec.pooling == "gap"
 
 
 def test_nothing_of_this_machine_is_in_the_file(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
@@ -160,6 +162,34 @@ def test_embedding_of_zero_is_no_nan(tmp_path: Path) -> None:
     found = Encoder(tmp_path / "zero.onnx", threads=1).run(np.zeros((2, SIZE, SIZE, 3), np.uint8))
     assert (found["embeddings"] == 0).all()
     np.testing.assert_allclose(found["histograms"], 0.25, atol=1e-6)
+
+
+def _check_file(path: Path, embedder: Embedder) -> None:
+    """Compare unit embeddings of a batch that the export's own check does not have."""
+    encoder = Encoder(path, threads=1)
+    pixels = np.stack([encoder.preprocess(data) for data in IMAGES[:7]])
+    with torch.no_grad():
+        raw = embedder.eval()(embedder.normalise(torch.from_numpy(pixels))).embeddings.numpy()
+    unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    np.testing.assert_allclose(encoder.run(pixels, "embeddings")["embeddings"], unit, atol=1e-4)
+    assert np.ptp(unit, axis=0).max() > 1e-3  # images differ, so that the comparison can fail
+
+
+@pytest.mark.parametrize(
+    ("backbone", "size", "pooling"),
+    [("bn_inception", 64, "gem"), ("test_vit", 32, "gap_gmp"), ("test_resnet", 64, "gap")],
+)
+def test_every_form_of_backbone_and_pooling_is_exported_for_any_batch(
+    backbone: str, size: int, pooling: PoolingName, tmp_path: Path
+) -> None:
+    recipe = Recipe(backbone=backbone, image_size=size, pooling=pooling, dimension=5, prototypes=4)
+    embedder, path = build_embedder(recipe), tmp_path / "m.onnx"
+    spec, _ = export_model(embedder, FIELDS, path, IMAGES)
+    assert spec.grid == (2, 2)
+    assert read_spec(path).pooling == spec.pooling == pooling
+    _check_file(path, embedder)
+    graph = onnx.load_model_from_string(path.read_bytes()).graph
+    assert graph.output[0].type.tensor_type.shape.dim[0].dim_param == "batch"
 
 
 # --- what is not left ------------------------------------------------------------------------------------
@@ -272,7 +302,13 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         "metrics": {"epoch": 2, "validation": {"map_at_r": 0.5}},
     }
     recipe = Recipe.model_validate(
-        {"image_size": SIZE, "dimension": 5, "prototypes": 4, "weights": "/home/someone/weights.pth"}
+        {
+            "backbone": "resnet20",
+            "image_size": SIZE,
+            "dimension": 5,
+            "prototypes": 4,
+            "weights": "/home/someone/weights.pth",
+        }
     )
     found = Run(tmp_path / "run", recipe, _embedder(), record)
     monkeypatch.setattr(module, "load_run", lambda path: found)
@@ -300,6 +336,7 @@ def test_command_records_the_training_and_no_path(
         3,
     )
     assert spec.recipe["weights"] == "weights.pth"
+    assert spec.backbone == spec.recipe["backbone"] == "resnet20"
     assert spec.recipe["image_size"] == SIZE
     assert spec.split == trained.recipe.split
     assert spec.accuracy == {"epoch": 2, "validation": {"map_at_r": 0.5}}

@@ -13,7 +13,7 @@ import timm
 import torch
 import torchvision
 from safetensors.torch import save_file
-from timm.layers import resample_abs_pos_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
@@ -62,7 +62,7 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
 def test_a_classifier_in_the_file_is_left_out(tmp_path: Path) -> None:
     import timm
 
-    whole = timm.create_model("resnet10t", pretrained=False)
+    whole: Any = timm.create_model("resnet10t", pretrained=False)
     torch.save(whole.state_dict(), tmp_path / "whole.pth")
     backbone = build_backbone("resnet10t", str(tmp_path / "whole.pth"))
     assert torch.equal(backbone.body.layer1[0].conv1.weight, whole.layer1[0].conv1.weight)  # type: ignore[index, union-attr]
@@ -169,7 +169,7 @@ def test_published_weights_are_found_in_hugging_faces_cache(file: str, tmp_path:
     (repository / "refs").mkdir(parents=True)
     (repository / "refs/main").write_text(commit)
     (repository / "snapshots" / commit).mkdir(parents=True)
-    whole = timm.create_model("test_resnet", pretrained=False)
+    whole: Any = timm.create_model("test_resnet", pretrained=False)
     save = save_file if file.endswith("safetensors") else torch.save
     save(whole.state_dict(), repository / "snapshots" / commit / file)
     loaded: Any = build_backbone("test_resnet", "published").body
@@ -215,7 +215,9 @@ def test_bn_inceptions_file_of_older_shapes_and_its_classifier(tmp_path: Path) -
     ["test_vit", "test_vit2", "test_vit3", "test_convnext", "test_efficientnet", "test_byobnet"],
 )
 def test_files_of_timms_own_fit(name: str, tmp_path: Path) -> None:
-    whole = timm.create_model(name, pretrained=False)  # with the classifier and pooling that it came with
+    whole: Any = timm.create_model(
+        name, pretrained=False
+    )  # with the classifier and pooling that it came with
     save_file(whole.state_dict(), tmp_path / "whole.safetensors")
     size = whole.pretrained_cfg["input_size"][-1]
     loaded = build_backbone(name, str(tmp_path / "whole.safetensors"), image_size=size).body.state_dict()
@@ -224,7 +226,7 @@ def test_files_of_timms_own_fit(name: str, tmp_path: Path) -> None:
 
 
 def test_position_embeddings_are_resampled_to_the_recipes_size(tmp_path: Path) -> None:
-    whole = timm.create_model("test_vit", pretrained=False)  # 160 px: 10 x 10 patches
+    whole: Any = timm.create_model("test_vit", pretrained=False)  # 160 px: 10 x 10 patches
     save_file(whole.state_dict(), tmp_path / "vit.safetensors")
     backbone: Any = build_backbone("test_vit", str(tmp_path / "vit.safetensors"), image_size=64)
     wanted = resample_abs_pos_embed(whole.pos_embed, [4, 4], num_prefix_tokens=1, verbose=False)
