@@ -21,11 +21,12 @@ from serving.catalog import read_listed
 from serving.layouts.listing import Listed
 
 Counts = Mapping[str, tuple[int, int]]
-"""Images and classes by split; the split of what is of no class is empty."""
+"""Images and classes by split; the split of what is of no class is empty. The devkit's are by folder."""
 
 PUBLISHED: Final[Mapping[tuple[str, str], Counts]] = {
     ("CUB_200_2011", "cub"): {"train": (5864, 100), "test": (5924, 100)},
     ("Cars196", "cars"): {"train": (8054, 98), "test": (8131, 98)},
+    ("Cars196/devkit", "cars"): {"cars_train": (8144, 196), "cars_test": (8041, 0)},
     ("InShop", "inshop"): {"train": (25882, 3997), "query": (14218, 3985), "gallery": (12612, 3985)},
     ("Stanford_Online_Products", "sop"): {"train": (59551, 11318), "test": (60502, 11316)},
     # Another shop's shoes in SOP's form, as euwern/proxynca_pp has them: not Stanford Online Products.
@@ -44,10 +45,19 @@ def count(listed: Sequence[Listed]) -> Counts:
     }
 
 
+def by_folder(listed: Sequence[Listed]) -> list[Listed]:
+    """Return the images with their folder for a split; classes of the test folder are left out."""
+    folders = [each.path.partition("/")[0] for each in listed]
+    return [
+        each._replace(split=folder, label=each.label if folder == "cars_train" else "")
+        for each, folder in zip(listed, folders, strict=True)
+    ]
+
+
 def compare(found: Counts, published: Counts) -> tuple[list[str], bool]:
     """Return a line for each split, and whether all counts are those published."""
     lines = [
-        f"  {split or 'no class':<9}{found.get(split, (0, 0))[0]:>7,} images"
+        f"  {split or 'no class':<10}{found.get(split, (0, 0))[0]:>7,} images"
         f"{found.get(split, (0, 0))[1]:>8,} classes; published"
         f"{published.get(split, (0, 0))[0]:>7,} and{published.get(split, (0, 0))[1]:>7,}"
         for split in dict.fromkeys((*published, *found))
@@ -87,10 +97,11 @@ def main(folder: str, published: Mapping[tuple[str, str], Counts] = PUBLISHED) -
                 print(f"{name}: not there, not checked")
                 continue
             note = ""
-            if format == "cars" and not any(root.glob("**/cars_annos.mat")):
+            if name == "Cars196" and not any(root.glob("**/cars_annos.mat")):
                 make_cars_annos(root, Path(made))
                 root, note = Path(made), ", by a cars_annos.mat made from the derived lists"
-            lines, equal = compare(count(read_listed(root, format)), counts)
+            listed = read_listed(root, format)
+            lines, equal = compare(count(by_folder(listed) if root.name == "devkit" else listed), counts)
             print(f"{name} as {format}{note}: {'as published' if equal else 'DIFFERENT'}", *lines, sep="\n")
             checked, all_equal = checked + 1, all_equal and equal
     return 0 if checked and all_equal else 1

@@ -9,6 +9,7 @@ split of classification, in which every class is on both sides.
 """
 
 import importlib
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,16 +140,16 @@ def _load(path: Path, needed: Sequence[str]) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise BadData(f"{path} is larger than {_MOST_BYTES >> 20} MiB; take the published file")
-        content: dict[str, Any] = matlab.loadmat(path, variable_names=needed)
-    except BadData:
-        raise
+        data = io.BytesIO(path.read_bytes())
+    except OSError as error:
+        raise BadData(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+    try:
+        content: dict[str, Any] = matlab.loadmat(data, variable_names=needed)
     except NotImplementedError as error:
         raise BadData(
             f"{path} is a .mat file of version 7.3, which cannot be read; take the published file, or save it"
             " with -v7"
         ) from error
-    except OSError as error:
-        raise BadData(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
     except Exception as error:  # SciPy has no error of its own for what is damaged
         raise BadData(f"{path} is damaged or no .mat file; take the published file") from error
     lacking = [name for name in needed if name not in content]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from serving.catalog import FORMATS, Catalog, Row, SplitRule, read, select, select_missing
+from serving.catalog import Catalog, Row, SplitRule, read, select, select_missing
 from serving.errors import BadData, BadSetting
 
 
@@ -247,6 +247,17 @@ def test_csv_rows_without_a_label_train_nothing(tmp_path: Path) -> None:
     assert len(select(catalog, "all", given)) == 5
 
 
+def test_csv_may_name_queries_and_gallery(tmp_path: Path) -> None:
+    _table(
+        _touch(tmp_path, *(f"{i}.jpg" for i in range(5))),
+        "path,label,split\n0.jpg,a,train\n1.jpg,b,Query\n2.jpg,b,gallery\n3.jpg,c,test\n4.jpg,c,val\n",
+    )
+    catalog, given = read(tmp_path), SplitRule(by="given")
+    assert [row.split for row in catalog.rows] == ["train", "query", "gallery", "test", ""]
+    assert _side(catalog, "query", given) == _side(catalog, "gallery", given) == "b"
+    assert _side(catalog, "test", given) == "bbc"
+
+
 def test_missing_images_are_told_by_side(tmp_path: Path) -> None:
     _table(
         _touch(tmp_path, "a.jpg", "b.jpg"),
@@ -308,7 +319,8 @@ def test_other_csv_beside_folders_is_no_table(tmp_path: Path) -> None:
         ("path,label\n.,a\n", "line 2 .* which is not below"),
         ("path,label\n,a\n", "line 2 .* names the image '', which is not below"),
         ("path,label\n1.jpg\n", "line 2 .* has 1 cells; line 1 has 2"),
-        ("path,label,split\n1.jpg,a,query\n", "line 2 .* the split 'query'; give train, test or nothing"),
+        ("path,label,split\n1.jpg,a,dev\n", "the split 'dev'; give train, test, query, gallery or none"),
+        ("path,label\n\0,a\n", "line 2 .* which is not below"),
         ("path,label\n1.jpg,a\n./1.jpg,b\n", "line 3 .* has the key '1.jpg' again, as on line 2"),
         ("path,label,key\n1.jpg,a,\n", "line 2 .* has an empty key"),
         ('path,label\n1.jpg,"a\n', "is not a line of a table"),
@@ -450,7 +462,3 @@ def test_train_and_test_part_the_rows_and_share_no_group(labels: list[str], by: 
     train, test = select(catalog, "train", rule), select(catalog, "test", rule)
     assert sorted(train + test, key=lambda row: int(row.key)) == list(catalog.rows)
     assert not {row.label for row in train} & {row.label for row in test}
-
-
-def test_formats_are_all_read() -> None:
-    assert FORMATS == ("auto", "folder", "csv", "cifar10")
