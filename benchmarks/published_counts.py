@@ -108,4 +108,4 @@ def main(folder: str, published: Mapping[tuple[str, str], Counts] = PUBLISHED) -
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

@@ -66,7 +66,6 @@ def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Cata
         BadData: No such folder, not readable, no image in it, a table or list that does not hold, or several
             formats that fit.
         BadSetting: `format` is not one of `FORMATS`.
-        NotFound: A package that the format needs is not installed.
     """
     if format not in FORMATS:
         raise BadSetting(f"the format {format!r} is not known; give one of {', '.join(FORMATS)}")
@@ -100,7 +99,6 @@ def read_listed(root: Path, format: str) -> list[Listed]:
     Raises:
         BadData: The lists are not there or do not hold.
         BadSetting: The format has no such lists.
-        NotFound: A package that the format needs is not installed.
     """
     if format not in _PUBLISHED:
         raise BadSetting(f"the format {format!r} has no published lists; give one of {', '.join(_PUBLISHED)}")

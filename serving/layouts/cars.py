@@ -8,17 +8,13 @@ Classes 1 to 98 train and 99 to 196 test. Which of its folders an image lies in 
 split of classification, in which every class is on both sides.
 """
 
-import importlib
-import io
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from serving.errors import BadData, NotFound
+from serving.errors import BadData
 from serving.layouts.listing import Listed, check, locate, published_number
+from serving.layouts.matlab import read_arrays
 from serving.rows import Catalog
 
 __all__ = ["find", "parse", "read"]
@@ -29,7 +25,6 @@ _ANNOTATIONS: Final = "cars_annos.mat"
 _TRAIN_LIST: Final = "cars_train_annos.mat"
 _TEST_LISTS: Final = ("cars_test_annos_withlabels.mat", "cars_test_annos.mat")
 _META: Final = "cars_meta.mat"
-_MOST_BYTES: Final = 1 << 26  # the published files have less than 1 MiB; they are packed, and unpacked whole
 
 
 def find(root: Path) -> Path | None:
@@ -45,20 +40,19 @@ def parse(folder: Path) -> list[Listed]:
 
     Raises:
         BadData: The annotations do not hold.
-        NotFound: SciPy is not installed.
     """
     whole, train = _file(folder, _ANNOTATIONS), _file(folder, _TRAIN_LIST)
     if whole is not None and (train is None or (folder / "car_ims").is_dir()):
-        content = _load(whole, ("annotations", "class_names"))
+        content = read_arrays(whole, ("annotations", "class_names"))
         return check(_listed(whole, content, "relative_im_path", "", _names(whole, content)), whole)
     meta, test = _file(folder, _META), _file(folder, *_TEST_LISTS)
     if train is None or test is None:
         wanted = _TRAIN_LIST if train is None else _TEST_LISTS[1]
         raise BadData(f"{folder} holds neither {_ANNOTATIONS} nor devkit/{wanted}; take the published files")
-    names = _names(meta, _load(meta, ("class_names",))) if meta is not None else {}
+    names = _names(meta, read_arrays(meta, ("class_names",))) if meta is not None else {}
     listed = [
-        *_listed(train, _load(train, ("annotations",)), "fname", "cars_train/", names),
-        *_listed(test, _load(test, ("annotations",)), "fname", "cars_test/", names),
+        *_listed(train, read_arrays(train, ("annotations",)), "fname", "cars_train/", names),
+        *_listed(test, read_arrays(test, ("annotations",)), "fname", "cars_test/", names),
     ]
     return check(listed, train.parent)
 
@@ -68,7 +62,6 @@ def read(folder: Path) -> Catalog:
 
     Raises:
         BadData: The annotations do not hold, or none of their images is there.
-        NotFound: SciPy is not installed.
     """
     return locate(folder, "cars", parse(folder))
 
@@ -84,20 +77,20 @@ def _listed(
 ) -> list[Listed]:
     """Return the images of one file; `image` is the field with their paths, which lie `below` a folder."""
     annotations = content["annotations"]
-    fields = getattr(getattr(annotations, "dtype", None), "names", None) or ()
+    fields = annotations[0] if annotations and isinstance(annotations[0], dict) else ()
     if image not in fields:
         raise BadData(
             f"the annotations of {path} have no field {image!r} but {', '.join(fields) or 'none at all'};"
             " take the published file"
         )
-    paths = [_text(cell) for cell in annotations[image].ravel()]
+    paths = [_text(annotation[image]) for annotation in annotations]
     if "class" not in fields and image == "fname" and path.name == _TEST_LISTS[1]:
         return [Listed(below + each, "", "") for each in paths]
     if "class" not in fields:
         raise BadData(f"the annotations of {path} have no field 'class'; take the published file")
     listed = []
-    for number, (each, cell) in enumerate(zip(paths, annotations["class"].ravel(), strict=True), 1):
-        value = published_number(_text(cell), _CLASSES, f"annotation {number} of {path}")
+    for number, (each, annotation) in enumerate(zip(paths, annotations, strict=True), 1):
+        value = published_number(_text(annotation["class"]), _CLASSES, f"annotation {number} of {path}")
         label = names.get(value, f"{value:03d}")
         listed.append(Listed(below + each, label, "train" if value <= _TRAIN else "test"))
     return listed
@@ -108,7 +101,7 @@ def _names(path: Path, content: dict[str, Any]) -> dict[int, str]:
 
     A slash in a name (Ram C/V Cargo Van) becomes a dash: in a label it would part a folder from a class.
     """
-    names = [_text(cell) for cell in np.ravel(content["class_names"])]
+    names = [_text(value) for value in content["class_names"]]
     if len(names) != _CLASSES or not all(names):
         raise BadData(
             f"{path} has {sum(map(bool, names))} class names and not {_CLASSES}; take the published file"
@@ -116,43 +109,8 @@ def _names(path: Path, content: dict[str, Any]) -> dict[int, str]:
     return {number: f"{number:03d}.{name.replace('/', '-')}" for number, name in enumerate(names, 1)}
 
 
-def _text(cell: object) -> str:
-    """Return the one value of a cell as text, a whole number in digits; nothing where there is no such."""
-    if not (isinstance(cell, np.ndarray) and cell.size == 1):
-        return ""
-    value = cell.item()
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _load(path: Path, needed: Sequence[str]) -> dict[str, Any]:
-    """Return the arrays of a .mat file.
-
-    Raises:
-        BadData: Not readable, damaged, of the version 7.3, or without an array that is needed.
-        NotFound: SciPy is not installed.
-    """
-    try:
-        matlab = importlib.import_module("scipy.io")
-    except ImportError as error:
-        raise NotFound(
-            f"reading {path} needs SciPy, which is not installed: run `pip install scipy`"
-        ) from error
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise BadData(f"{path} is larger than {_MOST_BYTES >> 20} MiB; take the published file")
-        data = io.BytesIO(path.read_bytes())
-    except OSError as error:
-        raise BadData(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
-    try:
-        content: dict[str, Any] = matlab.loadmat(data, variable_names=needed)
-    except NotImplementedError as error:
-        raise BadData(
-            f"{path} is a .mat file of version 7.3, which cannot be read; take the published file, or save it"
-            " with -v7"
-        ) from error
-    except Exception as error:  # SciPy has no error of its own for what is damaged
-        raise BadData(f"{path} is damaged or no .mat file; take the published file") from error
-    lacking = [name for name in needed if name not in content]
-    if lacking:
-        raise BadData(f"{path} has no {' and no '.join(lacking)}; take the published file")
-    return content
+def _text(value: object) -> str:
+    """Return the one value of an array as text, a whole number in digits; nothing where there is no such."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], int | float):
+        return str(int(value[0])) if value[0] == value[0] // 1 else str(value[0])
+    return value if isinstance(value, str) else ""

@@ -1,6 +1,5 @@
 """Cars196 in its two layouts; the files are .mat files in the structure of the published ones."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from scipy.io import loadmat, savemat
 
 from serving.catalog import SplitRule, read, select
-from serving.errors import BadData, NotFound
+from serving.errors import BadData
 from tests.serving.published import CARS, car_names, make_cars, make_cars_devkit, save_annotations
 
 SIDES = {
@@ -148,36 +147,13 @@ def test_file_without_what_is_needed_is_refused(
         read(tmp_path)
 
 
-def test_damaged_file_is_told_as_one(tmp_path: Path) -> None:
-    make_cars(tmp_path)
-    path = tmp_path / "cars_annos.mat"
+def test_damaged_file_is_told_with_its_path(tmp_path: Path) -> None:
+    path = make_cars(tmp_path) / "cars_annos.mat"
     whole = path.read_bytes()
-    rng = np.random.default_rng(0)
-    spoiled = [
-        bytes(whole[:128]) + rng.bytes(len(whole) - 128),
-        b"",
-        b"no .mat file",
-        whole[: len(whole) // 2],
-    ]
-    for data in spoiled:
-        path.write_bytes(data)
-        with pytest.raises(
-            BadData, match=r"cars_annos\.mat (is damaged or no \.mat file|has no annotations)"
-        ):
-            read(tmp_path)
-
-
-def test_version_that_needs_another_reader_is_told(tmp_path: Path) -> None:
-    head = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(116) + bytes(8) + b"\x00\x02IM"
-    (tmp_path / "cars_annos.mat").write_bytes(head + bytes(512))
-    with pytest.raises(BadData, match=r"is a \.mat file of version 7\.3, which cannot be read"):
-        read(tmp_path)
-
-
-def test_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    with open(tmp_path / "cars_annos.mat", "wb") as file:
-        file.truncate((1 << 26) + 1)
-    with pytest.raises(BadData, match="larger than 64 MiB"):
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(
+        BadData, match=r"cars_annos\.mat is damaged or no \.mat file .*; take the published file$"
+    ):
         read(tmp_path)
 
 
@@ -188,15 +164,6 @@ def test_part_of_the_devkit_that_is_lost_is_named(tmp_path: Path) -> None:
         read(tmp_path)
     with pytest.raises(BadData, match=r"neither cars_annos\.mat nor devkit/cars_train_annos\.mat"):
         read(tmp_path / "cars_train", "cars")
-
-
-def test_without_scipy_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_cars(tmp_path)
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(NotFound, match="needs SciPy, which is not installed: run `pip install scipy`"):
-        read(tmp_path)
 
 
 def test_every_class_has_its_own_number(tmp_path: Path) -> None:

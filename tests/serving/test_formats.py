@@ -138,7 +138,12 @@ def test_folders_are_listed_once_and_not_asked_file_by_file(
     (tmp_path / "a" / "folder.jpg").mkdir()
     asked: list[str] = []
     real = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: (asked.append(str(path)), real(path))[1])
+
+    def scandir(path: str) -> object:
+        asked.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
     monkeypatch.setattr(os.path, "isfile", lambda path: asked.append(str(path)))
     paths = [f"{folder}/{i}.jpg" for i in range(50) for folder in "ab"]
     assert which_are_files(tmp_path, paths) == [True] * 100
@@ -164,7 +169,13 @@ def test_format_without_published_lists_has_none_to_read(tmp_path: Path) -> None
 
 
 def test_record_of_a_run_may_name_every_layout_and_no_other() -> None:
-    data = {"root": "/d", "table": None, "train_classes": [], "train_images": 0, "digest": "0" * 64}
+    data: dict[str, object] = {
+        "root": "/d",
+        "table": None,
+        "train_classes": [],
+        "train_images": 0,
+        "digest": "0" * 64,
+    }
     for format in get_args(Layout):
         record = {"name": "n", "data": data | {"format": format}, "metrics": {}}
         assert check_record(record, source="record.json") == record
