@@ -124,3 +124,14 @@ def retrieval(
         float(np.mean(precision)),
         excluded,
     )
+
+
+def neighbours(vectors: Floats, depth: int) -> Ints:
+    """Indices of the nearest others of each row by cosine, equals by index; (N, d) -> (N, depth)."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    found = []
+    for q, query in enumerate(unit):
+        similarity = np.round(unit @ query, 9)  # what is equal on paper ties
+        others = sorted((-similarity[r], r) for r in range(len(unit)) if r != q)
+        found.append([r for _, r in others[:depth]])
+    return np.array(found)

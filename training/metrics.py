@@ -1,4 +1,4 @@
-"""Retrieval metrics, exact: R@k, MAP@R and R-precision in one pass over blocks of queries.
+"""Retrieval metrics, exact: R@k, MAP@R and R-precision, in one pass over what a search finds.
 
 Every image is a query against all others (or against a separate gallery) by cosine similarity. R_q is the
 number of references of the query's label; MAP@R = mean over q of 1/R_q · Σ_{j ≤ R_q} precision(j) · match(j).
@@ -15,14 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from serving.errors import BadData, BadSetting
+from training.pair_search import PairSearch
 from training.precision import full_precision
+from training.row_search import CHUNK, RowSearch
 
 __all__ = ["RetrievalMetrics", "retrieval_metrics"]
 
 Array = Tensor | npt.NDArray[Any]
 
 _BLOCK_BYTES = 256 * 2**20  # for one block of similarities and of what is kept of them
-_CHUNK = 64  # columns whose maximum is taken first
+_KEPT_BYTES = 128 * 2**20  # for the neighbours of a whole set, where it is searched in pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ def retrieval_metrics(
         )
     # Queries of alike R share a block, since a block ranks down to its largest R.
     measured = measured[matches[measured].argsort(stable=True)]
-    search = _Search(queries, gallery, itself=itself)
     deepest = max(at, default=1)
+    search = _open_search(queries, None if itself else gallery, max(deepest, int(matches[measured[-1]])))
     hits = dict.fromkeys(at, 0)
     precision_sum = torch.zeros((), dtype=torch.float64, device=queries.device)
     average_sum = torch.zeros_like(precision_sum)
@@ -128,98 +130,16 @@ def retrieval_metrics(
     )
 
 
-class _Search:
-    """Exact nearest references, block by block, in one buffer that the blocks share."""
-
-    def __init__(self, queries: Tensor, gallery: Tensor, *, itself: bool) -> None:
-        self._itself = itself
-        self._size = len(gallery)
-        self.references = self._size - int(itself)  # per query
-        self._gallery = functional.normalize(gallery, dim=1)
-        self._queries = self._gallery if itself else functional.normalize(queries, dim=1)
-        self._copies, self._originals = _find_copies(self._gallery)
-        self._buffer = queries.new_empty(0)
-
-    def nearest(self, rows: Tensor, depth: int) -> Tensor:
-        """Rank the references of the queries `rows`, int64 (b,).
-
-        Returns:
-            Indices of the `depth` nearest, nearest first and equals by index, int64 (b, depth).
-        """
-        similarity = self._similarity(rows)  # (b, width)
-        # One more than asked for shows whether the last place is shared.
-        values, indices = _top(similarity, min(depth + 1, self.references))
-        if values.shape[1] > depth:
-            shared = torch.nonzero(values[:, depth - 1] == values[:, depth]).flatten()
-            values, indices = values[:, :depth], indices[:, :depth]
-            for some in torch.split(shared, _CHUNK):
-                values[some], indices[some] = _top_by_index(similarity[some], values[some, -1:], depth)
-        return _order(values, indices)
-
-    def _similarity(self, rows: Tensor) -> Tensor:
-        """Cosine of queries and references, (b, width); -inf for each self and past the last reference."""
-        width = -(-self._size // _CHUNK) * _CHUNK
-        if self._buffer.numel() < len(rows) * width:
-            self._buffer = self._gallery.new_empty(len(rows) * width)
-        similarity = self._buffer[: len(rows) * width].view(len(rows), width)
-        real = similarity[:, : self._size]
-        torch.mm(self._queries[rows], self._gallery.T, out=real)
-        # A product may round a column's last bit by its position: copies must tie exactly.
-        if len(self._copies) > 0:
-            real[:, self._copies] = real[:, self._originals]
-        similarity[:, self._size :] = -torch.inf
-        if self._itself:
-            similarity[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
-        return similarity
-
-
-def _top(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Largest values of each row and where they are, in no given order among equals.
-
-    The largest `count` values lie in the `count` chunks of largest maximum, and maxima are fast.
-    """
-    rows, width = similarity.shape
-    chunks = width // _CHUNK
-    if count * 4 > chunks:
-        return similarity.topk(count, dim=1)
-    split = similarity.view(rows, chunks, _CHUNK)
-    best = split.amax(dim=2).topk(count, dim=1, sorted=False).indices  # (b, count)
-    kept = split.gather(1, best[:, :, None].expand(-1, -1, _CHUNK)).flatten(1)  # (b, count · chunk)
-    values, places = kept.topk(count, dim=1)
-    indices = best.gather(1, places // _CHUNK) * _CHUNK + places % _CHUNK
-    return values, indices
-
-
-def _top_by_index(similarity: Tensor, last: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Settle a shared last place: all values above `last` (b, 1), then its equals of lowest index."""
-    above, equal = similarity > last, similarity == last
-    room = count - above.sum(dim=1, keepdim=True)
-    kept = above | (equal & (equal.cumsum(dim=1, dtype=torch.int32) <= room))
-    indices = kept.nonzero()[:, 1].view(-1, count)
-    return similarity.gather(1, indices), indices
-
-
-def _order(values: Tensor, indices: Tensor) -> Tensor:
-    """Sort indices by falling value, equals by index."""
-    indices, by_index = indices.sort(dim=1)
-    by_value = values.gather(1, by_index).argsort(dim=1, descending=True, stable=True)
-    return indices.gather(1, by_value)
-
-
-def _find_copies(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the rows that repeat an earlier one bit by bit.
-
-    Returns:
-        Their indices and those of the first row of each value, int64 (c,) both.
-    """
-    bits = vectors.view(torch.int64 if vectors.dtype == torch.float64 else torch.int32)
-    _, group = torch.unique(bits.sum(dim=1, dtype=torch.int64), return_inverse=True)
-    places = torch.arange(len(vectors), device=vectors.device)
-    first = places.clone().scatter_reduce(0, group, places, "amin", include_self=False)[group]
-    copies = torch.nonzero(first != places).flatten()
-    # Equal sums need not be equal rows.
-    copies = copies[(vectors[copies] == vectors[first[copies]]).all(dim=1)]
-    return copies, first[copies]
+def _open_search(queries: Tensor, gallery: Tensor | None, depth: int) -> PairSearch | RowSearch:
+    """Choose the search: in pairs where a set is searched in itself for few neighbours, which is faster."""
+    queries = functional.normalize(queries, dim=1)
+    if gallery is not None:
+        return RowSearch(queries, functional.normalize(gallery, dim=1))
+    count = len(queries)
+    kept = count * depth * (queries.itemsize + 4)
+    if depth * CHUNK <= count and kept <= _KEPT_BYTES:
+        return PairSearch(queries, depth=depth)
+    return RowSearch(queries)
 
 
 def _count_matches(query_labels: Tensor, reference_labels: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from serving.errors import BadData, BadSetting
 from tests import oracles
 from training import metrics
 from training.metrics import RetrievalMetrics, retrieval_metrics
+from training.row_search import RowSearch
 
 AT = (1, 2, 4, 8)
 labelled = st.integers(0, 10_000).flatmap(
@@ -177,13 +178,13 @@ def test_one_class_is_always_found() -> None:
 
 def test_memory_is_bounded_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    nearest = metrics._Search.nearest
+    nearest = RowSearch.nearest
 
-    def spy(self: metrics._Search, rows: torch.Tensor, depth: int) -> torch.Tensor:
+    def spy(self: RowSearch, rows: torch.Tensor, depth: int) -> torch.Tensor:
         sizes.append((len(rows), depth))
         return nearest(self, rows, depth)
 
-    monkeypatch.setattr(metrics._Search, "nearest", spy)
+    monkeypatch.setattr(RowSearch, "nearest", spy)
     names = np.array([0] * 60 + [*range(1, 71)] * 2)
     embeddings = cloud(0, 200)
     expected = retrieval_metrics(embeddings, names)
