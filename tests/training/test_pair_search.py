@@ -1,4 +1,4 @@
-"""The search in pairs against the loop: tiles, panels and chunks that do not come out even, ties and copies."""
+"""The search in pairs against the loop: uneven tiles, panels and chunks, ties and copies."""
 
 import numpy as np
 import pytest
