@@ -15,7 +15,13 @@ from training.dataset import Pictures, Share, Stream, first_of
 from training.embedder import Embedder
 from training.metrics import retrieval_metrics
 
-__all__ = ["embed_pictures", "embedder_function", "measure_retrieval", "pooled_function"]
+__all__ = [
+    "describer_function",
+    "embed_pictures",
+    "embedder_function",
+    "measure_retrieval",
+    "pooled_function",
+]
 
 
 def embed_pictures(
@@ -105,6 +111,16 @@ def embedder_function(embedder: Embedder, device: torch.device | str = "cpu") ->
 
     def embed(pixels: Tensor) -> Tensor:
         return embedder(embedder.normalise(pixels.to(device))).embeddings  # type: ignore[no-any-return]
+
+    return _evaluating(embedder, embed)
+
+
+def describer_function(embedder: Embedder, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
+    """Give the map from pixels, uint8 (B, S, S, 3), to embeddings and histograms side by side, (B, d + m)."""
+
+    def embed(pixels: Tensor) -> Tensor:
+        features = embedder(embedder.normalise(pixels.to(device)))
+        return torch.cat((features.embeddings.float(), features.histograms.float()), dim=1)
 
     return _evaluating(embedder, embed)
 

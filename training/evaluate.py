@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import torch
@@ -15,12 +15,28 @@ from serving.catalog import Catalog, Format, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from training.dataset import Decoder, Stream, class_numbers, tell_unreadable, viewing_decoder
 from training.embedder import build_embedder
-from training.embedding import embed_pictures, embedder_function, measure_retrieval, pooled_function
+from training.embedding import (
+    describer_function,
+    embed_pictures,
+    embedder_function,
+    measure_retrieval,
+    pooled_function,
+)
+from training.fitted import fitted_figures
 from training.partition import check_complete, is_own, read_own
 from training.recipe import Recipe
 from training.run import load_run, read_recipe, read_record, write_record
 
 __all__ = ["Settings", "render", "run"]
+
+_NAMES: Final = {  # of the figures, as they are told
+    "map_at_r": "MAP@R",
+    "r_precision": "R-precision",
+    "nmi": "NMI",
+    "ami": "AMI",
+    "map_c": "MAP_c",
+    "map_x": "MAP_x",
+}
 
 
 class Settings(BaseModel):
@@ -47,26 +63,46 @@ class Settings(BaseModel):
         None, description="table of a csv data set, where it is not the one in the folder"
     )
     batch: int = Field(64, ge=1, le=4096, description="images embedded at a time")
+    at: list[Annotated[int, Field(ge=1)]] = Field(
+        [1, 2, 4, 8], description="k of an R@k to tell; may be given again for another"
+    )
+    clusters: bool = Field(
+        False,
+        description="also NMI and AMI of as many k-means clusters as classes; slow with thousands of them",
+    )
+    fitted: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="also MAP_c and MAP_x of prototypes fitted to histograms, over that many random halvings"
+        " of the classes, 1000 for a good mean; 0 is without",
+    )
 
 
 class _Subject:
     """What is measured: pixels in, embeddings out, and how the data is cut for it."""
 
-    def __init__(self, decode: Decoder, embed: Callable[[Tensor], Tensor], split: SplitRule) -> None:
+    def __init__(
+        self, decode: Decoder, embed: Callable[[Tensor], Tensor], split: SplitRule, *, prototypes: int = 0
+    ) -> None:
         self.decode = decode
         self.embed = embed
         self.split = split
+        self.prototypes = prototypes  # how many of the last components are a histogram
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Embed every readable image of the split and search each among the others.
 
+    Where a data set tells queries from a gallery, as In-Shop does, the split `test` searches those in this.
     The figures of a run on its own data set are noted in its record, from where `export` takes them into the
     model file.
 
     Returns:
         `target`, `split`, `untrained`, `dimension`, `images`, `classes`, `recall_at` (by k as text),
-        `map_at_r` and `r_precision` (all in 0..1), `queries`, `excluded` (images alone in their class),
+        `map_at_r` and `r_precision` (all in 0..1), `queries`, `excluded` (those without a match), `gallery`
+        (images that queries were searched in; 0 where each was searched among all others), with `clusters`
+        `nmi` and `ami`, with `fitted` `map_c`, `map_x`, `halvings` and how many of these are `distinct`,
         `unlabelled` (how many images of the data set are of no class), `unreadable`, `noted` (whether in
         the run's record), `not_noted` (why not, where the run itself was measured) and `seconds`.
 
@@ -79,18 +115,31 @@ def run(settings: Settings) -> dict[str, Any]:
         raise NotFound(f"there is neither a run folder nor a model at {settings.target}")
     if is_model and settings.untrained:
         raise BadSetting("--untrained needs a run folder: a model file no longer has its backbone's start")
+    if settings.untrained and settings.fitted:
+        raise BadSetting(
+            "--fitted needs histograms, and an --untrained backbone has none: give one of the two"
+        )
     catalog = _read(settings, is_model)
     check_complete(catalog)
-    subject = _open_model(settings.target) if is_model else _open_run(settings.target, settings.untrained)
+    subject = _open_model(settings) if is_model else _open_run(settings)
     rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
     if not rows:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
     of_run = not is_model and not settings.untrained
     not_noted = _why_not_own(settings.target, catalog, subject.split) if of_run else ""
     stream = Stream(rows, subject.decode)
-    embeddings = embed_pictures(subject.embed, stream, batch=settings.batch)
+    described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m)
+    embeddings, histograms = described.tensor_split((described.shape[1] - subject.prototypes,), dim=1)
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
-    figures = measure_retrieval(embeddings, labels)
+    as_given = settings.split == "test" and subject.split.by == "given"
+    roles = [row.split for row in stream.rows] if as_given else None
+    figures = measure_retrieval(embeddings, labels, roles=roles, at=settings.at)
+    if settings.clusters:
+        from training.clustering import cluster_figures  # only here: scikit-learn takes a second to load
+
+        figures |= cluster_figures(embeddings, labels)
+    if settings.fitted:
+        figures |= fitted_figures(histograms, embeddings, labels, draws=settings.fitted)
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
     if of_run and not not_noted:
         not_noted = _note(settings.target, {settings.split: figures | counts})
@@ -118,10 +167,17 @@ def render(result: dict[str, Any]) -> str:
         f" classes, {result['dimension']} dimensions, {result['seconds']:.0f} s"
     )
     figures = {f"R@{k}": share for k, share in result["recall_at"].items()}
-    figures |= {"MAP@R": result["map_at_r"], "R-precision": result["r_precision"]}
+    figures |= {_NAMES[key]: result[key] for key in _NAMES if key in result}
     lines += [f"  {name:<12}{100 * share:6.2f} %" for name, share in figures.items()]
+    if "map_x" in result:
+        lines.append(f"  MAP_x is over {result['halvings']} halvings, of which {result['distinct']} differ")
+    if result["gallery"]:
+        lines.append(
+            f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"
+        )
     if result["excluded"]:
-        lines.append(f"  {result['excluded']} images are alone in their class and were not asked for")
+        why = "have no match in the gallery" if result["gallery"] else "are alone in their class"
+        lines.append(f"  {result['excluded']} images {why} and were not asked for")
     if result["unlabelled"]:
         lines.append(f"  {result['unlabelled']} images are of no class and were left out")
     if result["not_noted"]:
@@ -159,21 +215,28 @@ def _note(path: Path, figures: dict[str, Any]) -> str:
     return ""
 
 
-def _open_run(path: Path, untrained: bool) -> _Subject:
-    if untrained:
-        recipe: Recipe = read_recipe(path)
+def _open_run(settings: Settings) -> _Subject:
+    if settings.untrained:
+        recipe: Recipe = read_recipe(settings.target)
         return _Subject(viewing_decoder(recipe), pooled_function(build_embedder(recipe)), recipe.split)
-    run = load_run(path)
-    return _Subject(viewing_decoder(run.recipe), embedder_function(run.embedder), run.recipe.split)
+    run = load_run(settings.target)
+    decode, split = viewing_decoder(run.recipe), run.recipe.split
+    if settings.fitted:
+        embed = describer_function(run.embedder)
+        return _Subject(decode, embed, split, prototypes=len(run.embedder.prototypes))
+    return _Subject(decode, embedder_function(run.embedder), split)
 
 
-def _open_model(path: Path) -> _Subject:
+def _open_model(settings: Settings) -> _Subject:
     from serving.model.encoder import Encoder  # only here: a run is measured without ONNX Runtime
 
-    encoder = Encoder(path)
+    encoder = Encoder(settings.target)
+    outputs = ("embeddings", "histograms") if settings.fitted else ("embeddings",)
 
     def embed(pixels: Tensor) -> Tensor:
         images: NDArray[np.uint8] = pixels.numpy()  # (B, S, S, 3)
-        return torch.from_numpy(encoder.encode(images))
+        found = encoder.run(images, *outputs)
+        return torch.cat([torch.from_numpy(found[name]) for name in outputs], dim=1)
 
-    return _Subject(encoder.preprocess, embed, encoder.spec.split)
+    prototypes = encoder.spec.prototypes if settings.fitted else 0
+    return _Subject(encoder.preprocess, embed, encoder.spec.split, prototypes=prototypes)

@@ -14,9 +14,12 @@ import training.evaluate
 from serving.catalog import read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from serving.model.preprocess import preprocess
+from tests import oracles
 from tests.training.drawn import NoThreads, draw_folder
 from training import dataset, train
+from training.dataset import viewing_decoder
 from training.embedder import build_embedder
+from training.embedding import embedder_function
 from training.evaluate import Settings, render, run
 from training.export import Settings as ExportSettings
 from training.export import run as export
@@ -40,6 +43,13 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run"))
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.onnx"
+    export(ExportSettings(run_dir=trained, model=path))
+    return path
 
 
 RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"
@@ -101,12 +111,73 @@ def test_splits_by_the_runs_own_rule(trained: Path) -> None:
     assert run(Settings(target=trained, split="all"))["classes"] == 6
 
 
-def test_a_model_file_measures_as_its_run(trained: Path, data: Path, tmp_path: Path) -> None:
-    export(ExportSettings(run_dir=trained, model=tmp_path / "m.onnx"))
-    ours, theirs = run(Settings(target=tmp_path / "m.onnx", data=data)), run(Settings(target=trained))
+def test_a_model_file_measures_as_its_run(trained: Path, exported: Path, data: Path) -> None:
+    ours, theirs = run(Settings(target=exported, data=data)), run(Settings(target=trained))
     for key in ("images", "queries", "dimension", "unreadable"):
         assert ours[key] == theirs[key]
     assert ours["map_at_r"] == pytest.approx(theirs["map_at_r"], abs=0.02)
+
+
+def test_queries_are_searched_in_their_gallery(tmp_path: Path) -> None:
+    root = draw_folder(tmp_path / "images", classes=4, images=6, size=18)
+    images = sorted(root.rglob("*.png"))
+    splits = ["train"] * 12 + ["query", "query", "gallery", "gallery", "gallery", "test"] * 2
+    lines = [f"{p.relative_to(root)},{p.parent.name},{s}" for p, s in zip(images, splits, strict=True)]
+    lines.remove(f"{images[14].relative_to(root)},{images[14].parent.name},gallery")
+    (root / "table.csv").write_text("\n".join(["path,label,split", *lines, ""]))
+    folder = tmp_path / "of-given"
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(RECIPE + "split_by: given\n")
+    train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=root, out=folder / "run"))
+    result = run(Settings(target=folder / "run", at=[1, 3]))
+    assert (result["images"], result["queries"], result["gallery"], result["excluded"]) == (11, 4, 5, 0)
+    assert "4 queries were searched in a gallery of 5 images" in render(result)
+
+    embed = embedder_function(load_run(folder / "run").embedder)
+    decode = viewing_decoder(load_run(folder / "run").recipe)
+    rows = [row for row in read(root).rows if row.split in ("query", "gallery")]
+    vectors = embed(torch.from_numpy(np.stack([decode(row.image.read_bytes()) for row in rows]))).double()
+    labels = np.array([int(row.label[-2:]) for row in rows])
+    asked = np.array([row.split == "query" for row in rows])
+    recall, average, precision, _ = oracles.retrieval(
+        vectors[asked].numpy(), labels[asked], (1, 3), vectors[~asked].numpy(), labels[~asked]
+    )
+    assert result["recall_at"] == {str(k): share for k, share in recall.items()}
+    assert (result["map_at_r"], result["r_precision"]) == pytest.approx((average, precision))
+    assert run(Settings(target=folder / "run", split="train"))["gallery"] == 0
+
+    (root / "table.csv").write_text((root / "table.csv").read_text().replace("gallery", "test"))
+    with pytest.raises(BadData, match="4 images are queries and none is of a gallery"):
+        run(Settings(target=folder / "run"))
+
+
+@torch.no_grad()
+def test_clusters_and_fitted_prototypes_of_a_run_and_of_its_file(
+    trained: Path, exported: Path, data: Path
+) -> None:
+    result = run(Settings(target=trained, clusters=True, fitted=20, split="all"))
+    assert load_run(trained).record["metrics"]["all"]["map_x"] == result["map_x"]
+    assert (result["halvings"], 1 < result["distinct"] <= 20) == (20, True)
+    loaded = load_run(trained)
+    rows = [row for row in read(data).rows if row.image.suffix == ".png"]
+    decode = viewing_decoder(loaded.recipe)
+    pixels = torch.from_numpy(np.stack([decode(row.image.read_bytes()) for row in rows]))
+    features = loaded.embedder.eval()(loaded.embedder.normalise(pixels))
+    z, y = features.histograms.double().numpy(), features.embeddings.double().numpy()
+    labels, everyone = np.array([int(row.label[-2:]) for row in rows]), np.arange(len(rows))
+    expected = oracles.map_at_r(oracles.expressed(z, y, everyone, everyone, 0.05), labels)
+    assert result["map_c"] == pytest.approx(expected, abs=1e-3)
+    text = render(result)
+    for name in ("nmi", "ami", "map_c", "map_x"):
+        assert f"{100 * result[name]:6.2f} %" in text
+    assert f"MAP_x is over 20 halvings, of which {result['distinct']} differ" in text
+
+    of_file = run(Settings(target=exported, data=data, clusters=True, fitted=20, split="all"))
+    assert of_file["dimension"] == result["dimension"]
+    for name in ("map_at_r", "nmi", "ami", "map_c", "map_x"):
+        assert of_file[name] == pytest.approx(result[name], abs=0.05)
+    with pytest.raises(BadSetting, match="--fitted needs histograms"):
+        run(Settings(target=trained, untrained=True, fitted=1))
 
 
 def test_figures_of_a_run_are_noted_in_its_record(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,8 +152,40 @@ def test_a_copy_of_every_image_is_a_hit() -> None:
 
 
 def test_classes_of_one_image_are_left_out_and_counted() -> None:
+    """In pytorch-metric-learning#74 they gave NaN."""
     found = retrieval_metrics(cloud(0, 5), np.array([0, 0, 1, 2, 3]))
     assert (found.queries, found.excluded) == (2, 3)
+
+
+def test_map_divides_by_r_not_by_what_was_found() -> None:
+    """By hand, after pytorch-metric-learning#525: of R = 3, one is found at rank 1 and one at rank 3."""
+    angles = np.array([0.0, 0.1, 0.2, 0.3, 0.4])
+    embeddings, names = np.stack((np.cos(angles), np.sin(angles)), axis=1), np.array([0, 0, 1, 0, 0])
+    found = retrieval_metrics(
+        embeddings[:1], names[:1], gallery_embeddings=embeddings[1:], gallery_labels=names[1:]
+    )
+    assert found.map_at_r == pytest.approx((1 / 1 + 2 / 3) / 3)
+    assert found.r_precision == pytest.approx(2 / 3)
+
+
+def test_classes_larger_than_what_a_gpu_index_returns_are_ranked_to_their_end() -> None:
+    """In pytorch-metric-learning#240, #290 and #362 ranks were cut short, at 1023 for one."""
+    rng = np.random.default_rng(0)
+    names = np.array([0] * 1200 + [1] * 300)
+    embeddings = (
+        rng.normal(size=(1500, 3)).astype(np.float32) + np.array([0.5, 0, 0], np.float32) * names[:, None]
+    )
+    found = retrieval_metrics(embeddings, names, at=(1,))
+    unit = embeddings.astype(np.float64) / np.linalg.norm(
+        embeddings.astype(np.float64), axis=1, keepdims=True
+    )
+    similarity = unit @ unit.T
+    np.fill_diagonal(similarity, -np.inf)
+    match = names[np.argsort(-similarity, axis=1, kind="stable")] == names[:, None]
+    precision = np.cumsum(match, axis=1) / np.arange(1, 1501)
+    wanted = np.bincount(names)[names] - 1
+    average = [(precision[q] * match[q])[: wanted[q]].sum() / wanted[q] for q in range(1500)]
+    assert found.map_at_r == pytest.approx(np.mean(average), abs=1e-6)  # float32 ranks against float64 ones
 
 
 def test_labels_beyond_float32_stay_apart() -> None:
@@ -165,7 +197,7 @@ def test_labels_beyond_float32_stay_apart() -> None:
 
 
 def test_few_big_classes() -> None:
-    """R is almost all there is, so every reference is ranked."""
+    """R is almost all there is, so every reference is ranked; see pytorch-metric-learning#566."""
     names = np.arange(200) % 2
     embeddings = cloud(9, 200, 4)
     check(retrieval_metrics(embeddings, names, at=(1, 500)), oracles.retrieval(embeddings, names, (1, 500)))
@@ -177,6 +209,7 @@ def test_one_class_is_always_found() -> None:
 
 
 def test_memory_is_bounded_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that grew with N² or R ran out in pytorch-metric-learning#353 and #566."""
     sizes = []
     nearest = RowSearch.nearest
 
