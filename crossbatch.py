@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("training.train", "Train an embedding by a recipe"),
     "mlrc": ("training.mlrc", "Train by a recipe on each fold, and measure the ensembles"),
     "evaluate": ("training.evaluate", "Measure R@k and MAP@R of a run or an exported model"),
+    "report": ("training.report", "Show a run on one self-contained HTML page"),
     "export": ("training.export", "Write a run's best weights as one ONNX file"),
     "index": ("serving.indexing", "Embed a folder of images into a gallery"),
     "gallery": ("serving.gallery.command", "List, show, rebuild or drop galleries"),

@@ -33,6 +33,7 @@ from training.record import check_record
 __all__ = [
     "BEST",
     "LAST",
+    "METRICS",
     "Run",
     "begin",
     "check_vacant",
@@ -48,7 +49,7 @@ BEST = "best.safetensors"
 LAST = "last.safetensors"
 _RECIPE = "recipe.yaml"
 _RECORD = "record.json"
-_METRICS = "metrics.csv"
+METRICS = "metrics.csv"
 _PACKAGES = (
     "crossbatch",
     "torch",
@@ -219,7 +220,7 @@ def write_metrics(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(history)
-    write_file(path / _METRICS, text.getvalue().encode())
+    write_file(path / METRICS, text.getvalue().encode())
 
 
 def provenance() -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""What a report looks at: the images of one side of a split as a run's embedder sees them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from serving.catalog import Row
+from training.dataset import Stream, Unreadable, class_numbers, viewing_decoder
+from training.embedder import Embedder
+from training.embedding import embed_pictures
+from training.metrics import retrieval_metrics
+from training.recipe import Recipe
+
+__all__ = ["Findings", "find_assignments", "look", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """N readable images and what the embedder gives for them."""
+
+    rows: tuple[Row, ...]
+    unreadable: tuple[Unreadable, ...]
+    classes: tuple[str, ...]
+    """Sorted, each of at least one readable image."""
+    labels: NDArray[np.int64]
+    """Places in `classes`, (N,)."""
+    roles: NDArray[np.str_]
+    """What the data set says of each image, (N,); `query` and `gallery` are kept apart."""
+    embeddings: Tensor
+    """float32 (N, d), of any length."""
+    histograms: NDArray[np.float32]
+    """(N, m), each row sums to one."""
+
+
+def look(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int) -> Findings:
+    """Embed images of classes, leaving out what cannot be read.
+
+    Raises:
+        BadData: If not one image can be read.
+    """
+    stream = Stream(rows, viewing_decoder(recipe))
+
+    @torch.no_grad()
+    def both(pixels: Tensor) -> Tensor:
+        features = embedder(embedder.normalise(pixels))
+        return torch.cat((features.embeddings, features.histograms), dim=1)  # (B, d + m), in one pass
+
+    found = embed_pictures(both, stream, batch=batch)
+    width = found.shape[1] - len(embedder.prototypes)
+    classes = tuple(sorted({row.label for row in stream.rows}))
+    return Findings(
+        rows=tuple(stream.rows),
+        unreadable=tuple(stream.unreadable),
+        classes=classes,
+        labels=class_numbers(stream.rows, classes),
+        roles=np.array([row.split for row in stream.rows], dtype=np.str_),
+        embeddings=found[:, :width],
+        histograms=found[:, width:].numpy(),
+    )
+
+
+def measure(findings: Findings) -> dict[str, Any]:
+    """Measure retrieval, queries in the gallery where the data set keeps these apart.
+
+    Returns:
+        `recall_at` by k as text, `map_at_r`, `r_precision` (all in 0..1), `queries`, `excluded`, `images`
+        and `classes`.
+
+    Raises:
+        BadData: If no query has a match, or an embedding is not finite.
+    """
+    asking, held = findings.roles == "query", findings.roles == "gallery"
+    if asking.any():
+        metrics = retrieval_metrics(
+            findings.embeddings[asking],
+            findings.labels[asking],
+            gallery_embeddings=findings.embeddings[held],
+            gallery_labels=findings.labels[held],
+        )
+    else:
+        metrics = retrieval_metrics(findings.embeddings, findings.labels)
+    return {
+        "recall_at": {str(k): share for k, share in metrics.recall_at.items()},
+        "map_at_r": metrics.map_at_r,
+        "r_precision": metrics.r_precision,
+        "queries": metrics.queries,
+        "excluded": metrics.excluded,
+        "images": len(findings.rows),
+        "classes": len(findings.classes),
+    }
+
+
+@torch.no_grad()
+def find_assignments(
+    rows: Sequence[Row], embedder: Embedder, recipe: Recipe
+) -> tuple[tuple[Row, ...], NDArray[np.uint8]]:
+    """Find the dominant prototype of each place of a few images.
+
+    Returns:
+        Those of `rows` that can still be read, and uint8 (N, n) for them.
+    """
+    stream = Stream(rows, viewing_decoder(recipe))
+    found = [
+        embedder.assignments(embedder(embedder.normalise(torch.from_numpy(pixels.copy())[None])).locations)
+        for pixels in stream
+    ]
+    return tuple(stream.rows), torch.cat(found).numpy() if found else np.empty((0, 0), dtype=np.uint8)

@@ -1,0 +1,1 @@
+"""The page that `crossbatch report` writes: its parts, a section of the page a file."""

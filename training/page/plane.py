@@ -1,0 +1,57 @@
+"""The section of the projection: all embeddings on a plane."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from training.findings import Findings
+from training.page.document import Section
+from training.page.markup import clip, element
+from training.page.scatter import MARKS, scatter
+from training.projection import project
+
+__all__ = ["plane_section"]
+
+_POINTS = 3000
+"""Most points that are drawn."""
+
+
+def plane_section(findings: Findings, queries: Sequence[str], *, seed: int) -> Section:
+    """Draw the embeddings along their first two principal components.
+
+    Args:
+        findings: What was embedded; all of it makes the axes.
+        queries: Classes of the queries above, which are told apart by colour and mark.
+        seed: Draws the points where there are too many.
+    """
+    plane = project(findings.embeddings)
+    count = len(findings.rows)
+    drawn = np.arange(count)
+    if count > _POINTS:
+        drawn = np.sort(np.random.default_rng(seed).choice(count, _POINTS, replace=False))
+    rows = [findings.rows[place] for place in drawn.tolist()]
+    shown = list(dict.fromkeys(queries))[: len(MARKS)]
+    first, second = (100 * share for share in plane.explained)
+    told = (
+        f"Principal components of the {count:,} embeddings at unit length: the two directions along which"
+        f" they differ most, which hold {first:.1f} % and {second:.1f} % of their variance. What is far apart here"
+        " is far apart; what is near here need not be, for the other directions are not seen."
+    )
+    if count > _POINTS:
+        told += f" {_POINTS:,} points, drawn at random (seed {seed}), are shown."
+    drawing = scatter(
+        plane.points[drawn],
+        [row.label for row in rows],
+        [f"{clip(row.label)} – {clip(row.key)}" for row in rows],
+        shown,
+        axes=(f"first component ({first:.1f} %)", f"second component ({second:.1f} %)"),
+    )
+    return Section(
+        "plane",
+        "Embeddings on a plane",
+        [
+            element("p", told),
+            element("p", f"Marked are {len(shown)} classes of the queries above.", class_="soft"),
+            drawing,
+        ],
+    )
