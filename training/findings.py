@@ -30,15 +30,24 @@ class Findings:
     labels: NDArray[np.int64]
     """Places in `classes`, (N,)."""
     roles: NDArray[np.str_]
-    """What the data set says of each image, (N,); `query` and `gallery` are kept apart."""
+    """`query`, `gallery` or nothing of each image, (N,): where any is a query, it is searched in the gallery."""
     embeddings: Tensor
     """float32 (N, d), of any length."""
     histograms: NDArray[np.float32]
     """(N, m), each row sums to one."""
 
 
-def look(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int) -> Findings:
+def look(
+    rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int, apart: bool = False
+) -> Findings:
     """Embed images of classes, leaving out what cannot be read.
+
+    Args:
+        rows: The images.
+        embedder: In evaluation mode.
+        recipe: Of the embedder.
+        batch: Images at a time.
+        apart: Whether a data set that tells queries from a gallery is to have them kept apart.
 
     Raises:
         BadData: If not one image can be read.
@@ -58,7 +67,7 @@ def look(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int)
         unreadable=tuple(stream.unreadable),
         classes=classes,
         labels=class_numbers(stream.rows, classes),
-        roles=np.array([row.split for row in stream.rows], dtype=np.str_),
+        roles=np.array([row.split if apart else "" for row in stream.rows], dtype=np.str_),
         embeddings=found[:, :width],
         histograms=found[:, width:].numpy(),
     )

@@ -80,13 +80,17 @@ def rank(
     )
 
 
-def choose_queries(precision: NDArray[np.float64], *, count: int, seed: int) -> dict[str, list[int]]:
+def choose_queries(
+    precision: NDArray[np.float64], labels: NDArray[np.int64], *, count: int, seed: int
+) -> dict[str, list[int]]:
     """Choose the best, typical and worst queries by average precision; typical is nearest to the median.
 
-    Of equals the seed draws, and none is taken twice.
+    Of equals the seed draws, and none is taken twice. A kind holds one query a class, as long as there are
+    classes.
 
     Args:
         precision: Of Q queries, (Q,).
+        labels: Their classes, (Q,).
         count: How many in all; as many as there are at the most.
         seed: Of the draw.
 
@@ -101,7 +105,9 @@ def choose_queries(precision: NDArray[np.float64], *, count: int, seed: int) -> 
         ("worst", precision, (count + 1) // 3),
         ("typical", middle, count // 3),
     ):
-        order = [int(place) for place in np.lexsort((chance, key))]
-        chosen[kind] = [place for place in order if place not in taken][:share]
+        order = np.array([place for place in np.lexsort((chance, key)) if place not in taken], dtype=np.int64)
+        firsts = np.sort(np.unique(labels[order], return_index=True)[1])  # where in `order` each class begins
+        ordered = [*order[firsts], *np.delete(order, firsts)]
+        chosen[kind] = [int(place) for place in ordered[:share]]
         taken |= set(chosen[kind])
     return {kind: chosen[kind] for kind in ("best", "typical", "worst")}

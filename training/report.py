@@ -96,6 +96,7 @@ def run(settings: Settings) -> dict[str, Any]:
         loaded.embedder,
         loaded.recipe,
         batch=settings.batch,
+        apart=settings.split == "test",
     )
     measured = measure(findings)
     note = _note(settings, findings, measured, whole=len(rows))
@@ -161,14 +162,17 @@ def _note(settings: Settings, findings: Findings, measured: dict[str, Any], *, w
         first = findings.unreadable[0]
         told.append(f"{left:,} could not be read and were left out (first: {first.key}: {first.reason})")
     if measured["excluded"]:
-        told.append(f"{measured['excluded']:,} are alone in their class and were not asked for")
+        why = "have no match in the gallery" if "query" in findings.roles else "are alone in their class"
+        told.append(f"{measured['excluded']:,} {why} and were not asked for")
     return f"{'; '.join(told)}."
 
 
 def _pictures(settings: Settings, loaded: Run, findings: Findings) -> list[Section]:
     """Make the sections that show images: grids, plane, histograms and maps."""
     ranking = rank(findings.embeddings, findings.labels, findings.roles, neighbours=settings.neighbours)
-    chosen = choose_queries(ranking.precision, count=settings.queries, seed=settings.seed)
+    chosen = choose_queries(
+        ranking.precision, findings.labels[ranking.queries], count=settings.queries, seed=settings.seed
+    )
     places = list(chain.from_iterable(chosen.values()))
     queries = [findings.rows[row] for row in ranking.queries[places].tolist()]
     shown = _distinct([*queries, *(findings.rows[row] for row in ranking.nearest[places].flatten().tolist())])

@@ -80,7 +80,7 @@ def _numbers(history: History) -> str:
     return element(
         "details",
         element("summary", "The figures as a table"),
-        table(["epoch", *map(_spelled, names)], rows, caption=caption),
+        table(["epoch", *map(_spelled, names)], rows, caption=caption, numbers=True),
     )
 
 

@@ -1,6 +1,6 @@
 """The section of figures: how well images of one class find each other, as noted and as measured now."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 from training.history import History
@@ -15,7 +15,15 @@ _NOTED = {
     "all": "all classes, as noted in the run",
     "validation": "validation classes, of the epoch that is kept",
 }
-_COLUMNS = ("R@1", "R@2", "R@4", "R@8", "MAP@R", "R-precision")
+_SHARES = {
+    "map_at_r": "MAP@R",
+    "r_precision": "R-precision",
+    "nmi": "NMI",
+    "ami": "AMI",
+    "map_c": "MAP_c",
+    "map_x": "MAP_x",
+}
+_COUNTS = {"images": "images", "classes": "classes"}
 
 
 def figures_section(
@@ -30,21 +38,30 @@ def figures_section(
         title: What was measured.
         note: What is to be said of it.
     """
-    rows = [[title, *_figures(measured)]]
-    noted = record.get("metrics", {})
-    for name, found in noted.items():
-        if isinstance(found, dict) and ("map_at_r" in found or "recall_at" in found):
-            rows.append([_NOTED.get(name, f"{clip(name)}, as noted in the run"), *_figures(found)])
+    found = {title: measured}
+    for name, noted in record.get("metrics", {}).items():
+        if isinstance(noted, dict) and ("map_at_r" in noted or "recall_at" in noted):
+            found[_NOTED.get(name, f"{clip(name)}, as noted in the run")] = noted
     start = next((row for row in history.rows if row["epoch"] == 0), {})
     if "map_at_r" in start or "recall_at_1" in start:
         before = {"recall_at": {"1": start.get("recall_at_1")}, "map_at_r": start.get("map_at_r")}
-        rows.append(["validation classes, before training", *_figures(before)])
+        found["validation classes, before training"] = before
+    columns = _columns(found.values())
+    rows = [
+        [name, *(spell(value.get(key)) for key, (_, spell) in columns.items())]
+        for name, value in ((name, _flat(value)) for name, value in found.items())
+    ]
     return Section(
         "figures",
         "Figures",
         [
             element("p", note),
-            table(["on", *_COLUMNS, "images", "classes"], rows, caption="Retrieval of images of one class"),
+            table(
+                ["on", *_COLUMNS, "images", "classes"],
+                rows,
+                caption="Retrieval of images of one class",
+                numbers=True,
+            ),
             element(
                 "p",
                 "Each image is searched among the others by cosine. R@k: share of queries with an image of"
@@ -71,17 +88,30 @@ def key_figures(measured: Mapping[str, Any]) -> str:
     )
 
 
-def _figures(found: Mapping[str, Any]) -> list[str]:
-    """Give a cell a column; a record may lack any, or hold something else."""
+def _columns(found: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, Callable[[object], str]]]:
+    """Give a heading and the way to write a cell by key; only of what any of them holds."""
+    held = {key for each in found for key, value in _flat(each).items() if _is_number(value)}
+    recalls = sorted((key for key in held if key.startswith("R@")), key=lambda key: int(key[2:]))
+    return (
+        {key: (key, _share) for key in recalls}
+        | {key: (name, _share) for key, name in _SHARES.items() if key in held}
+        | {key: (name, _whole) for key, name in _COUNTS.items() if key in held}
+    )
+
+
+def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Put `recall_at` beside the rest, as `R@k`; a record may lack any of it, or hold something else."""
     recalls = found.get("recall_at")
     recalls = recalls if isinstance(recalls, dict) else {}
-    shares = [recalls.get(name.removeprefix("R@")) for name in _COLUMNS if name.startswith("R@")]
-    shares += [found.get("map_at_r"), found.get("r_precision")]
-    counts = [found.get("images"), found.get("classes")]
-    return [
-        *(percent(share) if _is_number(share) else "–" for share in shares),
-        *(f"{count:,}" if _is_number(count) else "–" for count in counts),
-    ]
+    return dict(found) | {f"R@{k}": share for k, share in recalls.items() if str(k).isdecimal()}
+
+
+def _share(value: object) -> str:
+    return percent(value) if _is_number(value) else "–"
+
+
+def _whole(value: object) -> str:
+    return f"{value:,}" if _is_number(value) else "–"
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from serving.catalog import Row
 from training.page.document import Section
-from training.page.markup import clip, element
+from training.page.markup import clip, element, percent
 from training.page.picture import picture
 from training.ranking import Ranking
 
@@ -41,7 +41,8 @@ def grids_section(
             "p",
             f"Each row is a query and what it finds, nearest first. ✓ and a whole frame: of its class."
             f" ✗ and a dashed frame: of another. The queries were chosen among {len(ranking.queries):,} by"
-            f" their average precision (seed {seed} draws among equals), whose mean is MAP@R.",
+            f" their average precision, whose mean is MAP@R: one a class as long as there are classes, and"
+            f" among equals by chance (seed {seed}).",
         )
     ]
     for kind, places in chosen.items():
@@ -67,10 +68,10 @@ def _grid(rows: Sequence[Row], ranking: Ranking, place: int, pictures: Mapping[s
     neighbours = (
         _neighbour(rows[row], query, rank, score, pictures) for rank, (row, score) in enumerate(found, 1)
     )
-    share = 100 * float(ranking.precision[place])
+    share = percent(float(ranking.precision[place]), 1)
     return element(
         "div",
-        element("h4", f"{clip(query.label)}: average precision {share:.1f} %"),
+        element("h4", f"{clip(query.label)}: average precision {share}"),
         element(
             "ol",
             asked,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.page.document import Section
-from training.page.markup import Markup, clip, element
+from training.page.markup import Markup, clip, element, percent
 
 __all__ = ["class_histograms", "histograms_section"]
 
@@ -35,7 +35,7 @@ def histograms_section(
     used = int((np.bincount(means.argmax(axis=1), minlength=count) > 0).sum())
     told = (
         f"The mean share of each of the {count} prototypes in the images of a class (z of eq. 2.4): the more"
-        f" strongly a bar is coloured, the larger the share, from none to {100 * largest:.1f} %. Of the"
+        f" strongly a bar is coloured, the larger the share, from none to {percent(largest, 1)}. Of the"
         f" prototypes, {used} are the strongest of some class."
     )
     parts: list[str] = [element("p", told)]
@@ -103,7 +103,7 @@ def _strip(shares: NDArray[np.float64]) -> Markup:
 
 def _strongest(means: NDArray[np.float64]) -> str:
     places = np.argsort(-means, kind="stable")[:_STRONGEST].tolist()
-    return ", ".join(f"{place} ({100 * means[place]:.0f} %)" for place in places)
+    return ", ".join(f"{place} ({percent(means[place], 0)})" for place in places)
 
 
 def _untrained() -> Markup:

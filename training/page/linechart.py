@@ -10,7 +10,7 @@ from training.page.markup import Markup, element, number
 __all__ = ["Series", "line_chart", "ticks"]
 
 _WIDTH, _HEIGHT = 380, 230
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 10, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 10, 40
 _MARKED = 30
 """Most points of a line that are marked each."""
 _STYLES = 6

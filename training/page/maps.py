@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from serving.catalog import Row
 from training.page.document import Section
-from training.page.markup import Markup, clip, element
+from training.page.markup import Markup, clip, element, percent
 
 __all__ = ["MAP", "maps_section"]
 
@@ -34,8 +34,9 @@ def maps_section(
     height, width = grid
     told = (
         f"Each of the {height} x {width} places of the feature map is coloured by its dominant prototype, the"
-        " largest term of the softmax of eq. 2.4; one prototype has one colour on all images"
-        f"{' and its number is written on it' if width <= _NUMBERED else ''}. The images are queries from above."
+        " largest term of the softmax of eq. 2.4. One prototype has one colour on all images"
+        f"{', and its number is written on it' if width <= _NUMBERED else ''}. The images are queries"
+        " from above."
     )
     figures = (
         _figure(row, found.reshape(grid), pictures.get(row.key), anchor=f"map-{place}")
@@ -48,7 +49,7 @@ def _figure(row: Row, found: NDArray[np.uint8], uri: str | None, *, anchor: str)
     """Draw one image and its map, (h, w)."""
     counts = np.bincount(found.flatten())
     order = [place for place in np.argsort(-counts, kind="stable").tolist() if counts[place]]
-    shares = ", ".join(f"{place} ({100 * counts[place] / found.size:.0f} %)" for place in order[:_TOLD])
+    shares = ", ".join(f"{place} ({percent(counts[place] / found.size, 0)})" for place in order[:_TOLD])
     rest = f" and {len(order) - _TOLD} more" if len(order) > _TOLD else ""
     summary = f"prototypes {shares}{rest}"
     if uri is None:

@@ -38,15 +38,30 @@ def element(name: str, /, *children: str, **attributes: Value) -> Markup:
     return Markup(f"<{name}{given}>{''.join(map(_text, children))}</{name}>")
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]], *, caption: str) -> Markup:
-    """Make a table whose first column heads its rows; it scrolls by itself where it is too wide."""
+def table(
+    head: Iterable[str], rows: Iterable[Iterable[str]], *, caption: str, numbers: bool = False
+) -> Markup:
+    """Make a table whose first column heads its rows; it scrolls by itself where it is too wide.
+
+    Args:
+        head: A name a column.
+        rows: A text a column, each.
+        caption: What it tells.
+        numbers: Whether its cells are numbers, which do not break.
+    """
     columns = element("tr", *(element("th", name, scope="col") for name in head))
     lines = (
         element("tr", *(element("th", cell, scope="row") if i == 0 else element("td", cell)
                         for i, cell in enumerate(row)))
         for row in rows
     )  # fmt: skip
-    made = element("table", element("caption", caption), element("thead", columns), element("tbody", *lines))
+    made = element(
+        "table",
+        element("caption", caption),
+        element("thead", columns),
+        element("tbody", *lines),
+        class_="numbers" if numbers else None,
+    )
     return element("div", made, class_="wide", tabindex="0", role="region", aria_label=clip(caption))
 
 
@@ -62,9 +77,9 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def percent(share: float) -> str:
-    """Write a share of 0..1 as percent with two decimals."""
-    return f"{100 * share:.2f} %"
+def percent(share: float, digits: int = 2) -> str:
+    """Write a share of 0..1 as percent."""
+    return f"{100 * share:.{digits}f}\u00a0%"
 
 
 def _key(name: str) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from training.findings import Findings
 from training.page.document import Section
-from training.page.markup import clip, element
+from training.page.markup import clip, element, percent
 from training.page.scatter import MARKS, scatter
 from training.projection import project
 
@@ -31,10 +31,10 @@ def plane_section(findings: Findings, queries: Sequence[str], *, seed: int) -> S
         drawn = np.sort(np.random.default_rng(seed).choice(count, _POINTS, replace=False))
     rows = [findings.rows[place] for place in drawn.tolist()]
     shown = list(dict.fromkeys(queries))[: len(MARKS)]
-    first, second = (100 * share for share in plane.explained)
+    first, second = (percent(share, 1) for share in plane.explained)
     told = (
         f"Principal components of the {count:,} embeddings at unit length: the two directions along which"
-        f" they differ most, which hold {first:.1f} % and {second:.1f} % of their variance. What is far apart here"
+        f" they differ most, which hold {first} and {second} of their variance. What is far apart here"
         " is far apart; what is near here need not be, for the other directions are not seen."
     )
     if count > _POINTS:
@@ -44,7 +44,7 @@ def plane_section(findings: Findings, queries: Sequence[str], *, seed: int) -> S
         [row.label for row in rows],
         [f"{clip(row.label)} – {clip(row.key)}" for row in rows],
         shown,
-        axes=(f"first component ({first:.1f} %)", f"second component ({second:.1f} %)"),
+        axes=(f"first component ({first})", f"second component ({second})"),
     )
     return Section(
         "plane",
