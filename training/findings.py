@@ -30,7 +30,7 @@ class Findings:
     labels: NDArray[np.int64]
     """Places in `classes`, (N,)."""
     roles: NDArray[np.str_]
-    """`query`, `gallery` or nothing of each image, (N,): where any is a query, it is searched in the gallery."""
+    """`query`, `gallery` or nothing of each image, (N,); a query is searched in the gallery alone."""
     embeddings: Tensor
     """float32 (N, d), of any length."""
     histograms: NDArray[np.float32]

@@ -1,5 +1,6 @@
 """The section of figures: how well images of one class find each other, as noted and as measured now."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
@@ -57,7 +58,7 @@ def figures_section(
         [
             element("p", note),
             table(
-                ["on", *_COLUMNS, "images", "classes"],
+                ["on", *(spelled for spelled, _ in columns.values())],
                 rows,
                 caption="Retrieval of images of one class",
                 numbers=True,
@@ -88,7 +89,7 @@ def key_figures(measured: Mapping[str, Any]) -> str:
     )
 
 
-def _columns(found: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, Callable[[object], str]]]:
+def _columns(found: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[str, Callable[[object], str]]]:
     """Give a heading and the way to write a cell by key; only of what any of them holds."""
     held = {key for each in found for key, value in _flat(each).items() if _is_number(value)}
     recalls = sorted((key for key in held if key.startswith("R@")), key=lambda key: int(key[2:]))
@@ -115,4 +116,4 @@ def _whole(value: object) -> str:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
