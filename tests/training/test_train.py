@@ -281,6 +281,16 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step(
     assert all(torch.isfinite(value.float()).all() for value in tensors.values())
 
 
+def test_test_images_are_never_opened(whole: Path, recipe: str, tmp_path: Path) -> None:
+    data = draw_folder(tmp_path / "data", classes=6, images=4, size=18)
+    for file in (data / "class05").iterdir():  # the one class that tests
+        file.write_text("no image")
+    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
+    assert result["unreadable"] == []
+    (ours, _), (theirs, _) = (load_checkpoint(run / "best.safetensors") for run in (whole, tmp_path / "r"))
+    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+
+
 def test_without_xml_the_prototypes_stay(data: Path, recipe: str, tmp_path: Path) -> None:
     run(
         Settings(
