@@ -131,6 +131,7 @@ def test_only_the_generalised_mean_adds_to_a_checkpoint() -> None:
 def test_a_vision_transformer_is_built_for_the_recipes_size() -> None:
     embedder = build_embedder(Recipe(backbone="test_vit", image_size=48, dimension=12, prototypes=5))
     assert embedder.grid == (3, 3)
+    assert embedder.backbone.body.pos_embed.shape == (1, 1 + 9, 64)
     assert embedder(torch.zeros(2, 3, 48, 48)).locations.shape == (2, 9, 12)
 
 
