@@ -159,6 +159,8 @@ def test_folders_are_listed_once_and_not_asked_file_by_file(
         "x" * 5000 + "/1.jpg",
     ]
     assert which_are_files(tmp_path, odd) == [True] + [False] * 6
+    monkeypatch.setattr(os.path, "isfile", lambda path: Path(path).name.lower() == "1.jpg")  # case is folded
+    assert which_are_files(tmp_path, ["a/1.JPG", "a/gone.jpg"]) == [True, False]
 
 
 def test_format_without_published_lists_has_none_to_read(tmp_path: Path) -> None:
