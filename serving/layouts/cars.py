@@ -42,7 +42,7 @@ def parse(folder: Path) -> list[Listed]:
         BadData: The annotations do not hold.
     """
     whole, train = _file(folder, _ANNOTATIONS), _file(folder, _TRAIN_LIST)
-    if whole is not None and (train is None or (folder / "car_ims").is_dir()):
+    if whole is not None and (train is None or os.path.isdir(folder / "car_ims")):
         content = read_arrays(whole, ("annotations", "class_names"))
         return check(_listed(whole, content, "relative_im_path", "", _names(whole, content)), whole)
     meta, test = _file(folder, _META), _file(folder, *_TEST_LISTS)
