@@ -133,21 +133,20 @@ def _offer_all(vectors: Tensor, best: _Best) -> None:
     """Multiply the tiles on and above the diagonal, and offer each to its rows and to its columns."""
     tile = vectors.new_empty(_ROWS * _COLUMNS)
     for rows in _panels(len(vectors)):
-        height = rows.stop - rows.start
         own = _product(vectors[rows], vectors[rows], tile)
         own.diagonal().fill_(-torch.inf)
         _offer_rows(best, rows.start, own, rows.start)
         for start in range(rows.stop, len(vectors), _COLUMNS):
-            similarity = _product(vectors[rows], vectors[start : start + _COLUMNS], tile)
-            _offer_rows(best, rows.start, similarity[:height], start)
-            columns = min(_COLUMNS, len(vectors) - start)
-            chunks = similarity.view(-1, CHUNK, similarity.shape[1])[..., :columns]
+            columns = vectors[start : start + _COLUMNS]
+            similarity = _product(vectors[rows], columns, tile)
+            _offer_rows(best, rows.start, similarity, start)
+            # Only the last panel is of odd height, and no columns are left for it.
+            chunks = similarity[:, : len(columns)].view(-1, CHUNK, len(columns))
             best.offer(start, chunks.permute(2, 0, 1), chunks.amax(dim=1).T, rows.start)
 
 
 def _offer_rows(best: _Best, start: int, similarity: Tensor, first: int) -> None:
-    rows = min(len(similarity), len(best.values) - start)
-    chunks = similarity[:rows].view(rows, -1, CHUNK)
+    chunks = similarity.view(len(similarity), -1, CHUNK)
     best.offer(start, chunks, chunks.amax(dim=2), first)
 
 
@@ -161,10 +160,9 @@ def _panels(count: int) -> Iterator[slice]:
 
 
 def _product(rows: Tensor, columns: Tensor, memory: Tensor) -> Tensor:
-    """Cosines of unit rows, both sides filled up with -inf to whole chunks; a view of `memory`."""
-    height, width = -(-len(rows) // CHUNK) * CHUNK, -(-len(columns) // CHUNK) * CHUNK
-    tile = memory[: height * width].view(height, width)
-    torch.mm(rows, columns.T, out=tile[: len(rows), : len(columns)])
-    tile[len(rows) :] = -torch.inf
+    """Cosines of unit rows, the columns filled up with -inf to whole chunks; a view of `memory`."""
+    width = -(-len(columns) // CHUNK) * CHUNK
+    tile = memory[: len(rows) * width].view(len(rows), width)
+    torch.mm(rows, columns.T, out=tile[:, : len(columns)])
     tile[:, len(columns) :] = -torch.inf
     return tile

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +10,13 @@ import torch
 
 from serving.errors import BadData
 from tests import oracles
-from training import fitted
 from training.fitted import draw_halvings, fitted_figures
+from training.metrics import RetrievalMetrics, retrieval_metrics
 
 
-def images(labels: list[int], prototypes: int = 4, dimension: int = 6) -> tuple[oracles.Floats, ...]:
+def images(
+    labels: list[int], prototypes: int = 4, dimension: int = 6
+) -> tuple[oracles.Floats, oracles.Floats, oracles.Ints]:
     """Histograms (N, m) that tell a little of the class, embeddings (N, d) that follow from them, labels."""
     rng = np.random.default_rng(len(labels))
     names = np.array(labels)
@@ -24,7 +27,9 @@ def images(labels: list[int], prototypes: int = 4, dimension: int = 6) -> tuple[
     return histograms, embeddings + 0.1 * rng.normal(size=embeddings.shape), names
 
 
-def measure(histograms: oracles.Floats, embeddings: oracles.Floats, names: oracles.Ints, draws: int = 9):
+def measure(
+    histograms: oracles.Floats, embeddings: oracles.Floats, names: oracles.Ints, draws: int = 9
+) -> dict[str, Any]:
     return fitted_figures(torch.from_numpy(histograms), torch.from_numpy(embeddings), names, draws=draws)
 
 
@@ -74,8 +79,12 @@ def test_each_distinct_halving_is_measured_once_and_weighs_as_often_as_drawn(
 ) -> None:
     histograms, embeddings, names = images([0, 1, 2, 3] * 3)
     calls = []
-    inner = fitted.retrieval_metrics
-    monkeypatch.setattr(fitted, "retrieval_metrics", lambda *a, **k: calls.append(1) or inner(*a, **k))
+
+    def counted(*arguments: Any, **options: Any) -> RetrievalMetrics:
+        calls.append(arguments)
+        return retrieval_metrics(*arguments, **options)
+
+    monkeypatch.setattr("training.fitted.retrieval_metrics", counted)
     found = measure(histograms, embeddings, names, draws=200)
     assert (found["halvings"], found["distinct"], len(calls)) == (200, 6, 7)  # one more for MAP_c
     assert found["map_x"] == pytest.approx(expected_x(histograms, embeddings, names, 200)[0], abs=1e-9)

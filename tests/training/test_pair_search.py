@@ -61,6 +61,11 @@ def test_equal_similarities_of_unequal_vectors_rank_by_index() -> None:
     check(unit(corners[np.random.default_rng(0).permutation(160)]), 7)
 
 
+def test_members_of_equally_near_groups_rank_by_index() -> None:
+    """Copies of five corners in any order: those of one group do not stand together."""
+    check(unit(np.eye(5)[np.random.default_rng(4).integers(0, 5, 150)]), 60)
+
+
 def test_references_that_get_ever_nearer_are_all_taken() -> None:
     """On a line of falling angles each image is better than all before it."""
     angle = np.cumsum(np.linspace(1e-2, 1e-3, 300))
