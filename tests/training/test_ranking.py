@@ -68,9 +68,10 @@ def test_nothing_to_find() -> None:
 
 
 def test_equals_rank_by_their_number() -> None:
-    found = rank(torch.ones(4, 2), np.zeros(4, np.int64), np.array([""] * 4), neighbours=3)
-    assert found.nearest.tolist() == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
-    assert found.precision.tolist() == [1, 1, 1, 1]
+    found = rank(torch.ones(300, 2), np.zeros(300, np.int64), np.array([""] * 300), neighbours=299)
+    for query, nearest in enumerate(found.nearest.tolist()):
+        assert nearest == [other for other in range(300) if other != query]
+    assert found.precision == pytest.approx(np.ones(300))
 
 
 def test_best_typical_and_worst() -> None:

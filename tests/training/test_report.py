@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import crossbatch
+from serving import catalog
 from serving.catalog import Row
 from serving.errors import BadArtifact, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
@@ -85,6 +87,7 @@ def test_the_page_asks_for_nothing(page: Node, result: dict[str, Any]) -> None:
             assert not name.startswith("on"), f"<{node.tag} {name}>"
             if name in ("href", "src"):
                 assert value.startswith(("#", "data:image/jpeg;base64,")), value
+            assert name != "style" or "url" not in value
     style = page.one("style").text
     assert "url(" not in style
     assert "@import" not in style
@@ -268,6 +271,24 @@ def test_a_data_set_that_keeps_queries_apart() -> None:
     alone = Findings(rows, (), ("0", "1", "2"), labels, np.array(["query"] * 12), embeddings, histograms)
     with pytest.raises(BadData, match="none of the 12 queries has a reference"):
         measure(alone)
+
+
+@pytest.mark.parametrize(("split", "apart"), [("test", True), ("all", False), ("train", False)])
+def test_roles_are_of_the_test_alone(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, split: Any, apart: bool
+) -> None:
+
+    def select(*arguments: Any) -> list[Row]:
+        return [
+            replace(row, split="query" if row.key.endswith("1.png") else "gallery")
+            for row in catalog.select(*arguments)
+        ]
+
+    monkeypatch.setattr("training.report.select", select)
+    result = run(Settings(run_dir=trained, split=split, out=tmp_path / "a.html"))
+    text = (tmp_path / "a.html").read_text()
+    assert (result["queries"] + result["excluded"] < result["images"]) == apart
+    assert "alone in their class" not in text or not apart
 
 
 def test_a_previous_page_stays_where_a_new_one_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,9 +247,9 @@ def test_thumbnails_are_small_and_what_the_model_sees(tmp_path: Path) -> None:
     draw_folder(tmp_path, classes=1, images=1, size=50)
     good, gone = tmp_path / "class00" / "0.png", tmp_path / "gone.png"
     picture_of = Image.new("RGB", (100, 50), (255, 0, 0))
-    picture_of.paste((0, 0, 255), (25, 0, 75, 50))  # only the middle is seen
+    picture_of.paste((0, 0, 255), (37, 12, 63, 38))  # only the middle is seen
     picture_of.save(good)
-    found = thumbnails([Row("good", good, "a"), Row("gone", gone, "a")], Recipe(), side=24)
+    found = thumbnails([Row("good", good, "a"), Row("gone", gone, "a")], Recipe(crop_fraction=0.5), side=24)
     assert list(found) == ["good"]
     head, _, body = found["good"].partition(",")
     assert head == "data:image/jpeg;base64"

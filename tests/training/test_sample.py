@@ -34,4 +34,6 @@ def test_the_seed_draws() -> None:
     rows = _rows(20, 10)
     draws = [draw_sample(rows, most=50, seed=seed) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
+    one, other = ({row.label for row in draw_sample(_rows(200, 5), most=100, seed=seed)} for seed in (0, 1))
+    assert one != other
     assert len(draw_sample(rows, most=3, seed=0)) == 3
