@@ -37,8 +37,13 @@ def weighted_ridge(batches: list[tuple[float, Floats, Floats]], penalty: float) 
     return solution.T
 
 
-def contrastive(embeddings: Floats, labels: Ints, pos_margin: float, neg_margin: float) -> float:
-    """Contrastive loss on cosines: the mean over the pairs that still violate their margin, by kind."""
+def contrastive(
+    embeddings: Floats, labels: Ints, pos_margin: float, neg_margin: float, distance: str = "cosine"
+) -> float:
+    """Contrastive loss on cosines: the mean over the pairs that still violate their margin, by kind.
+
+    Or on distances ‖a/|a| − b/|b|‖, where a pair of one class falls short by being farther than its margin.
+    """
     positive, negative = [], []
     for i in range(len(labels)):
         for j in range(len(labels)):
@@ -46,10 +51,14 @@ def contrastive(embeddings: Floats, labels: Ints, pos_margin: float, neg_margin:
                 continue
             a, b = embeddings[i], embeddings[j]
             cosine = float(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b))
-            if labels[i] == labels[j] and pos_margin - cosine > 0:
-                positive.append(pos_margin - cosine)
-            if labels[i] != labels[j] and cosine - neg_margin > 0:
-                negative.append(cosine - neg_margin)
+            apart = float(np.linalg.norm(a / np.linalg.norm(a) - b / np.linalg.norm(b)))
+            by_cosine = distance == "cosine"
+            short = pos_margin - cosine if by_cosine else apart - pos_margin
+            beyond = cosine - neg_margin if by_cosine else neg_margin - apart
+            if labels[i] == labels[j] and short > 0:
+                positive.append(short)
+            if labels[i] != labels[j] and beyond > 0:
+                negative.append(beyond)
     return float((np.mean(positive) if positive else 0.0) + (np.mean(negative) if negative else 0.0))
 
 

@@ -9,7 +9,7 @@ import difflib
 import inspect
 import typing
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pytorch_metric_learning import distances, losses, miners
@@ -28,14 +28,17 @@ Count = Annotated[int, Field(ge=1, le=64)]
 
 
 def _contrastive(
-    *, classes: int, dimension: int, pos_margin: Cosine = 1.0, neg_margin: Cosine = 0.5
+    *,
+    classes: int,
+    dimension: int,
+    pos_margin: Cosine = 1.0,
+    neg_margin: Cosine = 0.5,
+    distance: Literal["cosine", "euclidean"] = "cosine",
 ) -> nn.Module:
-    # Margins are cosines: positives are pulled up to pos_margin, negatives pushed down to neg_margin.
-    return PairLoss(
-        losses.ContrastiveLoss(
-            pos_margin=pos_margin, neg_margin=neg_margin, distance=distances.CosineSimilarity()
-        )
-    )
+    # Margins are cosines: positives are pulled up to pos_margin, negatives pushed down to neg_margin. Or
+    # distances at unit length: positives are pulled within pos_margin, negatives pushed out of neg_margin.
+    between = distances.CosineSimilarity() if distance == "cosine" else distances.LpDistance()
+    return PairLoss(losses.ContrastiveLoss(pos_margin=pos_margin, neg_margin=neg_margin, distance=between))
 
 
 def _triplet(

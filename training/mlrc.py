@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog import Catalog, Row, read, select
+from serving.catalog import Catalog, Format, Row, read, select
 from serving.errors import BadData, BadSetting, NotFound
 from training import train
-from training.checkpoint import entry, load_state, write_file
+from training.checkpoint import load_state, write_file
 from training.dataset import Pictures, tell_unreadable, viewing_decoder
 from training.embedding import embed_pictures, embedder_function, measure_retrieval
 from training.ensemble import FIGURES, measure_ensemble, over_repeats
@@ -50,9 +50,7 @@ class Settings(BaseModel):
     repeats: int = Field(
         1, ge=1, le=1000, description="how often all folds are trained, each time from other seeds"
     )
-    format: Literal["auto", "folder", "csv", "cifar10"] = Field(
-        "auto", description="layout of the data set; auto finds out"
-    )
+    format: Format = Field("auto", description="layout of the data set; auto finds out")
     table: Path | None = Field(
         None, description="table of a csv data set, where it is not the one in the folder"
     )
@@ -179,12 +177,8 @@ def _begun(each: _Run) -> Recipe | None:
 
 
 def _is_finished(each: _Run) -> bool:
-    if not (each.path / LAST).is_file():
-        return False
-    state = load_state(each.path / LAST)
-    done = entry(state, "epochs_done", int, source=each.path / LAST)
-    best = entry(entry(state, "best", dict, source=each.path / LAST), "epoch", int, source=each.path / LAST)
-    return done >= each.recipe.epochs or 0 < each.recipe.patience <= done - best
+    last = each.path / LAST
+    return last.is_file() and load_state(last).get("finished") is True
 
 
 def _test(

@@ -35,6 +35,8 @@ BATCHES = {
 VARIANTS: list[tuple[str, dict[str, float | str]]] = [
     *((name, {}) for name in LOSSES),
     ("contrastive", {"pos_margin": 0.3841, "neg_margin": -0.2}),
+    ("contrastive", {"distance": "euclidean", "pos_margin": 0.2652, "neg_margin": 1.0}),
+    ("contrastive", {"distance": "euclidean", "pos_margin": -0.2, "neg_margin": 0.9}),
     ("triplet", {"margin": 0.5, "miner": "all"}),
     ("triplet", {"margin": 0.05, "miner": "hard"}),
     ("multi_similarity", {"alpha": 18.0, "beta": 75.0, "base": 0.77, "epsilon": 0.0}),
@@ -250,7 +252,7 @@ def test_the_docs_list_every_loss_with_its_options_and_defaults(name: str) -> No
         ("contrastiv", {}, "did you mean 'contrastive'"),
         ("quux", {}, "choose from contrastive, libc, multi_similarity, proxy_anchor, proxy_nca, triplet"),
         ("contrastive", {"pos_margn": 1.0}, "no option 'pos_margn': did you mean 'pos_margin'"),
-        ("contrastive", {"quux": 1.0}, "choose from neg_margin, pos_margin"),
+        ("contrastive", {"quux": 1.0}, "choose from distance, neg_margin, pos_margin"),
         (
             "contrastive",
             {"pos_margin": 1.5},
