@@ -44,13 +44,13 @@ def contrastive(
 
     Or on distances ‖a/|a| − b/|b|‖, where a pair of one class falls short by being farther than its margin.
     """
-    positive, negative = [], []
+    positive, negative = list[float](), list[float]()
     for i in range(len(labels)):
         for j in range(len(labels)):
             if i == j:
                 continue
             a, b = embeddings[i], embeddings[j]
-            cosine = float(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b))
+            cosine = float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
             apart = float(np.linalg.norm(a / np.linalg.norm(a) - b / np.linalg.norm(b)))
             by_cosine = distance == "cosine"
             short = pos_margin - cosine if by_cosine else apart - pos_margin

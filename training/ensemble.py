@@ -41,8 +41,8 @@ def measure_ensemble(
         measure: What `measure_retrieval` does, for these images.
 
     Returns:
-        JSON-able: `by_fold` (the figures of each), `separate` (their mean), `concatenated`, and `queries` and
-        `excluded`, which are the same for all.
+        JSON-able: `by_fold` (the figures of each), `separate` (their mean), `concatenated`, and `queries`,
+        `excluded` and `gallery`, which are the same for all.
     """
     found = [measure(part) for part in parts]
     whole = measure(concatenate(parts))
@@ -53,6 +53,7 @@ def measure_ensemble(
         "concatenated": _figures(whole),
         "queries": whole["queries"],
         "excluded": whole["excluded"],
+        "gallery": whole["gallery"],
     }
 
 

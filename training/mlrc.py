@@ -76,10 +76,12 @@ def run(settings: Settings) -> dict[str, Any]:
 
     Returns:
         `recipe`, `out`, `folds`, `dimension` (of `separate` and `concatenated`), `images`, `classes`,
-        `queries`, `excluded`, `unreadable`, `repeats` (for each: `seeds`, the figures `by_fold`, `separate`
-        and `concatenated`), `separate` and `concatenated` (each figure's `mean` over the repeats and
-        `half_width` of its 95 % confidence interval, None for one repeat) and `seconds`; the figures are
-        `recall_at_1`, `map_at_r` and `r_precision`, in 0..1. The same is written to OUT/mlrc.json.
+        `queries`, `excluded` (those without a match), `gallery` (images that queries were searched in; 0
+        where each was searched among all others), `unreadable`, `repeats` (for each: `seeds`, the figures
+        `by_fold`, `separate` and `concatenated`), `separate` and `concatenated` (each figure's `mean` over
+        the repeats and `half_width` of its 95 % confidence interval, None for one repeat) and `seconds`; the
+        figures are `recall_at_1`, `map_at_r` and `r_precision`, in 0..1. The same is written to
+        OUT/mlrc.json.
 
     Raises:
         CrossbatchError: If the recipe has no folds, OUT holds runs of another recipe or of other images, or a
@@ -128,6 +130,10 @@ def render(result: dict[str, Any]) -> str:
         lines.append("  one repeat gives no confidence interval: ask for more by --repeats")
     else:
         lines.append("  ± is half the width of the 95 % confidence interval over the repeats (Student's t)")
+    if result["gallery"]:
+        lines.append(
+            f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"
+        )
     if result["excluded"]:
         lines.append(f"  {result['excluded']} images have no match and were not asked for")
     return "\n".join(lines)
@@ -191,13 +197,14 @@ def _test(
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    roles = [row.split for row in pictures.rows]
     repeats = []
     for runs in plan:
         parts = []
         for each in runs:
             embed = embedder_function(load_run(each.path).embedder.to(device), device)
             parts.append(embed_pictures(embed, pictures, batch=settings.batch, label=f"Testing {each.path}"))
-        found = measure_ensemble(parts, lambda embeddings: measure_retrieval(embeddings, pictures.labels))
+        found = measure_ensemble(parts, lambda parts: measure_retrieval(parts, pictures.labels, roles=roles))
         repeats.append({"seeds": [each.recipe.seed for each in runs], **found})
     return {
         "recipe": settings.recipe,
@@ -208,6 +215,7 @@ def _test(
         "classes": len(np.unique(pictures.labels)),
         "queries": repeats[0]["queries"],
         "excluded": repeats[0]["excluded"],
+        "gallery": repeats[0]["gallery"],
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in pictures.unreadable],
         "repeats": repeats,
         "separate": over_repeats([repeat["separate"] for repeat in repeats]),

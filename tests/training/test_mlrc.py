@@ -11,13 +11,14 @@ import torch
 
 import training.fit
 import training.train
-from serving.catalog import read, select
+from serving.catalog import Row, read, select
 from serving.errors import BadData, BadSetting
 from tests import oracles
+from tests.oracles import Floats
 from tests.training.drawn import draw_folder
 from training.dataset import viewing_decoder
 from training.mlrc import Settings, render, run
-from training.run import load_run, read_record
+from training.run import Run, load_run, read_record
 from training.train import run as train
 
 SMALL = """
@@ -69,6 +70,15 @@ def _count(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     return trained
 
 
+def _embed(trained: Run, rows: tuple[Row, ...]) -> Floats:
+    decode = viewing_decoder(trained.recipe)
+    pixels = torch.from_numpy(np.stack([decode(row.image.read_bytes()) for row in rows]))
+    with torch.no_grad():
+        embedded = trained.embedder(trained.embedder.normalise(pixels)).embeddings
+    found: Floats = embedded.double().numpy()
+    return found
+
+
 def test_each_fold_of_each_repeat_is_an_ordinary_run(out: Path) -> None:
     seeds = []
     for repeat in range(2):
@@ -86,14 +96,7 @@ def test_figures_are_those_of_naive_ensembles(out: Path, data: Path) -> None:
     rows = select(read(data), "test", load_run(out / "repeat0" / "fold0").recipe.split)
     labels = np.array([int(row.label[-2:]) for row in rows])
     for repeat in range(2):
-        parts = []
-        for fold in range(3):
-            trained = load_run(out / f"repeat{repeat}" / f"fold{fold}")
-            decode = viewing_decoder(trained.recipe)
-            pixels = torch.from_numpy(np.stack([decode(row.image.read_bytes()) for row in rows]))
-            with torch.no_grad():
-                embedded = trained.embedder(trained.embedder.normalise(pixels)).embeddings
-            parts.append(embedded.double().numpy())
+        parts = [_embed(load_run(out / f"repeat{repeat}" / f"fold{fold}"), rows) for fold in range(3)]
         whole = np.concatenate([part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1)
         told = result["repeats"][repeat]
         for fold, part in enumerate(parts):
@@ -165,6 +168,29 @@ def test_other_recipes_and_other_images_are_refused(
     with pytest.raises(BadData, match="6 classes to train on, of which 7 folds"):
         run(Settings(recipe=recipe, data=data, out=tmp_path / "out", set=["folds=7"]))
     assert trained == []
+
+
+def test_queries_are_searched_in_the_gallery_alone(data: Path, recipe: str, tmp_path: Path) -> None:
+    table = shutil.copytree(data, tmp_path / "data") / "table.csv"
+    lines = ["path,label,split"]
+    for number in range(9):
+        for image in range(3 if number < 8 else 1):
+            unseen = ("query", "gallery", "gallery")[image]
+            split = "train" if number < 6 else unseen
+            lines.append(f"class{number:02d}/{image}.png,c{number},{split}")
+    table.write_text("\n".join(lines) + "\n")
+    out = tmp_path / "out"
+    changed = ["split_by=given"]
+    result = run(Settings(recipe=recipe, data=table, out=out, set=changed))
+    assert (result["queries"], result["excluded"], result["gallery"]) == (2, 1, 4)
+    rows = select(read(table), "test", load_run(out / "repeat0" / "fold0").recipe.split)
+    labels = np.array([int(row.label[1:]) for row in rows])
+    asked = np.array([row.split == "query" for row in rows])
+    for fold in range(3):
+        part = _embed(load_run(out / "repeat0" / f"fold{fold}"), rows)
+        expected = oracles.retrieval(part[asked], labels[asked], (1,), part[~asked], labels[~asked])
+        assert result["repeats"][0]["by_fold"][fold]["map_at_r"] == pytest.approx(expected[1])
+    assert "2 queries, searched in a gallery of 4 images" in render(result)
 
 
 def test_the_table_tells_both_ensembles_in_percent(out: Path) -> None:
