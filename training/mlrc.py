@@ -4,7 +4,6 @@ The protocol of Musgrave et al., "A Metric Learning Reality Check", ECCV 2020.
 """
 
 import json
-import logging
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -29,8 +28,6 @@ __all__ = ["Settings", "render", "run"]
 
 _RESULT = "mlrc.json"
 _TITLES = dict(zip(FIGURES, ("R@1", "MAP@R", "R-precision"), strict=True))
-
-_log = logging.getLogger(__name__)
 
 
 class Settings(BaseModel):
@@ -66,7 +63,8 @@ class _Run:
     """One training of the protocol: its place, and the settings that it has beside the recipe's own."""
 
     def __init__(self, settings: Settings, repeat: int, fold: int, folds: int, seed: int) -> None:
-        self.path = settings.out / f"repeat{repeat}" / f"fold{fold}"
+        self.name = f"repeat{repeat}/fold{fold}"
+        self.path = settings.out / self.name
         self.set = [*settings.set, f"fold={fold}", f"seed={seed + repeat * folds + fold}"]
         self.recipe = load_recipe(settings.recipe, self.set)
 
@@ -102,10 +100,8 @@ def run(settings: Settings) -> dict[str, Any]:
     ]
     for each in (each for runs in plan for each in runs):  # hours before it would be found out otherwise
         _check_own(each, catalog)
-    for number, runs in enumerate(plan):
-        for fold, each in enumerate(runs):
-            _log.info("repeat %d, fold %d: %s", number, fold, each.path)
-            _train(each, settings)
+    for each in (each for runs in plan for each in runs):
+        _train(each, settings)
     result = _test(plan, rows, recipe, settings)
     result |= {"seconds": round(time.monotonic() - started, 1)}
     write_file(settings.out / _RESULT, (json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
@@ -203,7 +199,7 @@ def _test(
         parts = []
         for each in runs:
             embed = embedder_function(load_run(each.path).embedder.to(device), device)
-            parts.append(embed_pictures(embed, pictures, batch=settings.batch, label=f"Testing {each.path}"))
+            parts.append(embed_pictures(embed, pictures, batch=settings.batch, label=f"Testing {each.name}"))
         found = measure_ensemble(parts, lambda parts: measure_retrieval(parts, pictures.labels, roles=roles))
         repeats.append({"seeds": [each.recipe.seed for each in runs], **found})
     return {

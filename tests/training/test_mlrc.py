@@ -190,7 +190,7 @@ def test_queries_are_searched_in_the_gallery_alone(data: Path, recipe: str, tmp_
         part = _embed(load_run(out / "repeat0" / f"fold{fold}"), rows)
         expected = oracles.retrieval(part[asked], labels[asked], (1,), part[~asked], labels[~asked])
         assert result["repeats"][0]["by_fold"][fold]["map_at_r"] == pytest.approx(expected[1])
-    assert "2 queries, searched in a gallery of 4 images" in render(result)
+    assert "2 queries were searched in a gallery of 4 images" in render(result)
 
 
 def test_the_table_tells_both_ensembles_in_percent(out: Path) -> None:
