@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ are run as they stand: all Python, and the commands of two of them."""
+"""The README and the pages of docs/ are run as they stand: all Python, and the commands of three of them."""
 
 import os
 import re
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import crossbatch
 from tests.conftest import Serve, crossbatch_ok
+from tests.training.drawn import draw_folder
 from training.drawing import draw_catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,10 +99,44 @@ def test_commands_run(page: str, at_home: Path) -> None:
     assert running
 
 
+QUICK = {
+    "train": ["epochs=1", "image_size=64", "dimension=16", "workers=0", "threads=1"],
+    "published": ["weights=none", "backbone=resnet20", "image_size=32", "batches_per_epoch=1"],
+}
+QUICK["published"] += ["classes_per_batch=4", "images_per_class=2"]
+
+
+@pytest.mark.timeout(300)
+def test_commands_of_the_training_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw_catalogue(tmp_path / "photos", classes=12, images=6, size=64)
+    draw_folder(tmp_path / "CUB_200_2011", classes=8, images=3, below="train")
+    draw_folder(tmp_path / "CUB_200_2011", classes=3, images=3, below="test")
+    monkeypatch.chdir(tmp_path)
+    done = set()
+    for command in commands(ROOT / "docs/training.md"):
+        program, *words = shlex.split(command)
+        if program == "torchrun":  # tests/training/test_processes.py has several processes
+            assert words[:4] == ["--nproc-per-node", "2", "-m", "crossbatch"]
+            words = words[4:]
+        elif program != "crossbatch":
+            continue
+        if words[0] in ("train", "mlrc") and "--data" in words:
+            quick = QUICK["train"] + (QUICK["published"] if "/" in words[1] else [])
+            words += [word for change in quick for word in ("--set", change)]
+        assert crossbatch.main(words) == 0, (command, capsys.readouterr().err)
+        assert capsys.readouterr().out.strip(), command
+        done.add(words[0])
+    assert done == {"train", "mlrc", "evaluate", "report", "export"}
+    assert (tmp_path / "runs/photos/report.html").is_file()
+    assert list((tmp_path / "runs/curves/tensorboard").iterdir())
+    assert "repeat1" in {path.name for path in (tmp_path / "runs/cub-contrastive").iterdir()}
+
+
 def test_every_script_named_in_a_page_exists() -> None:
     for page in PAGES:
         for command in commands(page):
             first = shlex.split(command)[0]
-            assert first in {"crossbatch", "pip", "git", "cd", "docker"} or os.access(
-                ROOT / first, os.X_OK
-            ), command
+            known = {"crossbatch", "pip", "git", "cd", "docker", "tensorboard", "torchrun"}
+            assert first in known or os.access(ROOT / first, os.X_OK), command
