@@ -92,6 +92,11 @@ def run(settings: Settings) -> dict[str, Any]:
             f"mlrc trains on folds, but the recipe {settings.recipe} sets folds to 0: choose one of those"
             " that begin with mlrc/, or add --set folds=4 --set validation=0"
         )
+    if torch.distributed.is_torchelastic_launched():
+        raise BadSetting(
+            "mlrc runs in one process: train single folds by `torchrun -m crossbatch train` with --set fold=F"
+            " --set seed=S into OUT/repeatR/foldF, which mlrc then takes for its own"
+        )
     catalog = read(settings.data, settings.format, table=settings.table)
     rows = select(catalog, "test", recipe.split)
     plan = [

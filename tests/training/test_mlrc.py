@@ -167,6 +167,9 @@ def test_other_recipes_and_other_images_are_refused(
         run(Settings(recipe="demo", data=data, out=tmp_path / "out"))
     with pytest.raises(BadData, match="6 classes to train on, of which 7 folds"):
         run(Settings(recipe=recipe, data=data, out=tmp_path / "out", set=["folds=7"]))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "some")
+    with pytest.raises(BadSetting, match=r"one process.*fold=F"):
+        run(Settings(recipe=recipe, data=data, out=out))
     assert trained == []
 
 
