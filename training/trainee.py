@@ -70,6 +70,8 @@ def start_trainee(
     embedder = build_embedder(recipe)
     embedder.backbone = sync_batchnorm(embedder.backbone, fabric, frozen=recipe.freeze_batchnorm)  # type: ignore[assignment]
     freeze_weights(embedder, recipe)
+    if recipe.mixing in ("feature", "all"):
+        _ = embedder.backbone.middle  # refuses a backbone that has none, before hours of training
     embedder.to(fabric.device).to(memory_format=torch.channels_last)
     with torch.random.fork_rng(devices=[]):  # the same proxies in every process
         torch.manual_seed(recipe.seed)

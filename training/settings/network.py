@@ -36,7 +36,7 @@ class NetworkSettings(BaseModel):
     pooling: Literal["gap", "gap_gmp", "gem"] = Field(
         "gap",
         description="how local features become an embedding: their mean, mean plus maximum, or generalised"
-        " mean with a learned exponent",
+        " mean with a learned exponent, which is meant for features after a ReLU",
     )
     prototypes: int = Field(64, ge=2, le=256, description="m: how many prototypes the histogram operator has")
     epsilon: float = Field(
