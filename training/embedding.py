@@ -11,9 +11,9 @@ from torch import Tensor
 
 from serving.errors import BadData
 from serving.progress import progress
-from training.dataset import Pictures, Share, Stream, first_of
 from training.embedder import Embedder
 from training.metrics import retrieval_metrics
+from training.pictures import Pictures, Share, Stream, first_of
 
 __all__ = [
     "describer_function",

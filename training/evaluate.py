@@ -13,7 +13,6 @@ from torch import Tensor
 
 from serving.catalog import Catalog, Format, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
-from training.dataset import Decoder, Stream, class_numbers, tell_unreadable, viewing_decoder
 from training.embedder import build_embedder
 from training.embedding import (
     describer_function,
@@ -24,6 +23,7 @@ from training.embedding import (
 )
 from training.fitted import fitted_figures
 from training.partition import check_complete, is_own, read_own
+from training.pictures import Decoder, Stream, class_numbers, tell_unreadable, viewing_decoder
 from training.recipe import Recipe
 from training.run import load_run, read_recipe, read_record, write_record
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from serving.catalog import Row
-from training.dataset import Stream, Unreadable, class_numbers, viewing_decoder
 from training.embedder import Embedder
 from training.embedding import embed_pictures
 from training.metrics import retrieval_metrics
+from training.pictures import Stream, Unreadable, class_numbers, viewing_decoder
 from training.recipe import Recipe
 
 __all__ = ["Findings", "find_assignments", "look", "measure"]

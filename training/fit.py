@@ -20,12 +20,13 @@ from serving.errors import BadSetting
 from serving.progress import progress
 from training.augment import Augmentation
 from training.board import Board
-from training.dataset import Draws, Pictures, QuarterTurns, TrainingSet
+from training.dataset import Draws, TrainingSet
 from training.embedder import Features
 from training.embedding import embed_pictures, embedder_function, measure_retrieval
 from training.logbook import Logbook
 from training.metrix import Pairs, draw_pairs, mix, mixing_at
 from training.optimizer import clip, freeze_batchnorm
+from training.pictures import Pictures, QuarterTurns
 from training.processes import gather_rows, gather_shares, mean_gradients, share
 from training.recipe import Recipe
 from training.sampler import PKSampler

@@ -16,10 +16,10 @@ from serving.catalog import Catalog, Format, Row, read, select
 from serving.errors import BadData, BadSetting, NotFound
 from training import train
 from training.checkpoint import load_state, write_file
-from training.dataset import Pictures, tell_unreadable, viewing_decoder
 from training.embedding import embed_pictures, embedder_function, measure_retrieval
 from training.ensemble import FIGURES, measure_ensemble, over_repeats
 from training.partition import divide
+from training.pictures import Pictures, tell_unreadable, viewing_decoder
 from training.recipe import Recipe
 from training.recipe_file import load_recipe
 from training.run import LAST, load_run, read_recipe, read_record

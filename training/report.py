@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.catalog import Row, select
 from serving.errors import BadData, BadSetting
 from training.checkpoint import write_file
-from training.dataset import tell_unreadable
 from training.findings import Findings, find_assignments, look, measure
 from training.history import read_history
 from training.page.about import about_section
@@ -26,6 +25,7 @@ from training.page.markup import element
 from training.page.picture import thumbnails
 from training.page.plane import plane_section
 from training.partition import check_complete, read_own
+from training.pictures import tell_unreadable
 from training.ranking import choose_queries, rank
 from training.run import Run, load_run
 from training.sample import draw_sample

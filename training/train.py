@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.catalog import Catalog, Format, read
 from serving.errors import BadData, BadSetting
 from training.board import Board
-from training.dataset import Pictures, QuarterTurns, tell_unreadable, training_decoder, viewing_decoder
 from training.fit import fit
 from training.partition import Partition, divide, read_own
+from training.pictures import Pictures, QuarterTurns, tell_unreadable, training_decoder, viewing_decoder
 from training.processes import start_processes
 from training.recipe import Recipe
 from training.recipe_file import head_comment, load_recipe, recipe_names

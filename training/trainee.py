@@ -8,12 +8,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from training.dataset import Pictures, QuarterTurns, Stream, class_numbers, viewing_decoder
 from training.embedder import Embedder, build_embedder
 from training.embedding import embed_pictures, pooled_function
 from training.head_init import closed_form_head
 from training.objective import Objective
 from training.optimizer import average_weights, build_optimizer, freeze_weights
+from training.pictures import Pictures, QuarterTurns, Stream, class_numbers, viewing_decoder
 from training.processes import sync_batchnorm
 from training.recipe import Recipe
 

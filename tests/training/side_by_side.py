@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 import crossbatch
 from serving.catalog import read
-from training.dataset import Pictures, training_decoder, viewing_decoder
 from training.embedding import embedder_function
 from training.partition import divide
+from training.pictures import Pictures, training_decoder, viewing_decoder
 from training.processes import gather_rows, gather_shares, mean_gradients, share, start_processes
 from training.recipe_file import load_recipe
 from training.trainee import start_trainee

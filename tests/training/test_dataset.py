@@ -1,33 +1,21 @@
-"""Pictures and their classes: bad files named, pixels kept or read again, draws that depend on their seed."""
+"""Augmented draws: each depends on its own seed, wherever it is made."""
 
 import pickle
-import weakref
 from math import inf
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 
 from serving.catalog import read
-from serving.errors import BadData
-from serving.model.preprocess import preprocess
-from tests.training.drawn import NoThreads, draw_folder
-from training import dataset
+from tests.training.drawn import draw_folder
 from training.augment import Augmentation
-from training.dataset import (
-    Draws,
+from training.dataset import Draws, TrainingSet
+from training.pictures import (
     Pictures,
-    QuarterTurns,
-    Stream,
-    TrainingSet,
-    tell_unreadable,
     training_decoder,
-    viewing_decoder,
 )
-from training.embedding import embed_pictures
 from training.recipe import Recipe
 from training.sampler import PKSampler
 
@@ -37,118 +25,6 @@ RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return draw_folder(tmp_path / "data", classes=3, images=3, size=20)
-
-
-def _spoil(root: Path) -> None:
-    (root / "class00" / "text.jpg").write_text("this is no image")
-    whole = (root / "class01" / "0.png").read_bytes()
-    (root / "class01" / "cut.png").write_bytes(whole[: len(whole) // 2])
-
-
-def test_bad_images_are_left_out_and_named(root: Path) -> None:
-    _spoil(root)
-    pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
-    assert [bad.key for bad in pictures.unreadable] == ["class00/text.jpg", "class01/cut.png"]
-    assert all(bad.reason for bad in pictures.unreadable)
-    assert len(pictures) == 9
-    assert pictures.classes == ("class00", "class01", "class02")
-    assert pictures.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    pictures.check_classes()
-
-
-def test_a_few_bad_images_are_told_by_name_and_all_are_counted() -> None:
-    bad = [{"key": f"{i}.jpg", "reason": "empty"} for i in range(25)]
-    lines = tell_unreadable(bad)
-    assert lines[0] == "skipped 0.jpg: empty"
-    assert len(lines) == 11
-    assert lines[-1] == "25 images cannot be read and were left out, of which the first 10 are named."
-    assert tell_unreadable(bad[:2])[-1] == "2 images cannot be read and were left out."
-    assert tell_unreadable([]) == []
-
-
-def test_a_stream_holds_a_bounded_number_of_images(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "_AHEAD", 2)
-    monkeypatch.setattr(dataset, "ThreadPoolExecutor", NoThreads)
-    _spoil(root)
-    made, gone, peak = 0, list[int](), 0
-
-    def decode(data: bytes) -> NDArray[np.uint8]:
-        nonlocal made
-        pixels = viewing_decoder(RECIPE)(data)
-        made += 1
-        weakref.finalize(pixels, gone.append, made)
-        return pixels
-
-    stream = Stream(read(root).rows, decode)
-    embedded = []
-
-    def embed(pixels: torch.Tensor) -> torch.Tensor:
-        nonlocal peak
-        peak = max(peak, made - len(gone))
-        embedded.append(len(pixels))
-        return pixels.flatten(1).float()
-
-    features = embed_pictures(embed, stream, batch=3)
-    assert features.shape == (9, 16 * 16 * 3)
-    assert embedded == [3, 3, 3]
-    assert peak <= 3 + 3  # a batch, and what is decoded ahead of it or was handed over last
-    assert [row.key for row in stream.rows] == [f"class{c:02d}/{i}.png" for c in range(3) for i in range(3)]
-    assert [bad.key for bad in stream.unreadable] == ["class00/text.jpg", "class01/cut.png"]
-
-
-def test_nothing_readable_is_told_in_a_sentence(root: Path) -> None:
-    for file in root.rglob("*.png"):
-        file.write_bytes(b"")
-    rows = read(root).rows
-    with pytest.raises(BadData, match=r"none of the 9 images can be read \(first: class00/0\.png: .*repair"):
-        embed_pictures(lambda pixels: pixels.float(), Stream(rows, viewing_decoder(RECIPE)))
-    pictures = Pictures(rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
-    with pytest.raises(BadData, match="none of the 3 validation classes has two images that can be read"):
-        pictures.check_pairs()
-
-
-def test_a_class_without_a_readable_image_is_named(root: Path) -> None:
-    for file in (root / "class01").iterdir():
-        file.write_bytes(b"")
-    pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
-    with pytest.raises(BadData, match="'class01' has no readable image"):
-        pictures.check_classes()
-
-
-def test_quarter_turns_are_classes_of_their_own(root: Path) -> None:
-    pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
-    turned = QuarterTurns(pictures)
-    assert len(turned) == len(turned.labels) == 4 * len(pictures)
-    assert len(set(turned.classes)) == 4 * len(pictures.classes)
-    for turn, image in [(0, 4), (1, 4), (2, 0), (3, 8)]:
-        index = turn * len(pictures) + image
-        assert np.array_equal(turned[index], np.rot90(pictures[image], turn))
-        name = turned.classes[turned.labels[index]]
-        assert name == f"{pictures.classes[pictures.labels[image]]} turned {90 * turn}"
-
-
-def test_what_does_not_fit_is_read_again(root: Path) -> None:
-    rows = read(root).rows
-    kept = Pictures(rows, training_decoder(RECIPE), keep=inf, label="Reading")
-    some = Pictures(rows, training_decoder(RECIPE), keep=2 * 20 * 20 * 3, label="Reading")
-    assert some.room == 0
-    for ours, theirs in zip(kept, some, strict=True):
-        assert np.array_equal(ours, theirs)
-    rows[0].image.unlink()
-    rows[5].image.unlink()
-    assert some[0].shape == (20, 20, 3)  # kept
-    with pytest.raises(BadData, match=r"class01.2\.png could be read before"):
-        some[5]
-
-
-def test_decoders(tmp_path: Path) -> None:
-    file = tmp_path / "wide.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 100, 3), dtype=np.uint8)).save(file)
-    data = file.read_bytes()
-    assert training_decoder(RECIPE)(data).shape == (32, 40, 3)  # shorter side 2 S
-    viewed = viewing_decoder(RECIPE)(data)
-    expected = preprocess(data, size=16, crop_fraction=RECIPE.crop_fraction, resampling=RECIPE.resampling)
-    assert np.array_equal(viewed, expected)
 
 
 def test_a_draw_depends_on_its_seed_alone() -> None:

@@ -16,14 +16,14 @@ from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from serving.model.preprocess import preprocess
 from tests import oracles
 from tests.training.drawn import NoThreads, draw_folder
-from training import dataset, train
-from training.dataset import viewing_decoder
+from training import pictures, train
 from training.embedder import build_embedder
 from training.embedding import embedder_function
 from training.evaluate import Settings, render, run
 from training.export import Settings as ExportSettings
 from training.export import run as export
 from training.partition import read_own
+from training.pictures import viewing_decoder
 from training.recipe import Recipe
 from training.run import load_run, read_record
 
@@ -264,12 +264,12 @@ def test_nothing_readable_is_told(tables: Path, tmp_path: Path) -> None:
 
 
 def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "_AHEAD", 2)
-    monkeypatch.setattr(dataset, "ThreadPoolExecutor", NoThreads)
+    monkeypatch.setattr(pictures, "_AHEAD", 2)
+    monkeypatch.setattr(pictures, "ThreadPoolExecutor", NoThreads)
     decoded, ahead = [0], list[int]()
-    inner = dataset.viewing_decoder
+    inner = pictures.viewing_decoder
 
-    def viewing_decoder(recipe: Recipe) -> dataset.Decoder:
+    def viewing_decoder(recipe: Recipe) -> pictures.Decoder:
         decode = inner(recipe)
 
         def count(data: bytes) -> np.ndarray:

@@ -16,8 +16,8 @@ from serving.errors import BadData, BadSetting
 from tests import oracles
 from tests.oracles import Floats
 from tests.training.drawn import draw_folder
-from training.dataset import viewing_decoder
 from training.mlrc import Settings, render, run
+from training.pictures import viewing_decoder
 from training.run import Run, load_run, read_record
 from training.train import run as train
 

@@ -21,12 +21,12 @@ from serving.errors import BadArtifact, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
 from tests.training.page_tree import Node, parse
 from training import report, train
-from training.dataset import Stream, viewing_decoder
 from training.evaluate import Settings as EvaluateSettings
 from training.evaluate import run as evaluate
 from training.findings import Findings, find_assignments, measure
 from training.metrics import retrieval_metrics
 from training.page.document import Section, document
+from training.pictures import Stream, viewing_decoder
 from training.report import Settings, render, run
 from training.run import METRICS, load_run, read_record, write_record
 

@@ -16,9 +16,9 @@ import training.train
 from serving.errors import AlreadyExists, BadArtifact, BadData, BadSetting, ModelMismatch, NotFound
 from tests.training.drawn import draw_folder
 from training.checkpoint import load_checkpoint, save_checkpoint, write_file
-from training.dataset import Pictures
 from training.embedder import build_embedder
 from training.optimizer import average_weights, build_optimizer, freeze_batchnorm
+from training.pictures import Pictures
 from training.recipe import Recipe
 from training.recipe_file import recipe_names
 from training.run import load_run

@@ -11,7 +11,7 @@ from PIL import Image
 
 from serving.catalog import Row
 from serving.model.preprocess import preprocess
-from training.dataset import Stream
+from training.pictures import Stream
 from training.page.markup import Markup, element
 from training.recipe import Recipe
 
