@@ -154,6 +154,17 @@ def test_a_cut_fold_goes_on(
     assert result["repeats"] == json.loads((out / "mlrc.json").read_text())["repeats"][:1]
 
 
+def test_a_fold_that_was_trained_by_itself_is_taken(
+    out: Path, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = tmp_path / "out" / "repeat0" / "fold1"
+    train(training.train.Settings(recipe=recipe, data=data, out=alone, set=["fold=1", "seed=6"]))
+    trained = _count(monkeypatch)
+    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "out"))
+    assert [name for name, _ in trained] == ["repeat0/fold0", "repeat0/fold2"]
+    assert result["repeats"] == json.loads((out / "mlrc.json").read_text())["repeats"][:1]
+
+
 def test_other_recipes_and_other_images_are_refused(
     out: Path, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
