@@ -11,8 +11,8 @@ from PIL import Image
 
 from serving.catalog import Row
 from serving.model.preprocess import preprocess
-from training.pictures import Stream
 from training.page.markup import Markup, element
+from training.pictures import Stream
 from training.recipe import Recipe
 
 __all__ = ["picture", "thumbnails"]
