@@ -104,7 +104,7 @@ def test_an_empty_value_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_terminal_that_lacks_letters_is_no_error() -> None:
-    words = [sys.executable, "-m", "crossbatch", "train", "--list"]
+    words = [sys.executable, "-m", "crossbatch", "train", "cub100-contrastive-xml", "--list"]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(words, capture_output=True, check=True, env=environment)
     assert b"G\\xfcrb\\xfcz" in done.stdout
