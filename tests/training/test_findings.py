@@ -9,10 +9,10 @@ import torch
 from serving.catalog import Row
 from serving.errors import BadData
 from tests.training.drawn import draw_folder
-from training.dataset import Stream, viewing_decoder
 from training.embedder import build_embedder
 from training.findings import Findings, find_assignments, look, measure
 from training.metrics import retrieval_metrics
+from training.pictures import Stream, viewing_decoder
 from training.recipe import Recipe
 
 RECIPE = Recipe(image_size=16, dimension=8, prototypes=4)

@@ -22,7 +22,6 @@ from training import report, train
 from training.evaluate import Settings as EvaluateSettings
 from training.evaluate import run as evaluate
 from training.page.document import Section, document
-from training.pictures import Stream, viewing_decoder
 from training.report import Settings, render, run
 from training.run import METRICS, read_record, write_record
 
