@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.training.drawn import draw_folder
+from training.objective import Objective
 from training.recipe import Recipe
 from training.recipe_file import RECIPES, head_comment, load_recipe, recipe_names
 from training.train import Settings, run
@@ -74,6 +75,17 @@ def test_two_steps(name: str, drawn: dict[str, Path], out: Path) -> None:
     assert float(row["loss"]) > 0
     assert float(row["xml"]) > 0
     assert bool(recipe.folds or recipe.validation) == bool(row.get("map_at_r"))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_its_loss_and_memory_can_be_built_in_full(name: str) -> None:
+    recipe = load_recipe(name)
+    objective = Objective(recipe, classes=98)
+    if recipe.memory_batches:
+        assert objective.memory is not None
+        assert len(objective.memory.labels) == recipe.memory_batches * (
+            recipe.classes_per_batch * recipe.images_per_class
+        )
 
 
 @pytest.mark.parametrize("name", BASES)
