@@ -100,7 +100,7 @@ def check_complete(catalog: Catalog) -> None:
     if catalog.missing:
         _log.warning(
             "%d images that %s names are not there (first: %s)",
-            len(catalog.missing), catalog.root, catalog.missing[0],
+            len(catalog.missing), catalog.root, ", ".join(catalog.missing[:3]),
         )  # fmt: skip
 
 

@@ -6,12 +6,12 @@ loss, and the mean of the processes' gradients is that of one process on the who
 """
 
 import os
+import warnings
 from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision, Precision
-from lightning_fabric.strategies.ddp import DDPStrategy
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import Tensor, nn
 
@@ -49,13 +49,14 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
             f"mixing {recipe.mixing} pairs images of a whole batch, which {total} processes do not hold:"
             " train in one process, or set mixing to none"
         )
+    # Lightning's own call of a function that torch wants called by another name
+    warnings.filterwarnings("ignore", message=r"torch\.distributed\.nn\.functional", module="lightning_fabric")
     try:
         fabric = Fabric(
             accelerator=device,
             devices=here,
             num_nodes=total // here,
-            # the weights are the same everywhere, and BatchNorm is frozen or synchronised
-            strategy=DDPStrategy(broadcast_buffers=False) if total > 1 else "auto",
+            strategy="ddp" if total > 1 else "auto",
             plugins=_precision(recipe.precision, device),
         )
         fabric.launch()
