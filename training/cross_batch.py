@@ -9,12 +9,15 @@ from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.precision import full_precision
-from training.prototypes import fit_prototypes
+from training.prototypes import express_across, fit_prototypes
 from training.recursion import Fit, update
 
 __all__ = ["FitOn", "cross_batch_loss", "split_classes"]
 
 FitOn = Literal["raw", "unit"]
+
+_AT_ONCE = 4
+"""Up to this many images a prototype, both halves are expressed at once: fewer, larger operations."""
 
 
 def split_classes(labels: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -80,14 +83,18 @@ def cross_batch_loss(
         return (histograms * 0).sum() + (embeddings * 0).sum()  # a zero that backward() accepts
     if fit_on == "unit":
         embeddings = functional.normalize(embeddings, dim=1)
+    if past is None and len(histograms) <= _AT_ONCE * histograms.shape[1]:
+        expressed = express_across(histograms, embeddings, first, ridge=ridge)
+        expressed1, expressed2 = expressed[first], expressed[second]
+    else:
 
-    def fit(half: Tensor) -> Tensor:
-        z, y = histograms[half], embeddings[half]
-        if past is None:
-            return fit_prototypes(z, y, ridge=ridge)  # (d, m)   (2.8)
-        return update(past, z, y, decay=decay, ridge=ridge).prototypes
+        def fit(half: Tensor) -> Tensor:
+            z, y = histograms[half], embeddings[half]
+            if past is None:
+                return fit_prototypes(z, y, ridge=ridge)  # (d, m)   (2.8)
+            return update(past, z, y, decay=decay, ridge=ridge).prototypes
 
-    v1, v2 = fit(first), fit(second)
-    expressed1 = histograms[first] @ v2.T  # Ŷ₁ = V₂Z₁, (B₁, m) x (m, d) -> (B₁, d)   (2.10)
-    expressed2 = histograms[second] @ v1.T  # Ŷ₂ = V₁Z₂
+        v1, v2 = fit(first), fit(second)
+        expressed1 = histograms[first] @ v2.T  # Ŷ₁ = V₂Z₁, (B₁, m) x (m, d) -> (B₁, d)   (2.10)
+        expressed2 = histograms[second] @ v1.T  # Ŷ₂ = V₁Z₂
     return loss(expressed1, labels[first]) + loss(expressed2, labels[second])  # (2.11)

@@ -50,7 +50,9 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
             " train in one process, or set mixing to none"
         )
     # Lightning's own call of a function that torch wants called by another name
-    warnings.filterwarnings("ignore", message=r"torch\.distributed\.nn\.functional", module="lightning_fabric")
+    warnings.filterwarnings(
+        "ignore", message=r"torch\.distributed\.nn\.functional", module="lightning_fabric"
+    )
     try:
         fabric = Fabric(
             accelerator=device,

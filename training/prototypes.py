@@ -11,7 +11,7 @@ from torch.nn import functional
 from serving.errors import BadSetting
 from training.precision import full_precision
 
-__all__ = ["fit_dual", "fit_primal", "fit_prototypes", "histogram", "solve_positive"]
+__all__ = ["express_across", "fit_dual", "fit_primal", "fit_prototypes", "histogram", "solve_positive"]
 
 
 @full_precision
@@ -36,9 +36,10 @@ def histogram(locations: Tensor, prototypes: Tensor, *, epsilon: float = 10.0, u
             f" {tuple(locations.shape)} and {tuple(prototypes.shape)}"
         )
     if unit:
-        locations = functional.normalize(locations, dim=2)
         prototypes = functional.normalize(prototypes, dim=1)
-    scores = epsilon * (locations @ prototypes.T)  # (B, n, d) x (d, m) -> (B, n, m)
+    scores = locations @ (epsilon * prototypes).T  # (B, n, d) x (d, m) -> (B, n, m)
+    if unit:  # the products are divided and not the features, of which there are more
+        scores = scores * locations.norm(dim=2, keepdim=True).clamp_min(1e-12).reciprocal()
     return scores.softmax(dim=2).mean(dim=1)  # π_ij = softmax_i(ε ν_i·x_j) / n; z_i = Σ_j π_ij
 
 
@@ -92,6 +93,33 @@ def fit_dual(histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05) -> 
     _check(histograms, embeddings, ridge)
     gram = histograms @ histograms.T  # Zᵀ Z (B, B)
     return solve_positive(_add_ridge(gram, ridge), embeddings).T @ histograms  # (d, B) x (B, m) -> (d, m)
+
+
+@full_precision
+def express_across(histograms: Tensor, embeddings: Tensor, first: Tensor, *, ridge: float = 0.05) -> Tensor:
+    """Express each half of a batch by prototypes fitted to the other, Ŷ₁ = V₂Z₁ and Ŷ₂ = V₁Z₂ (eq. 2.10).
+
+    Both halves are fitted by the dual form in one B×B system, which falls apart into theirs: with S_ij = 1
+    where i and j are of one half, Ŷ = Y (ZᵀZ ∘ S + ϵI)⁻¹ (ZᵀZ ∘ (1 − S)).
+
+    Args:
+        histograms: Zᵀ, float (B, m).
+        embeddings: Yᵀ, float (B, d).
+        first: Which images are of the first half, bool (B,).
+        ridge: ϵ of both fits, above zero.
+
+    Returns:
+        Ŷᵀ, float (B, d), in the order of the batch.
+
+    Raises:
+        BadSetting: When `ridge` is not above zero.
+        ValueError: When the shapes do not fit.
+    """
+    _check(histograms, embeddings, ridge)
+    gram = histograms @ histograms.T  # Zᵀ Z (B, B)
+    same = first[:, None] == first  # S
+    weights = solve_positive(_add_ridge(gram * same, ridge), embeddings)  # (ZᵀZ ∘ S + ϵI)⁻¹ Yᵀ (B, d)
+    return gram.masked_fill(same, 0) @ weights
 
 
 def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:

@@ -54,6 +54,18 @@ def test_the_loss_is_the_loop(labels: list[int], prototypes: int, fit_on: FitOn)
     assert expected > 0
 
 
+@pytest.mark.parametrize("fit_on", ["raw", "unit"])
+def test_many_images_a_prototype_are_the_loop_too(fit_on: FitOn) -> None:
+    z, y, names = batch([0, 1, 2] * 4, 2)  # more than are expressed at once
+    value = cross_batch_loss(z, y, names, contrastive(), ridge=0.05, generator=seeded(), fit_on=fit_on)
+    first = split_classes(names, seeded())[0].tolist()
+    expected = oracles.cross_batch(
+        z.numpy(), y.numpy(), names.numpy(), first, 0.05, MARGINS, unit=fit_on == "unit"
+    )
+    assert value.item() == pytest.approx(expected, abs=1e-10)
+    assert expected > 0
+
+
 @pytest.mark.parametrize(
     ("name", "prototypes", "fit_on"),
     [("odd", 3, "raw"), ("unequal", 6, "raw"), ("odd", 6, "unit"), ("no positive pair", 3, "unit")],

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.prototypes import fit_dual, fit_primal, fit_prototypes, histogram, solve_positive
+from training.prototypes import (
+    express_across,
+    fit_dual,
+    fit_primal,
+    fit_prototypes,
+    histogram,
+    solve_positive,
+)
 
 Fit = Callable[..., Tensor]
 
@@ -150,3 +157,43 @@ def test_a_ridge_that_is_not_above_zero_is_refused(ridge: float) -> None:
 def test_rows_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match=r"\(3, 2\) and \(4, 5\)"):
         fit_prototypes(torch.zeros(3, 2), torch.zeros(4, 5))
+
+
+@pytest.mark.parametrize("halves", [(4, 4), (3, 5), (1, 7)])
+@pytest.mark.parametrize("count", [3, 12])
+def test_both_halves_at_once_are_each_expressed_by_the_others_fit(
+    halves: tuple[int, int], count: int
+) -> None:
+    torch.manual_seed(0)
+    z = torch.randn(8, count, dtype=torch.float64).softmax(dim=1)
+    y = torch.randn(8, 5, dtype=torch.float64)
+    first = torch.zeros(8, dtype=torch.bool)
+    first[torch.randperm(8)[: halves[0]]] = True
+    expressed = express_across(z, y, first, ridge=0.05)
+    for mine in (first, ~first):
+        torch.testing.assert_close(expressed[mine], z[mine] @ fit_primal(z[~mine], y[~mine]).T)
+
+
+def test_gradient_of_both_halves_at_once() -> None:
+    torch.manual_seed(0)
+    z = torch.randn(6, 4, dtype=torch.float64).softmax(dim=1).requires_grad_()
+    y = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    first = torch.tensor([True, False, True, True, False, False])
+    assert torch.autograd.gradcheck(lambda z, y: express_across(z, y, first), (z, y))
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_gradient_of_the_histogram(unit: bool) -> None:
+    torch.manual_seed(0)
+    locations = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    prototypes = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x, nu: histogram(x, nu, epsilon=3.0, unit=unit), (locations, prototypes)
+    )
+
+
+def test_black_locations_have_a_gradient_of_numbers() -> None:
+    locations = torch.zeros(2, 3, 4, requires_grad=True)
+    histogram(locations, torch.randn(5, 4))[:, 0].sum().backward()  # type: ignore[no-untyped-call]
+    assert locations.grad is not None
+    assert torch.isfinite(locations.grad).all()
