@@ -13,7 +13,7 @@ import pytest
 
 import crossbatch
 from tests.conftest import Serve, crossbatch_ok
-from tests.training.drawn import draw_folder
+from tests.serving.published import make_cub
 from training.drawing import draw_catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,8 +111,7 @@ def test_commands_of_the_training_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw_catalogue(tmp_path / "photos", classes=12, images=6, size=64)
-    draw_folder(tmp_path / "CUB_200_2011", classes=8, images=3, below="train")
-    draw_folder(tmp_path / "CUB_200_2011", classes=3, images=3, below="test")
+    make_cub(tmp_path / "CUB_200_2011", {number: f"Bird_{number}" for number in range(93, 104)})
     monkeypatch.chdir(tmp_path)
     done = set()
     for command in commands(ROOT / "docs/training.md"):

@@ -11,6 +11,10 @@ from training.recipe import Recipe
 __all__ = ["Augmentation"]
 
 
+_MEAN_COLOUR = [124, 116, 104]
+"""Of ImageNet's pixels, RGB: what is 0 once a network has normalised it."""
+
+
 class Augmentation:
     """Random crops, flips, affine maps, colours and erasing as the recipe has them, torchvision's own."""
 
@@ -44,7 +48,7 @@ class Augmentation:
         if recipe.jitter:
             steps.append(v2.ColorJitter(recipe.jitter, recipe.jitter, recipe.jitter))
         if recipe.erasing:
-            steps += [v2.PILToTensor(), v2.RandomErasing(recipe.erasing), v2.ToPILImage()]
+            steps += [v2.PILToTensor(), v2.RandomErasing(recipe.erasing, value=_MEAN_COLOUR), v2.ToPILImage()]
         self._steps = v2.Compose(steps)
 
     def __call__(self, image: NDArray[np.uint8], seed: int) -> NDArray[np.uint8]:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from serving.catalog import Row, SplitRule
 from serving.errors import BadData
 from serving.progress import progress
 from training.embedder import Embedder
@@ -21,6 +22,7 @@ __all__ = [
     "embedder_function",
     "measure_retrieval",
     "pooled_function",
+    "roles_of",
 ]
 
 
@@ -104,6 +106,16 @@ def measure_retrieval(
         "excluded": found.excluded,
         "gallery": 0 if gallery is None else len(gallery),
     }
+
+
+def roles_of(rows: Sequence[Row], split: str, rule: SplitRule) -> list[str] | None:
+    """Tell which rows ask and which are searched: as the data set has it, where its own test is measured.
+
+    Returns:
+        For `measure_retrieval`: "query", "gallery" or "" of each row; None where every image is searched
+        among all others.
+    """
+    return [row.split for row in rows] if split == "test" and rule.by == "given" else None
 
 
 def embedder_function(embedder: Embedder, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -20,23 +20,16 @@ from training.embedding import (
     embedder_function,
     measure_retrieval,
     pooled_function,
+    roles_of,
 )
 from training.fitted import fitted_figures
+from training.metrics import FIGURE_NAMES
 from training.partition import check_complete, is_own, read_own
 from training.pictures import Decoder, Stream, class_numbers, tell_unreadable, viewing_decoder
 from training.recipe import Recipe
 from training.run import load_run, read_recipe, read_record, write_record
 
 __all__ = ["Settings", "render", "run"]
-
-_NAMES: Final = {  # of the figures, as they are told
-    "map_at_r": "MAP@R",
-    "r_precision": "R-precision",
-    "nmi": "NMI",
-    "ami": "AMI",
-    "map_c": "MAP_c",
-    "map_x": "MAP_x",
-}
 
 
 class Settings(BaseModel):
@@ -131,8 +124,7 @@ def run(settings: Settings) -> dict[str, Any]:
     described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m)
     embeddings, histograms = described.tensor_split((described.shape[1] - subject.prototypes,), dim=1)
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
-    as_given = settings.split == "test" and subject.split.by == "given"
-    roles = [row.split for row in stream.rows] if as_given else None
+    roles = roles_of(stream.rows, settings.split, subject.split)
     figures = measure_retrieval(embeddings, labels, roles=roles, at=settings.at)
     if settings.clusters:
         from training.clustering import cluster_figures  # only here: scikit-learn takes a second to load
@@ -167,7 +159,7 @@ def render(result: dict[str, Any]) -> str:
         f" classes, {result['dimension']} dimensions, {result['seconds']:.0f} s"
     )
     figures = {f"R@{k}": share for k, share in result["recall_at"].items()}
-    figures |= {_NAMES[key]: result[key] for key in _NAMES if key in result}
+    figures |= {FIGURE_NAMES[key]: result[key] for key in FIGURE_NAMES if key in result}
     lines += [f"  {name:<12}{100 * share:6.2f} %" for name, share in figures.items()]
     if "map_x" in result:
         lines.append(f"  MAP_x is over {result['halvings']} halvings, of which {result['distinct']} differ")

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from serving.catalog import Row
 from training.embedder import Embedder
-from training.embedding import embed_pictures
-from training.metrics import retrieval_metrics
+from training.embedding import embed_pictures, measure_retrieval, roles_of
 from training.pictures import Stream, Unreadable, class_numbers, viewing_decoder
 from training.recipe import Recipe
 
@@ -38,7 +37,7 @@ class Findings:
 
 
 def look(
-    rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int, apart: bool = False
+    rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int, split: str = "test"
 ) -> Findings:
     """Embed images of classes, leaving out what cannot be read.
 
@@ -47,7 +46,7 @@ def look(
         embedder: In evaluation mode.
         recipe: Of the embedder.
         batch: Images at a time.
-        apart: Whether a data set that tells queries from a gallery is to have them kept apart.
+        split: Which side of the recipe's split the rows are.
 
     Raises:
         BadData: If not one image can be read.
@@ -67,7 +66,7 @@ def look(
         unreadable=tuple(stream.unreadable),
         classes=classes,
         labels=class_numbers(stream.rows, classes),
-        roles=np.array([row.split if apart else "" for row in stream.rows], dtype=np.str_),
+        roles=np.array(roles_of(stream.rows, split, recipe.split) or [""] * len(stream.rows), dtype=np.str_),
         embeddings=found[:, :width],
         histograms=found[:, width:].numpy(),
     )
@@ -77,31 +76,13 @@ def measure(findings: Findings) -> dict[str, Any]:
     """Measure retrieval, queries in the gallery where the data set keeps these apart.
 
     Returns:
-        `recall_at` by k as text, `map_at_r`, `r_precision` (all in 0..1), `queries`, `excluded`, `images`
-        and `classes`.
+        What `measure_retrieval` gives, with `images` and `classes`.
 
     Raises:
-        BadData: If no query has a match, or an embedding is not finite.
+        BadData: If no query has a match, an embedding is not finite, or there are queries and no gallery.
     """
-    asking, held = findings.roles == "query", findings.roles == "gallery"
-    if asking.any():
-        metrics = retrieval_metrics(
-            findings.embeddings[asking],
-            findings.labels[asking],
-            gallery_embeddings=findings.embeddings[held],
-            gallery_labels=findings.labels[held],
-        )
-    else:
-        metrics = retrieval_metrics(findings.embeddings, findings.labels)
-    return {
-        "recall_at": {str(k): share for k, share in metrics.recall_at.items()},
-        "map_at_r": metrics.map_at_r,
-        "r_precision": metrics.r_precision,
-        "queries": metrics.queries,
-        "excluded": metrics.excluded,
-        "images": len(findings.rows),
-        "classes": len(findings.classes),
-    }
+    figures = measure_retrieval(findings.embeddings, findings.labels, roles=findings.roles.tolist())
+    return figures | {"images": len(findings.rows), "classes": len(findings.classes)}
 
 
 @torch.no_grad()

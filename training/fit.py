@@ -129,7 +129,7 @@ def _run_epoch(
     resting = epoch < recipe.freeze_epochs
     embedder.train()
     freeze_batchnorm(embedder, whole=recipe.freeze_batchnorm or resting)
-    sums = torch.zeros(len(_SUMS), dtype=torch.float64)
+    sums, counts = torch.zeros(2, len(_SUMS), dtype=torch.float64)
     label = f"Epoch {epoch + 1}/{recipe.epochs}"
     for batch, (pixels, names) in enumerate(progress(batches, label, total=steps, unit="batch")):
         step = epoch * steps + batch
@@ -159,8 +159,10 @@ def _run_epoch(
         optimizer.zero_grad()
         if trainee.average:
             trainee.average.update_parameters(embedder)
-        sums += told
-    return dict(zip(_SUMS, (sums / steps).tolist(), strict=True))
+        counted = torch.isfinite(told)  # all but the gradient of a step that fp16 left out
+        sums += told.where(counted, 0)
+        counts += counted
+    return dict(zip(_SUMS, (sums / counts.clamp_min(1)).tolist(), strict=True))
 
 
 def _mix(

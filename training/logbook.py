@@ -83,10 +83,12 @@ class Logbook:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done, or `patience` epochs have brought nothing better."""
+        """Whether all epochs are done, or `patience` of them, the last one measured, brought nothing."""
+        if self.epochs_done >= self._recipe.epochs:
+            return True
         waited = self.epochs_done - int(self.best.get("epoch", self.epochs_done))
-        out_of_patience = 0 < self._recipe.patience <= waited and "map_at_r" in self.best
-        return self.epochs_done >= self._recipe.epochs or out_of_patience
+        measured = self.epochs_done % self._recipe.evaluate_every == 0
+        return measured and 0 < self._recipe.patience <= waited and "map_at_r" in self.best
 
     def end_epoch(self, row: dict[str, Any], judged: Embedder, measured: dict[str, Any] | None) -> None:
         """Save; the judged weights are kept when they are the best so far, or nothing is measured.

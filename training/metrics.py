@@ -19,7 +19,17 @@ from training.pair_search import PairSearch
 from training.precision import full_precision
 from training.row_search import CHUNK, RowSearch
 
-__all__ = ["RetrievalMetrics", "retrieval_metrics"]
+__all__ = ["FIGURE_NAMES", "RetrievalMetrics", "retrieval_metrics"]
+
+FIGURE_NAMES = {
+    "map_at_r": "MAP@R",
+    "r_precision": "R-precision",
+    "nmi": "NMI",
+    "ami": "AMI",
+    "map_c": "MAP_c",
+    "map_x": "MAP_x",
+}
+"""What the figures of an evaluation are called, R@k apart."""
 
 Array = Tensor | npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ from serving.catalog import Catalog, Format, Row, read, select
 from serving.errors import BadData, BadSetting, NotFound
 from training import train
 from training.checkpoint import load_state, write_file
-from training.embedding import embed_pictures, embedder_function, measure_retrieval
+from training.embedding import embed_pictures, embedder_function, measure_retrieval, roles_of
 from training.ensemble import FIGURES, measure_ensemble, over_repeats
 from training.partition import divide
 from training.pictures import Pictures, tell_unreadable, viewing_decoder
@@ -198,7 +198,7 @@ def _test(
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    roles = [row.split for row in pictures.rows]
+    roles = roles_of(pictures.rows, "test", recipe.split)
     repeats = []
     for runs in plan:
         parts = []

@@ -94,7 +94,7 @@ def freeze_batchnorm(module: nn.Module, *, whole: bool) -> None:
         whole: Every BatchNorm; else only those whose stage is frozen.
     """
     for layer in _batchnorms(module):
-        if whole or not layer.weight.requires_grad:
+        if whole or (layer.weight is not None and not layer.weight.requires_grad):
             layer.eval()
 
 

@@ -5,8 +5,10 @@ gathered in that order: each process then holds the whole batch as one process w
 loss, and the mean of the processes' gradients is that of one process on the whole batch.
 """
 
+import contextlib
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +20,15 @@ from torch import Tensor, nn
 from serving.errors import BadSetting
 from training.recipe import Recipe
 
-__all__ = ["gather_rows", "gather_shares", "mean_gradients", "share", "start_processes", "sync_batchnorm"]
+__all__ = [
+    "gather_rows",
+    "gather_shares",
+    "mean_gradients",
+    "processes",
+    "share",
+    "start_processes",
+    "sync_batchnorm",
+]
 
 T = TypeVar("T")
 
@@ -68,6 +78,21 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
             f"--device {device} with precision {recipe.precision} cannot be used: {reason}"
         ) from error
     return fabric
+
+
+@contextlib.contextmanager
+def processes(device: str, recipe: Recipe) -> Iterator[Fabric]:
+    """Join the processes as `start_processes` does, and part from them at the end.
+
+    Without a parting, one that ends first may take its threads from under another's last message.
+    """
+    fabric = start_processes(device, recipe)
+    try:
+        yield fabric
+        fabric.barrier()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def share(batch: list[T], fabric: Fabric) -> list[T]:

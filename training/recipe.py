@@ -47,6 +47,11 @@ class Recipe(  # pydantic lists the fields of the last class first
             raise ValueError("folds and validation both hold classes out; set one of them to 0")
         if self.patience and not (self.folds or self.validation):
             raise ValueError("patience needs validation classes; set validation or folds")
+        if 0 < self.patience < self.evaluate_every:
+            raise ValueError(
+                f"patience is {self.patience}, but evaluate_every leaves {self.evaluate_every} epochs between"
+                " two evaluations; set it to as many or more"
+            )
         if (self.schedule == "drops") != bool(self.drop_epochs):
             raise ValueError("schedule drops and drop_epochs go together; set both or neither")
         return self

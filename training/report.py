@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog import Row, select
+from serving.catalog import Format, Row, select
 from serving.errors import BadData, BadSetting
 from training.checkpoint import write_file
 from training.findings import Findings, find_assignments, look, measure
@@ -52,7 +52,7 @@ class Settings(BaseModel):
     split: Literal["test", "train", "all"] = Field(
         "test", description="classes that training has not seen, those it has, or all, by the run's own rule"
     )
-    format: Literal["auto", "folder", "csv", "cifar10", "cub", "cars", "sop", "inshop"] = Field(
+    format: Format = Field(
         "auto", description="layout of the data set; auto is the run's own, or finds out elsewhere"
     )
     table: Path | None = Field(
@@ -96,7 +96,7 @@ def run(settings: Settings) -> dict[str, Any]:
         loaded.embedder,
         loaded.recipe,
         batch=settings.batch,
-        apart=settings.split == "test",
+        split=settings.split,
     )
     measured = measure(findings)
     note = _note(settings, findings, measured, whole=len(rows))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning_fabric import Fabric
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog import Catalog, Format, read
@@ -18,7 +19,7 @@ from training.board import Board
 from training.fit import fit
 from training.partition import Partition, divide, read_own
 from training.pictures import Pictures, QuarterTurns, tell_unreadable, training_decoder, viewing_decoder
-from training.processes import start_processes
+from training.processes import processes
 from training.recipe import Recipe
 from training.recipe_file import head_comment, load_recipe, recipe_names
 from training.record import MAX_NAME
@@ -80,7 +81,33 @@ def run(settings: Settings) -> dict[str, Any]:
     recipe, record, folder, catalog = _prepare(settings)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    fabric = start_processes(settings.device, recipe)
+    with processes(settings.device, recipe) as fabric:
+        trained = _train(settings, recipe, record, folder, catalog, fabric)
+    return trained | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def render(result: dict[str, Any]) -> str:
+    """Tell where the run is and how well it does on validation classes."""
+    if "recipes" in result:
+        return _render_recipes(result["recipes"])
+    lines = tell_unreadable(result["unreadable"])
+    if result["unlabelled"]:
+        lines.append(f"{result['unlabelled']} images are of no class and were left out.")
+    best = result["best"]
+    kept = f"Trained {result['epochs']} epochs in {result['seconds']:.0f} s; epoch {best['epoch']} is kept"
+    if "map_at_r" in best:
+        kept += (
+            f": MAP@R {100 * best['map_at_r']:.1f}, R@1 {100 * best['recall_at']['1']:.1f}"
+            " on the validation classes (percent)"
+        )
+    lines += [f"{kept}.", f"The run is in {result['run']}."]
+    return "\n".join(lines)
+
+
+def _train(
+    settings: Settings, recipe: Recipe, record: dict[str, Any], folder: Path, catalog: Catalog, fabric: Fabric
+) -> dict[str, Any]:
+    """Train on a catalogue with the processes that there are; gives what `run` does, less the time."""
     partition = divide(catalog, recipe)
     about = partition.describe()
     if settings.resume and record["data"]["digest"] != about["digest"]:
@@ -91,6 +118,11 @@ def run(settings: Settings) -> dict[str, Any]:
     board = Board(on=settings.tensorboard and fabric.is_global_zero)
     keep = recipe.memory_gib * 2**30 / fabric.world_size
     pictures, validation = _read_pictures(partition, recipe, keep=keep)
+    if validation and len(validation) < fabric.world_size:
+        raise BadData(
+            f"there are {len(validation)} validation images for {fabric.world_size} processes: hold out more,"
+            " or start fewer processes"
+        )
     unreadable = [*pictures.unreadable, *(validation.unreadable if validation else ())]
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
@@ -117,26 +149,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "best": logbook.best,
         "unlabelled": catalog.unlabelled,
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in unreadable],
-        "seconds": round(time.monotonic() - started, 1),
     }
-
-
-def render(result: dict[str, Any]) -> str:
-    """Tell where the run is and how well it does on validation classes."""
-    if "recipes" in result:
-        return _render_recipes(result["recipes"])
-    lines = tell_unreadable(result["unreadable"])
-    if result["unlabelled"]:
-        lines.append(f"{result['unlabelled']} images are of no class and were left out.")
-    best = result["best"]
-    kept = f"Trained {result['epochs']} epochs in {result['seconds']:.0f} s; epoch {best['epoch']} is kept"
-    if "map_at_r" in best:
-        kept += (
-            f": MAP@R {100 * best['map_at_r']:.1f}, R@1 {100 * best['recall_at']['1']:.1f}"
-            " on the validation classes (percent)"
-        )
-    lines += [f"{kept}.", f"The run is in {result['run']}."]
-    return "\n".join(lines)
 
 
 def _render_recipes(recipes: Sequence[Mapping[str, str]]) -> str:

@@ -67,7 +67,8 @@ def start_trainee(
         BadSetting: If a setting does not fit the backbone, the loss or the processes.
         CrossbatchError: If weights or images cannot be read.
     """
-    embedder = build_embedder(recipe)
+    # a checkpoint holds the weights: what the backbone started from need not be here any more
+    embedder = build_embedder(recipe if fresh else recipe.model_copy(update={"weights": "none"}))
     embedder.backbone = sync_batchnorm(embedder.backbone, fabric, frozen=recipe.freeze_batchnorm)  # type: ignore[assignment]
     freeze_weights(embedder, recipe)
     if recipe.mixing in ("feature", "all"):

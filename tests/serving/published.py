@@ -1,6 +1,6 @@
 """Small data sets in the layouts of the published ones: a few classes of each side, every image drawn."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +37,16 @@ def write(path: Path, *lines: str, end: str = "\n") -> None:
     path.write_bytes("".join(line + end for line in lines).encode())
 
 
-def make_cub(root: Path) -> Path:
-    """Two images a class, listed in no order of the classes; the last class's folder has another's name."""
-    images = [(f"{number:03d}.{name}/{name}_{i}.jpg", number) for i in (1, 2) for number, name in CUB.items()]
+def make_cub(root: Path, classes: Mapping[int, str] = CUB) -> Path:
+    """Two images a class, listed in no order of the classes."""
+    images = [
+        (f"{number:03d}.{name}/{name}_{i}.jpg", number) for i in (1, 2) for number, name in classes.items()
+    ]
     draw(root / "images", (path for path, _ in images))
     write(root / "images.txt", *(f"{i} {path}" for i, (path, _) in enumerate(images, 1)))
     write(root / "image_class_labels.txt", *(f"{i} {number}" for i, (_, number) in enumerate(images, 1)))
     write(root / "train_test_split.txt", *(f"{i} {i % 2}" for i in range(1, len(images) + 1)))
-    write(root / "classes.txt", *(f"{number} {number:03d}.{name}" for number, name in CUB.items()))
+    write(root / "classes.txt", *(f"{number} {number:03d}.{name}" for number, name in classes.items()))
     return root
 
 

@@ -31,7 +31,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
 @torch.no_grad()
 def test_images_as_the_embedder_sees_them(rows: list[Row]) -> None:
     embedder = build_embedder(RECIPE).eval()
-    found = look(rows, embedder, RECIPE, batch=2, apart=True)
+    found = look(rows, embedder, RECIPE, batch=2)
     assert [row.key for row in found.rows] == [row.key for row in rows[:3]]
     assert [bad.key for bad in found.unreadable] == ["gone"]
     assert (found.classes, found.labels.tolist()) == (("class00", "class01"), [0, 0, 1])
@@ -54,6 +54,15 @@ def test_the_dominant_prototype_of_each_place(rows: list[Row]) -> None:
     assert find_assignments(rows[3:], embedder, RECIPE)[0] == ()
 
 
+def test_roles_are_those_of_the_data_sets_own_test(rows: list[Row]) -> None:
+    asked = [Row(row.key, row.image, row.label, "query") for row in rows]
+    embedder = build_embedder(RECIPE).eval()
+    given = RECIPE.model_copy(update={"split_by": "given"})
+    assert look(asked, embedder, given, batch=2).roles.tolist() == ["query"] * 3
+    assert look(asked, embedder, RECIPE, batch=2).roles.tolist() == [""] * 3
+    assert look(asked, embedder, given, batch=2, split="all").roles.tolist() == [""] * 3
+
+
 def test_a_data_set_that_keeps_queries_apart() -> None:
     rng = torch.Generator().manual_seed(0)
     embeddings, labels = torch.randn(12, 4, generator=rng), np.arange(12) % 3
@@ -71,5 +80,5 @@ def test_a_data_set_that_keeps_queries_apart() -> None:
     found = measure(findings)
     assert (found["map_at_r"], found["queries"]) == (expected.map_at_r, 3)
     alone = Findings(rows, (), ("0", "1", "2"), labels, np.array(["query"] * 12), embeddings, histograms)
-    with pytest.raises(BadData, match="none of the 12 queries has a reference"):
+    with pytest.raises(BadData, match="12 images are queries and none is of a gallery"):
         measure(alone)

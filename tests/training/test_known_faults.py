@@ -35,8 +35,8 @@ FAULTS = {
     "Proxy-Anchor, LIBC: the first column is taken for the query itself": (
         "training/test_metrics.py", "test_the_self_is_removed_by_index_and_copies_stay",
     ),
-    "open-metric-learning#243, #283, #348: validation keeps N x N": (
-        "training/test_metrics.py", "test_memory_is_bounded_by_blocks",
+    "open-metric-learning#243, #283, #348, #506, #562: validation keeps N x N": (
+        "training/test_pair_search.py", "test_each_pair_is_multiplied_once",
     ),
     "pytorch-metric-learning#684, #725: classes and images that no batch holds": (
         "training/test_sampler.py", "test_an_epoch_uses_every_image_in_batches_of_p_classes_by_k",
@@ -57,22 +57,22 @@ FAULTS = {
         "training/test_processes.py", "test_gradients_of_two_processes_are_those_of_one_on_the_whole_batch",
     ),
     "pytorch-metric-learning#639, sentence-transformers#3453: another order on each rank": (
-        "training/test_processes.py", "test_gradients_of_two_processes_are_those_of_one_on_the_whole_batch",
+        "training/test_processes.py", "test_every_process_gathers_in_the_order_of_ranks",
     ),
     "pytorch-metric-learning#710: proxies drift apart": (
         "training/test_processes.py", "test_gradients_of_two_processes_are_those_of_one_on_the_whole_batch",
     ),
     "pytorch-metric-learning#371, #542: a world of one process": (
-        "training/test_processes.py", "test_alone_nothing_is_gathered",
+        "training/test_processes.py", "test_torchrun_of_one_process_is_plain_training",
     ),
     "pytorch#25162, #22584: padded duplicates are free hits": (
         "training/test_processes.py", "test_evaluation_holds_each_image_once",
     ),
     "sentence-transformers#2648, #1808: a resume without the loss": (
-        "training/test_train.py", "test_whatever_a_run_remembers_it_resumes_bit_for_bit",
+        "training/test_resume.py", "test_whatever_a_run_remembers_it_resumes_bit_for_bit",
     ),
     "pytorch-metric-learning#340: resumed logs begin anew": (
-        "training/test_train.py", "test_a_cut_run_resumed_equals_an_uncut_one",
+        "training/test_resume.py", "test_a_cut_run_resumed_equals_an_uncut_one",
     ),
     "pytorch-metric-learning, position of the memory not saved": (
         "training/test_memory.py", "test_a_checkpoint_restores_it_bit_by_bit",
@@ -99,14 +99,14 @@ FAULTS = {
     "pytorch#157621, #133653, #148886: a batch of one is a constant": (
         "training/test_export.py", "test_every_form_of_backbone_and_pooling_is_exported_for_any_batch",
     ),
-    "pytorch#42653, #64806: pooling that cannot be exported": (
+    "pytorch#42653, #64806, #109370: pooling that cannot be exported": (
         "training/test_export.py", "test_every_form_of_backbone_and_pooling_is_exported_for_any_batch",
     ),
     "open-metric-learning#399, #491, #592: an export that nobody checked": (
         "training/test_export.py", "test_file_of_other_numbers_is_not_left_and_the_previous_one_survives",
     ),
     "Proxy-Anchor#1: a pooling that is not told": (
-        "training/test_export.py", "test_command_records_the_training_and_no_path",
+        "training/test_export.py", "test_every_form_of_backbone_and_pooling_is_exported_for_any_batch",
     ),
     "pretrained-models.pytorch#44, #27, #87, #55: momentum 0.9 of BatchNorm": (
         "training/test_bn_inception.py", "test_running_statistics_are_no_copy_of_the_last_batch",
@@ -116,6 +116,18 @@ FAULTS = {
     ),
     "fast-reid#363, parseq#162, pytorch#34204: another resize where it is served": (
         "training/test_evaluate.py", "test_a_model_file_measures_as_its_run",
+    ),
+    "torchvision#2950, #6506: resizing without antialiasing": (
+        "serving/test_preprocess.py", "test_one_step_equals_resize_then_crop",
+    ),
+    "torchvision#7977, fastai#3565: the camera's orientation is ignored": (
+        "serving/test_image_faults.py", "test_1_exif_orientation_is_applied",
+    ),
+    "datasets of several trainers: images of other modes than RGB": (
+        "serving/test_preprocess.py", "test_any_size_and_mode_gives_pixels",
+    ),
+    "Revisiting_Deep_Metric_Learning#4: R is the size of the class": (
+        "training/test_metrics.py", "test_metrics_are_the_loop",
     ),
     "intra_batch, Proxy-Anchor: the best epoch is chosen on the test": (
         "training/test_train.py", "test_test_images_are_never_opened",

@@ -1,8 +1,10 @@
 """Several processes give the gradients of one process on the whole batch, and one run folder."""
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,11 +14,13 @@ import torch
 from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
-from serving.errors import BadSetting
+import training.train
+from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
 from tests.training.side_by_side import gradients
+from tests.training.small_run import equal_runs
 from training.checkpoint import load_checkpoint
-from training.processes import gather_rows, gather_shares, share, start_processes, sync_batchnorm
+from training.processes import gather_rows, gather_shares, processes, share, start_processes, sync_batchnorm
 from training.recipe import Recipe
 from training.train import Settings, run
 
@@ -62,18 +66,28 @@ def test_gradients_of_two_processes_are_those_of_one_on_the_whole_batch(
     made: tuple[Path, str, Path],
 ) -> None:
     data, recipe, root = made
-    one, two = gradients(data, recipe), load_file(root / "two.safetensors")
-    assert one.keys() == two.keys()
+    one = gradients(data, recipe)
+    ranks = [load_file(root / f"{rank}.safetensors") for rank in (0, 1)]
+    two = ranks[0]
+    assert one.keys() == two.keys() - {"order"}
     assert {"model.prototypes", "model.head.weight", "model.backbone.body.conv.weight"} <= one.keys()
     assert any(name.startswith("objective.") for name in one)
     for name, value in one.items():
         assert value.abs().max() > 0, name
-        torch.testing.assert_close(two[name], value, rtol=2e-4, atol=1e-6, msg=name)
+        drift = 0.5 if name.startswith("objective.") else 0  # the mean of what the two were given
+        torch.testing.assert_close(two[name], value + drift, rtol=2e-4, atol=1e-6, msg=name)
+        assert torch.equal(ranks[1][name], two[name]), name  # and so they stay alike
+
+
+def test_every_process_gathers_in_the_order_of_ranks(made: tuple[Path, str, Path]) -> None:
+    _, _, root = made
+    for rank in (0, 1):
+        assert load_file(root / f"{rank}.safetensors")["order"].tolist() == [0, 0, 1, 1]
 
 
 def test_evaluation_holds_each_image_once(made: tuple[Path, str, Path]) -> None:
     _, _, root = made
-    embedded = load_file(root / "two.safetensors")["embedded"]
+    embedded = load_file(root / "1.safetensors")["embedded"]
     assert len(embedded) == 15  # an odd number, which two processes cannot halve
     assert len(torch.unique(embedded, dim=0)) == 15
 
@@ -141,3 +155,34 @@ def test_batchnorm_is_synchronised_or_refused() -> None:
         sync_batchnorm(net, cast("Fabric", _Group(0)), frozen=False)
     synced = sync_batchnorm(net, cast("Fabric", _Group(0, "cuda")), frozen=False)
     assert isinstance(cast("Any", synced)[1], torch.nn.SyncBatchNorm)
+
+
+@pytest.mark.timeout(100)
+def test_torchrun_of_one_process_is_plain_training(made: tuple[Path, str, Path], tmp_path: Path) -> None:
+    data, recipe, _ = made
+    words = ["train", recipe, "--data", str(data), "--out", str(tmp_path / "one")]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    done = subprocess.run(
+        [*command, "-m", "crossbatch", *words], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "plain"))
+    equal_runs(tmp_path / "one", tmp_path / "plain")
+
+
+def test_fewer_validation_images_than_processes_are_refused(
+    made: tuple[Path, str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, recipe, _ = made
+    inner = processes
+
+    @contextlib.contextmanager
+    def many(*arguments: Any) -> Iterator[Any]:
+        with inner(*arguments) as fabric:
+            several = SimpleNamespace(world_size=7, is_global_zero=True, device=fabric.device)
+            yield several
+            fabric.barrier()
+
+    monkeypatch.setattr(training.train, "processes", many)
+    with pytest.raises(BadData, match="6 validation images for 7 processes"):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))

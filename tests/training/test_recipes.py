@@ -86,7 +86,7 @@ def test_a_base_resolves_by_itself(name: str) -> None:
 @pytest.mark.parametrize("protocol", ["mlrc", "conventional"])
 def test_a_protocol_has_every_method_on_every_data_set(protocol: str) -> None:
     methods = {"contrastive", "contrastive-xbm", "triplet", "multi_similarity", "proxy_nca", "proxy_anchor"}
-    methods |= {"libc", "metrix"} if protocol == "conventional" else set()
+    methods |= {"libc", "metrix"}
     for data_set in ("cub", "cars", "sop", "inshop"):
         own = {name.rpartition("/")[2] for name in PUBLISHED if name.startswith(f"{protocol}/{data_set}/")}
         original = {"original-contrastive"} if protocol == "mlrc" and data_set != "inshop" else set()

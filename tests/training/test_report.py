@@ -23,7 +23,7 @@ from training.evaluate import Settings as EvaluateSettings
 from training.evaluate import run as evaluate
 from training.page.document import Section, document
 from training.report import Settings, render, run
-from training.run import METRICS, read_record, write_record
+from training.run import METRICS, load_run, read_record, write_record
 
 EVIL = "<script>alert(1)</script>&\"'"
 RECIPE = (
@@ -234,18 +234,25 @@ def test_two_classes_and_no_xml(tmp_path: Path) -> None:
     assert "no result of training" in page.text
 
 
-@pytest.mark.parametrize(("split", "apart"), [("test", True), ("all", False), ("train", False)])
-def test_roles_are_of_the_test_alone(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, split: Any, apart: bool
+@pytest.mark.parametrize(
+    ("split", "rule", "apart"),
+    [("test", "given", True), ("test", "class", False), ("all", "given", False), ("train", "given", False)],
+)
+def test_roles_are_of_the_data_sets_own_test_alone(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, split: Any, rule: str, apart: bool
 ) -> None:
-
-    def select(*arguments: Any) -> list[Row]:
+    def select(found: catalog.Catalog, side: Any, _: object) -> list[Row]:
         return [
             replace(row, split="query" if row.key.endswith("1.png") else "gallery")
-            for row in catalog.select(*arguments)
+            for row in catalog.select(found, side, catalog.SplitRule())
         ]
 
+    def load(path: Path) -> Any:
+        loaded = load_run(path)
+        return replace(loaded, recipe=loaded.recipe.model_copy(update={"split_by": rule}))
+
     monkeypatch.setattr("training.report.select", select)
+    monkeypatch.setattr("training.report.load_run", load)
     result = run(Settings(run_dir=trained, split=split, out=tmp_path / "a.html"))
     text = (tmp_path / "a.html").read_text()
     assert (result["queries"] + result["excluded"] < result["images"]) == apart

@@ -21,7 +21,7 @@ _NAMES = {
     "recall_at_1": "R@1",
 }
 _PANELS = (
-    ("Loss and its parts", "loss", ("loss", "dml", "xml", "memory", "mixed")),
+    ("Loss and its parts", "loss", ("loss", "dml", "xml")),
     ("On the validation classes", "percent", ("map_at_r", "recall_at_1")),
     ("Learning rate", "rate of the first group", ("learning_rate",)),
 )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 from training.history import History
+from training.metrics import FIGURE_NAMES
 from training.page.document import Section
 from training.page.markup import clip, element, percent, table
 
@@ -15,14 +16,6 @@ _NOTED = {
     "train": "training classes, as noted in the run",
     "all": "all classes, as noted in the run",
     "validation": "validation classes, of the epoch that is kept",
-}
-_SHARES = {
-    "map_at_r": "MAP@R",
-    "r_precision": "R-precision",
-    "nmi": "NMI",
-    "ami": "AMI",
-    "map_c": "MAP_c",
-    "map_x": "MAP_x",
 }
 _COUNTS = {"images": "images", "classes": "classes"}
 
@@ -48,6 +41,8 @@ def figures_section(
         before = {"recall_at": {"1": start.get("recall_at_1")}, "map_at_r": start.get("map_at_r")}
         found["validation classes, before training"] = before
     columns = _columns(found.values())
+    apart = bool(measured.get("gallery"))
+    how = "Each query is searched in the gallery" if apart else "Each image is searched among the others"
     rows = [
         [name, *(spell(value.get(key)) for key, (_, spell) in columns.items())]
         for name, value in ((name, _flat(value)) for name, value in found.items())
@@ -65,7 +60,7 @@ def figures_section(
             ),
             element(
                 "p",
-                "Each image is searched among the others by cosine. R@k: share of queries with an image of"
+                f"{how} by cosine. R@k: share of queries with an image of"
                 " their class among the k nearest. R-precision: share of right ones among the R nearest, R"
                 " being how many there are. MAP@R: the same, counting higher what comes earlier.",
                 class_="soft",
@@ -95,7 +90,7 @@ def _columns(found: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[str, Call
     recalls = sorted((key for key in held if key.startswith("R@")), key=lambda key: int(key[2:]))
     return (
         {key: (key, _share) for key in recalls}
-        | {key: (name, _share) for key, name in _SHARES.items() if key in held}
+        | {key: (name, _share) for key, name in FIGURE_NAMES.items() if key in held}
         | {key: (name, _whole) for key, name in _COUNTS.items() if key in held}
     )
 

@@ -15,7 +15,10 @@ class StepSettings(BaseModel):
         description="rule of a step; all but adamw add the weight decay to the gradient",
     )
     learning_rate: float = Field(
-        1e-3, ge=0, le=10, description="peak learning rate of the backbone; 0 leaves it as it is"
+        1e-3,
+        ge=0,
+        le=10,
+        description="peak learning rate of the backbone; 0 leaves it as it is, BatchNorm's statistics apart",
     )
     head_learning_rate: float = Field(
         1e-3, ge=0, le=10, description="peak learning rate of the 1x1 convolution"
@@ -64,7 +67,8 @@ class StepSettings(BaseModel):
         False, description="whether BatchNorm keeps the statistics that it starts with"
     )
     freeze_batchnorm_weights: bool = Field(
-        False, description="whether the scale and shift of BatchNorm stay as they start, too"
+        False,
+        description="whether scale and shift of BatchNorm stay as they start, and its statistics with them",
     )
     freeze_stages: int = Field(
         0, ge=0, le=100, description="how many stages of the backbone stay as they start, the stem first"

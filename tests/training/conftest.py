@@ -1,0 +1,28 @@
+"""What the tests of training share: a drawn folder, a small recipe, a run of both."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.drawn import draw_folder
+from tests.training.small_run import SMALL
+from training.train import Settings, run
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_folder(tmp_path_factory.mktemp("data"), classes=6, images=4, size=18)
+
+
+@pytest.fixture(scope="session")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("recipe") / "small.yaml"
+    file.write_text(SMALL)
+    return str(file)
+
+
+@pytest.fixture(scope="session")
+def whole(data: Path, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "whole"
+    run(Settings(recipe=recipe, data=data, out=out))
+    return out

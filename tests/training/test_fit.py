@@ -1,0 +1,274 @@
+"""The training loop: every setting reaches the step that it is about."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import training.fit
+import training.objective
+import training.run
+import training.train
+from serving.errors import BadSetting
+from training import metrix
+from training.augment import Augmentation
+from training.checkpoint import load_checkpoint
+from training.embedder import Embedder, build_embedder
+from training.objective import Objective
+from training.recipe import Recipe
+from training.run import load_run
+from training.schedule import xml_weight
+from training.train import Settings, render, run
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_step(
+    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def spoiled(histograms: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        calls.append(1)
+        return histograms.sum() * (float("nan") if len(calls) == 4 else 1)
+
+    monkeypatch.setattr(training.objective, "cross_batch_loss", spoiled)
+    out = tmp_path / "wild"
+    with pytest.raises(BadSetting, match=r"nan.* at step 4 \(epoch 2, batch 2\).*epoch 1 is kept"):
+        run(Settings(recipe=recipe, data=data, out=out))
+    tensors, state = load_checkpoint(out / "last.safetensors")
+    assert state["epochs_done"] == 1
+    assert all(torch.isfinite(value.float()).all() for value in tensors.values())
+
+
+def test_without_xml_the_prototypes_stay(data: Path, recipe: str, tmp_path: Path) -> None:
+    run(
+        Settings(
+            recipe=recipe, data=data, out=tmp_path / "r", set=["xml_weight=0", "epochs=1", "ema_decay=0"]
+        )
+    )
+    tensors, state = load_checkpoint(tmp_path / "r" / "last.safetensors")
+    start = build_embedder(load_run(tmp_path / "r").recipe)
+    assert torch.equal(tensors["model.prototypes"], start.prototypes)
+    assert not torch.equal(tensors["model.head.weight"], start.head.weight)
+    assert state["history"][1]["xml"] == 0
+
+
+def test_without_validation_the_last_epoch_is_kept(data: Path, recipe: str, tmp_path: Path) -> None:
+    result = run(
+        Settings(
+            recipe=recipe, data=data, out=tmp_path / "r", set=["validation=0", "epochs=2", "ema_decay=0"]
+        )
+    )
+    best, _ = load_checkpoint(tmp_path / "r" / "best.safetensors")
+    last, _ = load_checkpoint(tmp_path / "r" / "last.safetensors")
+    assert all(torch.equal(value, last[key]) for key, value in best.items())
+    assert result["best"] == {"epoch": 2}
+    assert "epoch 2 is kept" in render(result)
+
+
+# Python 3.12 and newer tell every fork of a process with threads, which a torch process always has
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["head_init=whiten_within", "head_centre=0.5", "freeze_batchnorm=true", "freeze_stages=2"],
+        ["precision=bf16-mixed", "head_init=pca", "jitter=0.2", "workers=1"],
+    ],
+)
+def test_options_of_the_fine_tuning_recipe(
+    options: list[str], data: Path, recipe: str, tmp_path: Path
+) -> None:
+    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1", *options]))
+    trained = load_run(tmp_path / "r")
+    start = build_embedder(trained.recipe)
+    tensors, _ = load_checkpoint(tmp_path / "r" / "last.safetensors")
+    frozen = trained.recipe.freeze_stages > 0
+    assert torch.equal(tensors["model.backbone.body.conv.weight"], start.backbone.body.conv.weight) is frozen  # type: ignore[union-attr, arg-type]
+    running = "backbone.body.blocks.8.bn2.running_mean"
+    assert torch.equal(tensors[f"model.{running}"], start.state_dict()[running]) is frozen
+    assert result["best"]["map_at_r"] >= 0
+
+
+def test_the_backbone_rests_over_its_first_epochs(data: Path, recipe: str, tmp_path: Path) -> None:
+    small = ["epochs=1", "validation=0", "ema_decay=0", "loss=proxy_nca"]
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[*small, "freeze_epochs=1"]))
+    tensors, _ = load_checkpoint(tmp_path / "r" / "last.safetensors")
+    start = build_embedder(load_run(tmp_path / "r").recipe).state_dict()
+    for key, value in start.items():
+        still = key.startswith("backbone.")
+        assert torch.equal(tensors[f"model.{key}"], value) is still, key
+
+
+def test_training_stops_when_patience_is_out(data: Path, recipe: str, tmp_path: Path) -> None:
+    still = [f"{part}learning_rate=0" for part in ("", "head_", "prototype_")]
+    settings = [*still, "epochs=9", "freeze_batchnorm=true", "patience=2", "ema_decay=0"]
+    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=settings))
+    assert result["best"]["epoch"] == 0  # nothing moved, so nothing was better
+    assert result["epochs"] == 2
+    assert "Trained 2 epochs" in render(result)
+    again = run(Settings(out=tmp_path / "r", resume=True))
+    assert again["epochs"] == 2
+    load_run(tmp_path / "r")  # which warns only of a training that was cut
+
+
+def test_an_epoch_that_is_hardly_better_is_not_better(data: Path, recipe: str, tmp_path: Path) -> None:
+    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["min_delta=0.99"]))
+    assert result["best"]["epoch"] == 0
+
+
+def test_fp16_leaves_out_steps_that_overflow_but_not_for_ever(
+    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflow(objective: torch.nn.Module, _: object) -> None:
+        for parameter in objective.parameters():  # the proxies
+            assert parameter.grad is not None
+            parameter.grad.fill_(float("inf"))
+
+    monkeypatch.setattr(training.fit, "mean_gradients", overflow)
+    half = ["precision=16-mixed", "optimizer=adam", "loss=proxy_nca", "epochs=50"]
+    with pytest.raises(BadSetting, match=r"length (inf|nan) at step \d+ .* lower the learning rates"):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=half))
+    _, state = load_checkpoint(tmp_path / "r" / "last.safetensors")
+    assert state["epochs_done"] > 1  # the first overflows were borne
+
+
+def test_curves_for_tensorboard(data: Path, recipe: str, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "r"
+    run(Settings(recipe=recipe, data=data, out=out, tensorboard=True))
+    run(Settings(out=out, resume=True, tensorboard=True))
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    _, state = load_checkpoint(out / "last.safetensors")
+    found = {scalar.step: scalar.value for scalar in events.Scalars("map_at_r")}
+    assert found == pytest.approx({row["steps"]: row["map_at_r"] for row in state["history"]}, abs=1e-6)
+    assert "loss" in events.Tags()["scalars"]
+
+
+def _history(run_folder: Path) -> list[dict[str, Any]]:
+    _, state = load_checkpoint(run_folder / "last.safetensors")
+    return state["history"]  # type: ignore[no-any-return]
+
+
+def test_the_schedule_reaches_the_optimizer_and_evaluations_their_epochs(
+    data: Path, recipe: str, tmp_path: Path
+) -> None:
+    changes = ["schedule=drops", "drop_epochs=[1]", "drop_factor=0.5", "evaluate_every=2", "epochs=3"]
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[*changes, "learning_rate=0.004"]))
+    start, *rows = _history(tmp_path / "r")
+    assert [row["learning_rate"] for row in rows] == pytest.approx([0.004, 0.002, 0.002])
+    assert ["map_at_r" in row for row in (start, *rows)] == [True, False, True, True]  # the last one always
+
+
+def test_a_warm_up_within_an_epoch_is_counted_in_steps(
+    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, float, float]] = []
+    inner = Objective.forward
+
+    def forward(self: Objective, *arguments: Any, **options: Any) -> Any:
+        told.append((options["step"], options["weight"], 0.0))
+        return inner(self, *arguments, **options)
+
+    monkeypatch.setattr(Objective, "forward", forward)
+    changes = ["xml_weight=0.4", "xml_warmup=0.5", "xml_schedule=linear", "epochs=2"]
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes))
+    recipe_read = load_run(tmp_path / "r").recipe
+    assert [step for step, _, _ in told] == [0, 1, 2, 3]
+    assert [weight for _, weight, _ in told] == [xml_weight(step, 4, recipe_read) for step in range(4)]
+    assert len({weight for _, weight, _ in told}) == 4
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_batchnorms_weights_stay_where_they_are_to(
+    frozen: bool, data: Path, recipe: str, tmp_path: Path
+) -> None:
+    changes = ["epochs=1", "ema_decay=0", f"freeze_batchnorm_weights={frozen}"]
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes))
+    tensors, _ = load_checkpoint(tmp_path / "r" / "last.safetensors")
+    start = build_embedder(load_run(tmp_path / "r").recipe).state_dict()
+    for key in ("weight", "bias", "running_mean"):
+        name = f"backbone.body.blocks.8.bn2.{key}"
+        assert torch.equal(tensors[f"model.{name}"], start[name]) is frozen, key
+
+
+@pytest.mark.parametrize(
+    ("level", "passes", "middles"),
+    [("none", 1, []), ("embedding", 1, []), ("input", 2, []), ("feature", 2, [12])],
+)
+def test_each_level_mixes_at_its_own_place(
+    level: str,
+    passes: int,
+    middles: list[int],
+    data: Path,
+    recipe: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen, mixed = list[int](), list[int]()
+    inner, inner_mixing = Embedder.forward, metrix.mixing_at
+
+    def forward(self: Embedder, images: torch.Tensor) -> Any:
+        if self.training:
+            seen.append(len(images))
+        return inner(self, images)
+
+    def mixing_at(module: torch.nn.Module, pairs: Any) -> Any:
+        mixed.append(len(pairs.first))
+        return inner_mixing(module, pairs)
+
+    monkeypatch.setattr(Embedder, "forward", forward)
+    monkeypatch.setattr(training.fit, "mixing_at", mixing_at)
+    changes = ["loss=multi_similarity", f"mixing={level}", "images_per_class=4", "batches_per_epoch=1"]
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[*changes, "epochs=1"]))
+    assert seen == [12] * passes
+    assert mixed == middles
+
+
+def test_fp16_clips_gradients_and_not_their_scaled_selves(data: Path, recipe: str, tmp_path: Path) -> None:
+    lengths = []
+    for precision in ("32-true", "16-mixed"):
+        changes = ["epochs=1", "batches_per_epoch=8", "optimizer=adam", "learning_rate=0"]
+        changes += ["head_learning_rate=0", "prototype_learning_rate=0", "freeze_batchnorm=true"]
+        out = tmp_path / precision
+        run(Settings(recipe=recipe, data=data, out=out, set=[*changes, f"precision={precision}"]))
+        lengths.append(_history(out)[1]["gradient_norm"])
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.1)
+
+
+def test_a_step_that_fp16_leaves_out_does_not_spoil_the_mean(
+    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [0]
+
+    def overflow(objective: torch.nn.Module, _: object) -> None:
+        steps[0] += 1
+        for parameter in objective.parameters():
+            if steps[0] == 1 and parameter.grad is not None:
+                parameter.grad.fill_(float("inf"))
+
+    monkeypatch.setattr(training.fit, "mean_gradients", overflow)
+    changes = ["precision=16-mixed", "loss=proxy_nca", "epochs=1", "optimizer=adam"]
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes))
+    row = _history(tmp_path / "r")[1]
+    assert steps[0] == 2
+    assert all(math.isfinite(value) for value in row.values())
+
+
+def test_patience_waits_for_an_epoch_that_is_measured(data: Path, recipe: str, tmp_path: Path) -> None:
+    still = [f"{part}learning_rate=0" for part in ("", "head_", "prototype_")]
+    changes = [*still, "epochs=9", "freeze_batchnorm=true", "patience=3", "evaluate_every=2", "ema_decay=0"]
+    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes))
+    assert result["epochs"] == 4
+    with pytest.raises(BadSetting, match="patience is 3, but evaluate_every leaves 4 epochs"):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "s", set=["patience=3", "evaluate_every=4"]))
+
+
+def test_erasing_paints_a_part_in_the_mean_colour() -> None:
+    white = np.full((20, 20, 3), 255, np.uint8)
+    erased = Augmentation(Recipe(image_size=20, erasing=1))(white, 0)
+    colours = {tuple(pixel) for pixel in erased.reshape(-1, 3).tolist()}
+    assert colours == {(255, 255, 255), (124, 116, 104)}

@@ -1,0 +1,134 @@
+"""A run that was cut and resumed equals one that was not, bit for bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from serving.errors import BadArtifact, BadData, BadSetting, ModelMismatch, NotFound
+from tests.training.drawn import draw_folder
+from tests.training.small_run import cut_at, equal_runs
+from training.checkpoint import load_checkpoint, save_checkpoint
+from training.run import load_run
+from training.train import Settings, render, run
+
+
+def test_the_same_seed_gives_the_same_run(whole: Path, data: Path, recipe: str, tmp_path: Path) -> None:
+    torch.manual_seed(99)  # whatever was drawn before
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "again"))
+    equal_runs(whole, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    "step", [0, 3, 5]
+)  # in the first epoch, at the start of the second, inside the third
+def test_a_cut_run_resumed_equals_an_uncut_one(
+    step: int, whole: Path, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "cut"
+    cut_at(step, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        run(Settings(recipe=recipe, data=data, out=out))
+    monkeypatch.undo()
+    torch.manual_seed(1234)
+    result = run(Settings(out=out, resume=True))
+    equal_runs(whole, out)
+    assert result["best"]["epoch"] == load_run(out).record["metrics"]["epoch"]
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Path, recipe: str) -> None:
+    before = (whole / "last.safetensors").read_bytes()
+    result = run(Settings(recipe=recipe, out=whole, resume=True))
+    assert (whole / "last.safetensors").read_bytes() == before
+    assert "MAP@R" in render(result)
+
+
+def test_a_run_is_resumed_as_it_was_started(whole: Path, recipe: str, tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="dimension = 8, but now 9"):
+        run(Settings(recipe=recipe, out=whole, set=["dimension=9"], resume=True))
+    with pytest.raises(BadSetting, match="--set"):
+        run(Settings(out=whole, set=["dimension=9"], resume=True))
+    other = draw_folder(tmp_path / "other", classes=6, images=3)
+    with pytest.raises(BadData, match="other images"):
+        run(Settings(data=other, out=whole, resume=True))
+
+
+def test_an_untrained_network_is_not_taken_for_a_trained_one(
+    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "r"
+    cut_at(0, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        run(Settings(recipe=recipe, data=data, out=out))
+    with pytest.raises(NotFound, match=r"no trained weights.*crossbatch train --resume --out"):
+        load_run(out)
+    cut_at(3, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        run(Settings(out=out, resume=True))
+    load_run(out)
+    assert "has ended 1 of its 3 epochs" in caplog.text
+    monkeypatch.undo()
+    still = [f"{part}learning_rate=0" for part in ("", "head_", "prototype_")]
+    run(
+        Settings(
+            recipe=recipe, data=data, out=tmp_path / "s", set=["epochs=1", "freeze_batchnorm=true", *still]
+        )
+    )
+    caplog.clear()
+    load_run(tmp_path / "s")
+    assert "untrained: on validation, no epoch did better than the start" in caplog.text
+
+
+def test_a_damaged_or_foreign_checkpoint_is_told(data: Path, recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    run(Settings(recipe=recipe, data=data, out=out, set=["epochs=1"]))
+    tensors, state = load_checkpoint(out / "last.safetensors")
+    save_checkpoint(out / "last.safetensors", tensors, {"epochs_done": 1, "history": []})
+    with pytest.raises(BadArtifact, match=r"last\.safetensors is damaged.*no best"):
+        run(Settings(out=out, resume=True))
+    del tensors["model.prototypes"]
+    save_checkpoint(out / "last.safetensors", tensors, state)
+    with pytest.raises(ModelMismatch, match="prototypes"):
+        run(Settings(out=out, resume=True))
+    tensors, state = load_checkpoint(out / "best.safetensors")
+    save_checkpoint(out / "best.safetensors", tensors, {"epoch": None})
+    with pytest.raises(BadArtifact, match=r"best\.safetensors is damaged.*no epoch"):
+        load_run(out)
+    (out / "best.safetensors").write_bytes(b"short")
+    with pytest.raises(BadArtifact, match="damaged"):
+        load_run(out)
+    (out / "record.json").write_text("{")
+    with pytest.raises(BadArtifact, match=r"record\.json"):
+        load_run(out)
+    (out / "recipe.yaml").write_text("[")
+    with pytest.raises(BadArtifact, match=r"recipe\.yaml"):
+        load_run(out)
+
+
+OPTIONS = {
+    "memory, recursion and mixing": [
+        "loss=multi_similarity", "memory_batches=2", "xml_prototypes=recursion", "mixing=all",
+        "xml_warmup=0.5",
+    ],
+    "proxies and drops": [
+        "loss=proxy_anchor", "schedule=drops", "drop_epochs=[1]", "freeze_epochs=1", "clip_value=0.1",
+        "optimizer=adam",
+    ],
+    "messages and fp16": ["loss=libc", "loss_options={heads: 2}", "precision=16-mixed", "optimizer=radam"],
+    "rmsprop, erasing": ["optimizer=rmsprop", "erasing=0.5", "pooling=gap", "freeze_batchnorm_weights=true"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_whatever_a_run_remembers_it_resumes_bit_for_bit(
+    name: str, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = OPTIONS[name]
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "whole", set=more))
+    for step in (1, 5):
+        cut_at(step, monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            run(Settings(recipe=recipe, data=data, out=tmp_path / f"cut{step}", set=more))
+        monkeypatch.undo()
+        run(Settings(out=tmp_path / f"cut{step}", resume=True))
+        equal_runs(tmp_path / "whole", tmp_path / f"cut{step}")
