@@ -139,10 +139,11 @@ _OWN = {
 
 def _build_timm(name: str, image_size: int | None) -> tuple[Backbone, tuple[str, ...]]:
     """Build a model of timm without weights, and name the layers that only its classifier needs."""
-    published = timm.get_pretrained_cfg(name)  # how timm trained it: only read for what its images were
-    sized = published is not None and published.fixed_input_size
-    size: dict[str, Any] = {"img_size": image_size} if sized and image_size else {}
+    size: dict[str, Any] = {}
     try:
+        published = timm.get_pretrained_cfg(name)  # how timm trained it: only read for what its images were
+        if published is not None and published.fixed_input_size and image_size:
+            size = {"img_size": image_size}
         body: Any = timm.create_model(name, pretrained=False, num_classes=0, **size)
         body.reset_classifier(0, "")  # only now, so that all other layers are those of the weights files
     except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:

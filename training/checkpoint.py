@@ -1,12 +1,11 @@
 """Checkpoints: tensors in safetensors, everything else as JSON in its metadata; no pickle.
 
-A file is written aside, flushed to the disk and renamed: a full disk or a power cut leaves the previous one.
+A full disk or a power cut while one is written leaves the previous one (`training.whole_file`).
 """
 
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +16,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
-from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
+from serving.errors import BadArtifact, ModelMismatch, NotFound
+from training.whole_file import write_file
 
 __all__ = [
     "FORMAT_VERSION",
-    "aside_of",
     "check_shapes",
     "entry",
     "load_checkpoint",
@@ -32,7 +31,6 @@ __all__ = [
     "prefixed",
     "save_checkpoint",
     "unprefixed",
-    "write_file",
 ]
 
 FORMAT_VERSION = 1
@@ -175,34 +173,6 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], *, sourc
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def write_file(path: Path, contents: bytes) -> None:
-    """Replace a file in one step, or leave the previous one as it is.
-
-    Raises:
-        CrossbatchError: If it cannot be written, the disk being full for one.
-    """
-    aside = aside_of(path)
-    try:
-        with aside.open("wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise CrossbatchError(
-            f"{path} cannot be written ({(error.strerror or str(error)).lower()}); a previous one is"
-            " unharmed: make room or choose another folder"
-        ) from error
-
-
-def aside_of(path: Path) -> Path:
-    """Tell where `write_file` writes a file before it has its name; the next write there begins anew."""
-    return path.with_name(f".{path.name}.tmp")
-
-
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Any]:
     """Open a safetensors file; whatever is wrong with it while it is open is damage."""
@@ -238,13 +208,3 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         digest.update(name.encode())
         digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush a rename to the disk, where the system lets a folder be opened."""
-    with contextlib.suppress(PermissionError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -76,12 +76,19 @@ class _Subject:
     """What is measured: pixels in, embeddings out, and how the data is cut for it."""
 
     def __init__(
-        self, decode: Decoder, embed: Callable[[Tensor], Tensor], split: SplitRule, *, prototypes: int = 0
+        self,
+        decode: Decoder,
+        embed: Callable[[Tensor], Tensor],
+        split: SplitRule,
+        *,
+        prototypes: int = 0,
+        epoch: int = 0,
     ) -> None:
         self.decode = decode
         self.embed = embed
         self.split = split
         self.prototypes = prototypes  # how many of the last components are a histogram
+        self.epoch = epoch  # of a run's weights
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -134,7 +141,7 @@ def run(settings: Settings) -> dict[str, Any]:
         figures |= fitted_figures(histograms, embeddings, labels, draws=settings.fitted)
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
     if of_run and not not_noted:
-        not_noted = _note(settings.target, {settings.split: figures | counts})
+        not_noted = _note(settings.target, {settings.split: figures | counts}, epoch=subject.epoch)
     return {
         "target": str(settings.target),
         "split": settings.split,
@@ -196,9 +203,11 @@ def _why_not_own(path: Path, catalog: Catalog, rule: SplitRule) -> str:
     return f"its own images are those that {own['root']}, read as {own['format']}, held when it was started"
 
 
-def _note(path: Path, figures: dict[str, Any]) -> str:
-    """Put figures into a run's record; says why it could not, which does not spoil the evaluation."""
+def _note(path: Path, figures: dict[str, Any], *, epoch: int) -> str:
+    """Put figures of an epoch's weights into a run's record; says why it could not, which spoils nothing."""
     record = read_record(path)
+    if record["metrics"].get("epoch", epoch) != epoch:  # it is being trained
+        return f"they are of epoch {epoch}, and by now the run keeps epoch {record['metrics']['epoch']}"
     record["metrics"] |= figures
     try:
         write_record(path, record)
@@ -215,8 +224,8 @@ def _open_run(settings: Settings) -> _Subject:
     decode, split = viewing_decoder(run.recipe), run.recipe.split
     if settings.fitted:
         embed = describer_function(run.embedder)
-        return _Subject(decode, embed, split, prototypes=len(run.embedder.prototypes))
-    return _Subject(decode, embedder_function(run.embedder), split)
+        return _Subject(decode, embed, split, prototypes=len(run.embedder.prototypes), epoch=run.epoch)
+    return _Subject(decode, embedder_function(run.embedder), split, epoch=run.epoch)
 
 
 def _open_model(settings: Settings) -> _Subject:

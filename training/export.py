@@ -28,6 +28,7 @@ from training.embedder import Embedder
 from training.parity import LEAST_IMAGES, OUTPUTS, check_parity
 from training.partition import read_own
 from training.run import Run, load_run
+from training.whole_file import aside_of, check_target, sweep
 
 __all__ = ["Settings", "export_model", "render", "run"]
 
@@ -139,9 +140,10 @@ def export_model(
         **fields,
     )
     write_spec(model, spec)
-    _sweep(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    aside = aside_of(path)
     try:
+        check_target(path)
+        sweep(path)
         _write(aside, model)
         difference = check_parity(Encoder(aside), graph, images)
         aside.replace(path)
@@ -213,32 +215,6 @@ def _write(path: Path, model: onnx.ModelProto) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sweep(path: Path) -> None:
-    """Take away what exports to the same file left when they were killed."""
-    with contextlib.suppress(OSError):  # what cannot be taken away does no harm
-        for file in path.parent.iterdir():
-            number = file.name.removeprefix(f".{path.name}.").removesuffix(".partial")
-            if (
-                file.name == f".{path.name}.{number}.partial"
-                and number.isdecimal()
-                and _has_ended(int(number))
-            ):
-                file.unlink(missing_ok=True)
-
-
-def _has_ended(process: int) -> bool:
-    """Tell whether no process of this number runs here; where there is no telling, it is taken to run."""
-    if os.name != "posix":  # elsewhere the signal 0 is not a question
-        return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # another user's; no number of a process
-        return False
-    return False
 
 
 def _fields(trained: Run, name: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ cut. Several processes (`training.processes`) run it side by side, each on its r
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from serving.errors import BadSetting
+from serving.errors import BadSetting, CrossbatchError
 from serving.progress import progress
 from training.augment import Augmentation
 from training.board import Board
@@ -131,7 +131,7 @@ def _run_epoch(
     freeze_batchnorm(embedder, whole=recipe.freeze_batchnorm or resting)
     sums, counts = torch.zeros(2, len(_SUMS), dtype=torch.float64)
     label = f"Epoch {epoch + 1}/{recipe.epochs}"
-    for batch, (pixels, names) in enumerate(progress(batches, label, total=steps, unit="batch")):
+    for batch, (pixels, names) in enumerate(progress(_drawn(batches), label, total=steps, unit="batch")):
         step = epoch * steps + batch
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * rate_factor(step, total, recipe, per_epoch=steps)
@@ -163,6 +163,22 @@ def _run_epoch(
         sums += told.where(counted, 0)
         counts += counted
     return dict(zip(_SUMS, (sums / counts.clamp_min(1)).tolist(), strict=True))
+
+
+def _drawn(batches: DataLoader[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Draw batches; what goes wrong in a process of the loader is told as if it were here."""
+    try:
+        yield from batches
+    except CrossbatchError as error:  # torch puts the whole trace of the process around the sentence
+        name = f"{type(error).__module__}.{type(error).__name__}: "
+        raise type(error)(str(error).strip().splitlines()[-1].removeprefix(name)) from error
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise BadSetting(
+            "a process that augments images has been killed, for want of memory perhaps: set workers lower;"
+            " the last checkpoint is kept"
+        ) from error
 
 
 def _mix(

@@ -5,6 +5,7 @@ To add one, write a function that takes its own options with their types and def
 options become settings of that name. One that compares pairs returns a `PairLoss`, and can use a memory.
 """
 
+import contextlib
 import difflib
 import inspect
 import typing
@@ -199,6 +200,9 @@ def build_loss(name: str, *, classes: int, dimension: int, **options: float | st
 
 def _check(name: str, option: str, value: float | str, kind: Any) -> Any:
     """Give an option's value as the type that its loss declares."""
+    if isinstance(value, str):  # YAML takes 1e-1 for text
+        with contextlib.suppress(ValueError):
+            value = float(value)
     # A recipe holds every number as a float, a count too.
     given = int(value) if isinstance(value, float) and value.is_integer() else value
     try:

@@ -193,6 +193,12 @@ def _vectors(embeddings: Array, labels: Array) -> tuple[Tensor, Tensor]:
             f"{int((~finite).sum())} of {len(vectors)} embeddings are not finite:"
             f" the model has diverged, so train it again with a lower learning rate"
         )
+    # squares of extreme components would overflow or vanish
+    largest = torch.linalg.vector_norm(vectors, ord=float("inf"), dim=1)
+    extreme = (largest > 1e9) | ((largest < 1e-6) & (largest > 0))
+    if extreme.any():
+        vectors = vectors.clone()
+        vectors[extreme] /= largest[extreme, None]
     return vectors, names.to(vectors.device, torch.int64)
 
 

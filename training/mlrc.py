@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.catalog import Catalog, Format, Row, read, select
 from serving.errors import BadData, BadSetting, NotFound
 from training import train
-from training.checkpoint import load_state, write_file
+from training.checkpoint import load_state
 from training.embedding import embed_pictures, embedder_function, measure_retrieval, roles_of
 from training.ensemble import FIGURES, measure_ensemble, over_repeats
 from training.partition import divide
@@ -23,6 +23,7 @@ from training.pictures import Pictures, tell_unreadable, viewing_decoder
 from training.recipe import Recipe
 from training.recipe_file import load_recipe
 from training.run import LAST, load_run, read_recipe, read_record
+from training.whole_file import write_file
 
 __all__ = ["Settings", "render", "run"]
 

@@ -83,6 +83,13 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
             f"none of the {held} validation classes has two images, so that nothing could be found: set {key}"
             " to 0 to keep the last epoch"
         )
+    rows_of_batch = recipe.classes_per_batch * recipe.images_per_class
+    images = len(train) * (4 if recipe.quarter_turns else 1)
+    if rows_of_batch > images:
+        raise BadData(
+            f"there are {images} images to train on, but a batch takes {rows_of_batch}, so that some would be"
+            " in it twice: give more images, or lower classes_per_batch or images_per_class"
+        )
     return Partition(catalog, recipe.split, train, validation, folds=recipe.folds, fold=recipe.fold)
 
 

@@ -34,6 +34,8 @@ __all__ = [
 
 _AHEAD = 64
 """Most decoded images that wait to be used."""
+_LONGEST = 16
+"""How many times longer than its shorter side a training image is at most; both its ends are left out."""
 _TOLD = 10
 """Most unreadable images that are told by name."""
 
@@ -223,6 +225,10 @@ def viewing_decoder(recipe: Recipe) -> Decoder:
 def _decode_whole(data: bytes, *, least: int, resampling: Image.Resampling) -> NDArray[np.uint8]:
     """Decode and shrink to a shorter side of `least`, where it is longer; uint8 (H, W, 3)."""
     image = open_rgb(data, least=least)
+    most = _LONGEST * min(image.size)
+    if max(image.size) > most:  # resized by its shorter side it would fill the memory
+        left, top = (max(0, side - most) // 2 for side in image.size)
+        image = image.crop((left, top, image.width - left, image.height - top))
     factor = least / min(image.size)
     if factor < 1:
         width, height = (max(1, round(side * factor)) for side in image.size)

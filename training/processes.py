@@ -17,10 +17,11 @@ from lightning_fabric.plugins.precision import MixedPrecision, Precision
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import Tensor, nn
 
-from serving.errors import BadSetting
+from serving.errors import BadData, BadSetting
 from training.recipe import Recipe
 
 __all__ = [
+    "agree",
     "gather_rows",
     "gather_shares",
     "mean_gradients",
@@ -95,6 +96,21 @@ def processes(device: str, recipe: Recipe) -> Iterator[Fabric]:
             torch.distributed.destroy_process_group()
 
 
+def agree(value: Any, fabric: Fabric) -> None:
+    """See that what every process has read is what the first one has.
+
+    Raises:
+        BadData: In every process, if one of them differs.
+    """
+    if fabric.world_size == 1:
+        return
+    same = torch.tensor([fabric.broadcast(value) == value], device=fabric.device)
+    if not gather_rows(same, fabric).all():
+        raise BadData(
+            f"the {fabric.world_size} processes do not read the same images: give each the same data set"
+        )
+
+
 def share(batch: list[T], fabric: Fabric) -> list[T]:
     """Give this process's run of rows of a batch that divides evenly."""
     size = len(batch) // fabric.world_size
@@ -114,7 +130,24 @@ def gather_rows(rows: Tensor, fabric: Fabric) -> Tensor:
     if fabric.world_size == 1:
         return rows
     gathered: Tensor = fabric.all_gather(rows, sync_grads=rows.requires_grad)  # type: ignore[assignment]
-    return gathered.flatten(0, 1)
+    return _InRows.apply(gathered.flatten(0, 1))  # type: ignore[no-any-return]
+
+
+class _InRows(torch.autograd.Function):
+    """The same tensor, whose gradient is laid out row by row before it goes back to the processes.
+
+    On gloo torch sends a gradient as it lies in memory: one laid out by columns would arrive scrambled.
+    """
+
+    @staticmethod
+    def forward(context: Any, rows: Tensor) -> Tensor:
+        """Give the rows as they are."""
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> Tensor:
+        """Give the gradient in rows."""
+        return grad.contiguous()
 
 
 def gather_shares(rows: Tensor, total: int, fabric: Fabric) -> Tensor:

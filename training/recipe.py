@@ -1,6 +1,7 @@
 """A recipe: every number that training needs, by name and checked."""
 
 import difflib
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -77,8 +78,17 @@ def make_recipe(values: Mapping[str, Any], *, source: str) -> Recipe:
         key = str(first["loc"][0])
         told = Recipe.model_fields[key].description
         raise BadSetting(
-            f"recipe {source} sets {key!r} to {first['input']!r}: {first['msg'].lower()} ({key}: {told})"
+            f"recipe {source} sets {key!r} to {_shown(first['input'])}: {first['msg'].lower()}"
+            f" ({key}: {told})"
         ) from error
+
+
+def _shown(value: object) -> str:
+    """Give a value in a few words, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return f"a very large {type(value).__name__}"
 
 
 def _nearest(key: object) -> str:

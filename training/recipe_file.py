@@ -5,6 +5,7 @@ the file's own winning. A file of ours whose name begins with an underscore is o
 """
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ __all__ = ["RECIPES", "head_comment", "load_recipe", "parse_yaml", "recipe_names
 RECIPES = Path(__file__).parent / "recipes"
 _DEEPEST = 8
 """Most files that stand on one another."""
+_MOST = 64
+"""Most files that a recipe is read from."""
 
 
 def recipe_names() -> list[str]:
@@ -74,7 +77,7 @@ def head_comment(name: str) -> str:
         NotFound: If there is no such recipe.
     """
     lines = []
-    for line in _find(name).read_text(encoding="utf-8").splitlines():
+    for line in _find(name).read_text(encoding="utf-8", errors="replace").splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").removeprefix(" ").rstrip())
@@ -89,7 +92,7 @@ def _find(name: str) -> Path:
     """Give the path of a recipe of ours by name, or of the caller's own file."""
     if (ours := _ours()).get(name):
         return ours[name]
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # which leaves an unknown user's name as it is
     if path.suffix in (".yaml", ".yml"):
         if path.is_file():
             return path
@@ -102,8 +105,12 @@ def _find(name: str) -> Path:
     )
 
 
-def _read_layered(path: Path, depth: int = 1) -> dict[str, Any]:
-    """Read a file on top of its bases."""
+def _read_layered(path: Path, depth: int = 1, read: list[Path] | None = None) -> dict[str, Any]:
+    """Read a file on top of its bases; `read` lists the files so far."""
+    read = [] if read is None else read
+    read.append(path)
+    if len(read) > _MOST:
+        raise BadSetting(f"recipe {read[0]} stands on more than {_MOST} files")
     values = _read_yaml(path)
     bases = values.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
@@ -115,7 +122,7 @@ def _read_layered(path: Path, depth: int = 1) -> dict[str, Any]:
     for base in bases:
         beside = path.parent / base  # a user's file may name a file next to it
         found = beside if beside.suffix in (".yaml", ".yml") and beside.is_file() else _find(base)
-        below |= _read_layered(found, depth + 1)
+        below |= _read_layered(found, depth + 1, read)
     return below | values
 
 

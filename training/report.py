@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog import Format, Row, select
 from serving.errors import BadData, BadSetting
-from training.checkpoint import write_file
 from training.findings import Findings, find_assignments, look, measure
 from training.history import read_history
 from training.page.about import about_section
@@ -29,6 +28,7 @@ from training.pictures import tell_unreadable
 from training.ranking import choose_queries, rank
 from training.run import Run, load_run
 from training.sample import draw_sample
+from training.whole_file import write_file
 
 __all__ = ["Settings", "render", "run"]
 

@@ -1,13 +1,16 @@
 """A run folder: recipe.yaml, record.json, metrics.csv, best.safetensors, last.safetensors."""
 
+import contextlib
 import csv
+import hashlib
 import io
 import json
 import logging
+import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,19 +19,12 @@ from typing import Any
 import yaml
 
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchError, NotFound
-from training.checkpoint import (
-    aside_of,
-    entry,
-    load_checkpoint,
-    load_module,
-    load_state,
-    unprefixed,
-    write_file,
-)
+from training.checkpoint import entry, load_checkpoint, load_module, load_state, unprefixed
 from training.embedder import Embedder, build_embedder
 from training.recipe import Recipe, make_recipe
 from training.recipe_file import parse_yaml
 from training.record import check_record
+from training.whole_file import is_aside, write_file
 
 __all__ = [
     "BEST",
@@ -41,6 +37,7 @@ __all__ = [
     "provenance",
     "read_recipe",
     "read_record",
+    "reserved",
     "write_metrics",
     "write_record",
 ]
@@ -71,6 +68,8 @@ class Run:
     recipe: Recipe
     embedder: Embedder
     """In evaluation mode, on the CPU."""
+    epoch: int
+    """Of the weights, counted from 1; 0 is the start."""
     record: dict[str, Any]
     """`name`, `versions`, `seed`, `git_commit`, `data` (root, format, table, split, classes, ...),
     `metrics` of the weights that are kept (see `ModelSpec.accuracy`); checked by `training.record`."""
@@ -87,18 +86,24 @@ def load_run(path: Path) -> Run:
     recipe = read_recipe(path)
     record = read_record(path)
     if not (path / BEST).is_file():
+        if (path / LAST).is_file():
+            raise BadArtifact(
+                f"the run {path} has lost {BEST}, the weights that it kept: bring the file back, or train"
+                " again"
+            )
         raise NotFound(f"the run {path} has no {BEST}: its first epoch has not ended")
     tensors, best = load_checkpoint(path / BEST)
     _check_trained(path, recipe, best)
     # the weights come from the checkpoint: the recipe's own package or file need not be here
     embedder = build_embedder(recipe.model_copy(update={"weights": "none"}))
     load_module(embedder, unprefixed("model", tensors), source=path / BEST)
-    return Run(path, recipe, embedder.eval(), record)
+    return Run(path, recipe, embedder.eval(), entry(best, "epoch", int, source=path / BEST), record)
 
 
 def _check_trained(path: Path, recipe: Recipe, best: Mapping[str, Any]) -> None:
     """Refuse weights that no epoch has trained, and warn of a training that has not ended."""
-    done, finished = recipe.epochs, True
+    kept = entry(best, "epoch", int, source=path / BEST)
+    done, finished = kept, True
     if (path / LAST).is_file():
         state = load_state(path / LAST)
         done = entry(state, "epochs_done", int, source=path / LAST)
@@ -110,7 +115,7 @@ def _check_trained(path: Path, recipe: Recipe, best: Mapping[str, Any]) -> None:
         )
     if not finished:
         _log.warning("the run %s has ended %d of its %d epochs", path, done, recipe.epochs)
-    if entry(best, "epoch", int, source=path / BEST) == 0:
+    if kept == 0:
         _log.warning(
             "the weights of %s are untrained: on validation, no epoch did better than the start", path
         )
@@ -135,7 +140,7 @@ def check_vacant(path: Path) -> None:
 
 def _is_stump(names: Set[str], path: Path) -> bool:
     """Tell whether a folder is empty, or holds only what `begin` leaves when it is cut before its end."""
-    if not names <= {_RECORD, aside_of(Path(_RECORD)).name, aside_of(Path(_RECIPE)).name}:
+    if any(name != _RECORD and not is_aside(name, _RECORD) and not is_aside(name, _RECIPE) for name in names):
         return False
     if _RECORD in names:
         try:
@@ -145,21 +150,54 @@ def _is_stump(names: Set[str], path: Path) -> bool:
     return True
 
 
-def begin(path: Path, recipe: Recipe, record: Mapping[str, Any]) -> None:
-    """Make the folder of a new run, which can be resumed from then on; cut on the way, it is still vacant.
+@contextlib.contextmanager
+def reserved(path: Path) -> Iterator[None]:
+    """Keep a run folder from every other process that would train in it; it is made where it is not there.
 
     Raises:
+        AlreadyExists: If another process trains in it.
         BadSetting: If it cannot be made.
-        CrossbatchError: If it cannot be written to.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise BadSetting(f"the run folder {path} cannot be made: {reason}") from error
+    if os.name != "posix":  # where folders cannot be locked
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AlreadyExists(
+                f"another process trains in {path} just now: wait for its end, or choose another folder"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)  # and with it the lock, as at whatever end of the process
+
+
+def begin(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
+    """Fill the reserved folder of a new run, which can be resumed from then on; cut here, it is still vacant.
+
+    Args:
+        path: The folder.
+        recipe: Every setting.
+        record: Of the run; gets `recipe_digest`.
+
+    Raises:
+        AlreadyExists: If a run has come into it.
+        CrossbatchError: If it cannot be written to.
+    """
+    check_vacant(path)
+    text = yaml.safe_dump(recipe.model_dump(), sort_keys=False).encode()
+    record["recipe_digest"] = hashlib.sha256(text).hexdigest()
     write_record(path, record)
-    # last, since a folder with a recipe is a run
-    write_file(path / _RECIPE, yaml.safe_dump(recipe.model_dump(), sort_keys=False).encode())
+    write_file(path / _RECIPE, text)  # last, since a folder with a recipe is a run
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -175,9 +213,16 @@ def read_recipe(path: Path) -> Recipe:
         hint = ", for its start was cut: train it again without --resume" if cut else ""
         raise NotFound(f"{path} is not a run folder: it has no {_RECIPE}{hint}")
     try:
-        values = parse_yaml(file.read_text(encoding="utf-8"))
+        contents = file.read_bytes()
+        values = parse_yaml(contents.decode())
     except (OSError, ValueError) as error:
         raise BadArtifact(f"{file} is damaged: it is not readable YAML") from error
+    digest = read_record(path).get("recipe_digest") if (path / _RECORD).is_file() else None
+    if digest not in (None, hashlib.sha256(contents).hexdigest()):
+        raise BadArtifact(
+            f"{file} is damaged or was edited: it is not what the run was started with; put it back, or train"
+            " another run"
+        )
     if not isinstance(values, dict):
         raise BadArtifact(f"{file} is damaged: it holds no table of settings")
     return make_recipe(values, source=str(file))

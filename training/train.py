@@ -1,6 +1,7 @@
 """`crossbatch train`: from a recipe and a folder of images to a run folder with the best weights."""
 
 import builtins
+import contextlib
 import logging
 import os
 import textwrap
@@ -18,12 +19,19 @@ from serving.errors import BadData, BadSetting
 from training.board import Board
 from training.fit import fit
 from training.partition import Partition, divide, read_own
-from training.pictures import Pictures, QuarterTurns, tell_unreadable, training_decoder, viewing_decoder
-from training.processes import processes
+from training.pictures import (
+    Pictures,
+    QuarterTurns,
+    first_of,
+    tell_unreadable,
+    training_decoder,
+    viewing_decoder,
+)
+from training.processes import agree, processes
 from training.recipe import Recipe
 from training.recipe_file import head_comment, load_recipe, recipe_names
 from training.record import MAX_NAME
-from training.run import LAST, begin, check_vacant, provenance, read_recipe, read_record
+from training.run import LAST, begin, check_vacant, provenance, read_recipe, read_record, reserved
 from training.trainee import start_trainee
 
 __all__ = ["Settings", "render", "run"]
@@ -124,6 +132,14 @@ def _train(
             " or start fewer processes"
         )
     unreadable = [*pictures.unreadable, *(validation.unreadable if validation else ())]
+    keys = [bad.key for bad in unreadable]
+    agree({"digest": about["digest"], "unreadable": keys}, fabric)
+    if settings.resume and sorted(keys) != sorted(record["data"].get("unreadable", [])):
+        raise BadData(
+            f"{len(keys)} images of {catalog.root} cannot be read{first_of(unreadable)}, but"
+            f" {len(record['data'].get('unreadable', []))} could not when the run {folder} was started:"
+            " resuming needs the same images"
+        )
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
     source = QuarterTurns(pictures) if recipe.quarter_turns else pictures
@@ -134,14 +150,15 @@ def _train(
             "name": _name(settings.recipe or ""),
             **provenance(),
             "seed": recipe.seed,
-            "data": about | {"unreadable": [bad.key for bad in unreadable]},
+            "data": about | {"unreadable": keys},
             "metrics": {},
         }
-        fabric.barrier()  # every process has seen that the folder was vacant
-        if fabric.is_global_zero:
+    fabric.barrier()  # every process has seen that the folder was vacant
+    with reserved(folder) if fabric.is_global_zero else contextlib.nullcontext():
+        if fabric.is_global_zero and not settings.resume:
             begin(folder, recipe, record)  # once nothing of the settings can fail any more
         fabric.barrier()
-    logbook = fit(recipe, trainee, source, validation, folder, record, fresh=fresh, board=board)
+        logbook = fit(recipe, trainee, source, validation, folder, record, fresh=fresh, board=board)
     return {
         "run": str(folder),
         "recipe": record["name"],

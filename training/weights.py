@@ -1,6 +1,7 @@
 """Weights: where those of a backbone come from, and how they are fitted in; no network and no pickle."""
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def read_weights(weights: str, backbone: str) -> tuple[dict[str, Tensor], str]:
     """
     if weights.startswith("package:"):
         return _read_package(weights, backbone), weights
-    path = find_published(backbone) if weights == "published" else Path(weights).expanduser()
+    path = find_published(backbone) if weights == "published" else Path(os.path.expanduser(weights))
     return _read_file(path), str(path)
 
 
@@ -170,13 +171,27 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
         raise BadArtifact(f"{path} cannot be read as weights: {_line(error)}") from error
     except Exception as error:  # torch has no one class for a damaged or forbidden pickle
-        raise BadArtifact(f"{path} holds something other than plain weights: {_line(error)}") from error
+        raise BadArtifact(
+            f"{path} is damaged, or holds more than plain tensors, which is never loaded: save its state_dict"
+            " alone, as .safetensors"
+        ) from error
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise BadArtifact(f"{path} does not hold a table of names to tensors")
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and _is_plain(value) for name, value in state.items()
+    ):
+        raise BadArtifact(f"{path} does not hold a table of names to plain tensors")
     return dict(state)
+
+
+def _is_plain(value: object) -> bool:
+    """Tell whether something is a tensor of numbers that lie in memory, one after the other."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not (value.is_quantized or value.is_meta or value.is_complex())
+    )
 
 
 def _fit_by_timm(body: nn.Module, state: Mapping[str, Tensor], source: str) -> Mapping[str, Tensor]:

@@ -21,6 +21,7 @@ _MOST_UNPACKED: Final = 1 << 28
 _DEEPEST: Final = 8  # arrays within arrays
 _MATRIX, _PACKED = 14, 15  # types of elements
 _CELL, _STRUCT, _CHAR, _NUMBERS = 1, 2, 4, range(6, 16)  # classes of arrays
+_MOST_NUMBERS: Final = 1 << 20
 _CODES: Final = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "f", 9: "d", 12: "q", 13: "Q"}
 
 
@@ -146,6 +147,8 @@ def _numbers(kind: int, content: memoryview, order: str) -> list[float]:
     if kind not in _CODES:
         raise ValueError(f"numbers are of the type {kind}, which is none that is known")
     code = _CODES[kind]
+    if len(content) > _MOST_NUMBERS * struct.calcsize(code):
+        raise ValueError(f"an array has more than {_MOST_NUMBERS:,} numbers, and no list is that long")
     return list(struct.unpack(f"{order}{len(content) // struct.calcsize(code)}{code}", content))
 
 

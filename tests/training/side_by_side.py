@@ -1,6 +1,6 @@
 """What each of two processes does in test_processes.py; started by torchrun.
 
-Arguments: the folder of the images, the recipe, the folder to write to.
+Arguments: the folder of the images, the folder to write to, the recipes, of which the last one is trained.
 """
 
 import sys
@@ -62,11 +62,13 @@ def gradients(data: Path, recipe_file: str, device: str = "cpu") -> dict[str, to
 
 
 if __name__ == "__main__":
-    data, recipe, out = sys.argv[1:]
-    found = gradients(Path(data), recipe)
-    rank = torch.distributed.get_rank()
-    fabric = start_processes("cpu", load_recipe(recipe))
-    found["order"] = gather_rows(torch.full((2,), rank), fabric)
-    save_file({name: value.contiguous() for name, value in found.items()}, f"{out}/{rank}.safetensors")
+    data, out, *recipes = sys.argv[1:]
+    for recipe in recipes:
+        found = gradients(Path(data), recipe)
+        rank = torch.distributed.get_rank()
+        found["order"] = gather_rows(torch.full((2,), rank), start_processes("cpu", load_recipe(recipe)))
+        save_file(
+            {name: value.contiguous() for name, value in found.items()}, f"{out}/{Path(recipe).stem}.{rank}"
+        )
     torch.distributed.barrier()
-    sys.exit(crossbatch.main(["train", recipe, "--data", data, "--out", f"{out}/run"]))
+    sys.exit(crossbatch.main(["train", recipes[-1], "--data", data, "--out", f"{out}/run"]))

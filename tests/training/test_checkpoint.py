@@ -21,8 +21,8 @@ from training.checkpoint import (
     prefixed,
     save_checkpoint,
     unprefixed,
-    write_file,
 )
+from training.whole_file import write_file
 
 
 def test_round_trip(tmp_path: Path) -> None:

@@ -246,12 +246,12 @@ def test_what_killed_exports_left_is_swept(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(module, "_to_onnx", lambda *_: tiny_graph(size=SIZE))
     monkeypatch.setattr(module, "Encoder", lambda _: None)
     monkeypatch.setattr(module, "check_parity", lambda *_: 0.0)
-    dead, alive = tmp_path / f".m.onnx.{ended.pid}.partial", tmp_path / f".m.onnx.{os.getppid()}.partial"
+    dead, alive = tmp_path / f".m.onnx.{ended.pid}.tmp", tmp_path / f".m.onnx.{os.getppid()}.tmp"
     others = [
-        tmp_path / f".n.onnx.{ended.pid}.partial",  # of another target
-        tmp_path / ".m.onnx.mine.partial",
-        tmp_path / f".m.onnx.{10**30}.partial",
-        tmp_path / f"m.onnx.{ended.pid}.partial",
+        tmp_path / f".n.onnx.{ended.pid}.tmp",  # of another target
+        tmp_path / ".m.onnx.mine.tmp",
+        tmp_path / f".m.onnx.{10**30}.tmp",
+        tmp_path / f"m.onnx.{ended.pid}.tmp",
     ]
     for file in (dead, alive, *others):
         file.write_bytes(b"half a model")
@@ -310,7 +310,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             "weights": "/home/someone/weights.pth",
         }
     )
-    found = Run(tmp_path / "run", recipe, _embedder(), record)
+    found = Run(tmp_path / "run", recipe, _embedder(), 1, record)
     monkeypatch.setattr(module, "load_run", lambda path: found)
     return found
 

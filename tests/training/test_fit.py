@@ -1,6 +1,7 @@
 """The training loop: every setting reaches the step that it is about."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import training.fit
 import training.objective
 import training.run
 import training.train
-from serving.errors import BadSetting
+from serving.errors import BadData, BadSetting
+from tests.training.drawn import draw_folder
 from training import metrix
 from training.augment import Augmentation
 from training.checkpoint import load_checkpoint
@@ -22,6 +24,7 @@ from training.recipe import Recipe
 from training.run import load_run
 from training.schedule import xml_weight
 from training.train import Settings, render, run
+from training.trainee import start_trainee
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_step(
@@ -272,3 +275,28 @@ def test_erasing_paints_a_part_in_the_mean_colour() -> None:
     erased = Augmentation(Recipe(image_size=20, erasing=1))(white, 0)
     colours = {tuple(pixel) for pixel in erased.reshape(-1, 3).tolist()}
     assert colours == {(255, 255, 255), (124, 116, 104)}
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_what_goes_wrong_in_a_process_of_the_loader_is_one_sentence(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = draw_folder(tmp_path / "data", classes=6, images=4, size=18)
+    inner = start_trainee
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        (data / "class00" / "0.png").unlink()
+        return inner(*arguments, **options)
+
+    monkeypatch.setattr(training.train, "start_trainee", start)
+    with pytest.raises(BadData, match=r"^[^\n]*0\.png could be read before, but now cannot: [^\n]*$"):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["workers=1", "memory_gib=0"]))
+
+
+def test_a_process_of_the_loader_that_is_killed_is_told() -> None:
+    def killed() -> Iterator[None]:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+        yield
+
+    with pytest.raises(BadSetting, match=r"has been killed.*set workers lower"):
+        list(training.fit._drawn(killed()))  # type: ignore[arg-type]

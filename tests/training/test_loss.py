@@ -258,7 +258,7 @@ def test_the_docs_list_every_loss_with_its_options_and_defaults(name: str) -> No
             {"pos_margin": 1.5},
             "pos_margin set to 1.5, but it should be less than or equal to 1",
         ),
-        ("contrastive", {"pos_margin": "0.5"}, "pos_margin set to '0.5', but it should be a valid number"),
+        ("contrastive", {"pos_margin": "half"}, "pos_margin set to 'half', but it should be a valid number"),
         ("contrastive", {"neg_margin": float("nan")}, "should be a finite number"),
         ("triplet", {"margin": -0.1}, "margin set to -0.1, but it should be greater than 0"),
         ("triplet", {"margin": True}, "should be a valid number"),
@@ -283,3 +283,12 @@ def test_a_wrong_setting_is_answered_with_what_is_right(
 ) -> None:
     with pytest.raises(BadSetting, match=message):
         build_loss(name, classes=CLASSES, dimension=D, **options)
+
+
+def test_a_number_that_yaml_takes_for_text_is_a_number() -> None:
+    embeddings, labels = torch.randn(6, 3), torch.tensor([0, 0, 1, 1, 2, 2])
+    found = [
+        build_loss("contrastive", classes=3, dimension=3, neg_margin=margin)(embeddings, labels)
+        for margin in ("1e-1", 0.1)
+    ]
+    assert torch.equal(*found)

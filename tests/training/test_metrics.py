@@ -298,3 +298,11 @@ def test_the_benchmark_finds_equal_figures_and_accounts_for_memory() -> None:
     assert 0.2 < ours["figures"]["MAP@R"] < 0.999  # neither nothing nor everything is found
     assert 0 < ours["mebibytes"] < 600
     assert "the figures differ by at most" in table("sop", found)
+
+
+@pytest.mark.parametrize("length", [1e-30, 1e-14, 1e19, 1e30])
+def test_figures_do_not_depend_on_how_long_embeddings_are(length: float) -> None:
+    torch.manual_seed(0)
+    embeddings, labels = torch.randn(40, 8), torch.arange(40) % 5
+    found, plain = (retrieval_metrics(rows, labels) for rows in (embeddings * length, embeddings))
+    assert found.map_at_r == pytest.approx(plain.map_at_r)

@@ -158,6 +158,11 @@ def test_data_that_cannot_be_trained_on_is_refused(root: Path, tmp_path: Path) -
             read(root),
             RECIPE.model_copy(update={"split_train": 2, "validation": 0.1, "classes_per_batch": 1}),
         )
+    with pytest.raises(BadData, match="3 images to train on, but a batch takes 4, so that some would be in"):
+        divide(
+            read(root),
+            RECIPE.model_copy(update={"split_train": 1, "classes_per_batch": 1, "images_per_class": 4}),
+        )
     (root / "class99").mkdir()
     with pytest.raises(BadData, match=r"'class99'.*has no image"):
         divide(read(root), RECIPE)

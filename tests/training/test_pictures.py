@@ -1,5 +1,6 @@
 """Pictures and their classes: bad files named, pixels kept or read again."""
 
+import io
 import weakref
 from math import inf
 from pathlib import Path
@@ -154,3 +155,12 @@ def test_processes_share_pictures_out_in_order(root: Path, processes: int) -> No
     together = [image for share in shares for image in share]
     assert len(together) == len(pictures)
     assert all((ours == theirs).all() for ours, theirs in zip(together, pictures, strict=True))
+
+
+def test_a_very_long_image_is_cut_to_its_middle() -> None:
+    ramp = np.tile(np.arange(4000, dtype=np.uint16) // 16, (1, 1)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(ramp).save(file, "PNG")
+    pixels = training_decoder(RECIPE)(file.getvalue())
+    assert pixels.shape == (1, 16, 3)
+    assert set(pixels[0, :, 0].tolist()) <= {124, 125}  # of 0 to 249

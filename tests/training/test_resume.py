@@ -1,16 +1,19 @@
 """A run that was cut and resumed equals one that was not, bit for bit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from serving.errors import BadArtifact, BadData, BadSetting, ModelMismatch, NotFound
+import training.train
+from serving.errors import AlreadyExists, BadArtifact, BadData, BadSetting, ModelMismatch, NotFound
 from tests.training.drawn import draw_folder
 from tests.training.small_run import cut_at, equal_runs
 from training.checkpoint import load_checkpoint, save_checkpoint
-from training.run import load_run
+from training.run import load_run, reserved
 from training.train import Settings, render, run
+from training.trainee import start_trainee
 
 
 def test_the_same_seed_gives_the_same_run(whole: Path, data: Path, recipe: str, tmp_path: Path) -> None:
@@ -132,3 +135,71 @@ def test_whatever_a_run_remembers_it_resumes_bit_for_bit(
         monkeypatch.undo()
         run(Settings(out=tmp_path / f"cut{step}", resume=True))
         equal_runs(tmp_path / "whole", tmp_path / f"cut{step}")
+
+
+def test_one_process_trains_in_a_folder_at_a_time(
+    whole: Path, data: Path, recipe: str, tmp_path: Path
+) -> None:
+    with reserved(tmp_path / "r"), pytest.raises(AlreadyExists, match="another process trains in"):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
+    with reserved(tmp_path / "r"), pytest.raises(AlreadyExists, match="another process trains in"):
+        run(Settings(out=tmp_path / "r", resume=True))
+    equal_runs(whole, tmp_path / "r")
+
+
+def test_a_run_that_came_into_the_folder_while_images_were_read_is_left(
+    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "r"
+    inner = start_trainee
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        run(Settings(recipe=recipe, data=data, out=out, set=["seed=5"]))
+        return inner(*arguments, **options)
+
+    monkeypatch.setattr(training.train, "start_trainee", start)
+    with pytest.raises(AlreadyExists, match="holds a run already"):
+        run(Settings(recipe=recipe, data=data, out=out))
+    assert load_run(out).recipe.seed == 5
+
+
+def test_a_recipe_that_was_shortened_or_edited_is_told(data: Path, recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    run(Settings(recipe=recipe, data=data, out=out, set=["epochs=1"]))
+    text = (out / "recipe.yaml").read_text()
+    for changed in ("".join(text.splitlines(keepends=True)[:40]), text.replace("epochs: 1", "epochs: 2")):
+        (out / "recipe.yaml").write_text(changed)
+        for use in (lambda: load_run(out), lambda: run(Settings(out=out, resume=True))):
+            with pytest.raises(BadArtifact, match=r"recipe\.yaml is damaged or was edited"):
+                use()
+
+
+def test_a_resume_on_images_that_cannot_be_read_any_more_is_refused(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = draw_folder(tmp_path / "data", classes=6, images=4, size=18)
+    cut_at(3, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
+    monkeypatch.undo()
+    (data / "class02" / "1.png").write_text("no image")
+    with pytest.raises(BadData, match=r"1 images .* cannot be read \(first: class02/1\.png.*but 0 could not"):
+        run(Settings(out=tmp_path / "r", resume=True))
+
+
+def test_weights_that_are_gone_or_were_never_trained_are_told(
+    data: Path, recipe: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "r"
+    run(Settings(recipe=recipe, data=data, out=out, set=["epochs=1", "validation=0"]))
+    tensors, state = load_checkpoint(out / "best.safetensors")
+    (out / "last.safetensors").rename(tmp_path / "last")
+    save_checkpoint(out / "best.safetensors", tensors, state | {"epoch": 0})
+    with pytest.raises(NotFound, match="no trained weights"):
+        load_run(out)
+    (tmp_path / "last").rename(out / "last.safetensors")
+    (out / "best.safetensors").unlink()
+    with pytest.raises(BadArtifact, match=r"lost best\.safetensors"):
+        load_run(out)

@@ -15,11 +15,12 @@ import training.run
 import training.train
 from serving.errors import AlreadyExists, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
-from training.checkpoint import load_checkpoint, write_file
+from training.checkpoint import load_checkpoint
 from training.pictures import Pictures
 from training.recipe_file import recipe_names
 from training.run import load_run
 from training.train import Settings, render, run
+from training.whole_file import write_file
 
 
 def test_a_run_folder_tells_all(whole: Path, data: Path) -> None:
@@ -95,7 +96,7 @@ def test_a_start_that_was_cut_is_vacant(
     def cut(path: Path, contents: bytes) -> None:
         if path.name == name:
             if at == "replace":  # as kill -9 leaves it
-                (path.parent / f".{name}.tmp").write_bytes(contents[:10])
+                (path.parent / f".{name}.99999999.tmp").write_bytes(contents[:10])
             raise KeyboardInterrupt
         inner(path, contents)
 

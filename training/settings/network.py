@@ -25,7 +25,7 @@ class NetworkSettings(BaseModel):
     )
     crop_fraction: float = Field(
         1.0,
-        gt=0,
+        ge=0.1,
         le=1,
         description="share of an image's shorter side that the centre crop keeps when the model is used",
     )
