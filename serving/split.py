@@ -52,9 +52,13 @@ def select(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[Row, ...]:
         return catalog.rows
     found = _side(catalog.rows, split, rule, _training_groups(catalog, rule))
     if not found:  # only a split of the data set's own can have an empty side
-        named = Counter(row.split or "neither" for row in catalog.rows if row.label)
+        named = Counter(row.split or "on no side" for row in catalog.rows if row.label)
         counts = ", ".join(f"{name} {count}" for name, count in sorted(named.items()))
-        advice = "take the split test" if split in ("query", "gallery") else "cut it by class or folder"
+        advice = (
+            "take the split test"
+            if split in ("query", "gallery")
+            else "cut it by class or folder (split_by of a recipe)"
+        )
         raise BadData(
             f"{catalog.root} names no{' unseen' if rule.by != 'given' else ''} image with a label as {split}"
             f" ({counts}); {advice}"
@@ -97,10 +101,15 @@ def _training_groups(catalog: Catalog, rule: SplitRule) -> frozenset[str]:
     groups = sorted({_group(label, rule) for label in labels})
     if rule.by == "folder" and not any("/" in label for label in labels):
         raise BadData(
-            f"{catalog.root} has no folders above its {len(groups)} class folders to cut by; cut it by class"
+            f"{catalog.root} has no folders above its {len(groups)} class folders to cut by; cut it by class (split_by=class)"
         )
     # A share rounds down, and 0.29 of 100 is 29 in spite of binary fractions.
     count = int(len(groups) * rule.train + 1e-9) if isinstance(rule.train, float) else rule.train
+    if len(groups) == 1:
+        raise BadData(
+            f"{catalog.root} has one {rule.by} alone ({groups[0]!r}), which cannot be cut in two: give at"
+            " least two to train on, and some to test"
+        )
     if not 0 < count < len(groups):
         raise BadData(
             f"the {rule.by} count of {catalog.root} is {len(groups)}, of which the split rule "

@@ -190,7 +190,10 @@ def build_loss(name: str, *, classes: int, dimension: int, **options: float | st
     known = set(inspect.signature(entry).parameters) - {"classes", "dimension"}
     for option in options:
         if option not in known:
-            raise BadSetting(f"the {name} loss has no option {option!r}: {_suggest(option, known)}")
+            raise BadSetting(
+                f"the {name} loss has no option {option!r}: {_suggest(option, known)}"
+                " (a recipe's own go by --set 'loss_options={}')"
+            )
     types = typing.get_type_hints(entry, include_extras=True)
     checked = {
         option: _check(name, option, value, types.get(option, Any)) for option, value in options.items()

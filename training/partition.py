@@ -36,6 +36,10 @@ class Partition:
     fold: int = 0
     """Which of the folds `validation` is, counted from 0; of no meaning without folds."""
 
+    def classes(self, recipe: Recipe) -> int:
+        """Count the classes that train, with their quarter turns where the recipe has these."""
+        return len({row.label for row in self.train}) * (4 if recipe.quarter_turns else 1)
+
     def describe(self) -> dict[str, Any]:
         """Give what a run's record says of its data; `digest` changes when an image comes, goes or moves."""
         return {
@@ -63,13 +67,6 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
     check_complete(catalog)
     rows = select(catalog, "train", recipe.split)
     train, validation = hold_out(rows, recipe)
-    classes = len({row.label for row in train}) * (4 if recipe.quarter_turns else 1)
-    if classes < recipe.classes_per_batch:
-        turned = " with their quarter turns" if recipe.quarter_turns else ""
-        raise BadData(
-            f"there are {classes} classes{turned} to train on, but a batch takes {recipe.classes_per_batch}:"
-            f" give more classes or set classes_per_batch to {classes} or less"
-        )
     key = "folds" if recipe.folds else "validation"
     held = len({row.label for row in validation})
     if held == 1:
@@ -82,6 +79,13 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
         raise BadData(
             f"none of the {held} validation classes has two images, so that nothing could be found: set {key}"
             " to 0 to keep the last epoch"
+        )
+    classes = len({row.label for row in train}) * (4 if recipe.quarter_turns else 1)
+    if classes < recipe.classes_per_batch:
+        turned = " with their quarter turns" if recipe.quarter_turns else ""
+        raise BadData(
+            f"there are {classes} classes{turned} to train on, but a batch takes {recipe.classes_per_batch}:"
+            f" give more classes or set classes_per_batch to {classes} or less"
         )
     rows_of_batch = recipe.classes_per_batch * recipe.images_per_class
     images = len(train) * (4 if recipe.quarter_turns else 1)

@@ -100,6 +100,8 @@ def run(settings: Settings) -> dict[str, Any]:
     )
     measured = measure(findings)
     note = _note(settings, findings, measured, whole=len(rows))
+    if loaded.epoch == 0:
+        note += " These weights are untrained: on validation, no epoch did better than the start."
     sections = [
         figures_section(loaded.record, history, measured, title=f"{_SPLITS[settings.split]}, now", note=note),
         curves_section(history, validated=bool(loaded.record["data"].get("validation_classes"))),

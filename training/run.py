@@ -211,6 +211,8 @@ def read_recipe(path: Path) -> Recipe:
     if not file.is_file():
         cut = (path / _RECORD).is_file() and not (path / LAST).exists()
         hint = ", for its start was cut: train it again without --resume" if cut else ""
+        if (path / "mlrc.json").is_file():
+            hint = f"; of the runs of `crossbatch mlrc` take one, such as {path / 'repeat0' / 'fold0'}"
         raise NotFound(f"{path} is not a run folder: it has no {_RECIPE}{hint}")
     try:
         contents = file.read_bytes()

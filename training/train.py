@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.catalog import Catalog, Format, read
 from serving.errors import BadData, BadSetting
 from training.board import Board
+from training.checkpoint import load_state
 from training.fit import fit
 from training.partition import Partition, divide, read_own
 from training.pictures import (
@@ -32,7 +33,7 @@ from training.recipe import Recipe
 from training.recipe_file import head_comment, load_recipe, recipe_names
 from training.record import MAX_NAME
 from training.run import LAST, begin, check_vacant, provenance, read_recipe, read_record, reserved
-from training.trainee import start_trainee
+from training.trainee import build_network, start_trainee
 
 __all__ = ["Settings", "render", "run"]
 
@@ -75,9 +76,10 @@ def run(settings: Settings) -> dict[str, Any]:
     """Train as the recipe says.
 
     Returns:
-        `run`, `recipe`, `epochs`, `best` (the epoch kept, and its metrics on validation classes where there
-        are any), `unlabelled` (how many images of the data set are of no class), `unreadable` and `seconds`;
-        with `list`, only `recipes`.
+        `run`, `recipe`, `epochs`, `finished` (whether there was nothing left to train), `best` (the epoch
+        kept, and its metrics on validation classes where there are any), `format`, `images` and `classes`
+        that trained, `validation_images`, `unlabelled` (how many images of the data set are of no class),
+        `unreadable` and `seconds`; with `list`, only `recipes`.
 
     Raises:
         CrossbatchError: If a setting, the data or the run folder does not fit, or the loss is not finite.
@@ -102,13 +104,24 @@ def render(result: dict[str, Any]) -> str:
     if result["unlabelled"]:
         lines.append(f"{result['unlabelled']} images are of no class and were left out.")
     best = result["best"]
-    kept = f"Trained {result['epochs']} epochs in {result['seconds']:.0f} s; epoch {best['epoch']} is kept"
+    lines.append(
+        f"{result['images']} images of {result['classes']} classes trained, and {result['validation_images']}"
+        f" chose the epoch; the data set was read as {result['format']}."
+    )
+    if result["finished"]:
+        kept = f"The run was finished already, after {result['epochs']} epochs; epoch {best['epoch']} is kept"
+    else:
+        epochs = "1 epoch" if result["epochs"] == 1 else f"{result['epochs']} epochs"
+        kept = f"Trained {epochs} in {result['seconds']:.0f} s; epoch {best['epoch']} is kept"
     if "map_at_r" in best:
         kept += (
             f": MAP@R {100 * best['map_at_r']:.1f}, R@1 {100 * best['recall_at']['1']:.1f}"
             " on the validation classes (percent)"
         )
-    lines += [f"{kept}.", f"The run is in {result['run']}."]
+    lines.append(f"{kept}.")
+    if best["epoch"] == 0:
+        lines.append("No epoch did better than the start on validation: these weights are untrained.")
+    lines.append(f"The run is in {result['run']}.")
     return "\n".join(lines)
 
 
@@ -123,6 +136,9 @@ def _train(
             f"{catalog.root}, read as {catalog.format}, holds other images than the run {folder} was started"
             f" on ({record['data']['root']}, read as {record['data']['format']}): resuming needs the same"
         )
+    fresh = not (folder / LAST).is_file()
+    # before the minutes that reading images may take: what a setting spoils, and weights that are not there
+    network = build_network(recipe, classes=partition.classes(recipe), fresh=fresh)
     board = Board(on=settings.tensorboard and fabric.is_global_zero)
     keep = recipe.memory_gib * 2**30 / fabric.world_size
     pictures, validation = _read_pictures(partition, recipe, keep=keep)
@@ -143,8 +159,7 @@ def _train(
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
     source = QuarterTurns(pictures) if recipe.quarter_turns else pictures
-    fresh = not (folder / LAST).is_file()
-    trainee = start_trainee(recipe, pictures, source, fabric=fabric, fresh=fresh)
+    trainee = start_trainee(recipe, network, pictures, fabric=fabric, fresh=fresh)
     if not settings.resume:
         record = {
             "name": _name(settings.recipe or ""),
@@ -158,12 +173,18 @@ def _train(
         if fabric.is_global_zero and not settings.resume:
             begin(folder, recipe, record)  # once nothing of the settings can fail any more
         fabric.barrier()
+        finished = not fresh and bool(load_state(folder / LAST).get("finished"))
         logbook = fit(recipe, trainee, source, validation, folder, record, fresh=fresh, board=board)
     return {
         "run": str(folder),
         "recipe": record["name"],
         "epochs": logbook.epochs_done,
+        "finished": finished,
         "best": logbook.best,
+        "format": catalog.format,
+        "images": len(pictures),
+        "classes": len(pictures.classes),
+        "validation_images": len(validation) if validation else 0,
         "unlabelled": catalog.unlabelled,
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in unreadable],
     }
@@ -200,7 +221,8 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
         if recipe.made_for not in ("any", catalog.format):
             raise BadData(
                 f"the recipe {settings.recipe} is for the data set {recipe.made_for}, but {catalog.root} was"
-                f" read as {catalog.format}: choose another recipe, or set made_for to any"
+                f" read as {catalog.format}: choose another recipe, such as photos for folders, or add"
+                " --set made_for=any"
             )
         return recipe, {}, folder, catalog
     recipe, record = read_recipe(folder), read_record(folder)

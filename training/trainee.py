@@ -13,11 +13,11 @@ from training.embedding import embed_pictures, pooled_function
 from training.head_init import closed_form_head
 from training.objective import Objective
 from training.optimizer import average_weights, build_optimizer, freeze_weights
-from training.pictures import Pictures, QuarterTurns, Stream, class_numbers, viewing_decoder
+from training.pictures import Pictures, Stream, class_numbers, viewing_decoder
 from training.processes import sync_batchnorm
 from training.recipe import Recipe
 
-__all__ = ["Trainee", "start_trainee"]
+__all__ = ["Trainee", "build_network", "start_trainee"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,34 +49,54 @@ class Trainee:
         return found | ({"average": self.average} if self.average else {})
 
 
-def start_trainee(
-    recipe: Recipe, pictures: Pictures, source: Pictures | QuarterTurns, *, fabric: Fabric, fresh: bool
-) -> Trainee:
-    """Build everything as a training starts it.
-
-    What a setting can spoil fails here, before a new run has a folder.
+def build_network(recipe: Recipe, *, classes: int, fresh: bool) -> tuple[Embedder, Objective]:
+    """Build what learns, as a training starts it: what a setting can spoil fails here, before images.
 
     Args:
         recipe: All settings.
+        classes: Number of classes that train.
+        fresh: No checkpoint will overwrite the weights, so that they have to be right.
+
+    Raises:
+        BadSetting: If a setting does not fit the backbone or the loss.
+        CrossbatchError: If weights cannot be read.
+    """
+    with torch.random.fork_rng(devices=[]):  # the same proxies in every process
+        torch.manual_seed(recipe.seed)
+        objective = Objective(recipe, classes=classes)
+    # a checkpoint holds the weights: what the backbone started from need not be here any more
+    embedder = build_embedder(recipe if fresh else recipe.model_copy(update={"weights": "none"}))
+    freeze_weights(embedder, recipe)
+    if recipe.mixing in ("feature", "all"):
+        _ = embedder.backbone.middle  # refuses a backbone that has none, before hours of training
+    return embedder, objective
+
+
+def start_trainee(
+    recipe: Recipe,
+    network: tuple[Embedder, Objective],
+    pictures: Pictures,
+    *,
+    fabric: Fabric,
+    fresh: bool,
+) -> Trainee:
+    """Put everything in its place for the first step.
+
+    Args:
+        recipe: All settings.
+        network: What `build_network` built.
         pictures: The training images as they are, for a closed-form start.
-        source: The same with the classes that are trained.
         fabric: Device, precision and processes, launched.
         fresh: No checkpoint will overwrite the weights, so that they have to be right.
 
     Raises:
-        BadSetting: If a setting does not fit the backbone, the loss or the processes.
-        CrossbatchError: If weights or images cannot be read.
+        BadSetting: If a setting does not fit the processes.
+        BadData: If images cannot be read.
     """
-    # a checkpoint holds the weights: what the backbone started from need not be here any more
-    embedder = build_embedder(recipe if fresh else recipe.model_copy(update={"weights": "none"}))
+    embedder, objective = network
     embedder.backbone = sync_batchnorm(embedder.backbone, fabric, frozen=recipe.freeze_batchnorm)  # type: ignore[assignment]
-    freeze_weights(embedder, recipe)
-    if recipe.mixing in ("feature", "all"):
-        _ = embedder.backbone.middle  # refuses a backbone that has none, before hours of training
     embedder.to(fabric.device).to(memory_format=torch.channels_last)
-    with torch.random.fork_rng(devices=[]):  # the same proxies in every process
-        torch.manual_seed(recipe.seed)
-        objective = Objective(recipe, classes=len(source.classes)).to(fabric.device)
+    objective.to(fabric.device)
     if fresh:
         _start_head(embedder, pictures, recipe)
     average = average_weights(embedder, recipe.ema_decay) if recipe.ema_decay else None

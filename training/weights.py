@@ -142,7 +142,8 @@ def _read_package(weights: str, backbone: str) -> dict[str, Tensor]:
     package = _PACKAGES[module]
     if package.backbone != backbone:
         raise ModelMismatch(
-            f"{weights} holds weights of {package.backbone}, but the recipe's backbone is {backbone}"
+            f"{weights} holds weights of {package.backbone}, but the recipe's backbone is {backbone}:"
+            " set weights to published, to none or to a file"
         )
     try:
         locate = getattr(importlib.import_module(module), package.locate)

@@ -16,7 +16,7 @@ from training.partition import divide
 from training.pictures import Pictures, training_decoder, viewing_decoder
 from training.processes import gather_rows, gather_shares, mean_gradients, share, start_processes
 from training.recipe_file import load_recipe
-from training.trainee import start_trainee
+from training.trainee import build_network, start_trainee
 
 
 def gradients(data: Path, recipe_file: str, device: str = "cpu") -> dict[str, torch.Tensor]:
@@ -26,7 +26,8 @@ def gradients(data: Path, recipe_file: str, device: str = "cpu") -> dict[str, to
     fabric = start_processes(device, recipe)
     partition = divide(read(data), recipe)
     pictures = Pictures(partition.train, training_decoder(recipe), keep=1e9, label="Reading")
-    trainee = start_trainee(recipe, pictures, pictures, fabric=fabric, fresh=True)
+    network = build_network(recipe, classes=len(pictures.classes), fresh=True)
+    trainee = start_trainee(recipe, network, pictures, fabric=fabric, fresh=True)
     views = Pictures(partition.train, viewing_decoder(recipe), keep=1e9, label="Reading")
     mine = share(list(range(12)), fabric)
     pixels = torch.stack([torch.from_numpy(views[i].copy()) for i in mine])
