@@ -101,7 +101,8 @@ def _training_groups(catalog: Catalog, rule: SplitRule) -> frozenset[str]:
     groups = sorted({_group(label, rule) for label in labels})
     if rule.by == "folder" and not any("/" in label for label in labels):
         raise BadData(
-            f"{catalog.root} has no folders above its {len(groups)} class folders to cut by; cut it by class (split_by=class)"
+            f"{catalog.root} has no folders above its {len(groups)} class folders to cut by; cut it by"
+            " class (split_by=class)"
         )
     # A share rounds down, and 0.29 of 100 is 29 in spite of binary fractions.
     count = int(len(groups) * rule.train + 1e-9) if isinstance(rule.train, float) else rule.train
