@@ -16,7 +16,7 @@ from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from serving.model.preprocess import preprocess
 from tests import oracles
 from tests.training.drawn import NoThreads, draw_folder
-from training import pictures, train
+from training import embedding, pictures, train
 from training.embedder import build_embedder
 from training.embedding import embedder_function
 from training.evaluate import Settings, render, run
@@ -25,7 +25,7 @@ from training.export import run as export
 from training.partition import read_own
 from training.pictures import viewing_decoder
 from training.recipe import Recipe
-from training.run import load_run, read_record
+from training.run import load_run, read_record, write_record
 
 
 @pytest.fixture(scope="module")
@@ -319,3 +319,22 @@ def test_what_cannot_be_measured_is_told(trained: Path, tmp_path: Path) -> None:
         run(Settings(target=trained, data=singles))
     with pytest.raises(BadData, match="nowhere"):
         run(Settings(target=trained, data=tmp_path / "nowhere"))
+
+
+def test_figures_of_weights_that_are_no_longer_kept_are_not_noted(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder = tmp_path / "run"
+    shutil.copytree(trained, run_folder)
+    inner = embedding.embed_pictures
+
+    def embed_pictures(*arguments: Any, **options: Any) -> torch.Tensor:
+        record = read_record(run_folder)
+        record["metrics"]["epoch"] = 99  # as a training that goes on would write
+        write_record(run_folder, record)
+        return inner(*arguments, **options)
+
+    monkeypatch.setattr(training.evaluate, "embed_pictures", embed_pictures)
+    result = run(Settings(target=run_folder))
+    assert not result["noted"]
+    assert "by now the run keeps epoch 99" in result["not_noted"]

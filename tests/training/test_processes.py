@@ -20,7 +20,15 @@ from tests.training.drawn import draw_folder
 from tests.training.side_by_side import gradients
 from tests.training.small_run import equal_runs
 from training.checkpoint import load_checkpoint
-from training.processes import gather_rows, gather_shares, processes, share, start_processes, sync_batchnorm
+from training.processes import (
+    agree,
+    gather_rows,
+    gather_shares,
+    processes,
+    share,
+    start_processes,
+    sync_batchnorm,
+)
 from training.recipe import Recipe
 from training.train import Settings, run
 
@@ -193,3 +201,24 @@ def test_fewer_validation_images_than_processes_are_refused(
     monkeypatch.setattr(training.train, "processes", many)
     with pytest.raises(BadData, match="6 validation images for 7 processes"):
         run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
+
+
+class _Pair(_Group):
+    """The first of two processes, or the second, where the first has read `first`."""
+
+    def __init__(self, rank: int, first: object) -> None:
+        super().__init__(rank)
+        self._first = first
+
+    def broadcast(self, _: object) -> object:
+        return self._first
+
+    def all_gather(self, rows: torch.Tensor, **_: object) -> torch.Tensor:
+        return torch.stack([torch.ones_like(rows), rows])
+
+
+def test_processes_that_read_other_images_than_the_first_are_told() -> None:
+    agree({"digest": "a"}, cast("Fabric", _Pair(1, {"digest": "a"})))
+    with pytest.raises(BadData, match="2 processes do not read the same images"):
+        agree({"digest": "b"}, cast("Fabric", _Pair(1, {"digest": "a"})))
+    agree({"digest": "b"}, cast("Fabric", SimpleNamespace(world_size=1)))

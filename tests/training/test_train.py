@@ -222,3 +222,24 @@ def test_training_and_validation_images_share_the_memory(
     run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1", "memory_gib=1.0e-5"]))
     assert kept[0] == 1e-5 * 2**30
     assert kept[1] == made[0].room == kept[0] - 11 * 18 * 18 * 3  # all of 12 images but one
+
+
+def test_weights_that_are_not_there_are_told_before_an_image_is_read(
+    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training.train, "Pictures", lambda *_, **__: pytest.fail("an image was read"))
+    for change, error in (("weights=nowhere.pth", NotFound), ("loss=contrastve", BadSetting)):
+        with pytest.raises(error):
+            run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[change]))
+
+
+def test_the_end_tells_what_trained_and_whether_it_was_of_use(
+    data: Path, recipe: str, tmp_path: Path
+) -> None:
+    changes = ["epochs=1", "min_delta=0.99"]
+    told = render(run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes)))
+    assert "12 images of 3 classes trained, and 8 chose the epoch; the data set was read as folder." in told
+    assert "Trained 1 epoch in" in told
+    assert "No epoch did better than the start on validation: these weights are untrained." in told
+    again = render(run(Settings(out=tmp_path / "r", resume=True)))
+    assert "The run was finished already" in again
