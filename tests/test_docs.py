@@ -110,7 +110,7 @@ QUICK["published"] += ["classes_per_batch=4", "images_per_class=2"]
 def test_commands_of_the_training_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    draw_catalogue(tmp_path / "photos", classes=12, images=6, size=64)
+    draw_catalogue(tmp_path / "photos", classes=12, images=10, size=64)
     make_cub(tmp_path / "CUB_200_2011", {number: f"Bird_{number}" for number in range(93, 104)})
     monkeypatch.chdir(tmp_path)
     done = set()
