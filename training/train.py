@@ -104,9 +104,10 @@ def render(result: dict[str, Any]) -> str:
     if result["unlabelled"]:
         lines.append(f"{result['unlabelled']} images are of no class and were left out.")
     best = result["best"]
+    chose = f", and {result['validation_images']} chose the epoch" if result["validation_images"] else ""
     lines.append(
-        f"{result['images']} images of {result['classes']} classes trained, and {result['validation_images']}"
-        f" chose the epoch; the data set was read as {result['format']}."
+        f"{result['images']} images of {result['classes']} classes trained{chose}; the data set was read as"
+        f" {result['format']}."
     )
     if result["finished"]:
         kept = f"The run was finished already, after {result['epochs']} epochs; epoch {best['epoch']} is kept"

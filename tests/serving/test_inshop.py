@@ -63,7 +63,9 @@ def test_missing_images_are_told_by_part(tmp_path: Path) -> None:
 def test_data_set_without_queries_says_so_in_one_sentence(tmp_path: Path) -> None:
     draw(tmp_path, ["a/1.jpg", "b/1.jpg"])
     for rule in (SplitRule(), GIVEN):
-        with pytest.raises(BadData, match=r"image with a label as query \(on no side 2\); take the split test$"):
+        with pytest.raises(
+            BadData, match=r"image with a label as query \(on no side 2\); take the split test$"
+        ):
             select(read(tmp_path), "query", rule)
 
 
