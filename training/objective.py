@@ -57,10 +57,8 @@ class Objective(nn.Module):
                 f"mixing is {recipe.mixing}, but mixed examples are defined for the multi_similarity loss and"
                 f" not for {recipe.loss}: set mixing to none, or change the loss"
             )
-        rows = recipe.classes_per_batch * recipe.images_per_class
-        self.memory = (
-            Memory(recipe.dimension, recipe.memory_batches * rows) if recipe.memory_batches else None
-        )
+        size = recipe.memory_batches * recipe.batch_size
+        self.memory = Memory(recipe.dimension, size) if size else None
         self._past_prototypes: Tensor
         self._past_gram: Tensor
         if recipe.xml_weight and recipe.xml_prototypes == "recursion":

@@ -80,21 +80,21 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
             f"none of the {held} validation classes has two images, so that nothing could be found: set {key}"
             " to 0 to keep the last epoch"
         )
-    classes = len({row.label for row in train}) * (4 if recipe.quarter_turns else 1)
+    partition = Partition(catalog, recipe.split, train, validation, folds=recipe.folds, fold=recipe.fold)
+    classes = partition.classes(recipe)
     if classes < recipe.classes_per_batch:
         turned = " with their quarter turns" if recipe.quarter_turns else ""
         raise BadData(
             f"there are {classes} classes{turned} to train on, but a batch takes {recipe.classes_per_batch}:"
             f" give more classes or set classes_per_batch to {classes} or less"
         )
-    rows_of_batch = recipe.classes_per_batch * recipe.images_per_class
     images = len(train) * (4 if recipe.quarter_turns else 1)
-    if rows_of_batch > images:
+    if recipe.batch_size > images:
         raise BadData(
-            f"there are {images} images to train on, but a batch takes {rows_of_batch}, so that some would be"
-            " in it twice: give more images, or lower classes_per_batch or images_per_class"
+            f"there are {images} images to train on, but a batch takes {recipe.batch_size}, so that some"
+            " would be in it twice: give more images, or lower classes_per_batch or images_per_class"
         )
-    return Partition(catalog, recipe.split, train, validation, folds=recipe.folds, fold=recipe.fold)
+    return partition
 
 
 def check_complete(catalog: Catalog) -> None:

@@ -49,11 +49,10 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
     several = torch.distributed.is_torchelastic_launched()
     total = int(os.environ["WORLD_SIZE"]) if several else 1
     here = int(os.environ["LOCAL_WORLD_SIZE"]) if several else 1
-    rows = recipe.classes_per_batch * recipe.images_per_class
-    if rows % total:
+    if recipe.batch_size % total:
         raise BadSetting(
-            f"a batch of {rows} images cannot be shared evenly by {total} processes: change classes_per_batch"
-            " or images_per_class, or how many processes there are"
+            f"a batch of {recipe.batch_size} images cannot be shared evenly by {total} processes: change"
+            " classes_per_batch or images_per_class, or how many processes there are"
         )
     if total > 1 and recipe.mixing != "none":
         raise BadSetting(

@@ -12,10 +12,7 @@ from serving.catalog import read
 from tests.training.drawn import draw_folder
 from training.augment import Augmentation
 from training.dataset import Draws, TrainingSet
-from training.pictures import (
-    Pictures,
-    training_decoder,
-)
+from training.pictures import Pictures, training_decoder
 from training.recipe import Recipe
 from training.sampler import PKSampler
 

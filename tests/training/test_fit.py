@@ -169,20 +169,20 @@ def test_the_schedule_reaches_the_optimizer_and_evaluations_their_epochs(
 def test_a_warm_up_within_an_epoch_is_counted_in_steps(
     data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, float, float]] = []
+    told: list[tuple[int, float]] = []
     inner = Objective.forward
 
     def forward(self: Objective, *arguments: Any, **options: Any) -> Any:
-        told.append((options["step"], options["weight"], 0.0))
+        told.append((options["step"], options["weight"]))
         return inner(self, *arguments, **options)
 
     monkeypatch.setattr(Objective, "forward", forward)
     changes = ["xml_weight=0.4", "xml_warmup=0.5", "xml_schedule=linear", "epochs=2"]
     run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes))
     recipe_read = load_run(tmp_path / "r").recipe
-    assert [step for step, _, _ in told] == [0, 1, 2, 3]
-    assert [weight for _, weight, _ in told] == [xml_weight(step, 4, recipe_read) for step in range(4)]
-    assert len({weight for _, weight, _ in told}) == 4
+    assert [step for step, _ in told] == [0, 1, 2, 3]
+    assert [weight for _, weight in told] == [xml_weight(step, 4, recipe_read) for step in range(4)]
+    assert len({weight for _, weight in told}) == 4
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -14,3 +14,8 @@ class BatchSettings(BaseModel):
     batches_per_epoch: int | None = Field(
         None, ge=1, description="batches that count as an epoch; as many as every image needs when not given"
     )
+
+    @property
+    def batch_size(self) -> int:
+        """B = P K, images in a batch."""
+        return self.classes_per_batch * self.images_per_class
