@@ -7,6 +7,7 @@
     │   └── BadSetting        a setting that is unknown or out of range
     ├── NotFound              a gallery, item, recipe or file that is not there
     ├── AlreadyExists         a name that is taken
+    ├── Conflict              an item that is of another version than the caller expected
     ├── Mismatch              two things that do not fit each other: both are named
     │   ├── ModelMismatch     a gallery or query of another model
     │   └── BadArtifact       a model file or gallery that is damaged or of a newer format
@@ -26,6 +27,7 @@ __all__ = [
     "BadData",
     "BadImage",
     "BadSetting",
+    "Conflict",
     "CrossbatchError",
     "DeadlineExceeded",
     "Draining",
@@ -65,6 +67,10 @@ class NotFound(CrossbatchError):
 
 class AlreadyExists(CrossbatchError):
     """A name that is taken."""
+
+
+class Conflict(CrossbatchError):
+    """An item that is of another version than the caller expected; read it again, then decide."""
 
 
 class Mismatch(CrossbatchError):

@@ -8,12 +8,9 @@ A search runs in one read transaction of the store, with the snapshot in memory 
 state: it sees every write acknowledged before it began, by any process, and nothing of a later one.
 """
 
-import logging
 import math
 import os
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -22,18 +19,16 @@ from numpy.typing import ArrayLike
 from serving.errors import InvalidArgument, NotFound
 from serving.gallery.folder import check_path, make_gallery
 from serving.gallery.identity import ModelIdentity, check_model
-from serving.gallery.index import Index, IndexDamaged, require_faiss
+from serving.gallery.index import require_faiss
 from serving.gallery.info import GalleryInfo
 from serving.gallery.item import MAX_K, Hit, Item, check_items, check_keys, unit_rows
 from serving.gallery.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, Meta
-from serving.gallery.snapshot import Snapshot, load_snapshot
+from serving.gallery.snapshot import Snapshot
 from serving.gallery.store import Store
-from serving.gallery.transaction import Reader, State
+from serving.gallery.view import View
 
 __all__ = ["Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
-
-_log = logging.getLogger(__name__)
 
 
 class Gallery:
@@ -45,10 +40,7 @@ class Gallery:
         self.name = path.name
         self._store = store
         self._rebuilder = Rebuilder(store, policy)
-        self._guard = threading.Lock()  # of the two fields below
-        self._snapshot: Snapshot | None = None
-        self._retired = False
-        self._loading = threading.Lock()  # held by the one caller that loads an index
+        self._view = View(store, self._rebuild_if_due)
 
     @classmethod
     def create(
@@ -91,7 +83,7 @@ class Gallery:
             raise NotFound(f"there is no gallery at {path}; create it with crossbatch index")
         gallery = cls(path, Store(path / FILE_NAME), policy or RebuildPolicy())
         try:
-            with gallery._view():
+            with gallery._view.open():
                 pass
         except BaseException:
             gallery.close()
@@ -105,7 +97,7 @@ class Gallery:
 
     def info(self) -> GalleryInfo:
         """Return what the gallery is and how it stands."""
-        with self._view() as (snapshot, _):
+        with self._view.open() as (snapshot, _):
             return GalleryInfo(
                 name=self.name,
                 path=str(self.path),
@@ -213,7 +205,7 @@ class Gallery:
         if minimum_score is not None and not -1.0 <= minimum_score <= 1.0:  # NaN too
             raise InvalidArgument(f"the minimum score is {minimum_score}; expected a cosine in [-1, 1]")
         keys = check_keys(exclude)
-        with self._view() as (snapshot, reader):
+        with self._view.open() as (snapshot, reader):
             excluded = reader.seqs(keys).values() if keys else ()
             found = snapshot.search(queries, k, minimum_score=least, excluded=excluded)
             rows = reader.rows({seq for near in found for seq, _ in near})
@@ -240,78 +232,12 @@ class Gallery:
         For a gallery that has not been asked for lately, while some may still hold it.
         """
         self._store.retire()
-        with self._guard:
-            self._retired, self._snapshot = True, None
+        self._view.retire()
 
     def close(self) -> None:
         """Stop the background rebuild and close the files; calls that are running still end well."""
         self._rebuilder.close()
         self._store.close()
 
-    @contextmanager
-    def _view(self) -> Iterator[tuple[Snapshot, Reader]]:
-        """Begin a read transaction and bring the snapshot to the state that it sees."""
-        while True:
-            with self._store.read() as reader:
-                snapshot = self._current(reader)
-                if snapshot is not None:
-                    self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)
-                    yield snapshot, reader
-                    return
-
-    def _current(self, reader: Reader) -> Snapshot | None:
-        """Return the snapshot of the reader's state; None if it is to look again in a new transaction.
-
-        A newly published index is loaded by one caller, outside the lock, since verifying it takes long. The
-        others go on with the index before it, brought to their own state, so that they miss no write.
-        """
-        with self._guard:
-            # The state is read under the lock, so that it is never older than the snapshot.
-            state = reader.state()
-            known = self._followed(state, reader)
-            if known is not None:
-                self._keep(known)
-                if known.generation == state.generation or not self._loading.acquire(blocking=False):
-                    return known
-        if known is None:
-            self._loading.acquire()
-        try:
-            with self._guard:
-                newest = self._snapshot
-            if newest is not known and newest is not None and newest.generation >= state.generation:
-                return None  # somebody else has loaded it in the meantime
-            loaded = self._loaded(state, reader)
-            if loaded is not None:
-                with self._guard:
-                    self._keep(loaded)  # others may be at a later state by now: they catch up again
-            return loaded
-        finally:
-            self._loading.release()
-
-    def _followed(self, state: State, reader: Reader) -> Snapshot | None:
-        """Return the snapshot in memory brought to a state, or None where it cannot follow that far."""
-        known = self._snapshot
-        if known is None or known.state.change > state.change:  # an older file was put in this one's place
-            return None
-        if known.state.change == state.change:
-            return known
-        return known.advanced(state, reader) if known.follows(state) else None
-
-    def _keep(self, snapshot: Snapshot) -> None:
-        if not self._retired:
-            self._snapshot = snapshot
-
-    def _loaded(self, state: State, reader: Reader) -> Snapshot | None:
-        """Return the snapshot of another generation, or None if a newer one was published meanwhile."""
-        main, damaged = None, False
-        if state.index_file:
-            try:
-                file = self.path / state.index_file
-                main = Index(file, checksum=state.index_checksum, dimension=self.meta.dimension)
-            except IndexDamaged as error:
-                with self._store.read() as newer:
-                    if newer.state().generation != state.generation:
-                        return None
-                _log.warning("the index of the gallery %s is made anew from its store: %s", self.name, error)
-                damaged = True
-        return load_snapshot(state, reader, dimension=self.meta.dimension, main=main, damaged=damaged)
+    def _rebuild_if_due(self, snapshot: Snapshot) -> None:
+        self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)

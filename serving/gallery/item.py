@@ -19,6 +19,7 @@ __all__ = [
     "MAX_URI_BYTES",
     "Hit",
     "Item",
+    "Source",
     "check_item",
     "check_items",
     "check_key",
@@ -38,14 +39,31 @@ _EXACT_TOLERANCE = 1e-6  # within it the bits are kept, so storing what was read
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """The file an item was made from: `origin` names its data set, `digest` is its SHA-256 (32 bytes)."""
+
+    origin: str
+    size: int
+    mtime_ns: int
+    digest: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
-    """One image of a gallery; `vector` is float32 (d,) of unit norm."""
+    """One image of a gallery; `vector` is float32 (d,) of unit norm.
+
+    `version` is that of a stored item, above 0; each write gives a new, larger one, whatever it is here.
+    """
 
     key: str
     vector: NDArray[np.float32] = field(repr=False)
     label: str = ""
     uri: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    source: Source | None = None
+    thumbnail: bytes = field(default=b"", repr=False)
+    """A small JPEG picture; empty where there is none. It is written, and read by `Gallery.thumbnail`."""
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

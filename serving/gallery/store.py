@@ -5,10 +5,12 @@ refused.
 """
 
 import logging
+import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,9 @@ _DAMAGE = (
 _log = logging.getLogger(__name__)
 
 
-def create_store(path: Path, *, model_name: str, fingerprint: str, dimension: int) -> None:
+def create_store(
+    path: Path, *, model_name: str, fingerprint: str, dimension: int, thumbnail_side: int = 0
+) -> None:
     """Make a new, empty store in a file that does not exist yet, on disk when this returns.
 
     Raises:
@@ -45,9 +49,11 @@ def create_store(path: Path, *, model_name: str, fingerprint: str, dimension: in
     """
     meta = {
         "format_version": FORMAT_VERSION,
+        "id": secrets.token_hex(16),
         "model_name": model_name,
         "fingerprint": fingerprint,
         "dimension": dimension,
+        "thumbnail_side": thumbnail_side,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     try:
@@ -239,9 +245,14 @@ class Store:
                 f"the gallery file {self.path} is of format version {version}, and this crossbatch reads "
                 f"up to version {FORMAT_VERSION}; upgrade crossbatch"
             )
+        if version < FORMAT_VERSION:
+            raise BadArtifact(
+                f"the gallery file {self.path} is of format version {version}, and this crossbatch reads "
+                f"version {FORMAT_VERSION}; drop the gallery and index its images again"
+            )
         with sound(self.path, "its table meta"):
-            values = [found[name] for name in ("model_name", "fingerprint", "dimension", "created")]
-            if [type(value) for value in values] != [str, str, int, str]:
+            values = [found[field.name] for field in fields(Meta)]
+            if [type(value) for value in values] != [str, str, str, int, int, str]:
                 raise TypeError("a value is of another kind")
             if not 1 <= found["dimension"] <= MAX_DIMENSION:
                 raise ValueError(f"the dimension is {found['dimension']}")

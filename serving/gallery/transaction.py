@@ -1,6 +1,7 @@
 """One transaction on a gallery file: reads are of one state, writes are one change."""
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.gallery.damage import damaged, sound
-from serving.gallery.item import Item, metadata_json
+from serving.gallery.item import Item, Source, metadata_json
 
-__all__ = ["Reader", "Row", "State", "Writer"]
+__all__ = ["Reader", "Row", "State", "Writer", "checksum_of"]
 
 _BLOCK = 4096  # rows fetched at once
-_STATE_KINDS = [int, int, str, str, int, int, int, int, int]
+_STATE_KINDS = [int, int, str, str, int, int, int, str, str, float, str, str, int, int]
 
 
 class _Connection(Protocol):
@@ -34,6 +35,11 @@ class State:
     index_count: int
     covers_seq: int
     covers_removal: int
+    index_facts: str
+    wanted_index: str
+    wanted_recall: float
+    previous_name: str
+    previous_id: str
     last_seq: int
     last_removal: int
 
@@ -61,6 +67,7 @@ class Reader:
         """Return where the gallery stands."""
         found = self._sql.execute(
             "SELECT change, generation, index_file, index_checksum, index_count, covers_seq, covers_removal,"
+            " index_facts, wanted_index, wanted_recall, previous_name, previous_id,"
             " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'items'), 0),"
             " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'removals'), 0) FROM state"
         )
@@ -99,15 +106,23 @@ class Reader:
     def items(self, keys: Sequence[str]) -> dict[str, Item]:
         """Return the items of those keys that are there."""
         found = self._sql.execute(
-            "SELECT key, label, uri, metadata, vector FROM items"
+            "SELECT key, label, uri, metadata, vector, seq, origin, size, mtime, digest FROM items"
             " WHERE key IN (SELECT value FROM json_each(?))",
             (_json(keys),),
         )
         items = {}
         with sound(self._path, "an item in it"):
-            for key, label, uri, metadata, vector in found:
+            for key, label, uri, metadata, vector, seq, *source in found:
                 _check_texts(key, label, uri)
-                items[key] = Item(key, self._vectors([vector])[0], label, uri, _metadata(metadata))
+                items[key] = Item(
+                    key,
+                    self._vectors([vector])[0],
+                    label,
+                    uri,
+                    _metadata(metadata),
+                    source=None if source[0] is None else Source(*source),
+                    version=seq,
+                )
         return items
 
     def vectors_since(self, seq: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
@@ -143,9 +158,17 @@ class Writer(Reader):
         """Store checked items; one whose key is there replaces it whole and gets a new `seq`."""
         self._remove([item.key for item in items])
         self._sql.executemany(
-            "INSERT INTO items (key, label, uri, metadata, vector) VALUES (?, ?, ?, ?, ?)",
-            ((item.key, item.label, item.uri, metadata_json(item.metadata), _blob(item)) for item in items),
+            "INSERT INTO items (key, label, uri, metadata, vector, checksum, origin, size, mtime, digest)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            map(_columns, items),
         )
+        pictures = {item.key: item.thumbnail for item in items if item.thumbnail}
+        if pictures:
+            seqs = self.seqs(list(pictures))
+            self._sql.executemany(
+                "INSERT INTO thumbnails (seq, jpeg) VALUES (?, ?)",
+                ((seqs[key], jpeg) for key, jpeg in pictures.items()),
+            )
         self._sql.execute("UPDATE state SET change = change + 1")
 
     def delete(self, keys: Sequence[str]) -> int:
@@ -173,7 +196,24 @@ class Writer(Reader):
         seqs = [(seq,) for seq in self.seqs(keys).values()]
         self._sql.executemany("INSERT INTO removals (seq) VALUES (?)", seqs)
         self._sql.executemany("DELETE FROM items WHERE seq = ?", seqs)
+        self._sql.executemany("DELETE FROM thumbnails WHERE seq = ?", seqs)
         return len(seqs)
+
+
+def checksum_of(key: str, label: str, uri: str, metadata: str, vector: bytes) -> int:
+    """Return the CRC-32 that an item is stored with: it tells an item that the disk has altered."""
+    return zlib.crc32(vector, zlib.crc32("\0".join((key, label, uri, metadata)).encode()))
+
+
+def _columns(item: Item) -> tuple[object, ...]:
+    texts, vector = (item.key, item.label, item.uri, metadata_json(item.metadata)), _blob(item)
+    source = item.source
+    return (
+        *texts,
+        vector,
+        checksum_of(*texts, vector),
+        *((source.origin, source.size, source.mtime_ns, source.digest) if source else (None,) * 4),
+    )
 
 
 def _check_texts(*values: object) -> None:

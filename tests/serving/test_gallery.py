@@ -130,15 +130,15 @@ class GalleryMachine(RuleBasedStateMachine):
     @rule(query=st.integers(0, len(VECTORS) - 1), loading=st.booleans())
     def follow(self, query: int, loading: bool) -> None:
         """Another process's view, which may be in the middle of loading an index."""
-        snapshot = self.follower._snapshot
+        snapshot = self.follower._view._snapshot
         assert snapshot is not None
         with self.gallery._store.read() as reader:
             state = reader.state()
         if busy := loading and snapshot.follows(state):
-            self.follower._loading.acquire()
+            self.follower._view._loading.acquire()
         (hits,) = self.follower.search(VECTORS[[query]], 50)
         if busy:
-            self.follower._loading.release()
+            self.follower._view._loading.release()
         assert [(hit.key, hit.score) for hit in hits] == brute_force(self.model, VECTORS[query], 50)
 
     @invariant()
@@ -387,7 +387,7 @@ def test_index_published_while_another_is_opened_is_taken_instead(
             first.rebuild()  # and the file that was about to be opened is gone
         return Index(path, **more)
 
-    monkeypatch.setattr("serving.gallery.gallery.Index", slow)
+    monkeypatch.setattr("serving.gallery.view.Index", slow)
     assert [hit.key for hit in second.search(ONE[None], 5)[0]] == ["k0", "k1"]
     assert second.info().index_items == 2
     assert len(set(opened)) == 2
@@ -415,7 +415,7 @@ def test_searches_go_on_while_one_loads_a_new_index(
     writer.upsert([Item("k1", vectors[2])])
     writer.rebuild()
     writer.info()
-    monkeypatch.setattr("serving.gallery.gallery.Index", slow)
+    monkeypatch.setattr("serving.gallery.view.Index", slow)
     first: list[Any] = []
     loader = threading.Thread(target=lambda: first.extend(gallery.search(vectors[:1], 10)[0]))
     loader.start()
@@ -450,7 +450,7 @@ def test_index_is_loaded_once_by_however_many_wait(gallery: Gallery, monkeypatch
         time.sleep(0.1)
         return Index(path, **more)
 
-    monkeypatch.setattr("serving.gallery.gallery.Index", slow)
+    monkeypatch.setattr("serving.gallery.view.Index", slow)
     found: list[int] = []
     threads = [
         threading.Thread(target=lambda: found.append(len(gallery.search(ONE[None], 5)[0]))) for _ in range(6)

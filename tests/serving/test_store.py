@@ -347,7 +347,7 @@ def test_change_of_a_settled_file_is_noticed_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = made(tmp_path)
-    values = "(key, label, uri, metadata, vector) VALUES ('{}', '', '', '{{}}', zeroblob(16))"
+    values = "(key, label, uri, metadata, checksum, vector) VALUES ('{}', '', '', '{{}}', 0, zeroblob(16))"
     _change(path, f"INSERT INTO items {values.format('a')}", f"INSERT INTO items {values.format('b')}")
     store = Store(path)
     assert not path.with_name(f"{path.name}-shm").exists()  # nobody has it open who may write
