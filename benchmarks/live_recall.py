@@ -30,7 +30,7 @@ def live_recall(client: Client, gallery: str, rows: Sequence[Row], *, per_call: 
     found = 0
     for start in progress(range(0, len(queries), per_call), "Searching", unit="call"):
         some = queries[start : start + per_call]
-        answers = client.search(gallery, images=[row.image for row in some], k=2)
+        answers = client.search(gallery, images=[row.image.read_bytes() for row in some], k=2)
         for row, hits in zip(some, answers, strict=True):
             others = [hit for hit in hits if hit.key != row.key]
             found += others[0].label == row.label

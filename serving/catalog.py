@@ -9,17 +9,17 @@ An image of no class can be indexed, and neither trains nor tests. `docs/catalog
 import os
 import stat
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final, Literal, Protocol, get_args
 
 from serving.errors import BadData, BadSetting
-from serving.layouts import cars, cifar10, csv_table, cub, folder, inshop, sop
+from serving.layouts import cars, cifar10, csv_table, cub, folder, inshop, parquet, sop, webdataset
 from serving.layouts.listing import Listed
 from serving.layouts.tree import SUFFIXES, grow
 from serving.rows import Catalog, Row
 from serving.split import Split, SplitRule, select, select_missing
 from serving.table import find_table
-from serving.walk import is_visible
+from serving.walk import is_visible, walk
 
 __all__ = [
     "FORMATS",
@@ -36,7 +36,7 @@ __all__ = [
     "select_missing",
 ]
 
-Layout = Literal["folder", "csv", "cifar10", "cub", "cars", "sop", "inshop"]
+Layout = Literal["folder", "csv", "cifar10", "cub", "cars", "sop", "inshop", "webdataset", "parquet"]
 Format = Literal["auto", Layout]
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
@@ -51,36 +51,52 @@ class _Lists(Protocol):
     def read(self, folder: Path) -> Catalog: ...
 
 
+class _Packed(Protocol):
+    """What a layout of files that hold many images offers."""
+
+    @property
+    def ENDINGS(self) -> tuple[str, ...]: ...  # noqa: N802  # a constant of the module
+
+    def read(self, root: Path, only: Path | None) -> Catalog: ...
+
+
 _PUBLISHED: Final[Mapping[str, _Lists]] = {"cub": cub, "cars": cars, "sop": sop, "inshop": inshop}
+_PACKED: Final[Mapping[str, _Packed]] = {"webdataset": webdataset, "parquet": parquet}
 
 
 def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Catalog:
     """Read the data set at `root`.
 
     Args:
-        root: The folder; or a `.csv` file, whose paths then start from its own folder.
+        root: The folder; or one `.csv`, `.tar` or `.parquet` file, whose folder then is the root.
         format: One of `FORMATS`.
-        table: The table of a csv data set, where it is not the one `.csv` file in `root`.
+        table: The one such file to read, where it is not the one `.csv` file in `root` or all packed files.
 
     Raises:
         BadData: No such folder, not readable, no image in it, a table or list that does not hold, or several
             formats that fit.
-        BadSetting: `format` is not one of `FORMATS`.
+        BadSetting: `format` is not one of `FORMATS`, or not that of the file.
     """
     if format not in FORMATS:
         raise BadSetting(f"the format {format!r} is not known; give one of {', '.join(FORMATS)}")
     root = Path(os.path.abspath(os.fspath(root)))
-    if root.suffix.lower() == ".csv" and root.is_file():
+    if (ours := _format_of(root)) and root.is_file():
         root, table = root.parent, root if table is None else table
     _check_folder(root)
-    if table is not None and format not in ("auto", "csv"):
-        raise BadSetting(f"a table was given with the format {format!r}; give the format csv, or no table")
-    if table is None and format == "auto":
-        format, table = _find_format(root)
-    elif table is None and format == "csv":
-        table = find_table(root, required=True)
     if table is not None:
-        return csv_table.read(root, Path(os.path.abspath(os.fspath(table))))
+        table = Path(os.path.abspath(os.fspath(table)))
+        ours = _format_of(table) or "csv"
+        if format not in ("auto", ours):
+            raise BadSetting(f"{table} is of the format {ours} and not {format!r}; give that format, or auto")
+        format = ours
+    elif format == "auto":
+        format, table = _find_format(root)
+    elif format == "csv":
+        table = find_table(root, required=True)
+    if format == "csv" and table is not None:
+        return csv_table.read(root, table)
+    if format in _PACKED:
+        return _PACKED[format].read(root, table)
     if format in _PUBLISHED:
         return _PUBLISHED[format].read(_PUBLISHED[format].find(root) or root)
     tree = grow(root)
@@ -106,7 +122,7 @@ def read_listed(root: Path, format: str) -> list[Listed]:
 
 
 def _find_format(root: Path) -> tuple[str, Path | None]:
-    """Return the one format that the lists in a folder are of, `auto` where it holds none; and its table.
+    """Return the one format that the lists or packed files in a folder are of, else `auto`; and its table.
 
     Raises:
         BadData: Several formats fit.
@@ -117,12 +133,35 @@ def _find_format(root: Path) -> tuple[str, Path | None]:
     # Lists in a folder within speak for all of `root` only where no other folder is beside it.
     if any(home != root for home in homes.values()) and _folders(root) > 1:
         fitting.append("folder")
+    fitting = fitting or _packed_formats(root)
     if len(fitting) > 1:
         raise BadData(
             f"{root} fits the formats {' and '.join(fitting)}; say which by the format, or give the folder"
             " within that is meant"
         )
     return (fitting[0], table) if fitting else ("auto", None)
+
+
+def _packed_formats(root: Path) -> list[str]:
+    """Return the formats of the packed files in a folder; none where it holds an image that is not packed.
+
+    Raises:
+        BadData: A folder cannot be read.
+    """
+    found = set[str]()
+    for path, kind in walk(root, SUFFIXES):
+        if kind == "file" and path.suffix.lower() in SUFFIXES:
+            return []
+        if kind == "file":
+            found.add(_format_of(path))
+    return sorted(found & _PACKED.keys())
+
+
+def _format_of(path: PurePath) -> str:
+    """Return the format of a file that holds or names many images, by its name; empty for another file."""
+    name = path.name.lower()
+    packed = (format for format, layout in _PACKED.items() if name.endswith(layout.ENDINGS))
+    return "csv" if name.endswith(".csv") else next(packed, "")
 
 
 def _folders(root: Path) -> int:
@@ -135,7 +174,9 @@ def _check_folder(root: Path) -> None:
     except (OSError, ValueError) as error:
         raise BadData(f"the data folder {root} cannot be read: {_reason(error)}") from error
     if not stat.S_ISDIR(mode):
-        raise BadData(f"{root} is a file; give the folder that holds the images, or a .csv table")
+        raise BadData(
+            f"{root} is a file; give the folder that holds the images, or a .csv, .tar or .parquet file"
+        )
 
 
 def _reason(error: Exception) -> str:

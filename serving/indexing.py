@@ -27,7 +27,7 @@ from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.identity import ModelIdentity
 from serving.gallery.item import check_item
 from serving.model.encoder import Encoder
-from serving.model.preprocess import MAX_BYTES
+from serving.picture import Picture
 from serving.progress import progress
 
 __all__ = ["EncoderLike", "Report", "Settings", "Skipped", "index_rows", "render", "run"]
@@ -264,12 +264,9 @@ def _decoded(
         pool.shutdown(cancel_futures=True)
 
 
-def _decode(encoder: EncoderLike, path: Path) -> NDArray[np.uint8] | str:
+def _decode(encoder: EncoderLike, picture: Picture) -> NDArray[np.uint8] | str:
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:  # found before the bytes fill the memory
-            return f"the file has {size} bytes; the limit is {MAX_BYTES}"
-        return encoder.preprocess(path.read_bytes())
+        return encoder.preprocess(picture.read_bytes())
     except OSError as error:
         return f"the file cannot be read: {error.strerror or error}"
     except InvalidArgument as error:  # BadImage

@@ -4,8 +4,22 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Final
 
-__all__ = ["Catalog", "Row", "make_catalog", "path_text"]
+from serving.picture import Picture
+
+__all__ = ["SPLITS", "Catalog", "Row", "make_catalog", "path_text"]
+
+SPLITS: Final = {
+    "train": "train",
+    "test": "test",
+    "query": "query",
+    "gallery": "gallery",
+    "val": "",
+    "valid": "",
+    "validation": "",
+}
+"""What a data set may call its sides, in lower case, and what they are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +28,12 @@ class Row:
 
     key: str
     """Unique in the catalogue: the POSIX path from the root, or what a table or a list calls the image."""
-    image: Path
-    """Absolute path; it was there when the catalogue was read, and may hold anything."""
+    image: Picture
     label: str
     """Class, empty when the data set names none: such a row neither trains nor tests."""
     split: str = ""
     """`train`, `test`, `query`, `gallery`, or empty when the data set names none."""
-    metadata: Mapping[str, str | int | float] = field(default_factory=dict)
+    metadata: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +46,7 @@ class Catalog:
     empty: tuple[str, ...] = ()
     """Labels of folders that hold neither an image nor a folder."""
     table: Path | None = None
-    """Absolute path of the table that was read, for the format csv."""
+    """Absolute path of the one file that was read, of a table or where one file of several was asked for."""
     absent: tuple[Row, ...] = ()
     """Rows of a table or a list, and dangling links, whose image is not there."""
 
@@ -49,7 +62,7 @@ class Catalog:
 
     def path_of(self, row: Row) -> str:
         """Return the POSIX path of a row's image from the root: what may be told to others."""
-        return path_text(PurePosixPath(os.path.relpath(row.image, self.root)))
+        return path_text(PurePosixPath(os.path.relpath(row.image.path, self.root)))
 
 
 def make_catalog(

@@ -2,20 +2,22 @@
 
 import csv
 import io
+import math
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from serving.errors import BadData
 
-__all__ = ["column_type", "find_table", "read_lines", "read_text"]
+__all__ = ["column_reader", "find_table", "plain_value", "read_lines", "read_text"]
 
 # No leading zeros: 007 is a name. At most 15 digits: on the wire metadata are doubles, which hold no more.
 _INTEGER: Final = re.compile(r"-?(0|[1-9]\d{0,14})")
 _DECIMAL: Final = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?")
+_TRUTHS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _MOST_BYTES: Final = 1 << 30  # the table is read whole
 
 
@@ -104,12 +106,26 @@ def read_text(path: Path, what: str) -> str:
         ) from error
 
 
-def column_type(values: Sequence[str]) -> type[str] | type[int] | type[float]:
-    """Return the type of a whole column, empty cells aside, so that a filter compares like with like."""
+def column_reader(values: Sequence[str]) -> Callable[[str], str | int | float | bool]:
+    """Return what reads a filled cell of a column, all as one type: so a filter compares like with like."""
     filled = [value for value in values if value]
+    if all(value.lower() in _TRUTHS for value in filled):
+        return lambda value: _TRUTHS[value.lower()]
     if all(_INTEGER.fullmatch(value) for value in filled):
         return int
     return float if all(_DECIMAL.fullmatch(value) for value in filled) else str
+
+
+def plain_value(value: object) -> str | int | float | bool | None:
+    """Return one value of metadata that was not read from text; None where it is none, or no single value.
+
+    Whole numbers of more than 15 digits become text, as they are in a table.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**15:
+        return str(value)
+    return value if isinstance(value, str | int) else None
 
 
 def _check_header(table: Path, header: Sequence[str], needed: Sequence[tuple[str, ...]]) -> None:

@@ -42,7 +42,7 @@ class Settings(BaseModel):
         json_schema_extra={"positional": True},
     )
     data: Path | None = Field(
-        None, description="folder of the images, or .csv table in it; a run's own when not given"
+        None, description="the images: a folder, .csv, .tar or .parquet file; a run's own when not given"
     )
     split: Literal["test", "train", "all"] = Field(
         "test",
@@ -53,7 +53,7 @@ class Settings(BaseModel):
         "auto", description="layout of the data set; auto is a run's own, or finds out elsewhere"
     )
     table: Path | None = Field(
-        None, description="table of a csv data set, where it is not the one in the folder"
+        None, description="the .csv, .tar or .parquet file to read, where there are several"
     )
     batch: int = Field(64, ge=1, le=4096, description="images embedded at a time")
     at: list[Annotated[int, Field(ge=1)]] = Field(

@@ -22,7 +22,7 @@ from torch.nn import functional
 from serving.catalog import Catalog, Format
 from serving.errors import BadArtifact, BadData, BadImage, BadSetting
 from serving.model.encoder import Encoder
-from serving.model.preprocess import MAX_BYTES, open_rgb
+from serving.model.preprocess import open_rgb
 from serving.model.spec import MAX_MODEL_BYTES, ModelSpec, bare, fingerprint, write_spec
 from training.embedder import Embedder
 from training.parity import LEAST_IMAGES, OUTPUTS, check_parity
@@ -55,7 +55,7 @@ class Settings(BaseModel):
         default="auto", description="layout of the images; auto is the run's own, or finds out elsewhere"
     )
     table: Path | None = Field(
-        default=None, description="table of a csv data set, where it is not the one in the folder"
+        default=None, description="the .csv, .tar or .parquet file to read, where there are several"
     )
     images: int = Field(default=32, ge=LEAST_IMAGES, le=10_000, description="how many images to check it on")
     name: str | None = Field(
@@ -252,8 +252,7 @@ def _sample(catalog: Catalog, count: int) -> list[bytes]:
         if len(found) == count:
             break
         try:
-            with rows[i].image.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+            data = rows[i].image.read_bytes()
             open_rgb(data)
         except (OSError, BadImage) as error:
             bad.append(f"{rows[i].key}: {error}")

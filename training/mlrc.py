@@ -40,7 +40,7 @@ class Settings(BaseModel):
         description="name of a recipe with folds, or path of a .yaml file",
         json_schema_extra={"positional": True},
     )
-    data: Path = Field(description="folder of the images, or .csv table in it")
+    data: Path = Field(description="the images: a folder, .csv, .tar or .parquet file")
     out: Path = Field(
         description="folder of the runs, OUT/repeat0/fold0 and so on; what is finished in it is kept, what"
         " was cut goes on"
@@ -50,7 +50,7 @@ class Settings(BaseModel):
     )
     format: Format = Field("auto", description="layout of the data set; auto finds out")
     table: Path | None = Field(
-        None, description="table of a csv data set, where it is not the one in the folder"
+        None, description="the .csv, .tar or .parquet file to read, where there are several"
     )
     set: list[str] = Field([], description="key=value: one setting of the recipe changed; may be repeated")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(

@@ -125,7 +125,7 @@ def read_own(
         data: Where the images are, if not where they were; elsewhere the record's format and table are of
             no use.
         format: Layout; `auto` is the record's.
-        table: Table of a csv data set; the record's when not given.
+        table: The one file to read; the record's when not given.
 
     Raises:
         BadData: If the images are no longer there, or cannot be read.

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from PIL import Image
 
 from serving.catalog import Row
 from serving.errors import BadData, BadImage
-from serving.model.preprocess import MAX_BYTES, open_rgb, preprocess
+from serving.model.preprocess import open_rgb, preprocess
 from serving.progress import progress
 from training.recipe import Recipe
 
@@ -258,14 +257,8 @@ def first_of(unreadable: Sequence[Unreadable]) -> str:
 
 def _try(row: Row, decode: Decoder) -> NDArray[np.uint8] | Unreadable:
     try:
-        return decode(_read(row.image))
+        return decode(row.image.read_bytes())
     except BadImage as error:
         return Unreadable(row.key, str(error))
     except OSError as error:
         return Unreadable(row.key, error.strerror or str(error))
-
-
-def _read(path: Path) -> bytes:
-    """Read a file, but no more than one byte past what `open_rgb` accepts."""
-    with path.open("rb") as file:
-        return file.read(MAX_BYTES + 1)

@@ -47,7 +47,7 @@ class Settings(BaseModel):
     )
     out: Path | None = Field(None, description="file to write; report.html in the run folder when not given")
     data: Path | None = Field(
-        None, description="folder of the images, or .csv table in it; the run's own when not given"
+        None, description="the images: a folder, .csv, .tar or .parquet file; the run's own when not given"
     )
     split: Literal["test", "train", "all"] = Field(
         "test", description="classes that training has not seen, those it has, or all, by the run's own rule"
@@ -56,7 +56,7 @@ class Settings(BaseModel):
         "auto", description="layout of the data set; auto is the run's own, or finds out elsewhere"
     )
     table: Path | None = Field(
-        None, description="table of a csv data set, where it is not the one in the folder"
+        None, description="the .csv, .tar or .parquet file to read, where there are several"
     )
     queries: int = Field(9, ge=1, le=60, description="how many queries are shown: best, typical and worst")
     neighbours: int = Field(8, ge=1, le=30, description="how many neighbours of each are shown")

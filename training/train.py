@@ -51,14 +51,14 @@ class Settings(BaseModel):
         json_schema_extra={"positional": True},
     )
     data: Path | None = Field(
-        None, description="folder of the images, or .csv table in it; the run's own when resuming"
+        None, description="the images: a folder, .csv, .tar or .parquet file; the run's own when resuming"
     )
     out: Path | None = Field(None, description="folder of the run, made anew")
     format: Format = Field(
         "auto", description="layout of the data set; auto finds out, or is the run's own when resuming"
     )
     table: Path | None = Field(
-        None, description="table of a csv data set, where it is not the one in the folder"
+        None, description="the .csv, .tar or .parquet file to read, where there are several"
     )
     set: builtins.list[str] = Field(
         [], description="key=value: one setting of the recipe changed; may be repeated"

@@ -5,11 +5,11 @@ from typing import Final
 
 from serving.errors import BadData
 from serving.layouts.tree import Tree, tree_catalog
-from serving.rows import Catalog, path_text
+from serving.rows import SPLITS, Catalog, path_text
 
 __all__ = ["fits", "read"]
 
-_SPLITS: Final = {"train": "train", "test": "test", "val": "", "valid": "", "validation": ""}
+_SPLITS: Final = {name: side for name, side in SPLITS.items() if side not in ("query", "gallery")}
 
 
 def fits(tree: Tree) -> bool:

@@ -8,17 +8,14 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from serving.errors import BadData
-from serving.rows import Catalog, Row, make_catalog, path_text
-from serving.table import column_type, read_lines
+from serving.picture import File
+from serving.rows import SPLITS, Catalog, Row, make_catalog, path_text
+from serving.table import column_reader, read_lines
 from serving.walk import which_are_files
 
 __all__ = ["read"]
 
-_SPLITS: Final = {name: name for name in ("", "train", "test", "query", "gallery")} | {
-    "val": "",
-    "valid": "",
-    "validation": "",
-}
+_SPLITS: Final = SPLITS | {"": ""}
 
 
 def read(root: Path, table: Path) -> Catalog:
@@ -34,7 +31,7 @@ def read(root: Path, table: Path) -> Catalog:
     lines = read_lines(table, needed=(("path", "image"), ("label",)))
     found, numbers = list[Row](), dict[str, int]()
     extra = {
-        name: column_type([cells[name] for _, cells in lines])
+        name: column_reader([cells[name] for _, cells in lines])
         for name in (lines[0][1] if lines else ())
         if name.lower() not in {"path", "image", "label", "split", "key"}
     }
@@ -53,12 +50,12 @@ def read(root: Path, table: Path) -> Catalog:
             told = f"the key {key!r} again, as on line {numbers[key]}" if key else "an empty key"
             raise BadData(f"line {number} of {table} has {told}; each row needs its own key")
         metadata = {name: kind(cells[name]) for name, kind in extra.items() if cells[name]}
-        found.append(Row(key, Path(image), named["label"], _SPLITS[given.lower()], metadata))
-    there = which_are_files(root, [os.path.relpath(row.image, root) for row in found])
+        found.append(Row(key, File(Path(image)), named["label"], _SPLITS[given.lower()], metadata))
+    there = which_are_files(root, [os.path.relpath(row.image.path, root) for row in found])
     rows = [row for row, is_there in zip(found, there, strict=True) if is_there]
     absent = [row for row, is_there in zip(found, there, strict=True) if not is_there]
     if not rows:
-        paths = [os.path.relpath(row.image, root) for row in absent[:3]]
+        paths = [os.path.relpath(row.image.path, root) for row in absent[:3]]
         told = f"none of its {len(absent)} images is there: {paths}" if absent else "it has no rows"
         raise BadData(f"the table {table} gives no image below {root}: {told}")
     return make_catalog(root, "csv", rows, absent=absent, table=table)

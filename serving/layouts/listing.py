@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from serving.errors import BadData
+from serving.picture import File
 from serving.rows import Catalog, Row, make_catalog
 from serving.table import read_text
 from serving.walk import which_are_files
@@ -135,5 +136,5 @@ def locate(root: Path, format: str, listed: Sequence[Listed], folders: Sequence[
         )
     rows, absent = list[Row](), list[Row]()
     for (path, label, split), is_there in zip(listed, there, strict=True):
-        (rows if is_there else absent).append(Row(path, base / path, label, split))
+        (rows if is_there else absent).append(Row(path, File(base / path), label, split))
     return make_catalog(root, format, rows, absent=absent)

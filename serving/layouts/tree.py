@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from serving.errors import BadData
+from serving.picture import File
 from serving.rows import Catalog, Row, make_catalog, path_text
 from serving.walk import walk
 
@@ -78,7 +79,7 @@ def tree_catalog(
     def row(path: PurePosixPath) -> Row:
         folder, split = classify(tree.below(path).parent)
         key = path_text(PurePosixPath(os.path.relpath(path, tree.wrapper)))
-        return Row(key, tree.root / path, path_text(folder) if folder.parts else "", split)
+        return Row(key, File(tree.root / path), path_text(folder) if folder.parts else "", split)
 
     within = [path.relative_to(tree.wrapper) for path in tree.leaves if path.is_relative_to(tree.wrapper)]
     return make_catalog(

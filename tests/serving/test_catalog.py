@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from serving.catalog import Catalog, Row, SplitRule, read, select, select_missing
 from serving.errors import BadData, BadSetting
+from serving.picture import File
 
 
 def _touch(root: Path, *paths: str) -> Path:
@@ -34,7 +35,9 @@ def test_folder_labels_are_paths_and_rows_are_sorted(tmp_path: Path) -> None:
         ("Latin/b/2.png", "Latin/b"),
         ("top.PNG", ""),
     ]
-    assert all(row.image.is_absolute() and row.image.is_file() and row.split == "" for row in catalog.rows)
+    assert all(
+        row.image.path.is_absolute() and row.image.path.is_file() and row.split == "" for row in catalog.rows
+    )
 
 
 def test_wrapping_folder_is_no_part_of_label_or_key(tmp_path: Path) -> None:
@@ -176,21 +179,21 @@ def test_csv_gives_labels_splits_and_typed_metadata(tmp_path: Path) -> None:
     assert catalog.rows == (
         Row(
             "photos/1.jpg",
-            tmp_path / "photos/1.jpg",
+            File(tmp_path / "photos/1.jpg"),
             "boot",
             "test",
             {"price": 10.0, "sku": "012", "note": "a, b"},
         ),
         Row(
             "photos/2.jpg",
-            tmp_path / "photos/2.jpg",
+            File(tmp_path / "photos/2.jpg"),
             "shoe",
             "train",
             {"price": 9.5, "stock": 3, "sku": "007"},
         ),
         Row(
             "photos/three",
-            tmp_path / "photos/three",
+            File(tmp_path / "photos/three"),
             "boot",
             "",
             {"price": 1e3, "stock": -4, "sku": "x", "note": "c"},
@@ -222,6 +225,27 @@ def test_whole_numbers_that_a_double_cannot_hold_stay_text(tmp_path: Path, cell:
     assert metadata["ean"] == kind(cell)
     assert type(metadata["ean"]) is kind
     assert kind is int or metadata["mixed"] == cell
+
+
+def test_truths_and_dates_in_a_table(tmp_path: Path) -> None:
+    _table(
+        _touch(tmp_path, "1.jpg", "2.jpg", "3.jpg"),
+        "path,label,new,mixed,day,at,bare\n"
+        "1.jpg,a,true,true,2024-01-31,2024-01-31T12:00:00Z,20240131\n"
+        "2.jpg,a,FALSE,1,1999-12-01,,\n"
+        "3.jpg,a,,,,,\n",
+    )
+    first, second, third = (row.metadata for row in read(tmp_path).rows)
+    assert first == {
+        "new": True,
+        "mixed": "true",
+        "day": "2024-01-31",
+        "at": "2024-01-31T12:00:00Z",
+        "bare": 20240131,
+    }
+    assert first["new"] is True
+    assert second == {"new": False, "mixed": "1", "day": "1999-12-01"}
+    assert third == {}
 
 
 def test_catalogue_names_the_table_that_was_read(tmp_path: Path) -> None:
@@ -289,7 +313,7 @@ def test_csv_may_be_the_root_itself_or_be_named(tmp_path: Path) -> None:
     assert [row.key for row in read(tmp_path, "csv", table=tmp_path / "two.csv").rows] == ["2.jpg"]
     with pytest.raises(BadData, match=r"2 \.csv tables .*one\.csv, two\.csv"):
         read(tmp_path)
-    with pytest.raises(BadSetting, match="a table was given with the format 'folder'"):
+    with pytest.raises(BadSetting, match=r"one\.csv is of the format csv and not 'folder'"):
         read(tmp_path, "folder", table=tmp_path / "one.csv")
 
 
@@ -380,7 +404,7 @@ def test_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def _catalog(labels: list[str], splits: list[str] | None = None) -> Catalog:
     rows = (
-        Row(str(i), Path("/x"), label, split)
+        Row(str(i), File(Path("/x")), label, split)
         for i, (label, split) in enumerate(zip(labels, splits or [""] * len(labels), strict=True))
     )
     return Catalog(Path("/data"), "folder", tuple(rows))

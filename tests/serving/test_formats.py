@@ -21,6 +21,8 @@ from tests.serving.published import (
     make_sop,
     write,
 )
+from tests.serving.test_parquet import make_parquet
+from tests.serving.test_webdataset import make_tar
 from training.record import check_record
 
 MAKERS: list[tuple[str, Callable[[Path], object]]] = [
@@ -29,14 +31,19 @@ MAKERS: list[tuple[str, Callable[[Path], object]]] = [
     ("cars", lambda root: make_cars_devkit(root, labelled=False)),
     ("sop", make_sop),
     ("inshop", make_inshop),
+    ("webdataset", lambda root: make_tar(root / "train-0.tar", {"1.jpg": b"x", "1.cls": "0"})),
+    ("parquet", lambda root: make_parquet(root / "data/train-0.parquet", image=[b"x"], label=["a"])),
     ("csv", lambda root: write(draw(root, ["a/1.jpg", "b/1.jpg"]) / "items.csv", "path,label", "a/1.jpg,a")),
     ("cifar10", lambda root: draw(root, ["train/a/1.jpg", "test/a/1.jpg"])),
     ("folder", lambda root: draw(root, ["a/1.jpg", "b/1.jpg"])),
 ]
 
 
+PACKED = ("webdataset", "parquet")
+
+
 def test_formats_are_declared_once() -> None:
-    assert FORMATS == ("auto", "folder", "csv", "cifar10", "cub", "cars", "sop", "inshop")
+    assert ("auto", "folder", "csv", "cifar10", "cub", "cars", "sop", "inshop", *PACKED) == FORMATS
     assert get_args(Format) == ("auto", *get_args(Layout))
 
 
@@ -48,7 +55,7 @@ def test_each_layout_is_found_and_is_read_again_from_its_own_root(
     catalog = read(tmp_path)
     assert catalog.format == format
     assert read(tmp_path, format) == read(catalog.root, format) == read(catalog.root) == catalog
-    assert all(row.image.is_file() for row in catalog.rows)
+    assert all(row.image.read_bytes() for row in catalog.rows)
     assert [row.key for row in catalog.rows] == sorted(row.key for row in catalog.rows)
 
 

@@ -26,6 +26,7 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.indexing import Settings, index_rows, render, run
 from serving.model.encoder import Encoder
+from serving.picture import File
 from tests.tiny_model import write_tiny_model
 
 MANUAL = RebuildPolicy(automatic=False)
@@ -269,7 +270,7 @@ def test_order_is_kept_and_memory_is_bounded(tmp_path: Path) -> None:
     for number in range(100):
         path = tmp_path / f"{number:03}.jpg"
         path.write_bytes(str(number).encode())
-        rows.append(Row(path.name, path, f"label {number}"))
+        rows.append(Row(path.name, File(path), f"label {number}"))
     encoder, catalog = FakeEncoder(), Catalog(tmp_path, "folder", ())
     with GalleryDirectory(tmp_path / "galleries", policy=MANUAL) as directory:
         report = index_rows(encoder, catalog, rows, directory, "a", batch=8, threads=3)
@@ -296,7 +297,7 @@ def test_failure_while_storing_ends_the_run_and_keeps_what_was_stored(tmp_path: 
     for number in range(90):
         path = tmp_path / f"{number:03}.jpg"
         path.write_bytes(str(number // 10).encode())
-        rows.append(Row(path.name, path, ""))
+        rows.append(Row(path.name, File(path), ""))
     with GalleryDirectory(tmp_path / "galleries", policy=MANUAL) as directory:
         with pytest.raises(ZeroDivisionError):
             index_rows(Failing(), Catalog(tmp_path, "folder", ()), rows, directory, "a", batch=8, threads=2)

@@ -8,6 +8,7 @@ import pytest
 from serving.catalog import Catalog, Row, SplitRule, read, select, select_missing
 from serving.errors import BadData
 from serving.indexing import Settings, run
+from serving.picture import File
 from tests.serving.published import INSHOP, draw, inshop_lines, make_inshop, write
 from tests.tiny_model import write_tiny_model
 
@@ -43,7 +44,9 @@ def test_query_and_gallery_of_a_rule_are_of_its_unseen_side(tmp_path: Path) -> N
     assert [row.label for row in select(catalog, "gallery", rule)] == ["id_00007982"]
     assert [row.label for row in select(catalog, "query", rule)] == ["id_00007982"]
     assert {row.split for row in select(catalog, "test", rule)} == {"train", "query", "gallery"}
-    trained = Catalog(tmp_path, "csv", (Row("1", tmp_path, "a", "query"), Row("2", tmp_path, "b", "gallery")))
+    trained = Catalog(
+        tmp_path, "csv", (Row("1", File(tmp_path), "a", "query"), Row("2", File(tmp_path), "b", "gallery"))
+    )
     told = r"names no unseen image with a label as query \(gallery 1, query 1\); take the split test$"
     with pytest.raises(BadData, match=told):
         select(trained, "query", SplitRule(by="class", train=1))

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from serving.catalog import read
+from tests.serving.test_parquet import make_parquet
+from tests.serving.test_webdataset import make_tar
 from tests.training.drawn import draw_folder
 from training.augment import Augmentation
 from training.dataset import Draws, TrainingSet
@@ -71,8 +73,16 @@ def test_an_image_drawn_twice_is_augmented_twice(root: Path) -> None:
     assert not torch.equal(image, TrainingSet(pictures, Augmentation(recipe), seed=0, epoch=1)[(4, 0)][0])
 
 
-def test_a_training_set_can_be_handed_to_a_process(root: Path) -> None:
-    pictures = Pictures(read(root).rows, training_decoder(RECIPE), keep=0, label="Reading")
+@pytest.mark.parametrize("form", ["folder", "webdataset", "parquet"])
+def test_a_training_set_can_be_handed_to_a_process(root: Path, form: str) -> None:
+    images = [(row.key.partition(".")[0], row.image.read_bytes()) for row in read(root).rows]
+    if form == "webdataset":
+        root = make_tar(root / "a.tar", {f"{key}.png": data for key, data in images})
+    elif form == "parquet":
+        root = make_parquet(root / "a.parquet", image=[data for _, data in images])
+    rows = read(root).rows
+    assert [row.image.read_bytes() for row in rows] == [data for _, data in images]
+    pictures = Pictures(rows, training_decoder(RECIPE), keep=0, label="Reading")
     views = TrainingSet(pictures, Augmentation(RECIPE), seed=0, epoch=0)
     copy = pickle.loads(pickle.dumps(views))
     assert torch.equal(copy[(4, 0)][0], views[(4, 0)][0])

@@ -87,7 +87,7 @@ def _recall_by_hand(embeddings: torch.Tensor, labels: list[str]) -> float:
 def test_figures_of_a_run_by_hand(trained: Path, data: Path) -> None:
     result = run(Settings(target=trained))
     loaded = load_run(trained)
-    rows = [row for row in select(read(data), "test", loaded.recipe.split) if row.image.suffix == ".png"]
+    rows = [row for row in select(read(data), "test", loaded.recipe.split) if row.image.path.suffix == ".png"]
     pixels = [
         preprocess(row.image.read_bytes(), size=16, crop_fraction=1.0, resampling="bilinear") for row in rows
     ]
@@ -159,7 +159,7 @@ def test_clusters_and_fitted_prototypes_of_a_run_and_of_its_file(
     assert load_run(trained).record["metrics"]["all"]["map_x"] == result["map_x"]
     assert (result["halvings"], 1 < result["distinct"] <= 20) == (20, True)
     loaded = load_run(trained)
-    rows = [row for row in read(data).rows if row.image.suffix == ".png"]
+    rows = [row for row in read(data).rows if row.image.path.suffix == ".png"]
     decode = viewing_decoder(loaded.recipe)
     pixels = torch.from_numpy(np.stack([decode(row.image.read_bytes()) for row in rows]))
     features = loaded.embedder.eval()(loaded.embedder.normalise(pixels))

@@ -8,6 +8,7 @@ import torch
 
 from serving.catalog import Row
 from serving.errors import BadData
+from serving.picture import File
 from tests.training.drawn import draw_folder
 from training.embedder import build_embedder
 from training.findings import Findings, find_assignments, look, measure
@@ -23,9 +24,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     """Three images of two classes, of which a third is not there."""
     root = draw_folder(tmp_path_factory.mktemp("data"), classes=2, images=2, size=18)
     found = [
-        Row(f"{path.parent.name}/{path.name}", path, path.parent.name) for path in sorted(root.rglob("*.png"))
+        Row(f"{path.parent.name}/{path.name}", File(path), path.parent.name)
+        for path in sorted(root.rglob("*.png"))
     ]
-    return [*found[:3], Row("gone", root / "gone", "zz", "query")]
+    return [*found[:3], Row("gone", File(root / "gone"), "zz", "query")]
 
 
 @torch.no_grad()
@@ -67,7 +69,7 @@ def test_a_data_set_that_keeps_queries_apart() -> None:
     rng = torch.Generator().manual_seed(0)
     embeddings, labels = torch.randn(12, 4, generator=rng), np.arange(12) % 3
     roles = np.array(["query", "gallery", "gallery", "gallery"] * 3)
-    rows = tuple(Row(str(i), Path("x"), str(label), str(roles[i])) for i, label in enumerate(labels))
+    rows = tuple(Row(str(i), File(Path("x")), str(label), str(roles[i])) for i, label in enumerate(labels))
     histograms = np.full((12, 2), 0.5, np.float32)
     findings = Findings(rows, (), ("0", "1", "2"), labels, roles, embeddings, histograms)
     asking, held = roles == "query", roles == "gallery"

@@ -8,6 +8,7 @@ import pytest
 
 from serving.catalog import Row, read
 from serving.errors import BadData
+from serving.picture import File
 from tests.training.drawn import draw_folder
 from training.partition import cut_fold, divide, hold_out
 from training.recipe import Recipe
@@ -22,7 +23,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def _rows(labels: list[str]) -> list[Row]:
-    return [Row(f"{label}/{i}", Path(f"/{label}/{i}"), label) for label in labels for i in range(2)]
+    return [Row(f"{label}/{i}", File(Path(f"/{label}/{i}")), label) for label in labels for i in range(2)]
 
 
 def test_validation_classes_are_spread_over_the_names() -> None:

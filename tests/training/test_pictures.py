@@ -130,8 +130,8 @@ def test_what_does_not_fit_is_read_again(root: Path) -> None:
     assert some.room == 0
     for ours, theirs in zip(kept, some, strict=True):
         assert np.array_equal(ours, theirs)
-    rows[0].image.unlink()
-    rows[5].image.unlink()
+    rows[0].image.path.unlink()
+    rows[5].image.path.unlink()
     assert some[0].shape == (20, 20, 3)  # kept
     with pytest.raises(BadData, match=r"class01.2\.png could be read before"):
         some[5]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from serving.catalog import Row
+from serving.picture import File
 from tests.training.drawn import draw_folder
 from tests.training.page_tree import Node, parse
 from training.history import History
@@ -222,7 +223,7 @@ def test_a_scatter_marks_its_classes() -> None:
 
 def test_a_map_covers_the_image() -> None:
     found = np.array([[5, 5, 7, 5, 9, 9]], np.uint8)  # 2 x 3
-    rows = [Row(EVIL, Path("x"), EVIL)]
+    rows = [Row(EVIL, File(Path("x")), EVIL)]
     tree = _tree(maps_section(rows, found, (2, 3), {EVIL: "data:x"}))
     tiles = [[float(tile.attributes[k]) for k in ("x", "y", "width", "height")] for tile in tree.all("rect")]
     third = 100 / 3
@@ -249,7 +250,9 @@ def test_thumbnails_are_small_and_what_the_model_sees(tmp_path: Path) -> None:
     picture_of = Image.new("RGB", (100, 50), (255, 0, 0))
     picture_of.paste((0, 0, 255), (37, 12, 63, 38))  # only the middle is seen
     picture_of.save(good)
-    found = thumbnails([Row("good", good, "a"), Row("gone", gone, "a")], Recipe(crop_fraction=0.5), side=24)
+    found = thumbnails(
+        [Row("good", File(good), "a"), Row("gone", File(gone), "a")], Recipe(crop_fraction=0.5), side=24
+    )
     assert list(found) == ["good"]
     head, _, body = found["good"].partition(",")
     assert head == "data:image/jpeg;base64"

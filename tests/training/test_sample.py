@@ -4,11 +4,12 @@ from collections import Counter
 from pathlib import Path
 
 from serving.catalog import Row
+from serving.picture import File
 from training.sample import draw_sample
 
 
 def _rows(classes: int, images: int) -> list[Row]:
-    return [Row(f"{c:03}/{i:03}", Path("x"), f"{c:03}") for c in range(classes) for i in range(images)]
+    return [Row(f"{c:03}/{i:03}", File(Path("x")), f"{c:03}") for c in range(classes) for i in range(images)]
 
 
 def test_all_where_they_fit() -> None:

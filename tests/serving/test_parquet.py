@@ -1,0 +1,308 @@
+"""Parquet files: each kind of column, groups read in any order by many threads, and every damage."""
+
+import datetime
+import decimal
+import json
+import pickle
+import random
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.catalog import Row, SplitRule, read, select
+from serving.errors import BadData, BadImage, BadSetting
+from serving.layouts import cells
+from serving.picture import Picture
+
+
+def make_parquet(file: Path, *, group: int = 100, names: Sequence[str] = (), **columns: Any) -> Path:
+    """Write columns, as lists or arrow arrays; `names` are the classes', as the package datasets has them."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns)
+    if names:
+        features = {"label": {"names": list(names), "_type": "ClassLabel"}, "image": {"_type": "Image"}}
+        told = json.dumps({"info": {"features": features}})
+        table = table.replace_schema_metadata({"huggingface": told})
+    pq.write_table(table, file, row_group_size=group)
+    return file
+
+
+def _bytes(rows: Sequence[Row]) -> list[bytes]:
+    return [row.image.read_bytes() for row in rows]
+
+
+def test_files_as_the_package_datasets_writes_them(tmp_path: Path) -> None:
+    for split, numbers in (("train", [0, 1, None]), ("test", [1, -1])):
+        make_parquet(
+            tmp_path / f"data/{split}-00000-of-00001.parquet",
+            image=[{"bytes": f"{split} {i}".encode(), "path": "x.jpg"} for i in range(len(numbers))],
+            label=numbers,
+            names=["cat", "dog"],
+        )
+    catalog = read(tmp_path)
+    assert catalog.format == "parquet"
+    assert [(row.key, row.label, row.split) for row in catalog.rows] == [
+        ("data/test-00000-of-00001.parquet/00000000", "dog", "test"),
+        ("data/test-00000-of-00001.parquet/00000001", "", "test"),
+        ("data/train-00000-of-00001.parquet/00000000", "cat", "train"),
+        ("data/train-00000-of-00001.parquet/00000001", "dog", "train"),
+        ("data/train-00000-of-00001.parquet/00000002", "", "train"),
+    ]
+    assert _bytes(catalog.rows)[:3] == [b"test 0", b"test 1", b"train 0"]
+    assert [catalog.path_of(row) for row in catalog.rows] == [row.key for row in catalog.rows]
+    assert str(catalog.rows[1].image) == f"row 1 of {tmp_path}/data/test-00000-of-00001.parquet"
+    path = tmp_path / "data/test-00000-of-00001.parquet"
+    assert catalog.rows[0].image.stamp() == (path.stat().st_size, path.stat().st_mtime_ns)
+    copies = pickle.loads(pickle.dumps(catalog.rows))
+    assert copies == catalog.rows
+    assert _bytes(copies) == _bytes(catalog.rows)
+
+
+def test_columns_of_ones_own(tmp_path: Path) -> None:
+    utc = datetime.UTC
+    path = make_parquet(
+        tmp_path / "items.parquet",
+        IMG=[b"one", b"two"],
+        Class=pa.array(["shoe", None]).dictionary_encode(),
+        Key=[12, 7],
+        split=["Validation", "gallery"],
+        price=[9.5, float("nan")],
+        cost=[decimal.Decimal("1.25"), None],
+        stock=pa.array([3, None], pa.int16()),
+        ean=[1, 10**15],
+        new=[True, None],
+        day=[datetime.date(2024, 1, 31), None],
+        at=pa.array([1_700_000_000_123_456_789, None], pa.timestamp("ns", "UTC")),
+        time=pa.array([1, None], pa.time64("ns")),
+        vector=[[1.0], [2.0]],
+        gone=pa.nulls(2),
+    )
+    catalog = read(path)
+    assert (catalog.root, catalog.table) == (tmp_path, path)
+    seven, twelve = sorted(catalog.rows, key=lambda row: int(row.key))
+    assert (twelve.label, twelve.split, seven.label, seven.split) == ("shoe", "", "", "gallery")
+    assert dict(seven.metadata) == {"ean": str(10**15)}
+    assert dict(twelve.metadata) == {
+        "price": 9.5,
+        "cost": 1.25,
+        "stock": 3,
+        "ean": "1",
+        "new": True,
+        "day": "2024-01-31",
+        "at": datetime.datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=utc).isoformat(),
+        "time": "00:00:00",
+    }
+    assert [row.key for row in catalog.rows] == ["12", "7"]
+    assert _bytes(catalog.rows) == [b"one", b"two"]
+    assert read(tmp_path, "parquet", table=path) == catalog
+    assert read(tmp_path).rows == catalog.rows
+
+
+def test_paths_are_relative_to_the_file_and_may_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "a" / "photos").mkdir(parents=True)
+    (tmp_path / "a" / "photos" / "1").write_bytes(b"one")
+    path = make_parquet(tmp_path / "a/t.parquet", path=["photos/1", "../gone.jpg"], label=["x", "y"])
+    catalog = read(tmp_path)
+    assert [(row.key, catalog.path_of(row), row.label) for row in catalog.rows] == [
+        ("a/t.parquet/00000000", "a/photos/1", "x")
+    ]
+    assert _bytes(catalog.rows) == [b"one"]
+    assert catalog.missing == ("gone.jpg",)
+    with pytest.raises(BadData, match=r"t\.parquet names the image '.*/gone\.jpg', which is not below"):
+        read(path)
+
+
+def test_splits_of_a_column_of_labels_are_selected(tmp_path: Path) -> None:
+    make_parquet(tmp_path / "a.parquet", image=[b"x"] * 3, label=[0, 1, 10], split=["train", "test", None])
+    catalog, rule = read(tmp_path), SplitRule(by="given")
+    assert [row.label for row in select(catalog, "train", rule)] == ["0"]
+    assert [row.label for row in select(catalog, "test", rule)] == ["1"]
+    assert [row.label for row in catalog.rows] == ["0", "1", "10"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"label": ["a"]}, r"has no column of images: .* it has label \(string\)"),
+        ({"image": [1], "x": [[1]]}, r"it has image \(int64\), x \(list<"),
+        ({"image": pa.array([], pa.binary())}, "they have no rows"),
+        ({"a": [b"x"], "b": [b"x"]}, "has several columns of bytes, a, b; call that of the images image"),
+        ({"image": [b"x"], "label": [1.5]}, r"column label of .* is of the type double; give labels as text"),
+        ({"image": [b"x"], "key": [1.5]}, r"column key of .* is of the type double; give"),
+        ({"image": [b"x"] * 2, "key": ["a", None]}, "row 1 of .* has an empty key"),
+        ({"image": [b"x"] * 2, "key": ["a", "a"]}, r"row 1 of .* has the key 'a' again, as row 0 of "),
+        ({"image": [b"x"] * 2, "split": ["test", "dev"]}, "row 1 of .* has the split 'dev'; give train"),
+        ({"image": [b"x"], "label": [2], "names": ["cat", "dog"]}, "row 0 of .* label 2, .* names 2 classes"),
+        ({"path": ["a\0"]}, r"row 0 of .* has the path 'a\\x00'; give that of an image"),
+        ({"path": [None, "x"]}, "row 0 of .* has the path None"),
+        ({"path": ["gone.jpg"]}, r"none of their 1 images is there \(.*/gone\.jpg\)"),
+        ({"path": ["/etc/hosts"]}, "names the image '/etc/hosts', which is not below"),
+    ],
+)
+def test_what_does_not_hold_is_refused_by_name(tmp_path: Path, columns: Any, message: str) -> None:
+    make_parquet(tmp_path / "a.parquet", **columns)
+    with pytest.raises(BadData, match=message):
+        read(tmp_path)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([b"x"])] * 2, ["image", "image"]), tmp_path / "a.parquet")
+    with pytest.raises(BadData, match="has two columns of one name"):
+        read(tmp_path)
+
+
+def test_cells_without_an_image_are_refused_by_their_row(tmp_path: Path) -> None:
+    structs = [{"bytes": b"x"}, {"bytes": None}, None, {"bytes": b""}]
+    for name, images in (("a", structs), ("b", [b"x", None, None, b""])):
+        path = make_parquet(tmp_path / f"{name}.parquet", image=images, group=3)
+        rows = read(path).rows
+        assert rows[0].image.read_bytes() == b"x"
+        for row, what in ((1, "null"), (2, "null"), (3, "empty")):
+            with pytest.raises(BadImage, match=rf"row {row} of .*{name}\.parquet holds no .* is {what}"):
+                rows[row].image.read_bytes()
+
+
+def test_a_cell_that_is_too_long_is_refused_by_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.picture.MAX_BYTES", 10)
+    rows = read(make_parquet(tmp_path / "a.parquet", image=[b"x" * 11, b"x" * 10])).rows
+    assert len(rows[1].image.read_bytes()) == 10
+    with pytest.raises(BadImage, match="the file has 11 bytes; the limit is 10"):
+        rows[0].image.read_bytes()
+
+
+def test_a_file_that_has_changed_is_not_read(tmp_path: Path) -> None:
+    path = make_parquet(tmp_path / "a.parquet", image=[b"x"])
+    (row,) = read(path).rows
+    make_parquet(path, image=[b"longer"])
+    with pytest.raises(OSError, match=r"a\.parquet has changed since its rows were listed"):
+        row.image.read_bytes()
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        row.image.read_bytes()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=40),
+    st.integers(1, 12),
+    st.integers(1, 600),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_any_images_come_back_in_any_order(
+    tmp_path: Path, images: list[bytes], group: int, run: int, struct: bool, chance: random.Random
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells, "_RUN_BYTES", run)
+        patch.setattr(cells, "_KEPT_BYTES", 2 * run)
+        column = [{"bytes": data, "path": None} for data in images] if struct else images
+        rows = read(make_parquet(tmp_path / f"{chance.random()}.parquet", image=column, group=group)).rows
+        order = list(range(len(rows)))
+        assert _bytes(rows) == images
+        chance.shuffle(order)
+        assert [rows[place].image.read_bytes() for place in order] == [images[place] for place in order]
+
+
+def test_threads_share_what_is_kept_and_it_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = list[tuple[str, int]]()
+
+    class Counted(cells._Stream):
+        def __init__(self, column: cells.Column, group: int) -> None:
+            opened.append((column.file.name, group))
+            super().__init__(column, group)
+
+    monkeypatch.setattr(cells, "_Stream", Counted)
+    monkeypatch.setattr(cells, "_RUN_BYTES", 40_000)
+    monkeypatch.setattr(cells, "_KEPT_BYTES", 200_000)
+    monkeypatch.setattr(cells, "_OPEN", 2)
+    images = [bytes([i]) * 1000 for i in range(200)]
+    for name in "abc":
+        make_parquet(tmp_path / f"{name}.parquet", image=images, group=50)
+    rows = read(tmp_path).rows
+    runs = cells._Runs()
+    monkeypatch.setattr(cells, "_runs", runs)
+    with ThreadPoolExecutor(8) as pool:
+        found = list[bytes]()
+        for start in range(0, len(rows), 60):  # they run ahead of each other, but not without end
+            found += pool.map(lambda row: row.image.read_bytes(), rows[start : start + 60])
+    assert found == images * 3
+    assert sorted(opened) == [(f"{name}.parquet", group) for name in "abc" for group in range(4)]  # each once
+    assert sum(run.nbytes for run in runs._kept.values()) <= 200_000
+    assert len(runs._streams) == 2
+
+
+def test_worker_processes_read_cells(tmp_path: Path) -> None:
+    rows = read(make_parquet(tmp_path / "a.parquet", image=[b"one", b"two"])).rows
+    assert rows[0].image.read_bytes() == b"one"  # the parent's file is open when the child begins
+    pictures: list[Picture] = [row.image for row in rows]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert list(pool.map(_read, pictures)) == [b"one", b"two"]
+    cells._runs.forget()
+    assert rows[1].image.read_bytes() == b"two"
+
+
+def _read(picture: Picture) -> bytes:
+    return picture.read_bytes()
+
+
+def test_no_damage_gives_anything_but_rows_or_a_plain_error(tmp_path: Path) -> None:
+    path = make_parquet(
+        tmp_path / "a.parquet",
+        image=[{"bytes": bytes([i]) * 50, "path": None} for i in range(20)],
+        label=[i % 2 for i in range(20)],
+        note=[f"é {i}" for i in range(20)],
+        group=7,
+        names=["cat", "dog"],
+    )
+    whole = path.read_bytes()
+    chance, told = random.Random(0), list[str]()
+    for number in range(200):
+        data = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            # Half of them in the footer, which says what is where.
+            least = 0 if number % 2 else len(data) - 2500
+            data[chance.randrange(least, len(data))] = chance.randrange(256)
+        if number % 20 == 0:
+            del data[chance.randrange(len(data)) :]
+        path.write_bytes(data)
+        try:
+            rows = read(path).rows
+        except BadData as error:
+            told.append(str(error))
+            continue
+        for row in rows:
+            try:
+                row.image.read_bytes()
+            except (OSError, BadImage) as error:
+                told.append(str(error))
+                break
+    assert 50 < len(told) < 200
+    assert "\n" not in "".join(told)
+
+
+def test_without_pyarrow_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_parquet(tmp_path / "a.parquet", image=[b"x"])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(BadSetting, match=r"pyarrow is not installed, .* install crossbatch\[parquet\]"):
+        read(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"a\.parquet cannot be read: No such file"):
+        read(tmp_path, table=tmp_path / "a.parquet")
+    (tmp_path / "a.parquet").write_text("no parquet")
+    with pytest.raises(BadData, match=r"a\.parquet cannot be read, or is damaged: "):
+        read(tmp_path)
