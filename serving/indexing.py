@@ -190,16 +190,16 @@ def index_rows(
         progress(steps, "index", total=len(rows), unit="image") as bar,
         closing(_embedded(encoder, catalog, rows, report.skipped, batch=batch, threads=threads)) as batches,
     ):
-        writing: Future[int] | None = None
+        writing: Future[list[int]] | None = None
         for items, passed in batches:
             bar.update(passed)
             if not items:
                 continue
             if gallery is None:
                 gallery = _made(directory, name, encoder.spec)
-            report.stored += writing.result() if writing else 0
+            report.stored += len(writing.result()) if writing else 0
             writing = writer.submit(gallery.upsert, items)
-        report.stored += writing.result() if writing else 0
+        report.stored += len(writing.result()) if writing else 0
         bar.update(len(rows) - bar.n)
     return report
 

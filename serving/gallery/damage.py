@@ -6,7 +6,7 @@ from pathlib import Path
 
 from serving.errors import BadArtifact
 
-__all__ = ["damaged", "sound"]
+__all__ = ["altered", "damaged", "sound"]
 
 
 def damaged(path: Path, what: object) -> BadArtifact:
@@ -15,6 +15,11 @@ def damaged(path: Path, what: object) -> BadArtifact:
         f"the gallery file {path} is damaged ({what}); restore it from a backup, "
         "or drop the gallery and index its images again"
     )
+
+
+def altered(path: Path, key: str) -> BadArtifact:
+    """Return what a user reads when an item has another checksum than the one it was stored with."""
+    return damaged(path, f"the item {key!r} has been altered: its checksum does not match")
 
 
 @contextmanager

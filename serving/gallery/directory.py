@@ -120,11 +120,21 @@ class GalleryDirectory:
             self._forget(name)
             return self._keep(name, identity, Gallery.open(self.path / name, policy=self._policy))
 
-    def create(self, name: str, *, model_name: str, fingerprint: str, dimension: int) -> Gallery:
-        """Make a new, empty gallery and return it open; do not close it.
+    def create(
+        self,
+        name: str,
+        *,
+        model_name: str,
+        fingerprint: str,
+        dimension: int,
+        thumbnail_side: int = 0,
+        index: str = "auto",
+        recall: float = 0.99,
+    ) -> Gallery:
+        """Make a new, empty gallery, as `Gallery.create` does, and return it open; do not close it.
 
         Raises:
-            InvalidArgument: Nothing can have that name, or the dimension is out of range.
+            InvalidArgument: Nothing can have that name, or a number is out of range.
             AlreadyExists: The name is taken.
             ReadOnly: The folder cannot be written.
             Overloaded: The disk is full.
@@ -137,6 +147,9 @@ class GalleryDirectory:
                 model_name=model_name,
                 fingerprint=fingerprint,
                 dimension=dimension,
+                thumbnail_side=thumbnail_side,
+                index=index,
+                recall=recall,
                 policy=self._policy,
             )
             self._forget(name)

@@ -35,7 +35,16 @@ def check_path(path: Path) -> None:
         ) from error
 
 
-def make_gallery(path: Path, *, model_name: str, fingerprint: str, dimension: int) -> None:
+def make_gallery(
+    path: Path,
+    *,
+    model_name: str,
+    fingerprint: str,
+    dimension: int,
+    thumbnail_side: int,
+    index: str,
+    recall: float,
+) -> None:
     """Make an empty gallery, on disk when this returns; the folder appears complete or not at all.
 
     Raises:
@@ -52,7 +61,13 @@ def make_gallery(path: Path, *, model_name: str, fingerprint: str, dimension: in
         aside.mkdir()
         try:
             create_store(
-                aside / FILE_NAME, model_name=model_name, fingerprint=fingerprint, dimension=dimension
+                aside / FILE_NAME,
+                model_name=model_name,
+                fingerprint=fingerprint,
+                dimension=dimension,
+                thumbnail_side=thumbnail_side,
+                index=index,
+                recall=recall,
             )
             sync(aside / FILE_NAME)
             sync(aside)

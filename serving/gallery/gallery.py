@@ -10,7 +10,7 @@ state: it sees every write acknowledged before it began, by any process, and not
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -21,25 +21,25 @@ from serving.gallery.folder import check_path, make_gallery
 from serving.gallery.identity import ModelIdentity, check_model
 from serving.gallery.index import require_faiss
 from serving.gallery.info import GalleryInfo
-from serving.gallery.item import MAX_K, Hit, Item, check_items, check_keys, unit_rows
+from serving.gallery.item import MAX_K, Hit, Item, check_keys
+from serving.gallery.items import Items
 from serving.gallery.rebuild import Rebuilder, RebuildPolicy
-from serving.gallery.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, Meta
+from serving.gallery.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
 from serving.gallery.snapshot import Snapshot
 from serving.gallery.store import Store
+from serving.gallery.unit import unit_rows
 from serving.gallery.view import View
 
 __all__ = ["Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
 
 
-class Gallery:
-    """An open gallery; every method may be called from several threads at once."""
+class Gallery(Items):
+    """An open gallery: its items, and search over them; every method is thread-safe."""
 
     def __init__(self, path: Path, store: Store, policy: RebuildPolicy) -> None:
         """Use `open` or `create`."""
-        self.path = path
-        self.name = path.name
-        self._store = store
         self._rebuilder = Rebuilder(store, policy)
+        super().__init__(path, store, self._rebuilder.consider)
         self._view = View(store, self._rebuild_if_due)
 
     @classmethod
@@ -50,20 +50,47 @@ class Gallery:
         model_name: str,
         fingerprint: str,
         dimension: int,
+        thumbnail_side: int = 0,
+        index: str = "auto",
+        recall: float = 0.99,
         policy: RebuildPolicy | None = None,
     ) -> Self:
         """Make a new, empty gallery and open it; the folder appears complete or not at all.
 
+        Args:
+            path: Its folder.
+            model_name: The model that its vectors come from.
+            fingerprint: That model's.
+            dimension: Of the vectors.
+            thumbnail_side: Longer side in pixels of the thumbnails stored with its items; 0: it keeps none.
+            index: The index that is built: "auto", "exact" or a FAISS factory string.
+            recall: The recall@10 that an index chosen by "auto" is to reach.
+            policy: When the index is made anew.
+
         Raises:
             AlreadyExists: There is something at `path`.
-            InvalidArgument: The dimension is out of range, or the path is not UTF-8.
+            InvalidArgument: A number is out of range, or the path is not UTF-8.
             ReadOnly: The folder cannot be written.
             Overloaded: The disk is full.
         """
         if not 1 <= dimension <= MAX_DIMENSION:
             raise InvalidArgument(f"the dimension is {dimension}; expected 1 to {MAX_DIMENSION}")
+        if not 0 <= thumbnail_side <= MAX_THUMBNAIL_SIDE:
+            raise InvalidArgument(
+                f"the side of thumbnails is {thumbnail_side}; expected 0 to {MAX_THUMBNAIL_SIDE}"
+            )
+        if not 0.0 < recall <= 1.0:  # NaN too
+            raise InvalidArgument(f"the wanted recall is {recall}; expected more than 0 and at most 1")
         check_path(path)
-        make_gallery(path, model_name=model_name, fingerprint=fingerprint, dimension=dimension)
+        make_gallery(
+            path,
+            model_name=model_name,
+            fingerprint=fingerprint,
+            dimension=dimension,
+            thumbnail_side=thumbnail_side,
+            index=index,
+            recall=recall,
+        )
         return cls.open(path, policy=policy)
 
     @classmethod
@@ -91,9 +118,9 @@ class Gallery:
         return gallery
 
     @property
-    def meta(self) -> Meta:
-        """The model and dimension the gallery is made for."""
-        return self._store.meta
+    def identity(self) -> tuple[int, int]:
+        """The device and inode of the file that was opened."""
+        return self._store.identity
 
     def info(self) -> GalleryInfo:
         """Return what the gallery is and how it stands."""
@@ -123,61 +150,6 @@ class Gallery:
             ModelMismatch: It is another model; both are named.
         """
         check_model(self.name, self.meta, model)
-
-    def upsert(self, items: Iterable[Item]) -> int:
-        """Store items, all or none; an item whose key is there is replaced whole.
-
-        Returns:
-            How many were stored; they are on disk.
-
-        Raises:
-            InvalidArgument: An item is out of bounds, or a key comes twice.
-            Overloaded: Another writer was too slow, or the disk is full.
-            ReadOnly: This process may not write to the gallery.
-            Unavailable: The disk fails, or the gallery is closed.
-        """
-        checked = check_items(items, dimension=self.meta.dimension)
-        if not checked:
-            return 0
-        with self._store.write() as writer:
-            writer.upsert(checked)
-            state = writer.state()
-        self._rebuilder.consider(state)
-        return len(checked)
-
-    def delete(self, keys: Sequence[str]) -> int:
-        """Delete items; keys that are not there are passed over.
-
-        Returns:
-            How many were there.
-
-        Raises:
-            InvalidArgument: A key is out of bounds.
-            Overloaded: Another writer was too slow, or the disk is full.
-            ReadOnly: This process may not write to the gallery.
-            Unavailable: The disk fails, or the gallery is closed.
-        """
-        checked = check_keys(keys)
-        with self._store.write() as writer:
-            deleted = writer.delete(checked)
-            state = writer.state()
-        self._rebuilder.consider(state)
-        return deleted
-
-    def get(self, keys: Sequence[str]) -> list[Item]:
-        """Return the items of `keys`, in that order.
-
-        Raises:
-            NotFound: A key is not there.
-        """
-        wanted = check_keys(keys)
-        with self._store.read() as reader:
-            found = reader.items(wanted)
-        missing = [key for key in wanted if key not in found]
-        if missing:
-            more = f" (nor are {len(missing) - 1} more)" if len(missing) > 1 else ""
-            raise NotFound(f"there is no item {missing[0]!r} in the gallery {self.name}{more}")
-        return [found[key] for key in keys]
 
     def search(
         self, vectors: ArrayLike, k: int, *, minimum_score: float | None = None, exclude: Sequence[str] = ()

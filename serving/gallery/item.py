@@ -1,21 +1,20 @@
 """What a gallery holds and what a search returns, and the bounds on both."""
 
-import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument
+from serving.gallery.metadata import metadata_json
+from serving.gallery.unit import floats, unit
 
 __all__ = [
     "MAX_K",
     "MAX_KEY_BYTES",
-    "MAX_METADATA_BYTES",
-    "MAX_METADATA_LEVELS",
+    "MAX_THUMBNAIL_BYTES",
     "MAX_URI_BYTES",
     "Hit",
     "Item",
@@ -24,18 +23,18 @@ __all__ = [
     "check_items",
     "check_key",
     "check_keys",
-    "check_metadata",
-    "metadata_json",
-    "unit_rows",
+    "check_origin",
+    "check_source",
+    "check_start",
+    "check_versions",
 ]
 
 MAX_K = 2048  # what FAISS can return from a GPU
 MAX_KEY_BYTES = 1024  # a label has the same bound
 MAX_URI_BYTES = 8192
-MAX_METADATA_BYTES = 65_536
-MAX_METADATA_LEVELS = 30  # Protocol Buffers read 100 levels of messages; one of metadata takes up to three
-_NORM_TOLERANCE = 1e-3  # a half-precision model is off by less
-_EXACT_TOLERANCE = 1e-6  # within it the bits are kept, so storing what was read changes nothing
+MAX_THUMBNAIL_BYTES = 65_536
+_JPEG = b"\xff\xd8\xff"  # how every JPEG file begins
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +85,11 @@ def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
     Raises:
         InvalidArgument: An item is out of bounds (its position and key are named), or a key comes twice.
     """
-    checked = []
+    given, rows = [], []
     first: dict[str, int] = {}
     for position, item in enumerate(items):
         try:
-            checked.append(check_item(item, dimension=dimension))
+            rows.append(_check_all_but_norm(item, dimension))
         except InvalidArgument as error:
             raise InvalidArgument(f"items[{position}]: {error}") from error
         earlier = first.setdefault(item.key, position)
@@ -98,7 +97,11 @@ def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
             raise InvalidArgument(
                 f"items[{position}]: items[{earlier}] has the same key {item.key!r}; send each key once"
             )
-    return checked
+        given.append(item)
+    if not given:
+        return []
+    units = unit(np.stack(rows), lambda row: f"items[{row}]: the vector of {given[row].key!r}")
+    return [replace(item, vector=row) for item, row in zip(given, units, strict=True)]
 
 
 def check_item(item: Item, *, dimension: int) -> Item:
@@ -108,18 +111,10 @@ def check_item(item: Item, *, dimension: int) -> Item:
         The item with a float32 (d,) unit vector.
 
     Raises:
-        InvalidArgument: The key, label, URI, metadata or vector is out of bounds.
+        InvalidArgument: The key, label, URI, metadata, vector, thumbnail or source is out of bounds.
     """
-    check_key(item.key)
-    _check_text(item.label, "label", least=0, most=MAX_KEY_BYTES)
-    _check_text(item.uri, "URI", least=0, most=MAX_URI_BYTES)
-    metadata_json(item.metadata)
-    vector = _floats(item.vector, f"the vector of {item.key!r}")
-    if vector.shape != (dimension,):
-        raise InvalidArgument(
-            f"the vector of {item.key!r} has shape {vector.shape}; expected ({dimension},) in this gallery"
-        )
-    return replace(item, vector=_unit(vector[None], f"the vector of {item.key!r}")[0])
+    row = _check_all_but_norm(item, dimension)
+    return replace(item, vector=unit(row[None], lambda _: f"the vector of {item.key!r}")[0])
 
 
 def check_key(key: str) -> str:
@@ -142,93 +137,75 @@ def check_keys(keys: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(check_key(key) for key in keys))
 
 
-def check_metadata(metadata: Mapping[str, Any]) -> None:
-    """Check that metadata can travel: a mapping of few levels, whose numbers are within those of a double.
+def check_start(text: str, what: str) -> str:
+    """Return what the keys of a page follow or begin with: a key, the beginning of one, or nothing.
+
+    Raises:
+        InvalidArgument: It is none of these; `what` is named.
+    """
+    return _check_text(text, what, least=0, most=MAX_KEY_BYTES)
+
+
+def check_versions(expected: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the versions that a write expects, by key.
+
+    Raises:
+        InvalidArgument: A key cannot be one, or a version is no whole number of 0 (not there) or more.
+    """
+    for key, version in expected.items():
+        check_key(key)
+        if not isinstance(version, int) or isinstance(version, bool) or version < 0:
+            raise InvalidArgument(
+                f"the expected version of {key!r} is {version!r}; expected a whole number, 0 for not there"
+            )
+    return expected
+
+
+def check_origin(origin: str) -> str:
+    """Return `origin` if it can name the data set of a source: as a URI, and not empty.
 
     Raises:
         InvalidArgument: It cannot.
     """
-    if not isinstance(metadata, Mapping):
-        raise InvalidArgument(f"metadata must be a JSON object, found {type(metadata).__name__}")
-    _check_value(metadata, MAX_METADATA_LEVELS)
+    return _check_text(origin, "origin", least=1, most=MAX_URI_BYTES)
 
 
-def metadata_json(metadata: Mapping[str, Any]) -> str:
-    """Write metadata as the JSON object that is stored.
+def check_source(source: Source) -> Source:
+    """Return `source` if it can be one.
 
     Raises:
-        InvalidArgument: It is not a JSON object, holds a number larger than a double, is nested more than 30
-            levels deep, or is larger than 64 KiB.
+        InvalidArgument: It cannot.
     """
-    check_metadata(metadata)
-    if not all(isinstance(name, str) for name in metadata):
-        raise InvalidArgument("metadata must be a JSON object: every name in it must be a string")
-    try:
-        text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"metadata cannot be written as JSON: {error}") from error
-    if size > MAX_METADATA_BYTES:
-        raise InvalidArgument(f"metadata is {size} bytes of JSON; the limit is {MAX_METADATA_BYTES}")
-    return text
-
-
-def unit_rows(vectors: ArrayLike, *, dimension: int) -> NDArray[np.float32]:
-    """Check query vectors (Q, d) and bring them to unit norm.
-
-    A norm that differs from 1 by more than 1e-3 is refused rather than mended: it shows that the vector is
-    not an embedding of the model. Smaller differences (half precision, other sums) are divided out.
-
-    Returns:
-        float32 (Q, d), rows of unit norm.
-
-    Raises:
-        InvalidArgument: The shape is another, or a row is not finite or not of unit norm.
-    """
-    rows = _floats(vectors, "the query vectors")
-    if rows.ndim != 2 or rows.shape[1] != dimension:
-        raise InvalidArgument(f"the query vectors have shape {rows.shape}; expected (queries, {dimension})")
-    return _unit(rows, "query vector")
-
-
-def _check_value(value: Any, left: int) -> None:
-    if isinstance(value, Mapping):
-        inner: Iterable[Any] = value.values()
-    elif isinstance(value, list | tuple):
-        inner = value
-    else:
-        if isinstance(value, int) and abs(value) > sys.float_info.max:
-            raise InvalidArgument("metadata holds a whole number larger than a double; write it as a string")
-        return
-    if not left:
-        raise InvalidArgument(f"metadata is nested more than {MAX_METADATA_LEVELS} levels deep")
-    for each in inner:
-        _check_value(each, left - 1)
-
-
-def _floats(values: ArrayLike, what: str) -> NDArray[np.floating[Any]]:
-    try:
-        array = np.asarray(values)
-        # float16 cannot hold the norm to the tolerance, float64 may arrive from Python lists.
-        return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"expected numbers in {what}, found {type(values).__name__}") from error
-
-
-def _unit(rows: NDArray[np.floating[Any]], what: str) -> NDArray[np.float32]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))  # (Q,)
-        off = np.abs(norms - 1.0)
-    for row in np.flatnonzero(~(off <= _NORM_TOLERANCE))[:1]:  # the negation also finds NaN
-        name = what if len(rows) == 1 else f"{what} {row}"
-        if not np.isfinite(rows[row]).all():
-            raise InvalidArgument(f"{name} holds a value that is not finite; send finite numbers")
+    check_origin(source.origin)
+    numbers = isinstance(source.size, int) and isinstance(source.mtime_ns, int)
+    if not numbers or not (0 <= source.size < 1 << 63 and -1 << 63 <= source.mtime_ns < 1 << 63):
         raise InvalidArgument(
-            f"{name} has norm {norms[row]:.6g}; expected unit norm to within {_NORM_TOLERANCE}: "
-            "divide the vector by its norm"
+            f"the source has size {source.size} and time {source.mtime_ns}; expected 64-bit numbers"
         )
-    scale = np.where(off <= _EXACT_TOLERANCE, 1.0, norms)[:, None]
-    return np.ascontiguousarray(rows / scale, dtype=np.float32)
+    if not isinstance(source.digest, bytes) or len(source.digest) != _DIGEST_BYTES:
+        raise InvalidArgument(f"the digest of the source is no SHA-256; expected {_DIGEST_BYTES} bytes")
+    return source
+
+
+def _check_all_but_norm(item: Item, dimension: int) -> NDArray[np.floating[Any]]:
+    """Check an item; return its vector (d,), whose norm is left to check (of many at once it is faster)."""
+    check_key(item.key)
+    _check_text(item.label, "label", least=0, most=MAX_KEY_BYTES)
+    _check_text(item.uri, "URI", least=0, most=MAX_URI_BYTES)
+    metadata_json(item.metadata)
+    _check_thumbnail(item.thumbnail)
+    if item.source is not None:
+        check_source(item.source)
+    return floats(item.vector, f"the vector of {item.key!r}", dimension=dimension)
+
+
+def _check_thumbnail(jpeg: bytes) -> None:
+    if not isinstance(jpeg, bytes):
+        raise InvalidArgument(f"the thumbnail must be the bytes of a JPEG file, found {type(jpeg).__name__}")
+    if len(jpeg) > MAX_THUMBNAIL_BYTES:
+        raise InvalidArgument(f"the thumbnail is {len(jpeg)} bytes; the limit is {MAX_THUMBNAIL_BYTES}")
+    if jpeg and not jpeg.startswith(_JPEG):
+        raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
 
 
 def _check_text(text: str, what: str, *, least: int, most: int) -> str:

@@ -125,7 +125,7 @@ class Rebuilder:
             path = self._folder / f"index-{seen.last_seq}-{secrets.token_hex(4)}.faiss"
             built = build_index(
                 path,
-                reader.vectors_since(0),
+                ((block.seqs, block.vectors) for block in reader.blocks_since(0)),
                 dimension=self._store.meta.dimension,
                 proceed=lambda: not self._stopping.is_set(),
             )
@@ -134,7 +134,14 @@ class Rebuilder:
         checksum, count = built
         file = path.name if count else ""  # an empty gallery has no index
         with self._store.write() as writer:
-            writer.publish(seen, index_file=file, checksum=checksum, count=count)
+            writer.publish(
+                seen,
+                index_file=file,
+                checksum=checksum,
+                count=count,
+                facts="{}",
+                covers_removal=seen.last_removal,
+            )
             named = writer.state().index_file  # of another, where it was faster
         _remove([*older, path], but=named)
 

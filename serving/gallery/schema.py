@@ -11,13 +11,30 @@ A replaced item gets a new `seq`, so "newer than the index" is `seq > covers_seq
 the gallery up to some `seq` and removal catches up by two range scans.
 """
 
-from dataclasses import dataclass
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
 
-__all__ = ["FILE_NAME", "FORMAT_VERSION", "MAX_DIMENSION", "SCHEMA", "Meta"]
+from serving.errors import BadArtifact
+from serving.gallery.damage import sound
+
+__all__ = [
+    "FILE_NAME",
+    "FORMAT_VERSION",
+    "MAX_DIMENSION",
+    "MAX_THUMBNAIL_SIDE",
+    "SCHEMA",
+    "Meta",
+    "read_meta",
+]
 
 FILE_NAME = "gallery.sqlite"
 FORMAT_VERSION = 2
 MAX_DIMENSION = 65_536
+MAX_THUMBNAIL_SIDE = 1024
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
@@ -43,7 +60,7 @@ CREATE TABLE items (
     label TEXT NOT NULL,
     uri TEXT NOT NULL,
     metadata TEXT NOT NULL,
-    checksum INTEGER NOT NULL,  -- CRC-32 over the texts and the vector: `transaction.checksum_of`
+    checksum INTEGER NOT NULL,  -- CRC-32 over the texts and the vector: `record.checksum_of`
     origin TEXT,  -- of an item made from a file: which data set, and the file's size, time and SHA-256
     size INTEGER,
     mtime INTEGER,
@@ -54,6 +71,15 @@ CREATE INDEX items_by_origin ON items (origin, key) WHERE origin IS NOT NULL;
 CREATE TABLE thumbnails (seq INTEGER PRIMARY KEY, jpeg BLOB NOT NULL);
 CREATE TABLE removals (id INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL);
 """
+
+DETACH = """
+UPDATE meta SET value = lower(hex(randomblob(16))) WHERE name = 'id';
+UPDATE state SET
+    generation = 0, index_file = '', index_checksum = '', index_count = 0, covers_seq = 0, covers_removal = 0,
+    index_facts = '{}', previous_name = '', previous_id = '';
+DELETE FROM removals;
+"""
+"""Makes of a copy a gallery of its own, which has no index, and whose name was nobody's before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +94,53 @@ class Meta:
     thumbnail_side: int
     """Longer side of its thumbnails in pixels; 0 where it keeps none."""
     created: str
+
+
+class _Connection(Protocol):
+    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any: ...
+
+
+def new_meta(
+    *, model_name: str, fingerprint: str, dimension: int, thumbnail_side: int
+) -> dict[str, str | int]:
+    """Return what stands in the table meta of a new gallery."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "id": secrets.token_hex(16),
+        "model_name": model_name,
+        "fingerprint": fingerprint,
+        "dimension": dimension,
+        "thumbnail_side": thumbnail_side,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def read_meta(connection: _Connection, path: Path) -> Meta:
+    """Return what the gallery of an open file is made for.
+
+    Raises:
+        BadArtifact: It is damaged, no gallery, or of another format version.
+    """
+    with sound(path, "its table meta"):
+        tables = connection.execute("SELECT name FROM sqlite_schema WHERE name = 'meta'").fetchall()
+        found = dict(connection.execute("SELECT name, value FROM meta")) if tables else {}
+    version = found.get("format_version")
+    if not isinstance(version, int):
+        raise BadArtifact(f"{path} is not a gallery: it names no format version; check the path")
+    if version > FORMAT_VERSION:
+        raise BadArtifact(
+            f"the gallery file {path} is of format version {version}, and this crossbatch reads "
+            f"up to version {FORMAT_VERSION}; upgrade crossbatch"
+        )
+    if version < FORMAT_VERSION:
+        raise BadArtifact(
+            f"the gallery file {path} is of format version {version}, and this crossbatch reads "
+            f"version {FORMAT_VERSION}; drop the gallery and index its images again"
+        )
+    with sound(path, "its table meta"):
+        values = [found[field.name] for field in fields(Meta)]
+        if [type(value) for value in values] != [str, str, str, int, int, str]:
+            raise TypeError("a value is of another kind")
+        if not 1 <= found["dimension"] <= MAX_DIMENSION:
+            raise ValueError(f"the dimension is {found['dimension']}")
+    return Meta(*values)

@@ -69,8 +69,8 @@ class Snapshot:
         """Return the snapshot of a later state that it follows to, read in the same transaction."""
         removed = reader.removals_since(self.state.last_removal)
         seqs, fresh = self.fresh_seqs, self.fresh
-        for new_seqs, new_vectors in reader.vectors_since(self.state.last_seq):
-            seqs, fresh = _appended(seqs, new_seqs), _appended(fresh, new_vectors)
+        for block in reader.blocks_since(self.state.last_seq):
+            seqs, fresh = _appended(seqs, block.seqs), _appended(fresh, block.vectors)
         main_dead = _marked(self.main_dead, self.main.seqs, removed) if self.main else self.main_dead
         grown = np.zeros(len(seqs), np.bool_)
         grown[: len(self.fresh_dead)] = self.fresh_dead

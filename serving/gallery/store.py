@@ -5,57 +5,52 @@ refused.
 """
 
 import logging
-import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import fields
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from serving.errors import BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
-from serving.gallery.access import Access, access_to, is_writable
-from serving.gallery.damage import damaged, sound
-from serving.gallery.disk import is_full
-from serving.gallery.schema import FORMAT_VERSION, MAX_DIMENSION, SCHEMA, Meta
-from serving.gallery.transaction import Reader, Writer
+from serving.errors import AlreadyExists, BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
+from serving.gallery.access import Access, access_to, gone, identity_of, is_writable
+from serving.gallery.damage import damaged
+from serving.gallery.disk import disk_error
+from serving.gallery.pool import Pool
+from serving.gallery.refusal import Code, code_of, refusal
+from serving.gallery.schema import DETACH, SCHEMA, new_meta, read_meta
+from serving.gallery.transaction import Reader
+from serving.gallery.writer import Writer
 
-__all__ = ["Store", "create_store"]
+__all__ = ["Replaced", "Store", "create_store"]
 
-_NEEDS_WRITING = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)  # to make the file of shared memory
-# The statements are constant and tested: that one fails as such (no such column, an unsupported file format)
-# shows a file that is not as it was made. None stands for text in it that is not UTF-8.
-_DAMAGE = (
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_NOTADB,
-    sqlite3.SQLITE_ERROR,
-    sqlite3.SQLITE_MISMATCH,
-    sqlite3.SQLITE_FORMAT,
-    None,
-)
+_NEEDS_WRITING = (Code.READONLY, Code.CANTOPEN)  # to make the file of shared memory
+_OF_COPY = (Code.FULL, Code.IOERR, Code.CANTOPEN, Code.READONLY, Code.PERM)  # it is what cannot be written
 
 _log = logging.getLogger(__name__)
 
 
+class Replaced(Unavailable):
+    """The file under a gallery's name is another than the one that was opened, or the store was closed."""
+
+
 def create_store(
-    path: Path, *, model_name: str, fingerprint: str, dimension: int, thumbnail_side: int = 0
+    path: Path,
+    *,
+    model_name: str,
+    fingerprint: str,
+    dimension: int,
+    thumbnail_side: int = 0,
+    index: str = "auto",
+    recall: float = 0.99,
 ) -> None:
     """Make a new, empty store in a file that does not exist yet, on disk when this returns.
 
     Raises:
         Unavailable: The file cannot be written.
     """
-    meta = {
-        "format_version": FORMAT_VERSION,
-        "id": secrets.token_hex(16),
-        "model_name": model_name,
-        "fingerprint": fingerprint,
-        "dimension": dimension,
-        "thumbnail_side": thumbnail_side,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    meta = new_meta(
+        model_name=model_name, fingerprint=fingerprint, dimension=dimension, thumbnail_side=thumbnail_side
+    )
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute(
@@ -65,9 +60,10 @@ def create_store(
             connection.execute("PRAGMA synchronous=FULL")
             connection.executescript(f"BEGIN; {SCHEMA}")
             connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+            connection.execute("UPDATE state SET wanted_index = ?, wanted_recall = ?", (index, recall))
             connection.execute("COMMIT")
     except sqlite3.Error as error:
-        raise _translate(error, path, None) from error
+        raise refusal(error, path, None) from error
 
 
 class Store:
@@ -91,22 +87,20 @@ class Store:
         self.path = path
         self._timeout = busy_timeout
         self._writable = is_writable(path)
-        self._inode = _inode(path)
-        self._guard = threading.Lock()  # of the four fields below
+        self.identity = identity_of(path)
         self._access = self._look()
-        self._idle: list[sqlite3.Connection] = []
-        self._pooling = True
-        self._closed = False
+        self._pool = Pool[sqlite3.Connection](self._access)
+        self._retired = self._closed = False
         self._write_turn = threading.Lock()
         self._write_connection: sqlite3.Connection | None = None
         with self._translated():
             connection = self._connect(self._access)
             try:
-                self.meta = self._read_meta(connection)
+                self.meta = read_meta(connection, self.path)
             except BaseException:
                 connection.close()
                 raise
-        self._idle.append(connection)
+        self._pool.give_back(connection, self._access)
 
     @contextmanager
     def read(self) -> Iterator[Reader]:
@@ -114,23 +108,12 @@ class Store:
 
         Raises:
             Overloaded: A file on a read-only file system was changed meanwhile; what was read may be amiss.
-            Unavailable: The file was replaced by another gallery, or this store is closed.
+            Replaced: The file was replaced by another gallery, or this store is closed.
             NotFound: The file is gone.
         """
-        with self._translated():
-            connection, access = self._borrow()
-            try:
-                connection.execute("BEGIN")
-                yield Reader(connection, self.path, self.meta.dimension)
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                self._give_back(connection, access)
-                if access.stamp and access != self._look():
-                    raise Overloaded(
-                        f"the gallery file {self.path} was changed while it was read; try again",
-                        retry_after=1.0,
-                    )
+        with self._translated(), self._borrowed() as connection:
+            connection.execute("BEGIN")
+            yield Reader(connection, self.path, self.meta.dimension)
 
     @contextmanager
     def write(self) -> Iterator[Writer]:
@@ -139,7 +122,8 @@ class Store:
         Raises:
             Overloaded: Another writer did not finish in time, or the disk is full.
             ReadOnly: This process may not write to the gallery.
-            Unavailable: The disk fails, the file was replaced by another gallery, or this store is closed.
+            Replaced: The file was replaced by another gallery, or this store is closed.
+            Unavailable: The disk fails.
             NotFound: The file is gone.
         """
         if not self._writable:
@@ -151,31 +135,76 @@ class Store:
                 connection = self._writer()
                 connection.execute("BEGIN IMMEDIATE")
                 try:
+                    self.check_name()  # or the write would land in what lost the name
                     yield Writer(connection, self.path, self.meta.dimension)
                     connection.execute("COMMIT")
                 finally:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
         finally:
-            if not self._pooling:
+            if self._retired:
                 self._close_writer()
             self._write_turn.release()
 
+    def copy_to(self, path: Path) -> None:
+        """Write one compact file of a single state, while writes go on: a gallery of its own, without index.
+
+        Raises:
+            AlreadyExists: There is something at `path`.
+            ReadOnly: The folder of `path` cannot be written.
+            Overloaded: The disk that `path` is on is full.
+            Unavailable: There is no such folder, or the disk fails.
+            BadArtifact: The gallery file is damaged.
+        """
+        try:
+            path.touch(exist_ok=False)  # so that nobody else's file is written or removed
+        except FileExistsError as error:
+            raise AlreadyExists(f"there is already something at {path}; choose another name") from error
+        except OSError as error:
+            raise disk_error(error, f"the copy {path}") from error
+        try:
+            with self._translated(), self._borrowed() as connection:
+                try:
+                    connection.execute("VACUUM INTO ?", (str(path),))
+                    _detach(path)
+                except sqlite3.Error as error:
+                    if code_of(error) in _OF_COPY:
+                        raise refusal(error, path, None) from error
+                    raise
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def check(self) -> list[str]:
+        """Return what SQLite's own integrity check finds wrong; nothing where the file is sound."""
+        try:
+            with self._translated(), self._borrowed() as connection:
+                found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check")]
+        except BadArtifact as error:  # so wrong that the check itself cannot go on
+            return [str(error)]
+        return [] if found == ["ok"] else found
+
+    def check_name(self) -> None:
+        """Check that the gallery still has the name that it was opened by.
+
+        Raises:
+            Replaced: Another has it now.
+            NotFound: None has.
+        """
+        if identity_of(self.path) != self.identity:
+            raise self._replaced()
+
     def retire(self) -> None:
         """Keep no connection between transactions from now on; the store works on, at a cost for each."""
-        with self._guard:
-            self._pooling = False
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._retired = True
+        self._pool.keep_none()
         if self._write_turn.acquire(blocking=False):  # or else the writer does it when it is done
             self._close_writer()
             self._write_turn.release()
 
     def close(self) -> None:
         """Close every connection; those in use are closed when their transaction ends."""
-        with self._guard:
-            self._closed = True
+        self._closed = True
         self.retire()
         with self._write_turn:
             self._close_writer()
@@ -209,78 +238,50 @@ class Store:
 
     def _connect_again(self, access: Access) -> sqlite3.Connection:
         """Connect, and refuse a file that has come in the place of the one that was opened at first."""
-        if _inode(self.path) == self._inode:
-            connection = self._connect(access)
-            try:
-                if self._read_meta(connection) == self.meta and _inode(self.path) == self._inode:
-                    return connection
-            except BaseException:
-                connection.close()
-                raise
+        self.check_name()
+        connection = self._connect(access)
+        try:
+            if read_meta(connection, self.path) == self.meta and identity_of(self.path) == self.identity:
+                return connection
+        except BaseException:
             connection.close()
-        raise Unavailable(
-            f"the gallery file {self.path} has been replaced by another; open the gallery again"
-        )
+            raise
+        connection.close()
+        raise self._replaced()
+
+    def _replaced(self) -> Replaced:
+        return Replaced(f"the gallery file {self.path} has been replaced by another; open the gallery again")
 
     def _look(self) -> Access:
         """Return how the file is to be opened now."""
         try:
             return access_to(self.path, writable=self._writable)
         except OSError as error:
-            raise _gone(self.path, error) from error
+            raise gone(self.path, error) from error
 
-    def _read_meta(self, connection: sqlite3.Connection) -> Meta:
+    @contextmanager
+    def _borrowed(self) -> Iterator[sqlite3.Connection]:
+        self._refuse_closed()
+        access = self._access if self._writable else self._look()
+        connection, changed = self._pool.take(access)
+        if changed:
+            _log.warning("the gallery file %s has changed on its read-only file system", self.path)
+        if connection is None:
+            connection = self._connect_again(access)
         try:
-            with sound(self.path, "its table meta"):
-                found = dict(connection.execute("SELECT name, value FROM meta"))
-        except sqlite3.OperationalError as error:
-            if "no such table" not in str(error):
-                raise
-            found = {}
-        version = found.get("format_version")
-        if not isinstance(version, int):
-            raise BadArtifact(f"{self.path} is not a gallery: it names no format version; check the path")
-        if version > FORMAT_VERSION:
-            raise BadArtifact(
-                f"the gallery file {self.path} is of format version {version}, and this crossbatch reads "
-                f"up to version {FORMAT_VERSION}; upgrade crossbatch"
-            )
-        if version < FORMAT_VERSION:
-            raise BadArtifact(
-                f"the gallery file {self.path} is of format version {version}, and this crossbatch reads "
-                f"version {FORMAT_VERSION}; drop the gallery and index its images again"
-            )
-        with sound(self.path, "its table meta"):
-            values = [found[field.name] for field in fields(Meta)]
-            if [type(value) for value in values] != [str, str, str, int, int, str]:
-                raise TypeError("a value is of another kind")
-            if not 1 <= found["dimension"] <= MAX_DIMENSION:
-                raise ValueError(f"the dimension is {found['dimension']}")
-        return Meta(*values)
-
-    def _borrow(self) -> tuple[sqlite3.Connection, Access]:
-        with self._guard:
-            self._refuse_closed()
-            if not self._writable and (access := self._look()) != self._access:
-                _log.warning("the gallery file %s has changed on its read-only file system", self.path)
-                stale, self._idle, self._access = self._idle, [], access
-                for connection in stale:
-                    connection.close()
-            if self._idle:
-                return self._idle.pop(), self._access
-            access = self._access
-        return self._connect_again(access), access
-
-    def _give_back(self, connection: sqlite3.Connection, access: Access) -> None:
-        with self._guard:
-            if self._pooling and access == self._access:
-                self._idle.append(connection)
-                return
-        connection.close()
+            yield connection
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            self._pool.give_back(connection, access)
+            if access.stamp and access != self._look():
+                raise Overloaded(
+                    f"the gallery file {self.path} was changed while it was read; try again",
+                    retry_after=1.0,
+                )
 
     def _writer(self) -> sqlite3.Connection:
-        with self._guard:
-            self._refuse_closed()
+        self._refuse_closed()
         if self._write_connection is None:
             self._write_connection = self._connect_again(self._access)
         return self._write_connection
@@ -291,9 +292,11 @@ class Store:
             yield
         except UnicodeDecodeError as error:  # of SQLite's own message, which quotes the file
             raise damaged(self.path, error) from error
+        except (sqlite3.ProgrammingError, sqlite3.InterfaceError):  # bugs of ours
+            raise
         except sqlite3.Error as error:
-            if self._writable or (getattr(error, "sqlite_errorcode", 0) & 0xFF) not in _NEEDS_WRITING:
-                raise _translate(error, self.path, busy) from error
+            if self._writable or code_of(error) not in _NEEDS_WRITING:
+                raise refusal(error, self.path, busy) from error
             raise ReadOnly(
                 f"the gallery file {self.path} can be read now only by who may write to its folder, as "
                 "nobody has it open who may; give that right, or mount its folder read-only"
@@ -301,39 +304,12 @@ class Store:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise Unavailable(f"the gallery file {self.path} has been closed; open the gallery again")
+            raise Replaced(f"the gallery file {self.path} has been closed; open the gallery again")
 
 
-def _inode(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise _gone(path, error) from error
-    return found.st_dev, found.st_ino
-
-
-def _gone(path: Path, error: OSError) -> NotFound | Unavailable:
-    if isinstance(error, FileNotFoundError):
-        return NotFound(f"the gallery file {path} is gone; it was dropped while it was open")
-    return Unavailable(f"the gallery file {path} cannot be read ({error.strerror}); check the disk")
-
-
-def _translate(error: sqlite3.Error, path: Path, busy: Callable[[], Exception] | None) -> Exception:
-    code: Any = getattr(error, "sqlite_errorcode", None)
-    primary = code & 0xFF if isinstance(code, int) else None  # the rest of the code is detail
-    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
-        return busy() if busy else Overloaded(f"the gallery file {path} is locked; try again")
-    if primary in _DAMAGE and not isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
-        return damaged(path, error)
-    if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-        return ReadOnly(f"the gallery file {path} cannot be written ({error}); check its permissions")
-    if primary == sqlite3.SQLITE_CANTOPEN:
-        return Unavailable(f"the gallery file {path} cannot be opened ({error}); check its permissions")
-    if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and is_full(path.parent)):
-        return Overloaded(
-            f"the disk that holds the gallery file {path} is full, and nothing was stored; free some space",
-            retry_after=30.0,
-        )
-    if primary == sqlite3.SQLITE_IOERR:
-        return Unavailable(f"the gallery file {path} cannot be read or written ({error}); check the disk")
-    return error  # a bug of ours
+def _detach(path: Path) -> None:
+    """Make of a copy a gallery of its own, which has no index, and was never switched to."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.executescript(f"BEGIN; {DETACH} COMMIT")

@@ -1,21 +1,32 @@
-"""One transaction on a gallery file: reads are of one state, writes are one change."""
+"""One transaction on a gallery file: every read is of one state (`writer` has the writing side)."""
 
 import json
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.gallery.damage import damaged, sound
-from serving.gallery.item import Item, Source, metadata_json
+from serving.gallery.damage import altered, sound
+from serving.gallery.item import Item, Source
+from serving.gallery.record import (
+    COLUMNS,
+    check_texts,
+    checksum_of,
+    item_of,
+    metadata_of,
+    source_of,
+    vectors_of,
+)
 
-__all__ = ["Reader", "Row", "State", "Writer", "checksum_of"]
+__all__ = ["Block", "Reader", "Row", "State"]
 
 _BLOCK = 4096  # rows fetched at once
+_ITEMS = f"SELECT {COLUMNS} FROM items"  # noqa: S608 - constants
+_OF_KEYS = " WHERE key IN (SELECT value FROM json_each(?))"
 _STATE_KINDS = [int, int, str, str, int, int, int, str, str, float, str, str, int, int]
 
 
@@ -55,6 +66,16 @@ class Row:
     metadata: str
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What the search keeps of some items, ascending by `seqs`."""
+
+    seqs: NDArray[np.int64]  # (b,)
+    vectors: NDArray[np.float32]  # (b, d)
+    labels: list[str]
+    metadata: list[str]  # JSON texts
+
+
 class Reader:
     """Reads within one transaction: every answer is of the same state."""
 
@@ -87,55 +108,87 @@ class Reader:
         with sound(self._path, "an item that its index names"):
             rows = {row[0]: Row(*row) for row in found}
             for seq in wanted:
-                _check_texts(rows[seq].key, rows[seq].label, rows[seq].uri)
+                check_texts(rows[seq].key, rows[seq].label, rows[seq].uri)
         return rows
 
     def metadata(self, row: Row) -> dict[str, Any]:
         """Return the metadata of an item that was read."""
         with sound(self._path, f"the metadata of the item {row.key!r}"):
-            return _metadata(row.metadata)
+            return metadata_of(row.metadata)
 
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the `seq` of each key that is there."""
-        found = self._sql.execute(
-            "SELECT key, seq FROM items WHERE key IN (SELECT value FROM json_each(?))", (_json(keys),)
-        )
+        found = self._sql.execute("SELECT key, seq FROM items" + _OF_KEYS, (_json(keys),))  # noqa: S608
         with sound(self._path, "its keys"):
             return dict(found.fetchall())
 
     def items(self, keys: Sequence[str]) -> dict[str, Item]:
         """Return the items of those keys that are there."""
+        found = self._sql.execute(_ITEMS + _OF_KEYS, (_json(keys),))
+        return {item.key: item for item in map(self._item, found)}
+
+    def page(self, *, after: str, limit: int, prefix: str) -> list[Item]:
+        """Return the first items whose keys begin with `prefix` and follow `after`, ascending by key."""
+        # Python compares strings by code points, SQLite by their UTF-8 bytes: the order is the same.
         found = self._sql.execute(
-            "SELECT key, label, uri, metadata, vector, seq, origin, size, mtime, digest FROM items"
-            " WHERE key IN (SELECT value FROM json_each(?))",
+            _ITEMS + " WHERE key >= ? AND key <> ? ORDER BY key LIMIT ?",
+            (max(after, prefix), after, limit),
+        )
+        return list(takewhile(lambda item: item.key.startswith(prefix), map(self._item, found)))
+
+    def thumbnail(self, key: str) -> bytes | None:
+        """Return the JPEG picture of an item, None where the item or its picture is not there."""
+        found = self._sql.execute(
+            "SELECT jpeg FROM thumbnails WHERE seq = (SELECT seq FROM items WHERE key = ?)", (key,)
+        )
+        with sound(self._path, f"the thumbnail of the item {key!r}"):
+            for (jpeg,) in found:
+                if not isinstance(jpeg, bytes):
+                    raise TypeError("it is no bytes")
+                return jpeg
+        return None
+
+    def sources(self, keys: Sequence[str]) -> dict[str, Source]:
+        """Return which file each item of those keys was made from, of those that were made from one."""
+        found = self._sql.execute(
+            "SELECT key, origin, size, mtime, digest FROM items" + _OF_KEYS,  # noqa: S608
             (_json(keys),),
         )
-        items = {}
-        with sound(self._path, "an item in it"):
-            for key, label, uri, metadata, vector, seq, *source in found:
-                _check_texts(key, label, uri)
-                items[key] = Item(
-                    key,
-                    self._vectors([vector])[0],
-                    label,
-                    uri,
-                    _metadata(metadata),
-                    source=None if source[0] is None else Source(*source),
-                    version=seq,
-                )
-        return items
+        with sound(self._path, "the source of an item"):
+            pairs = ((key, source_of(*columns)) for key, *columns in found)
+            return {key: source for key, source in pairs if source is not None}
 
-    def vectors_since(self, seq: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Yield blocks of live items newer than `seq`, ascending: seqs int64 (b,), vectors float32 (b, d)."""
-        found = self._sql.execute("SELECT seq, vector FROM items WHERE seq > ? ORDER BY seq", (seq,))
+    def keys_of(self, origin: str, *, after: str, limit: int) -> list[str]:
+        """Return the first keys after `after` of the items made from that data set's files, ascending."""
+        found = self._sql.execute(
+            "SELECT key FROM items WHERE origin = ? AND key > ? ORDER BY key LIMIT ?", (origin, after, limit)
+        )
+        with sound(self._path, "its keys"):
+            keys = [key for (key,) in found]
+            check_texts(*keys)
+        return keys
+
+    def blocks_since(self, seq: int) -> Iterator[Block]:
+        """Yield blocks of the live items newer than `seq`, ascending.
+
+        Each item's checksum is looked at, which is a third of the time: what is searched was not altered.
+        """
+        found = self._sql.execute(
+            "SELECT seq, key, label, uri, metadata, checksum, vector FROM items WHERE seq > ? ORDER BY seq",
+            (seq,),
+        )
         while True:
-            with sound(self._path, "a vector in it"):
-                block = found.fetchmany(_BLOCK)
-                if not block:
+            with sound(self._path, "an item in it"):
+                rows = found.fetchmany(_BLOCK)
+                if not rows:
                     return
-                seqs = np.array([row[0] for row in block], np.int64)
-                vectors = self._vectors([row[1] for row in block])
-            yield seqs, vectors
+                seqs, keys, labels, uris, metadata, checksums, blobs = zip(*rows, strict=True)
+                vectors = vectors_of(blobs, self._path, self._dimension)
+                sums = tuple(map(checksum_of, keys, labels, uris, metadata, blobs))
+                if sums != checksums:
+                    pairs = zip(sums, checksums, strict=True)
+                    raise altered(self._path, keys[[a != b for a, b in pairs].index(True)])
+            yield Block(np.array(seqs, np.int64), vectors, list(labels), list(metadata))
 
     def removals_since(self, removal: int) -> NDArray[np.int64]:
         """Return the seqs removed after that removal, int64 (r,), in order of removal."""
@@ -143,93 +196,8 @@ class Reader:
         with sound(self._path, "its removals"):
             return np.array([row[0] for row in found], np.int64)
 
-    def _vectors(self, blobs: list[bytes]) -> NDArray[np.float32]:
-        size = 4 * self._dimension
-        if any(len(blob) != size for blob in blobs):
-            raise damaged(self._path, f"a vector in it is not {size} bytes long")
-        rows = np.frombuffer(b"".join(blobs), "<f4").reshape(-1, self._dimension)
-        return rows.astype(np.float32, copy=False)
-
-
-class Writer(Reader):
-    """Writes within one transaction, alone among all processes; nothing is seen until it commits."""
-
-    def upsert(self, items: Sequence[Item]) -> None:
-        """Store checked items; one whose key is there replaces it whole and gets a new `seq`."""
-        self._remove([item.key for item in items])
-        self._sql.executemany(
-            "INSERT INTO items (key, label, uri, metadata, vector, checksum, origin, size, mtime, digest)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            map(_columns, items),
-        )
-        pictures = {item.key: item.thumbnail for item in items if item.thumbnail}
-        if pictures:
-            seqs = self.seqs(list(pictures))
-            self._sql.executemany(
-                "INSERT INTO thumbnails (seq, jpeg) VALUES (?, ?)",
-                ((seqs[key], jpeg) for key, jpeg in pictures.items()),
-            )
-        self._sql.execute("UPDATE state SET change = change + 1")
-
-    def delete(self, keys: Sequence[str]) -> int:
-        """Delete the items of those keys; returns how many were there."""
-        removed = self._remove(keys)
-        if removed:
-            self._sql.execute("UPDATE state SET change = change + 1")
-        return removed
-
-    def publish(self, seen: State, *, index_file: str, checksum: str, count: int) -> bool:
-        """Name the FAISS file that covers the state `seen`; False where another was published since.
-
-        Removals since the file before are kept: who still has that one can follow (`Snapshot.advanced`).
-        """
-        done = self._sql.execute(
-            "UPDATE state SET change = change + 1, generation = generation + 1, index_file = ?,"
-            " index_checksum = ?, index_count = ?, covers_seq = ?, covers_removal = ? WHERE generation = ?",
-            (index_file, checksum, count, seen.last_seq, seen.last_removal, seen.generation),
-        )
-        if done.rowcount == 1:
-            self._sql.execute("DELETE FROM removals WHERE id <= ?", (seen.covers_removal,))
-        return bool(done.rowcount == 1)
-
-    def _remove(self, keys: Sequence[str]) -> int:
-        seqs = [(seq,) for seq in self.seqs(keys).values()]
-        self._sql.executemany("INSERT INTO removals (seq) VALUES (?)", seqs)
-        self._sql.executemany("DELETE FROM items WHERE seq = ?", seqs)
-        self._sql.executemany("DELETE FROM thumbnails WHERE seq = ?", seqs)
-        return len(seqs)
-
-
-def checksum_of(key: str, label: str, uri: str, metadata: str, vector: bytes) -> int:
-    """Return the CRC-32 that an item is stored with: it tells an item that the disk has altered."""
-    return zlib.crc32(vector, zlib.crc32("\0".join((key, label, uri, metadata)).encode()))
-
-
-def _columns(item: Item) -> tuple[object, ...]:
-    texts, vector = (item.key, item.label, item.uri, metadata_json(item.metadata)), _blob(item)
-    source = item.source
-    return (
-        *texts,
-        vector,
-        checksum_of(*texts, vector),
-        *((source.origin, source.size, source.mtime_ns, source.digest) if source else (None,) * 4),
-    )
-
-
-def _check_texts(*values: object) -> None:
-    if not all(isinstance(value, str) for value in values):
-        raise TypeError("a text is of another kind")
-
-
-def _metadata(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(text)
-    if not isinstance(found, dict):
-        raise TypeError("it is no JSON object")
-    return found
-
-
-def _blob(item: Item) -> bytes:
-    return item.vector.astype("<f4").tobytes()
+    def _item(self, record: Sequence[Any]) -> Item:
+        return item_of(record, self._path, self._dimension)
 
 
 def _json(values: Sequence[int] | Sequence[str]) -> str:

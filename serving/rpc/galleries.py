@@ -115,7 +115,7 @@ class Galleries(gallery_service_pb2_grpc.GalleryServiceServicer):
             began = time.monotonic()
             stored = await self._shelf.write(deadline, gallery.upsert, items)
         stages.gallery = time.monotonic() - began
-        return pb.UpsertItemsResponse(stored=stored, timings=timings_of(stages))
+        return pb.UpsertItemsResponse(stored=len(stored), timings=timings_of(stages))
 
     async def DeleteItems(self, request: pb.DeleteItemsRequest, context: Any) -> pb.DeleteItemsResponse:  # noqa: N802
         """Remove items by key.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from protos import retrieval_service_pb2 as pb
 from protos import retrieval_service_pb2_grpc
 from serving.errors import CrossbatchError, InvalidArgument, NotFound
-from serving.gallery.item import unit_rows
+from serving.gallery.unit import unit_rows
 from serving.rpc.admission import Admission
 from serving.rpc.boundary import deadline_of
 from serving.rpc.limits import DEFAULT_K, MAX_EXCLUDED, MAX_HITS, MAX_INPUTS, MAX_K

@@ -26,7 +26,7 @@ from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, ModelMis
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.index import Index, build_index
-from serving.gallery.item import MAX_METADATA_BYTES
+from serving.gallery.metadata import MAX_METADATA_BYTES
 
 MANUAL = RebuildPolicy(automatic=False)
 EAGER = RebuildPolicy(least=8, share=0.0)
@@ -88,7 +88,7 @@ class GalleryMachine(RuleBasedStateMachine):
         items = [
             Item(key, VECTORS[data.draw(choices)], str(i), metadata={"i": i}) for i, key in enumerate(keys)
         ]
-        assert self.gallery.upsert(items) == len(items)
+        assert len(self.gallery.upsert(items)) == len(items)
         self.model.update((item.key, item) for item in items)
 
     @rule(keys=st.lists(KEYS, max_size=10))
@@ -212,7 +212,7 @@ def test_empty_gallery_answers_and_rebuilds(gallery: Gallery) -> None:
     gallery.rebuild()
     assert gallery.search(units(1), 5) == [[]]
     assert gallery.delete(["a"]) == 0
-    assert gallery.upsert([]) == 0
+    assert gallery.upsert([]) == []
 
 
 def test_get_keeps_the_order_and_names_what_is_missing(gallery: Gallery) -> None:
@@ -475,7 +475,7 @@ def test_metadata_is_parsed_once_for_each_item_found(
         parsed.append(text)
         return real(text)
 
-    monkeypatch.setattr("serving.gallery.transaction.json.loads", loads)
+    monkeypatch.setattr("serving.gallery.record.json.loads", loads)
     found = gallery.search(np.tile(ONE, (20, 1)), 5)
     assert [[hit.metadata["i"] for hit in hits] for hits in found] == [[0, 1, 10, 11, 12]] * 20
     assert len(parsed) == 5
@@ -633,8 +633,7 @@ def _serve(path: Path, connection: Connection) -> None:
     connection.send("ready")
     while command := connection.recv():
         name, *arguments = command
-        result = getattr(gallery, name)(*arguments)
-        connection.send((result, time.monotonic()))
+        connection.send(getattr(gallery, name)(*arguments))
     gallery.close()
 
 
@@ -656,20 +655,19 @@ def test_writes_of_another_process_are_seen_at_the_next_search(gallery: Gallery,
     vectors = units(30)
     for i, vector in enumerate(vectors):
         other.send(("upsert", [Item(f"k{i}", vector)]))
-        _, written = other.recv()
+        other.recv()  # it is acknowledged, and any search that begins now sees it
         (hits,) = gallery.search(vector[None], 1)
         assert hits[0].key == f"k{i}"
-        assert time.monotonic() - written < 0.2
         if i % 10 == 5:  # what either process rebuilds, both use
             other.send(("rebuild",))
             other.recv()
         if i % 10 == 8:
             gallery.rebuild()
     other.send(("delete", ["k3"]))
-    assert other.recv()[0] == 1
+    assert other.recv() == 1
     assert "k3" not in {hit.key for hit in gallery.search(vectors[3:4], 30)[0]}
     other.send(("search", vectors, 5))
-    assert other.recv()[0] == gallery.search(vectors, 5)
+    assert other.recv() == gallery.search(vectors, 5)
     assert gallery.info().generation == 6
     assert len(list(gallery.path.glob("index-*"))) == 1
 

@@ -162,3 +162,15 @@ def test_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
     assert gallery.info().items == len(acknowledged)
     gallery.delete(acknowledged[:50])
     directory.close()
+
+
+def test_copy_to_a_full_disk_is_refused_and_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION)
+    row = np.eye(1, DIMENSION, dtype=np.float32)[0]
+    gallery.upsert([Item(f"{i}", row, "x" * 1000, metadata={"x": "y" * 5000}) for i in range(1000)])
+    with pytest.raises(Overloaded, match=f"{small_disk}.* is full"):
+        gallery._store.copy_to(small_disk / "copy")
+    assert list(small_disk.iterdir()) == []
+    gallery._store.copy_to(tmp_path / "copy")
+    assert gallery._store.check() == []
+    gallery.close()

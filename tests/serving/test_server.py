@@ -28,6 +28,7 @@ from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.errors import BadSetting, Unavailable
 from serving.gallery import item as gallery_item
+from serving.gallery import metadata as gallery_metadata
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.model import preprocess
@@ -855,7 +856,7 @@ def test_the_limits_are_those_of_the_parts_behind() -> None:
     assert limits.MAX_K == gallery_item.MAX_K
     assert limits.MAX_BYTES_IN_FLIGHT >= limits.MAX_MESSAGE_BYTES
     assert limits.MAX_HITS >= limits.MAX_K
-    assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + gallery_item.MAX_METADATA_BYTES
+    assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + gallery_metadata.MAX_METADATA_BYTES
 
 
 def _until(condition: Any, patience: float = 10.0) -> None:

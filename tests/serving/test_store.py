@@ -7,19 +7,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from serving.errors import BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
-from serving.gallery.item import Item
+from serving.errors import (
+    AlreadyExists,
+    BadArtifact,
+    Conflict,
+    NotFound,
+    Overloaded,
+    ReadOnly,
+    Unavailable,
+)
+from serving.gallery.item import Item, Source
 from serving.gallery.schema import FORMAT_VERSION
-from serving.gallery.store import Store, create_store
+from serving.gallery.store import Replaced, Store, create_store
+from serving.gallery.transaction import State
+from serving.gallery.writer import Writer
 
 AXES = np.eye(4, dtype=np.float32)
 
@@ -34,6 +47,13 @@ def made(folder: Path) -> Path:
     return path
 
 
+def published(writer: Writer, seen: State, file: str, covers_removal: int | None = None) -> bool:
+    covered = seen.last_removal if covers_removal is None else covers_removal
+    return writer.publish(
+        seen, index_file=file, checksum=file, count=1, facts=f'{{"of": "{file}"}}', covers_removal=covered
+    )
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     opened = Store(made(tmp_path), busy_timeout=0.2)
@@ -46,7 +66,7 @@ def test_meta_and_empty_state(store: Store) -> None:
     with store.read() as reader:
         state = reader.state()
         assert (state.change, state.last_seq, state.index_file) == (0, 0, "")
-        assert list(reader.vectors_since(0)) == []
+        assert list(reader.blocks_since(0)) == []
 
 
 def test_replaced_item_gets_a_new_seq_and_leaves_a_removal(store: Store) -> None:
@@ -60,9 +80,141 @@ def test_replaced_item_gets_a_new_seq_and_leaves_a_removal(store: Store) -> None
         found = reader.items(["a"])["a"]
         assert found.label == "new"
         assert np.array_equal(found.vector, AXES[2])
-        (seqs, vectors), *_ = reader.vectors_since(1)
-        assert seqs.tolist() == [2, 3]
-        assert np.array_equal(vectors, AXES[[1, 2]])
+        (block,) = reader.blocks_since(1)
+        assert block.seqs.tolist() == [2, 3]
+        assert np.array_equal(block.vectors, AXES[[1, 2]])
+        assert (block.labels, block.metadata) == (["", "new"], ["{}", "{}"])
+
+
+SOURCE = Source("birds", 10, 1_700_000_000_000_000_000, b"\1" * 32)
+
+
+def test_sources_are_kept_and_touched_without_a_new_version(store: Store) -> None:
+    moved = replace(SOURCE, mtime_ns=SOURCE.mtime_ns + 1)
+    with store.write() as writer:
+        writer.upsert([replace(item(key), source=SOURCE) for key in ("c", "a", "b")])
+        writer.upsert([item("plain"), replace(item("other"), source=replace(SOURCE, origin="cars"))])
+        before = writer.state()
+        writer.touch({"a": moved, "gone": moved})
+        assert writer.state() == before
+    with store.read() as reader:
+        assert reader.sources(["a", "b", "plain", "gone"]) == {"a": moved, "b": SOURCE}
+        assert reader.items(["a"])["a"].source == moved
+        assert reader.items(["a"])["a"].version == reader.seqs(["a"])["a"]
+        assert reader.items(["plain"])["plain"].source is None
+        assert reader.keys_of("birds", after="", limit=2) == ["a", "b"]
+        assert reader.keys_of("birds", after="b", limit=2) == ["c"]
+        assert reader.keys_of("ships", after="", limit=2) == []
+    with store.write() as writer:
+        writer.upsert([item("a")])
+    with store.read() as reader:
+        assert reader.sources(["a"]) == {}
+
+
+def test_thumbnails_go_with_their_items(store: Store) -> None:
+    with store.write() as writer:
+        writer.upsert([replace(item("a"), thumbnail=b"one"), replace(item("b"), thumbnail=b"two"), item("c")])
+        assert [writer.thumbnail(key) for key in ("a", "b", "c", "d")] == [b"one", b"two", None, None]
+        writer.upsert([item("a")])
+        writer.delete(["b"])
+        assert [writer.thumbnail(key) for key in ("a", "b")] == [None, None]
+    with closing(sqlite3.connect(store.path)) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM thumbnails").fetchone() == (0,)
+
+
+KEY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    keys=st.sets(KEY | st.sampled_from(["a", "ab", "abc", "b", "\uffff", "\U0010ffff"])),
+    prefix=st.just("") | KEY,
+)
+def test_pages_hold_each_key_once_in_order(store: Store, keys: set[str], prefix: str) -> None:
+    with store.write() as writer:
+        writer.delete([kept.key for kept in writer.page(after="", limit=1000, prefix="")])
+        writer.upsert([item(key) for key in keys])
+    found: list[str] = []
+    with store.read() as reader:
+        while page := reader.page(after=found[-1] if found else "", limit=3, prefix=prefix):
+            assert len(page) <= 3
+            found += [each.key for each in page]
+    assert found == sorted((key for key in keys if key.startswith(prefix)), key=str.encode)
+
+
+def test_copy_is_one_sound_file_of_one_state_without_an_index(store: Store, tmp_path: Path) -> None:
+    with store.write() as writer:
+        writer.upsert([item("a"), replace(item("b", 1), source=SOURCE, thumbnail=b"jpeg"), item("c")])
+        writer.delete(["a"])
+        seen = writer.state()
+        assert published(writer, seen, "one")
+    target = tmp_path / "copy"
+    with store.write() as writer:  # which the copy does not wait for, and does not hold
+        writer.upsert([item("late")])
+        store.copy_to(target)
+    assert [path.name for path in tmp_path.glob("copy*")] == ["copy"]
+    with closing(Store(target)) as copy, copy.read() as reader:
+        assert {key: found.version for key, found in reader.items(["a", "b", "c", "late"]).items()} == {
+            "b": 2,
+            "c": 3,
+        }
+        assert reader.sources(["b"]) == {"b": SOURCE}
+        assert reader.thumbnail("b") == b"jpeg"
+        state = reader.state()
+        assert (state.index_file, state.covers_seq, state.last_seq) == ("", 0, seen.last_seq)
+        assert reader.removals_since(0).tolist() == []
+        assert copy.check() == []
+        assert replace(copy.meta, id="") == replace(store.meta, id="")
+        assert copy.meta.id != store.meta.id
+    with pytest.raises(AlreadyExists, match="copy"):
+        store.copy_to(target)
+    with pytest.raises(Unavailable, match="nowhere"):
+        store.copy_to(tmp_path / "nowhere" / "copy")
+
+
+@pytest.mark.usefixtures("read_only")
+def test_settled_file_is_copied(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    with closing(Store(path)) as store:
+        store.copy_to(tmp_path / "copy")
+    assert [found.name for found in sorted(tmp_path.iterdir())] == ["copy", "gallery.sqlite"]
+    assert store.meta.id.encode() not in (tmp_path / "copy").read_bytes()
+
+
+def test_check_tells_what_is_wrong(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    with closing(Store(path)) as store:
+        with store.write() as writer:
+            writer.upsert([item(f"k{i}") for i in range(500)])
+        assert store.check() == []
+    content = bytearray(path.read_bytes())
+    for page in range(4, len(content) // 8192):
+        content[page * 8192 : page * 8192 + 16] = b"\xff" * 16
+    path.write_bytes(content)
+    with closing(Store(path)) as store:
+        problems = store.check()
+    assert problems
+    assert all(isinstance(problem, str) for problem in problems)
+
+
+def test_write_cannot_land_in_a_gallery_that_has_lost_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    store, other = Store(made(tmp_path / "a")), Store(made(tmp_path / "b"))
+    with store.write() as writer:  # so that its connection is open
+        writer.upsert([item("before")])
+    (tmp_path / "a").rename(tmp_path / "c")
+    (tmp_path / "b").rename(tmp_path / "a")
+    with pytest.raises(Replaced, match="replaced by another"), store.write() as writer:
+        writer.upsert([item("lost")])
+    with store.read() as reader:  # what has been read so far can be read on
+        assert set(reader.items(["before", "lost"])) == {"before"}
+    store.close()
+    other.close()
+    with closing(Store(tmp_path / "c" / "gallery.sqlite")) as moved, moved.read() as reader:
+        assert set(reader.seqs(["before", "lost"])) == {"before"}
+    with closing(Store(tmp_path / "a" / "gallery.sqlite")) as moved, moved.read() as reader:
+        assert reader.state().last_seq == 0
 
 
 def test_write_that_fails_is_undone_whole(store: Store) -> None:
@@ -93,8 +245,8 @@ def test_only_the_first_of_two_publications_counts(store: Store) -> None:
     with store.read() as reader:
         seen = reader.state()
     with store.write() as writer:
-        assert writer.publish(seen, index_file="one", checksum="1", count=1)
-        assert not writer.publish(seen, index_file="two", checksum="2", count=1)
+        assert published(writer, seen, "one")
+        assert not published(writer, seen, "two")
     with store.read() as reader:
         state = reader.state()
         assert (state.index_file, state.generation, state.covers_seq) == ("one", 1, 2)
@@ -105,8 +257,63 @@ def test_only_the_first_of_two_publications_counts(store: Store) -> None:
         assert reader.removals_since(state.covers_removal).tolist() == [2]
         state = reader.state()
     with store.write() as writer:
-        assert writer.publish(state, index_file="two", checksum="2", count=0)
+        assert published(writer, state, "two")
         assert writer.removals_since(0).tolist() == [2]
+
+
+def test_publication_keeps_the_removals_that_either_file_needs(store: Store) -> None:
+    """A file that was added to holds all that its base held: the removals since then stay."""
+    with store.write() as writer:
+        writer.upsert([item("a"), item("b"), item("c"), item("d")])
+        first = writer.state()
+        assert published(writer, first, "base")
+    for step, key in enumerate("abc"):
+        with store.write() as writer:
+            writer.delete([key])
+            assert published(writer, writer.state(), f"more{step}", covers_removal=first.last_removal)
+            assert writer.removals_since(0).tolist() == [1, 2, 3][: step + 1]
+    with store.read() as reader:
+        state = reader.state()
+    assert (state.covers_removal, state.last_removal, state.covers_seq) == (0, 3, 4)
+    assert (state.index_file, state.index_checksum, state.index_facts) == ("more2",) * 2 + (
+        '{"of": "more2"}',
+    )
+    with store.write() as writer:  # built whole: who has "more2" still follows by what is kept
+        assert published(writer, state, "whole")
+        assert writer.removals_since(0).tolist() == [1, 2, 3]
+        assert published(writer, writer.state(), "next")
+        assert writer.removals_since(0).tolist() == []
+
+
+def test_what_is_wanted_and_whose_name_was_taken_is_kept_as_a_change(store: Store) -> None:
+    changes = [0]
+    notes: list[Callable[[Writer], None]] = [
+        lambda writer: writer.want("IVF16,Flat", 0.9),
+        lambda writer: writer.name_taken("spring", "1" * 32),
+    ]
+    for note in notes:
+        with store.write() as writer:
+            note(writer)
+        with store.read() as reader:
+            changes.append(reader.state().change)
+    assert changes == [0, 1, 2]  # so that what is in memory of a state is not taken for it
+    with store.read() as reader:
+        state = reader.state()
+    assert (state.wanted_index, state.wanted_recall) == ("IVF16,Flat", 0.9)
+    assert (state.previous_name, state.previous_id) == ("spring", "1" * 32)
+
+
+def test_versions_are_taken_in_order_and_never_twice(store: Store) -> None:
+    with store.write() as writer:
+        assert writer.upsert([item("b"), item("a")]) == [1, 2]
+        assert writer.delete(["a", "b"]) == 2
+    with store.write() as writer:
+        assert writer.upsert([item("a")]) == [3]
+        assert writer.upsert([]) == []
+    with pytest.raises(Conflict), store.write() as writer:
+        writer.upsert([item("c"), item("d")], expected={"a": 2})
+    with store.read() as reader:
+        assert reader.seqs(["a", "b", "c", "d"]) == {"a": 3}
 
 
 def _hold(path: Path, held: Event, release: Event) -> None:
@@ -160,7 +367,7 @@ def test_damaged_page_is_reported_when_it_is_read(tmp_path: Path) -> None:
     store = Store(path)
     try:
         with pytest.raises(BadArtifact, match="damaged"), store.read() as reader:
-            list(reader.vectors_since(0))
+            list(reader.blocks_since(0))
     finally:
         store.close()
 
@@ -228,7 +435,7 @@ def test_damage_that_sqlite_does_not_see_is_told_as_damage(tmp_path: Path, damag
                 (row,) = reader.rows([1]).values()
                 reader.metadata(row)
                 reader.items(["a"])
-                list(reader.vectors_since(0))
+                list(reader.blocks_since(0))
             with opened.write() as writer:
                 writer.upsert([item("a")])
 

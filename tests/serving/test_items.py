@@ -1,0 +1,309 @@
+"""The items of a gallery by key: bounds, versions, pages, thumbnails, sources, and writers at once."""
+
+import multiprocessing
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from serving.errors import BadArtifact, Conflict, InvalidArgument, NotFound
+from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.item import MAX_KEY_BYTES, MAX_THUMBNAIL_BYTES, Source
+from serving.gallery.items import MAX_PAGE
+from serving.gallery.schema import MAX_THUMBNAIL_SIDE
+
+MANUAL = RebuildPolicy(automatic=False)
+AXES = np.eye(4, dtype=np.float32)
+ONE = AXES[0]
+JPEG = b"\xff\xd8\xff\xe0" + b"picture" + b"\xff\xd9"
+SOURCE = Source("file:///birds", 10, 1_700_000_000_000_000_000, b"\1" * 32)
+
+
+def created(path: Path, **more: Any) -> Gallery:
+    return Gallery.create(path, model_name="m", fingerprint="f" * 64, dimension=4, policy=MANUAL, **more)
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    with closing(created(tmp_path / "birds", thumbnail_side=64)) as made:
+        yield made
+
+
+# -- bounds
+
+
+TEXT = st.text(max_size=40) | st.builds(
+    lambda text, times: text * times, st.text(max_size=40), st.integers(0, 300)
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=TEXT)
+@example("../../etc/passwd")
+@example("..")
+@example("k" * 10_000)
+@example("\u0130\u2028\ufeff\U0010ffff e\u0301")
+@example("a\0b")
+@example("\ud800")
+@example("")
+def test_any_text_is_stored_and_found_byte_for_byte_or_refused(gallery: Gallery, key: str) -> None:
+    item = Item(key, ONE, key[:200], key, {"text": key})
+    size = len(key.encode(errors="surrogatepass"))
+    surrogate = any("\ud800" <= each <= "\udfff" for each in key)
+    if not 1 <= size <= MAX_KEY_BYTES or "\0" in key or surrogate:
+        for use in (lambda: gallery.upsert([item]), lambda: gallery.get([key])):
+            with pytest.raises(InvalidArgument) as caught:
+                use()
+            assert b"\n" not in str(caught.value).encode()
+        return
+    (version,) = gallery.upsert([item])
+    (found,) = gallery.get([key])
+    (hit, *_) = gallery.search(ONE[None], 1)[0]
+    assert (found.key, found.label, found.uri) == (key, key[:200], key)
+    assert found.metadata == hit.metadata == {"text": key}
+    assert (found.version, hit.key) == (version, key)
+    assert key in [item.key for item in gallery.list(prefix=key)]
+    assert gallery.delete([key]) == 1
+    assert gallery.list() == []
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no JPEG": ({"thumbnail": b"GIF89a"}, "no JPEG"),
+    "large thumbnail": ({"thumbnail": JPEG[:3] + bytes(MAX_THUMBNAIL_BYTES)}, "the limit is 65536"),
+    "thumbnail of text": ({"thumbnail": "jpeg"}, "found str"),
+    "no origin": ({"source": replace(SOURCE, origin="")}, "origin"),
+    "origin with NUL": ({"source": replace(SOURCE, origin="a\0")}, "NUL"),
+    "size below 0": ({"source": replace(SOURCE, size=-1)}, "64-bit"),
+    "time beyond 64 bits": ({"source": replace(SOURCE, mtime_ns=1 << 63)}, "64-bit"),
+    "size of text": ({"source": replace(SOURCE, size="1")}, "64-bit"),  # type: ignore[arg-type]
+    "short digest": ({"source": replace(SOURCE, digest=b"1")}, "SHA-256"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_thumbnail_or_source_refuses_the_whole_call(gallery: Gallery, name: str) -> None:
+    fields, reason = BAD[name]
+    with pytest.raises(InvalidArgument, match=rf"^items\[1\]: .*{reason}"):
+        gallery.upsert([Item("good", ONE), replace(Item("k", ONE), **fields)])
+    assert gallery.list() == []
+    if "source" in fields:
+        with pytest.raises(InvalidArgument, match=reason):
+            gallery.touch({"k": fields["source"]})
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("vector", "reason"),
+    [
+        (ONE + np.nan, "not finite"),
+        (np.where(ONE > 0, np.inf, ONE), "not finite"),
+        (ONE * 0, "norm 0;"),
+        (ONE[:3], r"shape \(3,\)"),
+        (np.float64(2) * ONE, "norm 2;"),
+    ],
+)
+def test_bad_vector_is_named_by_position_and_key(
+    gallery: Gallery, position: int, vector: NDArray[np.float32], reason: str
+) -> None:
+    items = [Item(f"k{i}", ONE) for i in range(3)]
+    items[position] = Item("bad", vector)
+    with pytest.raises(InvalidArgument, match=rf"^items\[{position}\]: the vector of 'bad' .*{reason}"):
+        gallery.upsert(items)
+    assert gallery.list() == []
+
+
+@given(count=st.integers(1, 6), seed=st.integers(0, 9), scale=st.floats(0.9995, 1.0005), double=st.booleans())
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_vector_is_stored_alike_alone_and_in_company(
+    gallery: Gallery, count: int, seed: int, scale: float, double: bool
+) -> None:
+    rows = np.random.default_rng(seed).standard_normal((count, 4))
+    rows *= scale / np.linalg.norm(rows, axis=1, keepdims=True)
+    mixed = [row if double and i % 2 else row.astype(np.float32) for i, row in enumerate(rows)]
+    keys = [f"k{i}" for i in range(count)]
+    gallery.upsert([Item(key, row) for key, row in zip(keys, mixed, strict=True)])
+    together = [item.vector.tobytes() for item in gallery.get(keys)]
+    for key, row in zip(keys, mixed, strict=True):
+        gallery.upsert([Item(key, row)])
+    assert [item.vector.tobytes() for item in gallery.get(keys)] == together
+
+
+# -- versions
+
+
+def test_each_write_gives_new_versions_in_order(gallery: Gallery) -> None:
+    a, b = gallery.upsert([Item("b", ONE), Item("a", ONE)])
+    assert 0 < a < b
+    assert [item.version for item in gallery.get(["b", "a"])] == [a, b]
+    (again,) = gallery.upsert([replace(gallery.get(["b"])[0], label="new")])
+    assert again > b
+    gallery.delete(["b"])
+    (back,) = gallery.upsert([Item("b", ONE)])
+    assert back > again
+
+
+def test_write_on_condition_is_done_whole_or_not_at_all(gallery: Gallery) -> None:
+    (first,) = gallery.upsert([Item("a", ONE, "one")], expected={"a": 0})
+    with pytest.raises(Conflict, match=rf"'a' is of version {first}.*birds.*expected that it is not there"):
+        gallery.upsert([Item("b", ONE), Item("a", ONE, "two")], expected={"a": 0})
+    with pytest.raises(Conflict, match=r"'b' is not there.*expected that it is of version 7: read it again"):
+        gallery.upsert([Item("b", ONE)], expected={"b": 7})
+    with pytest.raises(Conflict, match=f"version {first}.*version {first + 1}"):
+        gallery.delete(["a"], expected={"a": first + 1})
+    assert [(item.key, item.label) for item in gallery.list()] == [("a", "one")]
+    second, _ = gallery.upsert([Item("a", ONE, "two"), Item("b", ONE)], expected={"a": first, "b": 0})
+    with pytest.raises(Conflict):  # by a key that is not itself written
+        gallery.upsert([Item("c", ONE)], expected={"a": first})
+    assert gallery.delete(["a", "b"], expected={"a": second}) == 2
+    assert gallery.delete(["a"], expected={"a": 0}) == 0
+    assert gallery.list() == []
+
+
+@pytest.mark.parametrize("version", [-1, 1.0, True, "1", None])
+def test_bad_version_is_refused(gallery: Gallery, version: Any) -> None:
+    for write in (
+        lambda: gallery.upsert([Item("a", ONE)], expected={"a": version}),
+        lambda: gallery.delete(["a"], expected={"a": version}),
+    ):
+        with pytest.raises(InvalidArgument, match="expected version of 'a'"):
+            write()
+    with pytest.raises(InvalidArgument, match="NUL"):
+        gallery.delete(["a"], expected={"a\0": 1})
+
+
+def _count(path: Path, times: int) -> None:
+    """Add one to the number in the item's metadata, so often, reading it again whenever it has changed."""
+    with closing(Gallery.open(path, policy=MANUAL)) as gallery:
+        while times:
+            (item,) = gallery.get(["counter"])
+            more = replace(item, metadata={"count": item.metadata["count"] + 1})
+            try:
+                gallery.upsert([more], expected={"counter": item.version})
+            except Conflict:
+                continue
+            times -= 1
+
+
+def test_two_processes_that_write_on_condition_lose_no_update(gallery: Gallery) -> None:
+    gallery.upsert([Item("counter", ONE, metadata={"count": 0})])
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_count, args=(gallery.path, 100)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(50)
+        assert process.exitcode == 0
+    assert gallery.get(["counter"])[0].metadata == {"count": 200}
+    assert gallery.search(ONE[None], 1)[0][0].metadata == {"count": 200}
+
+
+# -- pages, thumbnails, sources
+
+
+def test_pages_and_their_bounds(gallery: Gallery) -> None:
+    gallery.upsert([Item(key, ONE) for key in ("b/2", "a", "b/1", "c", "b")])
+    assert [item.key for item in gallery.list()] == ["a", "b", "b/1", "b/2", "c"]
+    assert [item.key for item in gallery.list(prefix="b/", limit=1)] == ["b/1"]
+    assert [item.key for item in gallery.list(prefix="b/", after="b/1")] == ["b/2"]
+    assert [item.key for item in gallery.list(prefix="b", after="a", limit=2)] == ["b", "b/1"]
+    assert gallery.list(prefix="a", after="b") == []
+    assert gallery.list(after="c") == []
+    for limit in (0, -1, MAX_PAGE + 1, True):
+        with pytest.raises(InvalidArgument, match="limit of a page"):
+            gallery.list(limit=limit)
+        with pytest.raises(InvalidArgument, match="limit of a page"):
+            gallery.keys_of("o", limit=limit)
+    for bad in ("\ud800", "\0", "x" * 2000):
+        for ask in (
+            lambda bad=bad: gallery.list(after=bad),
+            lambda bad=bad: gallery.list(prefix=bad),
+            lambda bad=bad: gallery.keys_of("o", after=bad),
+        ):
+            with pytest.raises(InvalidArgument):
+                ask()
+
+
+def test_thumbnails_are_kept_where_the_gallery_keeps_them(gallery: Gallery, tmp_path: Path) -> None:
+    assert gallery.meta.thumbnail_side == 64
+    largest = JPEG + bytes(MAX_THUMBNAIL_BYTES - len(JPEG))
+    gallery.upsert([Item("a", ONE, thumbnail=JPEG), Item("b", ONE), Item("c", ONE, thumbnail=largest)])
+    assert gallery.thumbnail("a") == JPEG
+    assert gallery.thumbnail("c") == largest
+    assert gallery.get(["a"])[0].thumbnail == b""  # is asked for alone
+    for key in ("b", "nothing"):
+        with pytest.raises(NotFound, match=rf"no item '{key}' with a thumbnail in the gallery birds"):
+            gallery.thumbnail(key)
+    with closing(created(tmp_path / "plain")) as plain:
+        with pytest.raises(InvalidArgument, match=r"'a' has a thumbnail, and the gallery plain keeps none"):
+            plain.upsert([Item("a", ONE, thumbnail=JPEG)])
+        assert plain.list() == []
+
+
+def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
+    gallery.upsert([Item(key, ONE, source=SOURCE) for key in ("c", "a", "b")] + [Item("plain", ONE)])
+    assert gallery.sources(["a", "plain", "nothing"]) == {"a": SOURCE}
+    assert gallery.get(["a"])[0].source == SOURCE
+    assert gallery.keys_of(SOURCE.origin) == ["a", "b", "c"]
+    assert gallery.keys_of(SOURCE.origin, after="a", limit=1) == ["b"]
+    assert gallery.keys_of("elsewhere") == []
+    version = gallery.get(["a"])[0].version
+    moved = replace(SOURCE, mtime_ns=-1, size=(1 << 63) - 1)
+    gallery.touch({"a": moved, "nothing": moved})
+    assert gallery.sources(["a", "b", "nothing"]) == {"a": moved, "b": SOURCE}
+    assert gallery.get(["a"])[0].version == version
+    with pytest.raises(InvalidArgument, match="origin"):
+        gallery.keys_of("")
+
+
+def test_create_keeps_what_is_wanted_and_refuses_what_cannot_be(tmp_path: Path) -> None:
+    with closing(created(tmp_path / "a", index="exact", recall=0.9)) as made, made._store.read() as reader:
+        assert (reader.state().wanted_index, reader.state().wanted_recall) == ("exact", 0.9)
+    for wrong in (
+        {"thumbnail_side": -1},
+        {"thumbnail_side": MAX_THUMBNAIL_SIDE + 1},
+        {"recall": 0.0},
+        {"recall": 1.01},
+        {"recall": float("nan")},
+    ):
+        with pytest.raises(InvalidArgument, match="expected"):
+            created(tmp_path / "b", **wrong)
+    assert not (tmp_path / "b").exists()
+
+
+# -- damage
+
+
+ALTERATIONS = {
+    "key": "'k2'",
+    "label": "label || 'x'",
+    "uri": "'elsewhere'",
+    "metadata": "'{}'",
+    "checksum": "checksum + 1",
+    "vector": "x'0000803f000000000000000000000001'",
+}
+
+
+@pytest.mark.parametrize("column", ALTERATIONS)
+def test_item_that_was_altered_on_the_disk_is_told_by_its_key(gallery: Gallery, column: str) -> None:
+    gallery.upsert([Item(f"k{i}", AXES[i], "label", "uri", {"i": i}) for i in (0, 1)])
+    with closing(sqlite3.connect(gallery.path / "gallery.sqlite")) as connection, connection:
+        connection.execute(f"UPDATE items SET {column} = {ALTERATIONS[column]} WHERE key = 'k1'")
+    key = "k2" if column == "key" else "k1"
+    assert gallery.get(["k0"])[0].key == "k0"
+    gallery._view.retire()  # or what is in memory would do
+    for use in (
+        lambda: gallery.get([key]),
+        lambda: gallery.list(),
+        lambda: gallery.search(ONE[None], 1),
+        gallery.rebuild,
+    ):
+        with pytest.raises(BadArtifact, match=f"the item '{key}' has been altered.*restore it from a backup"):
+            use()
