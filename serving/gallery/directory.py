@@ -3,22 +3,27 @@
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 from weakref import WeakSet
 
 from serving.errors import InvalidArgument, NotFound, Unavailable
 from serving.gallery.folder import check_path, drop_gallery, sweep
 from serving.gallery.gallery import Gallery, RebuildPolicy
+from serving.gallery.generation import give_back_name, take_free_name, take_name
 from serving.gallery.schema import FILE_NAME
+from serving.gallery.store import Replaced
 
 __all__ = ["MOST_OPEN", "GalleryDirectory", "check_name", "split_path"]
 
 MOST_OPEN = 64  # each holds three files or more, and in memory what is newer than its index
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _SHOWN = 10
+_ATTEMPTS = 10  # of a call whose gallery is switched meanwhile
+
+T = TypeVar("T")
 
 
 def check_name(name: str) -> str:
@@ -118,7 +123,7 @@ class GalleryDirectory:
                     self._open[name] = self._open.pop(name)  # the last to go
                     return known[1]
             self._forget(name)
-            return self._keep(name, identity, Gallery.open(self.path / name, policy=self._policy))
+            return self._keep(name, Gallery.open(self.path / name, policy=self._policy))
 
     def create(
         self,
@@ -153,8 +158,69 @@ class GalleryDirectory:
                 policy=self._policy,
             )
             self._forget(name)
-            status = (self.path / name / FILE_NAME).stat()
-            return self._keep(name, (status.st_dev, status.st_ino), gallery)
+            return self._keep(name, gallery)
+
+    def using(self, name: str, work: Callable[[Gallery], T]) -> T:
+        """Return what `work` does with the gallery of that name.
+
+        Where another gallery took the name meanwhile, `work` is begun anew with that one: it must not have
+        done anything but through its gallery.
+
+        Raises:
+            InvalidArgument: Nothing can have that name.
+            NotFound: There is none.
+            Unavailable: It got another name again and again, or this directory has been closed.
+            CrossbatchError: What `get` and `work` raise.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return work(self.get(name))
+            except Replaced:
+                continue
+        return work(self.get(name))
+
+    def switch(self, name: str, other: str, *, timeout: float = 60.0) -> None:
+        """Let the gallery `other` have the name `name`, at once; the one that had it gets the name `other`.
+
+        Args:
+            name: What is served; if there is no such gallery, `other` just gets that name.
+            other: A gallery of this folder.
+            timeout: Seconds to wait for a rebuild or another switch of either.
+
+        Raises:
+            InvalidArgument: Nothing can have that name, or the names are alike.
+            NotFound: There is no gallery `other`.
+            AlreadyExists: It was done already; a second time would undo it.
+            BadArtifact: One of them is damaged.
+            ReadOnly: The folder or one of the galleries cannot be written.
+            Overloaded: One of them was being rebuilt or written to for too long.
+            Unavailable: The file system cannot do it.
+        """
+        path, aside = self.path / check_name(name), self.path / check_name(other)
+        self._require(other)
+        if (path / FILE_NAME).is_file():
+            take_name(path, aside, timeout=timeout)
+        else:
+            take_free_name(path, aside, timeout=timeout)
+
+    def rollback(self, name: str, *, timeout: float = 60.0) -> str:
+        """Undo the switch by which the gallery got its name.
+
+        Returns:
+            The name that it has now: that of the gallery which has `name` again.
+
+        Raises:
+            InvalidArgument: Nothing can have that name.
+            NotFound: There is none, it was never switched to, or the one before it was dropped.
+            Mismatch: Another gallery lies where that one was.
+            BadArtifact: One of them is damaged.
+            ReadOnly: The folder or one of the galleries cannot be written.
+            Overloaded: One of them was being rebuilt or written to for too long.
+            Unavailable: The file system cannot do it.
+        """
+        check_name(name)
+        self._require(name)
+        return give_back_name(self.path / name, timeout=timeout).name
 
     def drop(self, name: str) -> None:
         """Remove a gallery, a damaged one too; its name is free at once.
@@ -168,8 +234,7 @@ class GalleryDirectory:
         check_name(name)
         sweep(self.path)
         with self._turn(name):
-            if not (self.path / name / FILE_NAME).is_file():
-                raise self._missing(name)
+            self._require(name)
             self._forget(name)
             drop_gallery(self.path / name)
 
@@ -205,11 +270,11 @@ class GalleryDirectory:
                 if users:
                     self._turns[name] = turn, users
 
-    def _keep(self, name: str, identity: tuple[int, int], gallery: Gallery) -> Gallery:
+    def _keep(self, name: str, gallery: Gallery) -> Gallery:
         with self._guard:
             closed, idle = self._closed, list[Gallery]()
             if not closed:
-                self._open[name] = identity, gallery
+                self._open[name] = gallery.identity, gallery
                 while len(self._open) > self._most_open:
                     idle.append(self._open.pop(next(iter(self._open)))[1])
                 self._retired.update(idle)
@@ -225,6 +290,10 @@ class GalleryDirectory:
             known = self._open.pop(name, None)
         if known is not None:
             known[1].close()
+
+    def _require(self, name: str) -> None:
+        if not (self.path / name / FILE_NAME).is_file():
+            raise self._missing(name)
 
     def _missing(self, name: str) -> NotFound:
         names = self.names()

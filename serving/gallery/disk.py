@@ -2,11 +2,13 @@
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from serving.errors import CrossbatchError, Overloaded, ReadOnly, Unavailable
 
-__all__ = ["disk_error", "is_full", "make_folder", "sync"]
+__all__ = ["disk_error", "is_full", "make_folder", "sync", "written_aside"]
 
 _LEAST = 1 << 20  # bytes; file systems keep some back, so a full one is seldom at zero
 
@@ -22,6 +24,26 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Give a path to write a file to, and put what was written at `path` when the block ends, on disk.
+
+    The file appears whole or not at all, and where the block fails nothing is left.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    aside = path.with_name(f"{path.name}.tmp")
+    try:
+        yield aside
+        sync(aside)
+        os.replace(aside, path)
+    finally:
+        with suppress(FileNotFoundError):
+            aside.unlink()
+    sync(path.parent)
 
 
 def make_folder(path: Path) -> None:

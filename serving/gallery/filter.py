@@ -5,13 +5,37 @@ condition holds if it does for any element. Values are strings, booleans or numb
 doubles, strings by code points, booleans are no numbers, and values of two kinds are never equal.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from difflib import get_close_matches
+from typing import Any, TypeAlias
 
-__all__ = ["LABEL", "AllOf", "AnyOf", "Equal", "Exists", "Filter", "In", "Not", "Range", "Value"]
+from serving.errors import InvalidArgument
+
+__all__ = [
+    "LABEL",
+    "MAX_LEVELS",
+    "AllOf",
+    "AnyOf",
+    "Equal",
+    "Exists",
+    "Filter",
+    "In",
+    "Not",
+    "Range",
+    "Value",
+    "kind_of",
+    "parse_filter",
+]
+
 
 LABEL = "$label"
 """The field that stands for an item's label; an item whose label is empty has none."""
+
+MAX_LEVELS = 30  # of filters within filters
+_RANGES = {"$gt": "above", "$gte": "least", "$lt": "below", "$lte": "most"}
+_OPERATORS = ("$eq", "$ne", *_RANGES, "$in", "$nin", "$exists")
+_JOINTS = ("$and", "$or", "$not", LABEL)
 
 Value: TypeAlias = str | bool | int | float
 
@@ -72,3 +96,107 @@ class Not:
 
 
 Filter: TypeAlias = Equal | In | Range | Exists | AllOf | AnyOf | Not
+
+
+def kind_of(value: object) -> str:
+    """Return "string", "boolean" or "number"; the name of its type where it is none of them."""
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, bool):
+        return "boolean"
+    return "number" if isinstance(value, int | float) else type(value).__name__
+
+
+def parse_filter(given: object, *, where: str = "filter") -> Filter:
+    """Read a filter from JSON in the form that Pinecone and Chroma have made known.
+
+    `{"brand": "acme", "price": {"$gte": 3, "$lt": 9}}` demands both; the operators are `$eq`, `$ne`, `$gt`,
+    `$gte`, `$lt`, `$lte`, `$in`, `$nin` and `$exists`. `{"$or": [...]}`, `{"$and": [...]}` and
+    `{"$not": ...}` join filters, and `$label` is the item's label.
+
+    Args:
+        given: The JSON, decoded.
+        where: What it is called in errors.
+
+    Raises:
+        InvalidArgument: It has another form; the message says where.
+    """
+    return _parsed(given, where, MAX_LEVELS)
+
+
+def _parsed(given: object, where: str, left: int) -> Filter:
+    if not left:
+        raise InvalidArgument(f"the filter is nested more than {MAX_LEVELS} levels deep; make it flatter")
+    found = [_part(name, value, f"{where}.{name}", left) for name, value in _object(given, where).items()]
+    return found[0] if len(found) == 1 else AllOf(tuple(found))
+
+
+def _part(name: str, value: object, where: str, left: int) -> Filter:
+    """Return what one name of a JSON object stands for."""
+    match name:
+        case "$and" | "$or":
+            if not isinstance(value, list):
+                raise InvalidArgument(f"{where} is {_shown(value)}; expected a list of filters")
+            inner = tuple(_parsed(each, f"{where}[{at}]", left - 1) for at, each in enumerate(value))
+            return AllOf(inner) if name == "$and" else AnyOf(inner)
+        case "$not":
+            return Not(_parsed(value, where, left - 1))
+    if name.startswith("$") and name != LABEL:
+        raise InvalidArgument(f"{where} is unknown; {_nearest(name, _JOINTS)}")
+    if not isinstance(value, Mapping):
+        return Equal(name, _value(value, where))
+    if not value:
+        raise InvalidArgument(f"{where} has no condition; expected a value, or an operator as $gte")
+    bounds: dict[str, Any] = {}
+    found: list[Filter] = []
+    for operator, operand in value.items():
+        place = f"{where}.{operator}"
+        if operator in _RANGES:
+            bounds[_RANGES[operator]] = _value(operand, place)
+        else:
+            found.append(_condition(name, operator, operand, place))
+    if bounds:
+        found.append(Range(name, **bounds))
+    return found[0] if len(found) == 1 else AllOf(tuple(found))
+
+
+def _condition(field: str, operator: object, operand: object, where: str) -> Filter:
+    match operator:
+        case "$eq":
+            return Equal(field, _value(operand, where))
+        case "$ne":
+            return Not(Equal(field, _value(operand, where)))
+        case "$in" | "$nin":
+            if not isinstance(operand, list):
+                raise InvalidArgument(f"{where} is {_shown(operand)}; expected a list of values")
+            among = In(field, tuple(_value(each, f"{where}[{at}]") for at, each in enumerate(operand)))
+            return among if operator == "$in" else Not(among)
+        case "$exists":
+            if not isinstance(operand, bool):
+                raise InvalidArgument(f"{where} is {_shown(operand)}; expected true or false")
+            return Exists(field) if operand else Not(Exists(field))
+    raise InvalidArgument(f"{where} is unknown; {_nearest(str(operator), _OPERATORS)}")
+
+
+def _object(given: object, where: str) -> Mapping[str, object]:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidArgument(f'{where} is {_shown(given)}; expected a JSON object, as {{"brand": "acme"}}')
+    return given
+
+
+def _value(value: object, where: str) -> Value:
+    if isinstance(value, str | bool | int | float):
+        return value
+    hint = {list: "; use $in for one of several", type(None): "; use $exists for a field that is not there"}
+    raise InvalidArgument(
+        f"{where} is {_shown(value)}; expected a string, a number or a boolean{hint.get(type(value), '')}"
+    )
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else f"{value!r:.40}"
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    nearest = get_close_matches(name, known, 1)
+    return f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(known)}"

@@ -1,21 +1,24 @@
 """The folder of a gallery: how it comes, goes, and what a crash leaves of either.
 
 Making happens in `.<name>.new-<token>`, dropping in `.<name>.dropped-<token>`, both beside the gallery and
-turned into it, or from it, by one rename.
+turned into it, or from it, by one rename. Each is locked by who works on it, while he lives.
 """
 
 import re
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from serving.errors import AlreadyExists, InvalidArgument
 from serving.gallery.disk import disk_error, make_folder, sync
+from serving.gallery.lock import in_the_making, is_in_the_making, names_change
 from serving.gallery.schema import FILE_NAME
 from serving.gallery.store import create_store
 
-__all__ = ["check_path", "drop_gallery", "make_gallery", "sweep"]
+__all__ = ["check_path", "drop_gallery", "made_aside", "make_gallery", "sweep"]
 
 _LEFTOVER = re.compile(r"\.[a-z0-9][a-z0-9_.-]{0,63}\.(new|dropped)-[0-9a-f]{8}")
 _STALE = 3600.0  # seconds; making one takes milliseconds
@@ -52,6 +55,27 @@ def make_gallery(
         ReadOnly: The folder cannot be written.
         Overloaded: The disk is full.
     """
+    with made_aside(path) as aside:
+        create_store(
+            aside / FILE_NAME,
+            model_name=model_name,
+            fingerprint=fingerprint,
+            dimension=dimension,
+            thumbnail_side=thumbnail_side,
+            index=index,
+            recall=recall,
+        )
+
+
+@contextmanager
+def made_aside(path: Path) -> Iterator[Path]:
+    """Give a folder to make a gallery in; when the block ends it is at `path`, complete, or it is gone.
+
+    Raises:
+        AlreadyExists: There is something at `path`.
+        ReadOnly: The folder cannot be written.
+        Overloaded: The disk is full.
+    """
     taken = f"there is already something at {path}; choose another name, or drop that gallery first"
     aside = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
     try:
@@ -60,18 +84,12 @@ def make_gallery(
         make_folder(path.parent)
         aside.mkdir()
         try:
-            create_store(
-                aside / FILE_NAME,
-                model_name=model_name,
-                fingerprint=fingerprint,
-                dimension=dimension,
-                thumbnail_side=thumbnail_side,
-                index=index,
-                recall=recall,
-            )
-            sync(aside / FILE_NAME)
-            sync(aside)
-            aside.rename(path)  # fails where a folder that is not empty came first
+            with in_the_making(aside):
+                yield aside
+                for file in aside.iterdir():
+                    sync(file)
+                sync(aside)
+                aside.rename(path)  # fails where a folder that is not empty came first
             sync(path.parent)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -90,7 +108,8 @@ def drop_gallery(path: Path) -> None:
     """
     aside = path.with_name(f".{path.name}.dropped-{secrets.token_hex(4)}")
     try:
-        path.rename(aside)  # one step: never half a gallery under the name
+        with names_change(path.parent):
+            path.rename(aside)  # one step: never half a gallery under the name
     except OSError as error:
         raise disk_error(error, f"the gallery {path}") from error
     shutil.rmtree(aside, ignore_errors=True)
@@ -99,14 +118,17 @@ def drop_gallery(path: Path) -> None:
 def sweep(folder: Path) -> None:
     """Remove what crashes left in a folder of galleries; what cannot be removed stays.
 
-    A half-made gallery is left alone for an hour, since somebody may be making it; one that was dropped is
-    nobody's, and may be removed by several at once.
+    A half-made gallery is left alone while somebody makes it, and for an hour, since that cannot be seen from
+    another machine; one that was dropped is nobody's, and may be removed by several at once.
     """
     try:
-        entries = list(folder.iterdir())
-        for path in entries:
+        for path in list(folder.iterdir()):
             found = _LEFTOVER.fullmatch(path.name)
-            if found and (found[1] == "dropped" or path.stat().st_mtime < time.time() - _STALE):
+            if found and (found[1] == "dropped" or _is_stale(path)):
                 shutil.rmtree(path, ignore_errors=True)
     except OSError:
         return
+
+
+def _is_stale(path: Path) -> bool:
+    return path.stat().st_mtime < time.time() - _STALE and not is_in_the_making(path)

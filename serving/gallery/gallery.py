@@ -10,23 +10,29 @@ state: it sees every write acknowledged before it began, by any process, and not
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from numpy.typing import ArrayLike
 
 from serving.errors import InvalidArgument, NotFound
+from serving.gallery.build import Advance
+from serving.gallery.factory import check_recall, check_type
+from serving.gallery.filter import Filter
+from serving.gallery.filter_bounds import check_fields, check_filter
 from serving.gallery.folder import check_path, make_gallery
 from serving.gallery.identity import ModelIdentity, check_model
 from serving.gallery.index import require_faiss
 from serving.gallery.info import GalleryInfo
 from serving.gallery.item import MAX_K, Hit, Item, check_keys
 from serving.gallery.items import Items
+from serving.gallery.kind import Facts
 from serving.gallery.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
 from serving.gallery.snapshot import Snapshot
 from serving.gallery.store import Store
+from serving.gallery.transaction import Row
 from serving.gallery.unit import unit_rows
 from serving.gallery.view import View
 
@@ -79,8 +85,8 @@ class Gallery(Items):
             raise InvalidArgument(
                 f"the side of thumbnails is {thumbnail_side}; expected 0 to {MAX_THUMBNAIL_SIDE}"
             )
-        if not 0.0 < recall <= 1.0:  # NaN too
-            raise InvalidArgument(f"the wanted recall is {recall}; expected more than 0 and at most 1")
+        check_recall(recall)
+        check_type(index, dimension=dimension)
         check_path(path)
         make_gallery(
             path,
@@ -125,6 +131,7 @@ class Gallery(Items):
     def info(self) -> GalleryInfo:
         """Return what the gallery is and how it stands."""
         with self._view.open() as (snapshot, _):
+            facts = snapshot.main.facts if snapshot.main else Facts()
             return GalleryInfo(
                 name=self.name,
                 path=str(self.path),
@@ -134,7 +141,12 @@ class Gallery(Items):
                 items=snapshot.count,
                 fresh=int((~snapshot.fresh_dead).sum()),
                 deleted=snapshot.dead_count,
-                index_type="exact",
+                index_type=facts.type,
+                wanted_index=snapshot.state.wanted_index,
+                recall=facts.recall,
+                wanted_recall=snapshot.state.wanted_recall,
+                latency_ms=facts.latency_ms,
+                parameters=facts.parameters,
                 index_items=len(snapshot.main) if snapshot.main else 0,
                 index_bytes=snapshot.main.bytes if snapshot.main else 0,
                 store_bytes=os.stat(self._store.path).st_size,
@@ -152,7 +164,14 @@ class Gallery(Items):
         check_model(self.name, self.meta, model)
 
     def search(
-        self, vectors: ArrayLike, k: int, *, minimum_score: float | None = None, exclude: Sequence[str] = ()
+        self,
+        vectors: ArrayLike,
+        k: int,
+        *,
+        minimum_score: float | None = None,
+        exclude: Sequence[str] = (),
+        filter: Filter | None = None,
+        group_by_label: bool = False,
     ) -> list[list[Hit]]:
         """Find the k items nearest to each query.
 
@@ -161,13 +180,17 @@ class Gallery(Items):
             k: How many to find; all where there are fewer.
             minimum_score: The least cosine of a hit.
             exclude: Keys of items that are passed over, for every query.
+            filter: What the label and metadata of a hit must fulfil.
+            group_by_label: Whether of the items of one label only the best is a hit; an item with an empty
+                label stands for itself.
 
         Returns:
             For each query its hits, best first, ties in the order of their keys. Hits of one item share
             their metadata: do not write to it.
 
         Raises:
-            InvalidArgument: A vector, k, the minimum or a key is out of bounds.
+            InvalidArgument: A vector, k, the minimum, a key or the filter is out of bounds, no item has a
+                field of the filter, or none holds a value there of the kind that it is compared with.
             BadArtifact: The gallery file is damaged.
         """
         queries = unit_rows(vectors, dimension=self.meta.dimension)
@@ -177,11 +200,23 @@ class Gallery(Items):
         if minimum_score is not None and not -1.0 <= minimum_score <= 1.0:  # NaN too
             raise InvalidArgument(f"the minimum score is {minimum_score}; expected a cosine in [-1, 1]")
         keys = check_keys(exclude)
+        demanded = None if filter is None else check_filter(filter)
         with self._view.open() as (snapshot, reader):
-            excluded = reader.seqs(keys).values() if keys else ()
-            found = snapshot.search(queries, k, minimum_score=least, excluded=excluded)
+            if demanded is not None and snapshot.count:
+                check_fields(demanded, snapshot.kinds_of, snapshot.fields)
+            found = snapshot.search(
+                queries,
+                k,
+                minimum_score=least,
+                excluded=reader.seqs(keys).values() if keys else (),
+                filter=demanded,
+                by_label=group_by_label,
+            )
             rows = reader.rows({seq for near in found for seq, _ in near})
-        best = [sorted(near, key=lambda pair: (-pair[1], rows[pair[0]].key))[:k] for near in found]
+        best = [sorted(near, key=lambda pair: (-pair[1], rows[pair[0]].key)) for near in found]
+        if group_by_label:
+            best = [_first_of_each_label(near, rows) for near in best]
+        best = [near[:k] for near in best]
         shown = {seq for near in best for seq, _ in near}
         metadata = {seq: reader.metadata(rows[seq]) for seq in shown}
         return [
@@ -189,14 +224,24 @@ class Gallery(Items):
             for near in best
         ]
 
-    def rebuild(self) -> None:
+    def rebuild(
+        self, index: str | None = None, recall: float | None = None, *, progress: Advance = lambda *_: None
+    ) -> None:
         """Make the index anew from the store and publish it; searches go on meanwhile.
 
+        Args:
+            index: The type wanted from now on: "auto", "exact" or a FAISS factory string.
+            recall: The recall at 10 wanted from now on.
+            progress: Called with the stage, what is done of it and its total; what it raises ends the work.
+
         Raises:
+            InvalidArgument: The type or recall cannot be that of this gallery.
             Overloaded: Another rebuild did not end, or the disk is full.
             ReadOnly: The folder cannot be written.
         """
-        self._rebuilder.run()
+        if index is not None or recall is not None:
+            self._want(index, recall)
+        self._rebuilder.run(progress=progress)
 
     def retire(self) -> None:
         """Keep no file open and nothing in memory between calls from now on; each call costs more.
@@ -209,7 +254,27 @@ class Gallery(Items):
     def close(self) -> None:
         """Stop the background rebuild and close the files; calls that are running still end well."""
         self._rebuilder.close()
+        self._view.retire()  # which holds the index's files
         self._store.close()
+
+    def _want(self, index: str | None, recall: float | None) -> None:
+        if index is not None:
+            check_type(index, dimension=self.meta.dimension)
+        if recall is not None:
+            check_recall(recall)
+        with self._store.write() as writer:
+            state = writer.state()
+            writer.want(
+                state.wanted_index if index is None else index,
+                state.wanted_recall if recall is None else recall,
+            )
 
     def _rebuild_if_due(self, snapshot: Snapshot) -> None:
         self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)
+
+
+def _first_of_each_label(near: list[tuple[int, float]], rows: Mapping[int, Row]) -> list[tuple[int, float]]:
+    first: dict[str | int, tuple[int, float]] = {}
+    for seq, score in near:
+        first.setdefault(rows[seq].label or seq, (seq, score))
+    return list(first.values())

@@ -1,5 +1,6 @@
 """What a gallery tells of itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = ["GalleryInfo"]
@@ -17,7 +18,12 @@ class GalleryInfo:
     items: int
     fresh: int  # live items newer than the index
     deleted: int  # vectors held though their items were deleted or replaced
-    index_type: str
+    index_type: str  # "exact" or a FAISS factory string
+    wanted_index: str  # "auto", "exact" or a FAISS factory string
+    recall: float  # at 10, measured with the gallery's own vectors
+    wanted_recall: float
+    latency_ms: float  # median of one query on one thread; 0 where it was not measured
+    parameters: Mapping[str, float]  # FAISS's, for the search
     index_items: int
     index_bytes: int
     store_bytes: int

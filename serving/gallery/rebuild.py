@@ -1,48 +1,29 @@
 """Making the next FAISS file of a gallery: one process at a time, beside the searches, published at once."""
 
-import fcntl
 import logging
 import os
-import secrets
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import suppress
 
+from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Overloaded
+from serving.gallery.build import Advance
 from serving.gallery.disk import disk_error
-from serving.gallery.index import build_index
-from serving.gallery.store import Store
+from serving.gallery.draft import GivenUp
+from serving.gallery.lock import alone
+from serving.gallery.policy import RebuildPolicy
+from serving.gallery.renewal import Renewal
+from serving.gallery.store import Replaced, Store
 from serving.gallery.transaction import State
 
 __all__ = ["RebuildPolicy", "Rebuilder"]
 
-_LOCK_FILE = "rebuild.lock"
+_NICE = 10
 _PAUSE = 30.0  # seconds until a background rebuild that failed is tried again
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RebuildPolicy:
-    """When the index is made anew without being asked for.
-
-    Attributes:
-        least: Changes below which it never is; items up to here are searched in a plain matrix.
-        share: The part of the index's items that may have changed before it is.
-        automatic: Whether it is at all.
-    """
-
-    least: int = 4096
-    share: float = 0.1
-    automatic: bool = True
-
-    def is_due(self, state: State) -> bool:
-        """Tell whether so much is newer than the index, or deleted from it, that searches are slowed."""
-        changes = max(state.last_seq - state.covers_seq, state.last_removal - state.covers_removal)
-        return changes > max(self.least, self.share * state.index_count)
 
 
 class Rebuilder:
@@ -71,19 +52,20 @@ class Rebuilder:
             )
             self._thread.start()
 
-    def run(self, *, timeout: float = 600.0) -> None:
+    def run(self, *, timeout: float = 600.0, progress: Advance = lambda *_: None) -> None:
         """Build an index over every item there is and publish it.
 
         Args:
             timeout: Seconds to wait for a rebuild by another thread or process.
+            progress: Called with the stage, what is done of it and its total; what it raises ends the work.
 
         Raises:
             Overloaded: That one took too long, or the disk is full.
             ReadOnly: The folder cannot be written.
         """
         try:
-            with _alone(self._folder / _LOCK_FILE, timeout):
-                self._build(only_if_due=False)
+            with alone(self._folder, timeout):
+                self._renew(threads=usable_cores(), whole=True, only_if_due=False, progress=progress)
         except OSError as error:
             raise disk_error(error, f"the index of the gallery {self._folder}") from error
 
@@ -96,15 +78,17 @@ class Rebuilder:
             thread.join()
 
     def _in_background(self, damaged: bool) -> None:
+        _lower_priority()
         try:
-            with _alone(self._folder / _LOCK_FILE, 0.0):
-                self._build(only_if_due=not damaged)
-        except Overloaded as error:  # most often another process is at it
+            with alone(self._folder, 0.0):
+                self._renew(threads=self._policy.background_threads, whole=damaged, only_if_due=not damaged)
+        except (Overloaded, Replaced) as error:  # most often another process is at it
             self._later(f"the index of {self._folder} is not rebuilt now: {error}", logging.INFO)
         except CrossbatchError as error:
             self._later(f"the index of {self._folder} was not rebuilt: {error}", logging.WARNING)
         except OSError as error:
-            self._later(f"the index of {self._folder} was not rebuilt: {error}", logging.WARNING)
+            told = disk_error(error, f"the index of {self._folder}")
+            self._later(f"the index of {self._folder} was not rebuilt: {told}", logging.WARNING)
         except Exception:
             self._later(f"the index of {self._folder} was not rebuilt", logging.ERROR, trace=True)
 
@@ -115,65 +99,20 @@ class Rebuilder:
         with self._guard:
             self._not_before = time.monotonic() + _PAUSE
 
-    def _build(self, *, only_if_due: bool) -> None:
-        older = list(self._folder.glob("index-*"))  # than what is built here
-        with self._store.read() as reader:
-            seen = reader.state()
-            if only_if_due and not self._policy.is_due(seen):
-                return  # another process was faster
-            _remove(older, but=seen.index_file)  # what a crash has left: the room may be needed
-            path = self._folder / f"index-{seen.last_seq}-{secrets.token_hex(4)}.faiss"
-            built = build_index(
-                path,
-                ((block.seqs, block.vectors) for block in reader.blocks_since(0)),
-                dimension=self._store.meta.dimension,
-                proceed=lambda: not self._stopping.is_set(),
-            )
-        if built is None:
-            return
-        checksum, count = built
-        file = path.name if count else ""  # an empty gallery has no index
-        with self._store.write() as writer:
-            writer.publish(
-                seen,
-                index_file=file,
-                checksum=checksum,
-                count=count,
-                facts="{}",
-                covers_removal=seen.last_removal,
-            )
-            named = writer.state().index_file  # of another, where it was faster
-        _remove([*older, path], but=named)
+    def _renew(
+        self, *, threads: int, whole: bool, only_if_due: bool, progress: Advance = lambda *_: None
+    ) -> None:
+        def advance(stage: str, done: int, total: int) -> None:
+            if self._stopping.is_set():
+                raise GivenUp
+            progress(stage, done, total)
+
+        with suppress(GivenUp):
+            Renewal(self._store, self._policy, threads, advance).run(whole=whole, only_if_due=only_if_due)
 
 
-def _remove(files: Iterable[Path], *, but: str) -> None:
-    """Remove FAISS files but the published one.
-
-    A process that has one of them mapped keeps it; one about to open it finds the newer one named.
-    """
-    for path in files:
-        if path.name != but:
-            with suppress(FileNotFoundError):
-                path.unlink()
-
-
-@contextmanager
-def _alone(path: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock file; the lock goes with the process, so a crash leaves none behind."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() >= deadline:
-                    raise Overloaded(
-                        f"another rebuild of the gallery {path.parent} is running; try again later",
-                        retry_after=5.0,
-                    ) from error
-                time.sleep(0.05)
-        yield
-    finally:
-        os.close(descriptor)
+def _lower_priority() -> None:
+    """Let other threads go first; those that this one starts inherit it."""
+    if sys.platform == "linux":  # elsewhere only a whole process has a priority
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -4,59 +4,71 @@ A snapshot never changes; `advanced` makes the next one. A search that holds one
 whatever happens meanwhile.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.gallery.columns import Columns
+from serving.gallery.covered import Covered
+from serving.gallery.filter import LABEL, Filter
+from serving.gallery.fresh import Fresh, marked
 from serving.gallery.index import SCORE_ERROR, Index
+from serving.gallery.ranking import distinct, exact_scores, kth, nothing, ranked
+from serving.gallery.texts import Texts
 from serving.gallery.transaction import Reader, State
 
 __all__ = ["Snapshot", "load_snapshot"]
 
-T = TypeVar("T", bound=np.generic)
-
-_SPARE = 16  # fetched beyond k at first, for ties and deleted items
 _PRODUCTS = 1 << 22  # entries of a matrix of scores made at once
-_ROWS = 4096  # vectors scored exactly at once
-_NONE = -2.0  # below every cosine, above the score of a deleted item
+_NONE = -2.0  # below every cosine, above the score of an item that is not allowed
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A state, ready to search; arrays are views that no later snapshot writes to.
 
+    An item's place is its position in the index, or behind the n of that, in the fresh part.
+
     Attributes:
         state: The state it stands for.
-        generation: The publication that `main` comes from; that of the state, or the one before.
-        main: The published index over n items, or None.
+        path: The gallery file.
+        generation: The publication that `covered` comes from; that of the state, or the one before.
+        covered: The published index over n items and their columns, or None.
         main_dead: Which of its positions are deleted or replaced, bool (n,).
-        fresh: Unit vectors newer than the index, float32 (f, d).
-        fresh_seqs: Their seqs, int64 (f,), ascending.
-        fresh_dead: Which of them are deleted or replaced, bool (f,).
-        damaged: The published index could not be read, and everything is in `fresh`.
+        fresh: The f items newer than the index.
+        damaged: The published files could not be read, and everything is in `fresh`.
     """
 
     state: State
+    path: Path
     generation: int
-    main: Index | None
+    covered: Covered | None
     main_dead: NDArray[np.bool_]
-    fresh: NDArray[np.float32]
-    fresh_seqs: NDArray[np.int64]
-    fresh_dead: NDArray[np.bool_]
+    fresh: Fresh
     damaged: bool = False
+
+    @property
+    def main(self) -> Index | None:
+        """The published index, or None."""
+        return self.covered.index if self.covered else None
+
+    @property
+    def fresh_dead(self) -> NDArray[np.bool_]:
+        """Which of the fresh items are deleted or replaced, bool (f,)."""
+        return self.fresh.dead
 
     @property
     def count(self) -> int:
         """The number of live items."""
-        return self.main_dead.size + self.fresh_dead.size - self.dead_count
+        return self.main_dead.size + len(self.fresh) - self.dead_count
 
     @property
     def dead_count(self) -> int:
         """The number of deleted or replaced vectors that are still held."""
-        return int(self.main_dead.sum()) + int(self.fresh_dead.sum())
+        return int(np.count_nonzero(self.main_dead)) + int(np.count_nonzero(self.fresh.dead))
 
     def follows(self, state: State) -> bool:
         """Tell whether the store keeps all that has happened between this snapshot and a later state.
@@ -66,162 +78,158 @@ class Snapshot:
         return state.generation - self.generation <= 1
 
     def advanced(self, state: State, reader: Reader) -> "Snapshot":
-        """Return the snapshot of a later state that it follows to, read in the same transaction."""
+        """Return the snapshot of a later state that it follows to, read in the same transaction.
+
+        Raises:
+            BadArtifact: The gallery file is damaged.
+        """
         removed = reader.removals_since(self.state.last_removal)
-        seqs, fresh = self.fresh_seqs, self.fresh
-        for block in reader.blocks_since(self.state.last_seq):
-            seqs, fresh = _appended(seqs, block.seqs), _appended(fresh, block.vectors)
-        main_dead = _marked(self.main_dead, self.main.seqs, removed) if self.main else self.main_dead
-        grown = np.zeros(len(seqs), np.bool_)
-        grown[: len(self.fresh_dead)] = self.fresh_dead
         return replace(
             self,
             state=state,
-            main_dead=main_dead,
-            fresh=fresh,
-            fresh_seqs=seqs,
-            fresh_dead=_marked(grown, seqs, removed),
+            main_dead=self._marked_main(self.main_dead, removed),
+            fresh=self.fresh.advanced(reader.blocks_since(self.state.last_seq), removed, self.path),
         )
 
+    def kinds_of(self, field: str) -> frozenset[str] | None:
+        """Return the kinds of value that a field holds, or None where no item has it."""
+        if field == LABEL:
+            return frozenset({"string"})
+        found = [part.fields[field] for part in self._columns() if field in part.fields]
+        return frozenset().union(*found) if found else None
+
+    def fields(self) -> Iterator[str]:
+        """Yield the fields that items have; some more than once."""
+        for part in self._columns():
+            yield from part.fields
+
     def search(
-        self, queries: NDArray[np.float32], k: int, *, minimum_score: float, excluded: Collection[int]
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        *,
+        minimum_score: float,
+        excluded: Collection[int] = (),
+        filter: Filter | None = None,
+        by_label: bool = False,
     ) -> list[list[tuple[int, float]]]:
         """Find, for each unit query (Q, d), every item that may be among its k best.
 
+        Args:
+            queries: float32 (Q, d).
+            k: How many items; with `by_label`, how many labels.
+            minimum_score: The least score.
+            excluded: The seqs of items that are passed over.
+            filter: What the items must fulfil, checked.
+            by_label: Whether only the best item of each label counts; those without one count each.
+
         Returns:
             For each query pairs (seq, score), best first: the k best, and everything that ties with the last
-            of them. Scores are summed in float64, so they do not depend on where an item is kept or on how
-            many queries came together (FAISS's do: faiss#563).
+            of them, or with the best one of its label. Scores are summed in float64. Of an approximate index
+            it is the k best that the index finds; never fewer than there are.
         """
-        main_dead, fresh_dead = self.main_dead, self.fresh_dead
+        main_barred, fresh_barred = self.main_dead, self.fresh.dead
+        if filter is not None:
+            if self.covered:
+                main_barred = main_barred | ~self.covered.columns.mask(filter)
+            fresh_barred = fresh_barred | ~self.fresh.mask(filter)
         if excluded:
             seqs = np.array(sorted(excluded), np.int64)
-            main_dead = _marked(main_dead, self.main.seqs, seqs) if self.main else main_dead
-            fresh_dead = _marked(fresh_dead, self.fresh_seqs, seqs)
+            main_barred = self._marked_main(main_barred, seqs)
+            fresh_barred = marked(fresh_barred, self.fresh.seqs, seqs)
         found = []
-        step = max(1, _PRODUCTS // max(1, len(self.fresh_seqs), k + _SPARE))
+        step = max(1, _PRODUCTS // max(1, len(self.fresh), k))
         for start in range(0, len(queries), step):
             block = queries[start : start + step]
-            fresh = self._fresh_scores(block, fresh_dead)
-            near = self._near(block, k, main_dead)
-            for query, scores, (main_scores, positions, floor) in zip(block, fresh, near, strict=True):
-                least = _kth(np.concatenate([main_scores, scores]), k)
-                least = max(least, minimum_score, _NONE) - SCORE_ERROR
+            near = self.covered.nearest(block, k, main_barred, by_label=by_label) if self.covered else None
+            newer = self.fresh.scores(block, fresh_barred)
+            for number, query in enumerate(block):
+                candidates, floor = near[number] if near else (nothing(), -np.inf)
+                places, least = self._among(*candidates, newer[number], k, minimum_score, by_label)
                 if floor > least:  # something that was not fetched may belong
-                    positions = self._all_above(query, least, main_dead)
-                newer = np.flatnonzero(scores >= least)
-                found.append(self._ranked(query, positions, newer, k, minimum_score))
+                    places = np.union1d(places, self._all_above(query, least, main_barred))
+                found.append(self._ranked(query, places, k, minimum_score, by_label))
         return found
 
-    def _fresh_scores(self, queries: NDArray[np.float32], dead: NDArray[np.bool_]) -> NDArray[np.float32]:
-        scores = queries @ self.fresh.T  # (Q, f)
-        scores[:, dead] = -np.inf
-        return scores
+    def _columns(self) -> Iterator[Columns]:
+        if self.covered:
+            yield self.covered.columns
+        yield from self.fresh.columns
 
-    def _near(
-        self, queries: NDArray[np.float32], k: int, dead: NDArray[np.bool_]
-    ) -> list[tuple[NDArray[np.float32], NDArray[np.int64], float]]:
-        """Return, per query, scores and positions of live items of the index, and a bound on the others'."""
-        if self.main is None:
-            return [(np.empty(0, np.float32), np.empty(0, np.int64), -np.inf)] * len(queries)
-        count = min(len(self.main), k + _SPARE)
-        near: list[tuple[NDArray[np.float32], NDArray[np.int64], float]] = []
-        while len(near) < len(queries):
-            # Those before are done. Deleted items are dealt with out here, since not every index type can
-            # skip them: where they leave too few, more are fetched for the queries that remain.
-            scores, positions = self.main.search(queries[len(near) :], count)
-            complete = count == len(self.main)
-            for row_scores, row in zip(scores, positions, strict=True):
-                live = ~dead[row]
-                if live.sum() < k and not complete:
-                    break
-                near.append((row_scores[live], row[live], -np.inf if complete else float(row_scores[-1])))
-            count = min(len(self.main), 2 * count)
-        return near
+    def _marked_main(self, dead: NDArray[np.bool_], seqs: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return marked(dead, self.covered.index.seqs, seqs) if self.covered else dead
 
-    def _all_above(
-        self, query: NDArray[np.float32], least: float, dead: NDArray[np.bool_]
-    ) -> NDArray[np.int64]:
-        assert self.main is not None  # noqa: S101 - impossible: the caller has asked
-        positions = self.main.within(query, least - SCORE_ERROR)
-        return positions[~dead[positions]]
-
-    def _ranked(
+    def _among(
         self,
-        query: NDArray[np.float32],
-        main: NDArray[np.int64],
-        fresh: NDArray[np.int64],
+        scores: NDArray[np.float32],
+        places: NDArray[np.int64],
+        newer: NDArray[np.float32],
         k: int,
         minimum_score: float,
+        by_label: bool,
+    ) -> tuple[NDArray[np.int64], float]:
+        """Return which of the index's candidates and of the fresh items (f,) may be among the k best.
+
+        Returns:
+            Their places, and the score from which on an item may.
+        """
+        least = max(kth(scores, k, self._labels(places, by_label)), minimum_score, _NONE)
+        if len(newer):
+            passing = np.flatnonzero(newer >= least - SCORE_ERROR)
+            scores = np.concatenate([scores, newer[passing]])
+            places = np.concatenate([places, passing + self.main_dead.size])
+            least = max(kth(scores, k, self._labels(places, by_label)), least)
+        least -= SCORE_ERROR
+        return places[scores >= least], least
+
+    def _all_above(
+        self, query: NDArray[np.float32], least: float, barred: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        assert self.covered is not None  # noqa: S101 - impossible: it has given a bound
+        positions = self.covered.index.within(query, least - SCORE_ERROR)
+        return positions[~barred[positions]]
+
+    def _labels(self, places: NDArray[np.int64], by_label: bool) -> NDArray[np.int64] | None:
+        """Return the number of each place's label (c,), an empty one as one of its own; None if not asked."""
+        if not by_label:
+            return None
+        is_main = places < self.main_dead.size
+        labels = np.empty(len(places), np.int64)
+        if self.covered:
+            labels[is_main] = self.covered.columns.label_codes[places[is_main]]
+        labels[~is_main] = self.fresh.labels[places[~is_main] - self.main_dead.size]
+        return distinct(labels, places)
+
+    def _ranked(
+        self, query: NDArray[np.float32], places: NDArray[np.int64], k: int, least: float, by_label: bool
     ) -> list[tuple[int, float]]:
-        seqs, scores = [self.fresh_seqs[fresh]], [_exact(query, self.fresh[fresh])]
-        if self.main is not None and len(main):
-            seqs.append(self.main.seqs[main])
-            scores.append(_exact(query, self.main.vectors(main)))
-        every_seq, every_score = np.concatenate(seqs), np.concatenate(scores)
-        least = max(_kth(every_score, k), minimum_score)
-        order = np.argsort(-every_score, kind="stable")
-        order = order[every_score[order] >= least]
-        return list(zip(every_seq[order].tolist(), every_score[order].tolist(), strict=True))
+        is_main = places < self.main_dead.size
+        newer = places[~is_main] - self.main_dead.size
+        places = np.concatenate([places[is_main], newer + self.main_dead.size])
+        seqs, scores = [self.fresh.seqs[newer]], [exact_scores(query, self.fresh.vectors[newer])]
+        if self.covered:
+            main = places[: len(places) - len(newer)]
+            seqs.insert(0, self.covered.index.seqs[main])
+            scores.insert(0, exact_scores(query, self.covered.index.matrix[main]))
+        score = np.concatenate(scores)
+        order = ranked(score, k, least, self._labels(places, by_label))
+        return list(zip(np.concatenate(seqs)[order].tolist(), score[order].tolist(), strict=True))
 
 
 def load_snapshot(
-    state: State, reader: Reader, *, dimension: int, main: Index | None, damaged: bool
+    state: State, reader: Reader, *, path: Path, dimension: int, covered: Covered | None, damaged: bool
 ) -> Snapshot:
     """Return the snapshot of a state from its index; without one, everything is read from the store."""
     covers = replace(state, last_seq=state.covers_seq, last_removal=state.covers_removal)
-    if main is None:
+    if covered is None:
         covers = replace(state, last_seq=0)  # what was removed is not there to be read
     empty = Snapshot(
         state=covers,
+        path=path,
         generation=state.generation,
-        main=main,
-        main_dead=np.zeros(len(main) if main else 0, np.bool_),
-        fresh=np.empty((0, dimension), np.float32),
-        fresh_seqs=np.empty(0, np.int64),
-        fresh_dead=np.zeros(0, np.bool_),
+        covered=covered,
+        main_dead=np.zeros(len(covered) if covered else 0, np.bool_),
+        fresh=Fresh.none(dimension, covered.columns.label_names if covered else Texts.of([])),
         damaged=damaged,
     )
     return empty.advanced(state, reader)
-
-
-def _exact(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return inner products of (d,) and (c, d), float32 (c,), each the same wherever its row stands."""
-    scores = np.empty(len(vectors), np.float32)
-    for start in range(0, len(vectors), _ROWS):
-        rows = slice(start, start + _ROWS)
-        scores[rows] = (vectors[rows] * query.astype(np.float64)).sum(axis=1)
-    return scores
-
-
-def _kth(scores: NDArray[np.float32], k: int) -> float:
-    """Return the k-th largest score, or minus infinity where there are fewer."""
-    return float(np.partition(scores, -k)[-k]) if len(scores) >= k else -np.inf
-
-
-def _marked(
-    dead: NDArray[np.bool_], seqs: NDArray[np.int64], removed: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return `dead` (n,) with the removed among the ascending `seqs` (n,) marked as well."""
-    if not len(removed) or not len(seqs):
-        return dead
-    positions = np.searchsorted(seqs, removed)
-    positions[positions == len(seqs)] = 0
-    marked = dead.copy()
-    marked[positions[seqs[positions] == removed]] = True
-    return marked
-
-
-def _appended(rows: NDArray[T], more: NDArray[T]) -> NDArray[T]:
-    """Return `rows` and `more` in one array with room behind it, so that n appends copy O(n) rows in all.
-
-    Only the newest snapshot is ever extended, so the room behind its rows is free; older snapshots do not
-    look beyond theirs.
-    """
-    size = len(rows) + len(more)
-    whole = rows.base if isinstance(rows.base, np.ndarray) else rows
-    if whole.dtype != rows.dtype or whole.shape[1:] != rows.shape[1:] or len(whole) < size:
-        whole = np.empty((max(1024, 2 * size), *rows.shape[1:]), rows.dtype)
-        whole[: len(rows)] = rows
-    whole[len(rows) : size] = more
-    return whole[:size]

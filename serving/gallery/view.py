@@ -4,8 +4,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from serving.gallery.index import Index, IndexDamaged
+from serving.gallery.columns import Columns, ColumnsDamaged
+from serving.gallery.covered import Covered
+from serving.gallery.index import Index
+from serving.gallery.kind import Facts, IndexDamaged
 from serving.gallery.snapshot import Snapshot, load_snapshot
 from serving.gallery.store import Store
 from serving.gallery.transaction import Reader, State
@@ -87,12 +91,13 @@ class View:
 
     def _loaded(self, state: State, reader: Reader) -> Snapshot | None:
         """Return the snapshot of another generation, or None if a newer one was published meanwhile."""
-        main, damaged = None, False
+        covered, damaged = None, False
         if state.index_file:
+            file = self._store.path.parent / state.index_file
             try:
-                file = self._store.path.parent / state.index_file
-                main = Index(file, checksum=state.index_checksum, dimension=self._store.meta.dimension)
-            except IndexDamaged as error:
+                covered = self._covered(state, file)
+            except (IndexDamaged, ColumnsDamaged) as error:
+                self._store.check_name()  # or the file was looked for in another gallery
                 with self._store.read() as newer:
                     if newer.state().generation != state.generation:
                         return None
@@ -100,4 +105,19 @@ class View:
                     "the index of the gallery %s is made anew from its store: %s", file.parent.name, error
                 )
                 damaged = True
-        return load_snapshot(state, reader, dimension=self._store.meta.dimension, main=main, damaged=damaged)
+        return load_snapshot(
+            state,
+            reader,
+            path=self._store.path,
+            dimension=self._store.meta.dimension,
+            covered=covered,
+            damaged=damaged,
+        )
+
+    def _covered(self, state: State, file: Path) -> Covered:
+        facts = Facts.from_json(state.index_facts)
+        index = Index(file, checksum=state.index_checksum, dimension=self._store.meta.dimension, facts=facts)
+        columns = Columns.load(file.with_suffix(".columns"), facts.columns_checksum)
+        if len(columns) != len(index):
+            raise ColumnsDamaged(f"{file} has {len(index)} items and the columns beside it {len(columns)}")
+        return Covered(index, columns)

@@ -23,9 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
 from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, ModelMismatch, NotFound, Unavailable
+from serving.gallery.build import build_index
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.index import Index, build_index
+from serving.gallery.index import Index
 from serving.gallery.metadata import MAX_METADATA_BYTES
 
 MANUAL = RebuildPolicy(automatic=False)
@@ -109,7 +110,7 @@ class GalleryMachine(RuleBasedStateMachine):
     @rule()
     def lose_the_index(self) -> None:
         self.gallery.close()
-        for path in self.path.glob("index-*"):
+        for path in self.path.glob("index-*.faiss"):
             path.unlink()
         self.gallery = Gallery.open(self.path, policy=MANUAL)
 
@@ -355,7 +356,7 @@ def test_damaged_index_is_made_anew_and_logged(
     gallery.upsert([Item("k2", vectors[3])])
     expected = gallery.search(vectors, 5)
     gallery.close()
-    (file,) = (tmp_path / "a").glob("index-*")
+    (file,) = (tmp_path / "a").glob("index-*.faiss")
     content = bytearray(file.read_bytes())
     content[300] ^= 255
     file.unlink()
@@ -488,21 +489,21 @@ def test_lost_publication_leaves_the_winners_file(gallery: Gallery, monkeypatch:
     gallery.upsert([Item("k0", ONE)])
     gallery.rebuild()
     gallery.upsert([Item("k1", ONE)])
-    monkeypatch.setattr("serving.gallery.rebuild._alone", lambda *_: nullcontext())
+    monkeypatch.setattr("serving.gallery.rebuild.alone", lambda *_: nullcontext())
 
     def overtaken(*given: Any, **more: Any) -> Any:
         result = build_index(*given, **more)
         if winner.info().generation == 1:
-            monkeypatch.setattr("serving.gallery.rebuild.build_index", build_index)
+            monkeypatch.setattr("serving.gallery.renewal.build_index", build_index)
             winner.rebuild()
         return result
 
-    monkeypatch.setattr("serving.gallery.rebuild.build_index", overtaken)
+    monkeypatch.setattr("serving.gallery.renewal.build_index", overtaken)
     gallery.rebuild()
     with gallery._store.read() as reader:
         state = reader.state()
     assert state.generation == 2
-    assert [path.name for path in gallery.path.glob("index-*")] == [state.index_file]
+    assert [path.name for path in gallery.path.glob("index-*.faiss")] == [state.index_file]
     winner.close()
 
 
@@ -560,7 +561,7 @@ def test_rebuild_comes_by_itself_and_removes_the_old_file(tmp_path: Path) -> Non
     wait_for(lambda: gallery.info().generation >= 1)
     gallery.delete([f"k{i}" for i in range(40)])
     wait_for(lambda: (info := gallery.info()).deleted <= 8 and info.fresh <= 8)
-    wait_for(lambda: len(list((tmp_path / "a").glob("index-*"))) == 1)
+    wait_for(lambda: len(list((tmp_path / "a").glob("index-*.faiss"))) == 1)
     assert gallery.info().items == 20
     gallery.close()
 
@@ -571,7 +572,7 @@ def test_background_rebuild_that_fails_is_logged_and_searches_go_on(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("serving.gallery.rebuild.build_index", full)
+    monkeypatch.setattr("serving.gallery.renewal.build_index", full)
     gallery = created(tmp_path / "a", policy=EAGER)
     gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(units(20))])
     with caplog.at_level(logging.WARNING):
@@ -669,7 +670,7 @@ def test_writes_of_another_process_are_seen_at_the_next_search(gallery: Gallery,
     other.send(("search", vectors, 5))
     assert other.recv() == gallery.search(vectors, 5)
     assert gallery.info().generation == 6
-    assert len(list(gallery.path.glob("index-*"))) == 1
+    assert len(list(gallery.path.glob("index-*.faiss"))) == 1
 
 
 def test_two_processes_write_and_rebuild_at_once(gallery: Gallery, other: Connection) -> None:

@@ -103,7 +103,7 @@ def test_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
     assert step > 5 * KILLS  # it did get to write
     gallery = Gallery.open(path)
     gallery.rebuild()
-    assert len(list(path.glob("index-*"))) == 1  # what the dead left behind is gone
+    assert len(list(path.glob("index-*.faiss"))) == 1  # what the dead left behind is gone
     gallery.close()
 
 

@@ -1,0 +1,94 @@
+"""An index held against the items it was made of, in one pass over them in the order of their seqs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.gallery.index import Index
+from serving.gallery.stored import shown
+from serving.gallery.transaction import State
+
+__all__ = ["Comparison"]
+
+
+class Comparison:
+    """What is wrong comes as pairs of a kind and a sentence.
+
+    Attributes:
+        fresh: How many of the items so far are newer than the index.
+    """
+
+    def __init__(self, state: State, index: Index | None, removals: NDArray[np.int64]) -> None:
+        """Compare items of `state` with its index.
+
+        Args:
+            state: Of the transaction that the items are read in.
+            index: What is published in it; None where nothing is, or where it cannot be read.
+            removals: The seqs removed since it was made, int64 (r,).
+        """
+        self.fresh = 0
+        self._state = state
+        self._index = index
+        self._readable = index is not None or not state.index_file
+        self._seqs: NDArray[np.int64] = index.seqs if index else np.empty(0, np.int64)  # (n,)
+        self._met = np.zeros(len(self._seqs), np.bool_)  # which of them are items
+        self._removals = np.sort(removals)
+
+    def items(self, block: list[tuple[Any, ...]], whole: NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong with a block of `Reader.as_stored`, of which some are whole, bool (b,)."""
+        seqs = np.array([row[0] for row in block], np.int64)  # (b,)
+        indexed = _among(seqs, self._seqs)
+        newer = seqs > self._state.covers_seq
+        self.fresh += int(newer.sum())
+        for kind, bad, words in (
+            ("removal", _among(seqs, self._removals), "is there, and is noted as removed"),
+            ("counter", seqs > self._state.last_seq, "is newer than the newest there ever was"),
+            ("missing", ~indexed & ~newer & self._readable, "is missing from the index"),
+            ("vector", self._differ(block, seqs, indexed & whole), "has another vector in the index"),
+        ):
+            for place in np.flatnonzero(bad):
+                yield kind, f"the item {shown(block[place])} {words}"
+
+    def rest(self) -> Iterator[tuple[str, str]]:
+        """Yield, after the last item, what is wrong with the index itself."""
+        state, seqs = self._state, self._seqs
+        if state.covers_seq > state.last_seq or state.covers_removal > state.last_removal:
+            yield "index", "the index is said to cover writes that never were"
+        if not self._readable:
+            return
+        if state.index_count != len(seqs):
+            yield "index", f"the index holds {len(seqs)} items, and is said to hold {state.index_count}"
+        if (np.diff(seqs) <= 0).any():
+            yield "index", "the index does not hold its items in order"
+        if (seqs > state.covers_seq).any():
+            yield "index", "the index holds items that are said to be newer than it is"
+        gone = seqs[~self._met]
+        for seq in gone[~_among(gone, self._removals)]:
+            yield "gone", f"the index holds the version {seq} of an item, which is gone and not noted as removed"
+
+    def _differ(
+        self, block: list[tuple[Any, ...]], seqs: NDArray[np.int64], compared: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Return where vectors differ from those in the index, bool (b,), and note which were met there."""
+        differ = np.zeros(len(seqs), np.bool_)
+        if self._index is None:
+            return differ
+        known = _among(seqs, self._seqs)
+        self._met[np.searchsorted(self._seqs, seqs[known])] = True
+        places = np.flatnonzero(compared)
+        if len(places):
+            ours = np.frombuffer(b"".join(block[place][5] for place in places), "<f4").reshape(len(places), -1)
+            theirs = self._index.vectors(np.searchsorted(self._seqs, seqs[places]))
+            differ[places] = (ours != theirs).any(axis=1)
+        return differ
+
+
+def _among(seqs: NDArray[np.int64], every: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of `seqs` (b,) are among the ascending `every` (n,), bool (b,)."""
+    if not len(every):
+        return np.zeros(len(seqs), np.bool_)
+    positions = np.minimum(np.searchsorted(every, seqs), len(every) - 1)
+    found: NDArray[np.bool_] = every[positions] == seqs
+    return found

@@ -1,0 +1,134 @@
+"""Locks between processes; each goes with the process that holds it, so a crash leaves none behind.
+
+rebuild.lock        in a gallery: whoever makes its index or gives it another name
+the folder itself   shared while a gallery in it is opened, alone while one in it gets another name
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serving.errors import Overloaded
+from serving.gallery.disk import disk_error
+
+__all__ = ["alone", "in_the_making", "is_in_the_making", "names_change", "names_stay"]
+
+_LOCK_FILE = "rebuild.lock"
+_PAUSE = 0.05  # seconds between two attempts
+_SHORT_PAUSE = 0.001  # where the lock is held for no longer than that
+_MOVE = 10.0  # seconds; opening a gallery file takes a millisecond
+
+
+@contextmanager
+def alone(gallery: Path, timeout: float) -> Iterator[None]:
+    """Hold a gallery's lock; while it is held, the gallery keeps its name (but may be dropped).
+
+    Raises:
+        Overloaded: Somebody else held it for longer than `timeout` seconds.
+        OSError: The gallery's folder cannot be written.
+    """
+    deadline = time.monotonic() + timeout
+    busy = f"another rebuild or switch of the gallery {gallery} is running; try again later"
+    path = gallery / _LOCK_FILE
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _acquire(descriptor, deadline=deadline, pause=_PAUSE, busy=busy)
+            held, found = os.fstat(descriptor), path.stat()
+            if (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino):
+                yield
+                return
+        finally:
+            os.close(descriptor)  # another gallery came in this one's place meanwhile: its lock is wanted
+
+
+@contextmanager
+def names_stay(folder: Path) -> Iterator[None]:
+    """Let no gallery in the folder get another name meanwhile.
+
+    SQLite opens a gallery's files one after the other, by name: they have to be of one gallery. Where the
+    folder cannot be locked, no name in it is changed by us either.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def names_change(folder: Path) -> Iterator[None]:
+    """Hold the names in a folder alone, to change one; open and close no gallery in it meanwhile.
+
+    Raises:
+        Overloaded: Galleries were being opened all the time.
+        ReadOnly: The folder cannot be read.
+        Unavailable: The folder cannot be locked.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise disk_error(error, f"the folder {folder}") from error
+    try:
+        busy = f"the names in {folder} are in use without a pause; try again later"
+        try:
+            deadline = time.monotonic() + _MOVE
+            _acquire(descriptor, deadline=deadline, pause=_SHORT_PAUSE, busy=busy)
+        except OSError as error:
+            raise disk_error(error, f"the names in {folder}") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def in_the_making(folder: Path) -> Iterator[None]:
+    """Show others that a folder is no leftover.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_in_the_making(folder: Path) -> bool:
+    """Tell whether somebody who lives holds a folder by `in_the_making`.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _acquire(descriptor: int, *, deadline: float, pause: float, busy: str) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise Overloaded(busy, retry_after=5.0) from error
+        time.sleep(pause)

@@ -1,0 +1,166 @@
+"""The index that is chosen: it reaches the recall that is wanted, on data of any kind and dimension."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from serving.gallery import build as module
+from serving.gallery.build import build_index, measure_again
+from serving.gallery.candidates import candidates, is_small
+from serving.gallery.draft import Draft, GivenUp
+from serving.gallery.factory import full_type
+from serving.gallery.kind import Facts
+from serving.gallery.tuning import measured, prepared, tuned
+
+
+def clustered(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(0).standard_normal((60, dimension))
+    rows = centres[rng.integers(60, size=count)] + 0.5 * rng.standard_normal((count, dimension))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def isotropic(count: int, dimension: int) -> NDArray[np.float32]:
+    rows = np.random.default_rng(1).standard_normal((count, dimension))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def built(rows: NDArray[np.float32], wanted: str = "auto", recall: float = 0.95) -> tuple[Draft, Facts]:
+    draft = Draft.of(rows, threads=1)
+    return draft, build_index(draft, wanted=wanted, wanted_recall=recall, advance=lambda *_: None)
+
+
+def true_recall(draft: Draft, facts: Facts, rows: NDArray[np.float32]) -> float:
+    """The share of the ten nearest others that an index finds, counted one by one."""
+    draft.set_parameters(facts.parameters)
+    chosen = np.random.default_rng(9).choice(len(rows), 100, replace=False)
+    found = 0
+    for place in chosen:
+        scores = rows @ rows[place]
+        scores[place] = -2
+        best = set(np.argsort(-scores)[:10].tolist())
+        _, positions = draft.search(rows[place : place + 1], 27)
+        mine = [position for position in positions[0].tolist() if position != place][:10]
+        found += len(best & set(mine))
+    return found / 1000
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let few vectors be many."""
+    monkeypatch.setattr("serving.gallery.candidates._SMALL", 1 << 15)
+    monkeypatch.setattr("serving.gallery.candidates._SAMPLE", 1500)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("kind", "dimension"), [(clustered, 32), (clustered, 7), (isotropic, 24)])
+def test_automatic_choice_reaches_the_recall(
+    kind: Callable[[int, int], NDArray[np.float32]], dimension: int
+) -> None:
+    rows = kind(4000, dimension)
+    draft, facts = built(rows)
+    assert facts.recall >= 0.95
+    assert true_recall(draft, facts, rows) >= 0.93
+    assert (facts.automatic, facts.count, facts.queries, facts.wanted_recall) == (True, 4000, 200, 0.95)
+    assert facts.latency_ms > 0
+    assert [trial.type for trial in facts.trials] == ["exact", *candidates(1500, dimension)]
+    assert np.array_equal(draft.matrix, rows)
+
+
+@pytest.mark.usefixtures("eager")
+def test_type_that_misses_the_recall_on_the_whole_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    types = ["PQ2x4,RFlat", "PQ16x4fs,RFlat", "exact"]
+    monkeypatch.setattr(module, "tried", lambda *_, **__: (types, []))
+    monkeypatch.setattr("serving.gallery.tuning._FACTORS", (1,))
+    rows = isotropic(1000, 32)
+    assert built(rows, recall=1.0)[1].type == "exact"
+    assert built(rows, recall=0.8)[1].type == "PQ16x4fs,RFlat"
+
+
+def test_few_vectors_stay_exact() -> None:
+    for count in (1, 2, 11, 300):
+        _, facts = built(clustered(count, 16))
+        assert (facts.type, facts.recall, facts.parameters, facts.trials) == ("exact", 1.0, {}, ())
+    assert is_small(65_000, 1)
+    assert is_small(8000, 512)
+    assert not is_small(9000, 512)
+    assert not is_small(70_000, 1)
+
+
+def test_given_type_is_built_as_given_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = clustered(2000, 16)
+    draft, facts = built(rows, "IVF32,PQ8x4fs")
+    assert (facts.type, facts.wanted, facts.note) == ("IVF32,PQ8x4fs,RFlat", "IVF32,PQ8x4fs", "")
+    assert facts.parameters.keys() == {"nprobe", "k_factor_rf"}
+    assert facts.recall >= 0.95
+    monkeypatch.setattr("serving.gallery.tuning._FACTORS", (1, 2))
+    _, weak = built(isotropic(2000, 64), "PCA2,Flat", recall=0.99)
+    assert weak.type == "PCA2,Flat,RFlat"
+    assert weak.recall < 0.99
+
+
+def test_type_that_cannot_be_trained_yet_is_exact_until_then() -> None:
+    _, facts = built(clustered(100, 16), "IVF256,Flat")
+    assert (facts.type, facts.wanted, facts.recall) == ("exact", "IVF256,Flat", 1.0)
+    assert "cannot be trained on 100 vectors" in facts.note
+
+
+def test_equal_vectors_are_found_whichever_they_are() -> None:
+    rows = np.repeat(clustered(30, 8), 40, axis=0)
+    _, facts = built(rows, "PQ4x4fs")
+    assert facts.recall > 0.99
+
+
+def test_cheapest_parameters_that_reach_are_taken() -> None:
+    rows = clustered(3000, 16)
+    draft = Draft.of(rows, threads=1)
+    draft.become("IVF64,PQ8x4fs,RFlat")
+    exam = prepared(draft)
+    low, high = tuned(draft, exam, 0.6), tuned(draft, exam, 0.99)
+    assert low.parameters["nprobe"] < high.parameters["nprobe"]
+    assert low.recall < 0.99 <= high.recall
+    assert measured(draft, exam, low.parameters) == low.recall
+    known = {"nprobe": 64, "k_factor_rf": 64}
+    assert tuned(draft, exam, 0.9, first=known).parameters == known  # nothing else is tried
+
+
+@pytest.mark.usefixtures("eager")
+def test_adding_others_measures_again() -> None:
+    rows = clustered(2500, 16)
+    draft, facts = built(rows[:2000], "IVF32,Flat")
+    draft.add(np.arange(2000, 2500), rows[2000:])
+    after = measure_again(draft, facts, added=500)
+    assert (after.extended, after.count, after.type) == (500, 2000, facts.type)
+    assert after.recall >= 0.95
+
+
+@settings(max_examples=25, deadline=None)
+@given(dimension=st.integers(1, 600), count=st.sampled_from([1500, 300_000]))
+def test_candidates_fit_any_dimension(dimension: int, count: int) -> None:
+    for type_ in candidates(count, dimension):
+        assert full_type(type_, dimension=dimension) == type_
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+@pytest.mark.usefixtures("eager")
+def test_smallest_dimensions(dimension: int) -> None:
+    _, facts = built(clustered(1200, dimension))
+    assert facts.recall >= 0.95
+
+
+@pytest.mark.usefixtures("eager")
+def test_work_ends_wherever_it_is_told_to() -> None:
+    rows = clustered(2000, 8)
+    for last in ("try", "train", "add", "measure"):
+
+        def advance(stage: str, *_: int, last: str = last) -> None:
+            if stage == last:
+                raise GivenUp
+
+        for wanted in ("auto",) if last == "try" else ("PQ4x4fs", "HNSW8,SQ8"):
+            with pytest.raises(GivenUp):
+                build_index(Draft.of(rows, threads=1), wanted=wanted, wanted_recall=0.9, advance=advance)

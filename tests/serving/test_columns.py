@@ -1,0 +1,243 @@
+"""Columns against a loop over dictionaries; their file whole, mapped, or refused."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.gallery.checksum import file_checksum
+from serving.gallery.columns import Columns, ColumnsDamaged
+from serving.gallery.filter import (
+    LABEL,
+    AllOf,
+    AnyOf,
+    Equal,
+    Exists,
+    Filter,
+    In,
+    Not,
+    Range,
+    kind_of,
+)
+from serving.gallery.filter_bounds import check_filter
+
+# Few of each, so that fields meet values; each kind has a value that another could be taken for.
+NAMES = st.sampled_from(["a", "b", "", "$or", "é", "\U0001f426"]) | st.text(max_size=2)
+SCALARS = st.sampled_from(
+    [
+        True,
+        False,
+        0,
+        1,
+        -0.0,
+        1.0,
+        0.5,
+        2**53,
+        2**53 + 1,
+        10**300,
+        "",
+        "a",
+        "ab",
+        "b",
+        "1",
+        "\uffff",
+        "\U00010000",
+    ]
+) | (st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3))
+JSON = st.recursive(
+    st.none() | SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=2),
+    max_leaves=4,
+)
+ITEMS = st.lists(st.tuples(st.text(max_size=2), st.dictionaries(NAMES, JSON, max_size=4)), max_size=12)
+
+
+def ranges(bounds: st.SearchStrategy[Any]) -> st.SearchStrategy[Filter]:
+    return st.builds(Range, FIELDS, *([st.none() | bounds] * 4)).filter(
+        lambda made: any(bound is not None for bound in (made.above, made.least, made.below, made.most))
+    )
+
+
+FIELDS = NAMES | st.just(LABEL)
+NUMBERS = SCALARS.filter(lambda value: kind_of(value) == "number")
+FILTERS: st.SearchStrategy[Filter] = st.recursive(
+    st.builds(Equal, FIELDS, SCALARS)
+    | st.builds(In, FIELDS, st.lists(SCALARS, max_size=3).map(tuple))
+    | ranges(NUMBERS)
+    | ranges(SCALARS.filter(lambda value: kind_of(value) == "string"))
+    | st.builds(Exists, FIELDS),
+    lambda inner: (
+        st.builds(AllOf, st.lists(inner, max_size=3).map(tuple))
+        | st.builds(AnyOf, st.lists(inner, max_size=3).map(tuple))
+        | st.builds(Not, inner)
+    ),
+    max_leaves=6,
+)
+
+
+def elements(label: str, metadata: dict[str, Any], field: str) -> list[Any]:
+    held = (label or None) if field == LABEL else metadata.get(field)
+    return [each for each in (held if isinstance(held, list) else [held]) if each is not None and each != []]
+
+
+def comparable(one: Any, other: Any) -> bool:
+    return kind_of(one) == kind_of(other)
+
+
+def holds(label: str, metadata: dict[str, Any], filter: Filter) -> bool:
+    """The definition, by a loop."""
+    match filter:
+        case AllOf(filters):
+            return all(holds(label, metadata, each) for each in filters)
+        case AnyOf(filters):
+            return any(holds(label, metadata, each) for each in filters)
+        case Not(inner):
+            return not holds(label, metadata, inner)
+        case Exists(field):
+            return bool(elements(label, metadata, field))
+        case Equal(field, value):
+            return any(
+                comparable(each, value) and number(each) == number(value)
+                for each in elements(label, metadata, field)
+            )
+        case In(field, values):
+            return any(holds(label, metadata, Equal(field, value)) for value in values)
+        case Range(field, above, least, below, most):
+            return any(
+                (above is None or (comparable(each, above) and number(each) > number(above)))
+                and (least is None or (comparable(each, least) and number(each) >= number(least)))
+                and (below is None or (comparable(each, below) and number(each) < number(below)))
+                and (most is None or (comparable(each, most) and number(each) <= number(most)))
+                for each in elements(label, metadata, field)
+            )
+
+
+def number(value: Any) -> Any:
+    return float(value) if kind_of(value) == "number" else value
+
+
+def columns_of(items: list[tuple[str, dict[str, Any]]]) -> Columns:
+    return Columns.of(
+        [label for label, _ in items], [json.dumps(metadata, ensure_ascii=False) for _, metadata in items]
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(items=ITEMS, filters=st.lists(FILTERS, min_size=1, max_size=4), cut=st.integers(0, 12))
+def test_mask_is_what_a_loop_finds(
+    items: list[tuple[str, dict[str, Any]]], filters: list[Filter], cut: int
+) -> None:
+    whole = columns_of(items)
+    rest = items[cut:]
+    extended = columns_of(items[:cut]).extended(
+        [label for label, _ in rest], [json.dumps(metadata) for _, metadata in rest]
+    )
+    for filter in filters:
+        check_filter(filter)
+        expected = [holds(label, metadata, filter) for label, metadata in items]
+        assert whole.mask(filter).tolist() == expected
+        assert extended.mask(filter).tolist() == expected
+    for columns in (whole, extended):
+        assert [columns.label_names[code] if code >= 0 else "" for code in columns.label_codes] == [
+            label for label, _ in items
+        ]
+        assert dict(columns.fields) == {
+            field: frozenset(
+                kind_of(each)
+                for label, metadata in items
+                for each in elements(label, metadata, field)
+                if not isinstance(each, dict | list)
+            )
+            for field in {LABEL, *(name for _, metadata in items for name in metadata)}
+            if any(elements(label, metadata, field) for label, metadata in items)
+        }
+
+
+@settings(max_examples=30, deadline=None)
+@given(parts=st.lists(ITEMS, max_size=5), filter=FILTERS)
+def test_file_gives_what_was_saved(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[list[tuple[str, dict[str, Any]]]], filter: Filter
+) -> None:
+    path = tmp_path_factory.mktemp("columns") / "index-1.columns"
+    saved = Columns.joined([columns_of(items) for items in parts])
+    loaded = Columns.load(path, saved.save(path))
+    assert len(loaded) == sum(map(len, parts))
+    assert loaded.mask(filter).tolist() == saved.mask(filter).tolist()
+    assert loaded.mask(filter).tolist() == [holds(*item, filter) for items in parts for item in items]
+    assert loaded.fields == saved.fields
+    assert loaded.label_codes.tolist() == saved.label_codes.tolist()
+    assert list(loaded.label_names) == list(saved.label_names)
+    assert [each.name for each in path.parent.iterdir()] == ["index-1.columns"]
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "columns"
+    checksum = columns_of([("x", {"a": [1, "b", True]})]).save(path)
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[200] ^= 1
+    for content in (whole[:-1], whole[:30], b"", bytes(flipped)):
+        path.write_bytes(content)
+        with pytest.raises(ColumnsDamaged, match="the checksum"):
+            Columns.load(path, checksum)
+    with pytest.raises(ColumnsDamaged, match="cannot be read"):
+        Columns.load(tmp_path / "absent", checksum)
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"no columns")
+    with pytest.raises(ColumnsDamaged, match="cannot be read"):
+        Columns.load(junk, file_checksum(junk))
+
+
+def test_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="absent"):
+        columns_of([]).save(tmp_path / "absent" / "columns")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1' + "0" * 400 + "}", "7"])
+def test_text_that_is_no_metadata_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        Columns.of([""], [text])
+
+
+def test_masks_are_kept_and_cannot_be_written_to() -> None:
+    columns = columns_of([("", {"a": value}) for value in (True, 1, 1.0, "1")])
+    assert columns.mask(Equal("a", True)).tolist() == [True, False, False, False]
+    assert columns.mask(Equal("a", 1)).tolist() == [False, True, True, False]  # though True == 1 in Python
+    assert columns.mask(Equal("a", 1)) is columns.mask(Equal("a", 1))
+    with pytest.raises(ValueError, match="read-only"):
+        columns.mask(Equal("a", 1))[0] = True
+    for number in range(100):
+        columns.mask(Equal("a", number))
+    assert len(columns._masks) < 100
+
+
+def test_every_item_may_have_fields_of_its_own() -> None:
+    columns = columns_of([("", {f"field {i}": i, "all": 1}) for i in range(5_000)])
+    assert np.flatnonzero(columns.mask(Equal("field 777", 777))).tolist() == [777]
+    assert columns.mask(Exists("all")).all()
+    assert len(columns.fields) == 5_001
+
+
+def test_masks_of_several_threads_are_the_same() -> None:
+    columns = columns_of([(str(i % 7), {"a": i % 13, "b": str(i % 5)}) for i in range(500)])
+    filters = [AllOf((Equal("a", i % 13), Not(Equal("b", str(i % 5))))) for i in range(40)]
+    expected = [columns._evaluated(filter).tolist() for filter in filters]
+    wrong: list[int] = []
+
+    def look() -> None:
+        wrong.extend(
+            i for i, filter in enumerate(filters * 5) if columns.mask(filter).tolist() != expected[i % 40]
+        )
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

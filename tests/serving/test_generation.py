@@ -1,0 +1,353 @@
+"""A gallery takes another's name while both are in use, by several threads and processes, killed at any moment."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.errors import (
+    AlreadyExists,
+    BadArtifact,
+    InvalidArgument,
+    Mismatch,
+    NotFound,
+    Overloaded,
+    ReadOnly,
+    Unavailable,
+)
+from serving.gallery.directory import GalleryDirectory
+from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.lock import alone, names_change, names_stay
+from serving.gallery.store import Replaced
+
+MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
+AXES = np.eye(4, dtype=np.float32)
+MANUAL = RebuildPolicy(automatic=False)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[GalleryDirectory]:
+    with GalleryDirectory(tmp_path, policy=MANUAL) as opened:
+        yield opened
+
+
+def made(directory: GalleryDirectory, *names: str) -> None:
+    """Each holds one item labelled by the name it is made under, and an index."""
+    for name in names:
+        gallery = directory.create(name, **MODEL)
+        gallery.upsert([Item("k", AXES[0], name)])
+        gallery.rebuild()
+
+
+def content(directory: GalleryDirectory, name: str) -> str:
+    return directory.using(name, lambda gallery: gallery.search(AXES[:1], 1))[0][0].label
+
+
+def test_switch_and_rollback(directory: GalleryDirectory) -> None:
+    made(directory, "birds", "new")
+    directory.switch("birds", "new")
+    assert (content(directory, "birds"), content(directory, "new")) == ("new", "birds")
+    assert directory.names() == ["birds", "new"]
+    with pytest.raises(AlreadyExists, match=r"switched with new already.*rollback birds"):
+        directory.switch("birds", "new")
+    assert content(directory, "birds") == "new"
+    assert directory.rollback("birds") == "new"
+    assert (content(directory, "birds"), content(directory, "new")) == ("birds", "new")
+    with pytest.raises(NotFound, match="did not get its name by a switch"):
+        directory.rollback("birds")
+    directory.switch("birds", "new")  # and again
+    assert content(directory, "birds") == "new"
+
+
+def test_a_chain_of_switches_rolls_back_one_by_one(directory: GalleryDirectory) -> None:
+    made(directory, "birds", "second", "third")
+    directory.switch("birds", "second")
+    directory.switch("birds", "third")
+    assert [content(directory, name) for name in ("birds", "second", "third")] == ["third", "birds", "second"]
+    assert directory.rollback("birds") == "third"
+    assert content(directory, "birds") == "second"
+    assert directory.rollback("birds") == "second"
+    assert [content(directory, name) for name in ("birds", "second", "third")] == ["birds", "second", "third"]
+
+
+def test_a_name_that_is_free_is_just_taken(directory: GalleryDirectory) -> None:
+    made(directory, "new")
+    held = directory.get("new")
+    directory.switch("birds", "new")
+    assert directory.names() == ["birds"]
+    assert content(directory, "birds") == "new"
+    with pytest.raises(NotFound):
+        held.upsert([Item("x", AXES[1])])
+    with pytest.raises(NotFound, match="nothing to undo"):
+        directory.rollback("birds")
+    (directory.path / "taken").mkdir()
+    (directory.path / "taken" / "file").touch()
+    with pytest.raises(AlreadyExists, match="no gallery"):
+        directory.switch("taken", "birds")
+    assert directory.names() == ["birds"]
+
+
+def test_what_cannot_be_switched(directory: GalleryDirectory) -> None:
+    made(directory, "birds", "new")
+    with pytest.raises(InvalidArgument, match="has that name"):
+        directory.switch("birds", "birds")
+    for use in (lambda: directory.switch("birds", "none"), lambda: directory.rollback("none")):
+        with pytest.raises(NotFound, match=r"'none'.*birds, new"):
+            use()
+    with alone(directory.path / "new", 0.0), pytest.raises(Overloaded, match="rebuild or switch"):
+        directory.switch("birds", "new", timeout=0.1)
+    directory.close()
+    (directory.path / "new" / "gallery.sqlite").write_bytes(b"x" * 5000)
+    with GalleryDirectory(directory.path) as again:
+        with pytest.raises(BadArtifact, match="new"):
+            again.switch("birds", "new")
+        assert content(again, "birds") == "birds"
+
+
+def test_the_generation_before_is_known_by_its_id(directory: GalleryDirectory) -> None:
+    made(directory, "birds", "new")
+    directory.switch("birds", "new")
+    directory.drop("new")
+    with pytest.raises(NotFound, match="is gone"):
+        directory.rollback("birds")
+    made(directory, "new")
+    with pytest.raises(Mismatch, match=r"is not the one that was birds before.*switch birds new"):
+        directory.rollback("birds")
+    directory.switch("birds", "new")  # which is another one than before
+    assert directory.rollback("birds") == "new"
+
+
+def test_a_switch_that_was_broken_off_is_none(
+    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(directory, "birds", "new")
+
+    def refused(*_: Path) -> None:
+        raise Unavailable("cannot exchange")
+
+    with monkeypatch.context() as patched, pytest.raises(Unavailable):
+        patched.setattr("serving.gallery.generation.exchange", refused)
+        directory.switch("birds", "new")
+    for name in ("birds", "new"):
+        assert content(directory, name) == name
+        with pytest.raises(NotFound, match="nothing to undo"):
+            directory.rollback(name)
+    directory.switch("birds", "new")
+    assert directory.rollback("birds") == "new"
+
+
+def test_no_write_lands_in_what_lost_the_name(directory: GalleryDirectory) -> None:
+    made(directory, "birds", "new")
+    held = directory.get("birds")
+    assert held.search(AXES[:1], 1)[0][0].label == "birds"
+    with GalleryDirectory(directory.path, policy=MANUAL) as other:
+        other.switch("birds", "new")
+        files = sorted(path.name for path in (directory.path / "birds").glob("index-*"))
+        with pytest.raises(Replaced):
+            held.upsert([Item("x", AXES[1])])
+        with pytest.raises(Replaced):
+            held.rebuild()
+        assert sorted(path.name for path in (directory.path / "birds").glob("index-*")) == files
+        assert held.search(AXES[:1], 1)[0][0].label == "birds"
+        assert content(directory, "birds") == "new"
+        directory.using("birds", lambda gallery: gallery.upsert([Item("x", AXES[1], "both")]))
+        assert [item.label for item in other.get("birds").get(["x"])] == ["both"]
+        assert other.get("new").info().items == 1
+
+
+def test_a_call_that_is_replaced_again_and_again_ends(directory: GalleryDirectory) -> None:
+    made(directory, "birds")
+    tried: list[Gallery] = []
+
+    def work(gallery: Gallery) -> None:
+        tried.append(gallery)
+        raise Replaced("once more")
+
+    with pytest.raises(Replaced):
+        directory.using("birds", work)
+    assert 2 <= len(tried) <= 20
+
+
+def run_all(*work: Callable[[], None]) -> None:
+    failed: list[BaseException] = []
+
+    def caught(function: Callable[[], None]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=caught, args=(function,)) for function in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def test_no_call_fails_while_its_gallery_is_switched(
+    directory: GalleryDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    made(directory, "birds", "new")
+    for name in ("birds", "new"):
+        more = [Item(f"{name}{i}", AXES[0], name) for i in range(20)]
+        directory.get(name).upsert(more)
+    done = threading.Event()
+    written: list[tuple[str, str]] = []
+    searched: list[int] = []
+
+    def write(seed: int) -> None:
+        step = 0
+        while not done.is_set():
+            step += 1
+            key = f"{seed}/{step}"
+
+            def store(gallery: Gallery, key: str = key) -> str:
+                gallery.upsert([Item(key, AXES[1])])
+                return gallery.meta.id
+
+            written.append((key, directory.using("birds", store)))
+
+    def search() -> None:
+        while not done.is_set():
+            (hits,) = directory.using("birds", lambda gallery: gallery.search(AXES[:1], 21))
+            assert len(hits) == 21
+            assert len({hit.label for hit in hits}) == 1
+            searched.append(len(hits))
+
+    def rebuild() -> None:
+        while not done.is_set():
+            directory.using("birds", Gallery.rebuild)
+            time.sleep(0.01)
+
+    def switch() -> None:
+        try:
+            with GalleryDirectory(directory.path, policy=MANUAL) as other:
+                for _ in range(15):
+                    other.switch("birds", "new")
+                    time.sleep(0.005)
+                    other.rollback("birds")
+                    time.sleep(0.005)
+        finally:
+            done.set()
+
+    run_all(switch, lambda: write(0), lambda: write(1), search, search, rebuild)
+    assert len(written) > 20
+    assert len(searched) > 20
+    assert caplog.text == ""  # no index was looked for in the other gallery, or removed there
+    stored = {}
+    for name in ("birds", "new"):
+        gallery = directory.get(name)
+        assert gallery.info().items == 21 + sum(gallery.meta.id == there for _, there in written)
+        stored[gallery.meta.id] = gallery
+    for key, there in written:
+        stored[there].get([key])
+
+
+OTHER = """
+import sys
+import numpy as np
+from pathlib import Path
+from serving.gallery.directory import GalleryDirectory
+
+with GalleryDirectory(Path(sys.argv[1])) as directory:
+    for _ in sys.stdin:
+        (hits,) = directory.using("birds", lambda gallery: gallery.search(np.eye(1, 4, dtype=np.float32), 1))
+        print(hits[0].label, flush=True)
+"""
+
+
+def test_another_process_sees_a_switch_at_its_next_call(directory: GalleryDirectory) -> None:
+    made(directory, "birds", "new")
+    words = [sys.executable, "-c", OTHER, str(directory.path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def asked() -> str:
+            process.stdin.write("\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            return process.stdout.readline().strip()  # type: ignore[union-attr]
+
+        assert asked() == "birds"
+        for _ in range(3):
+            directory.switch("birds", "new")
+            assert asked() == "new"
+            directory.rollback("birds")
+            assert asked() == "birds"
+        process.stdin.close()
+
+
+SWITCHER = """
+import sys
+from pathlib import Path
+from serving.gallery.directory import GalleryDirectory
+from serving.gallery.gallery import RebuildPolicy
+
+with GalleryDirectory(Path(sys.argv[1]), policy=RebuildPolicy(automatic=False)) as directory:
+    if sys.argv[2] == "new":  # what a kill has left is taken up
+        directory.rollback("birds")
+    print("begun", flush=True)
+    while True:
+        directory.switch("birds", "new")
+        print("new", flush=True)
+        directory.rollback("birds")
+        print("birds", flush=True)
+"""
+
+
+def test_killed_while_switching_leaves_one_state_or_the_other(directory: GalleryDirectory) -> None:
+    made(directory, "birds", "new")
+    directory.close()
+    chance = random.Random(0)
+    state, changes = "birds", 0
+    for _ in range(10):
+        words = [sys.executable, "-c", SWITCHER, str(directory.path), state]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(chance.uniform(0.0, 0.06))
+            os.kill(process.pid, signal.SIGKILL)
+            said = [line.strip() for line in process.stdout.readlines() if line.endswith("\n")]
+        changes += len(said)
+        with GalleryDirectory(directory.path, policy=MANUAL) as again:
+            assert again.names() == ["birds", "new"]
+            state = content(again, "birds")
+            assert {state, content(again, "new")} == {"birds", "new"}
+            again.get("birds").upsert([Item("w", AXES[2])])  # and it can be written
+    assert changes > 10
+
+
+def test_names_stay_while_a_gallery_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.gallery.lock._MOVE", 0.05)
+    with names_stay(tmp_path), names_stay(tmp_path), pytest.raises(Overloaded), names_change(tmp_path):
+        pass
+    with names_change(tmp_path):
+        pass
+    with names_stay(tmp_path / "gone"):
+        pass
+    with pytest.raises(Unavailable, match="gone"), names_change(tmp_path / "gone"):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_says_so(
+    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(directory, "birds", "new")
+
+    def refused(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("serving.gallery.lock.os.open", refused)
+    with pytest.raises(ReadOnly, match="permission denied"):
+        directory.switch("birds", "new")

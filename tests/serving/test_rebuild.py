@@ -1,0 +1,283 @@
+"""Rebuilds: when one is due, what it adds to and what it makes whole, what it leaves when it fails."""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from serving.errors import InvalidArgument, Unavailable
+from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.kind import Facts
+from serving.gallery.renewal import Renewal
+from serving.gallery.transaction import State
+
+MANUAL = RebuildPolicy(automatic=False)
+DIMENSION = 16
+
+
+def units(count: int, seed: int = 0) -> NDArray[np.float32]:
+    rows = np.random.default_rng(seed).standard_normal((count, DIMENSION))
+    units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return units
+
+
+def items(prefix: str, rows: NDArray[np.float32]) -> list[Item]:
+    return [Item(f"{prefix}{i}", row, label=str(i % 3), metadata={"i": i}) for i, row in enumerate(rows)]
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    gallery = Gallery.create(
+        tmp_path / "a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION, policy=MANUAL
+    )
+    yield gallery
+    gallery.close()
+
+
+def state_of(gallery: Gallery) -> State:
+    with gallery._store.read() as reader:
+        return reader.state()
+
+
+def facts_of(gallery: Gallery) -> Facts:
+    return Facts.from_json(state_of(gallery).index_facts)
+
+
+def extend(gallery: Gallery, **policy: Any) -> None:
+    renewal = Renewal(gallery._store, RebuildPolicy(**policy), 1, lambda *_: None)
+    renewal.run(whole=False, only_if_due=False)
+
+
+def files(gallery: Gallery) -> list[str]:
+    return sorted(path.name for path in gallery.path.glob("index-*"))
+
+
+@pytest.mark.parametrize("type_", ["auto", "PQ8x4fs", "HNSW8,SQ8", "IVF8,Flat"])
+def test_adding_gives_what_a_whole_rebuild_gives(gallery: Gallery, type_: str) -> None:
+    rows, queries = units(450), units(20, seed=1)
+    gallery.upsert(items("k", rows[:300]))
+    gallery.rebuild(type_)
+    gallery.delete([f"k{i}" for i in range(0, 50)])
+    gallery.upsert(items("n", rows[300:]))
+    gallery.upsert([Item("k60", rows[0]), Item("n5", rows[1])])
+    gallery.delete(["n7"])
+    before = gallery.search(queries, 10)
+    first = files(gallery)
+    extend(gallery)
+    info, facts = gallery.info(), facts_of(gallery)
+    assert (info.items, info.fresh, info.deleted, info.generation) == (399, 0, 51, 2)
+    assert (info.index_items, facts.extended, facts.count) == (450, 150, 300)
+    assert not set(first) & set(files(gallery))
+    assert len(files(gallery)) == 2
+    added = gallery.search(queries, 10)
+    gallery.rebuild()
+    info, facts = gallery.info(), facts_of(gallery)
+    assert (info.items, info.deleted, info.index_items, facts.extended) == (399, 0, 399, 0)
+    whole = gallery.search(queries, 10)
+    if type_ == "auto":
+        assert before == added == whole
+    truth = [{hit.key for hit in hits} for hits in before]
+    for found in (added, whole):
+        shares = [len({hit.key for hit in hits} & best) / 10 for hits, best in zip(found, truth, strict=True)]
+        assert np.mean(shares) > 0.95
+    assert gallery.search(queries, 5, filter=None)
+    reopened = Gallery.open(gallery.path, policy=MANUAL)
+    assert reopened.search(queries, 10) == whole
+    reopened.close()
+
+
+@pytest.mark.parametrize("change", ["deleted", "grown", "wanted", "damaged", "columns", "facts", "none"])
+def test_what_must_be_whole_is_made_whole(gallery: Gallery, change: str) -> None:
+    rows = units(900)
+    gallery.upsert(items("k", rows[:300]))
+    gallery.rebuild()
+    (faiss,) = gallery.path.glob("index-*.faiss")
+    if change == "deleted":
+        gallery.delete([f"k{i}" for i in range(100)])
+    gallery.upsert(items("n", rows[300 : 900 if change == "grown" else 310]))
+    if change == "wanted":
+        with gallery._store.write() as writer:
+            writer.want("PQ8x4fs", 0.9)
+    if change == "damaged":
+        faiss.write_bytes(b"other")
+    if change == "columns":
+        faiss.with_suffix(".columns").unlink()
+    if change == "facts":
+        with gallery._store.write() as writer:
+            seen = writer.state()
+            writer.publish(
+                seen,
+                index_file=seen.index_file,
+                checksum=seen.index_checksum,
+                count=300,
+                facts="[]",
+                covers_removal=seen.covers_removal,
+            )
+    extend(gallery, least=50)
+    facts, info = facts_of(gallery), gallery.info()
+    assert (facts.extended == 0) == (change != "none")
+    assert (info.items, info.fresh, info.deleted) == (info.index_items, 0, 0)
+    assert info.index_type == ("PQ8x4fs,RFlat" if change == "wanted" else "exact")
+
+
+def test_index_of_another_kind_of_items_is_made_whole(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery.upsert(items("k", units(300)))
+    gallery.rebuild()
+    gallery.upsert(items("n", units(20, seed=2)))
+    monkeypatch.setattr("serving.gallery.renewal.measure_again", lambda _, facts, **__: Facts(recall=0.1))
+    extend(gallery)
+    assert facts_of(gallery).extended == 0
+
+
+def test_emptied_gallery_has_no_file(gallery: Gallery) -> None:
+    gallery.upsert(items("k", units(30)))
+    gallery.rebuild("PQ8x4fs", 0.9)
+    assert len(files(gallery)) == 2
+    gallery.delete([f"k{i}" for i in range(30)])
+    gallery.rebuild()
+    assert files(gallery) == []
+    info = gallery.info()
+    assert (info.index_items, info.wanted_index, info.wanted_recall) == (0, "PQ8x4fs", 0.9)
+    gallery.upsert(items("k", units(30)))
+    extend(gallery)
+    assert gallery.info().index_items == 30
+
+
+def test_type_and_recall_are_wanted_from_then_on(gallery: Gallery) -> None:
+    gallery.upsert(items("k", units(400)))
+    stages: list[str] = []
+    gallery.rebuild("IVF8,Flat", 0.8, progress=lambda stage, done, total: stages.append(stage))
+    info = gallery.info()
+    assert (info.index_type, info.wanted_index, info.wanted_recall) == ("IVF8,Flat,RFlat", "IVF8,Flat", 0.8)
+    assert info.recall >= 0.8
+    assert info.parameters["nprobe"] >= 1
+    assert info.latency_ms > 0
+    assert list(dict.fromkeys(stages)) == ["read", "train", "add", "measure", "write"]
+    gallery.rebuild(recall=0.9)
+    assert gallery.info().wanted_index == "IVF8,Flat"
+    for index, recall in (("PQ5", None), ("auto", 0.0)):
+        with pytest.raises(InvalidArgument):
+            gallery.rebuild(index, recall)
+    assert (gallery.info().wanted_index, gallery.info().wanted_recall) == ("IVF8,Flat", 0.9)
+
+
+def test_missed_recall_is_logged(gallery: Gallery, caplog: pytest.LogCaptureFixture) -> None:
+    gallery.upsert(items("k", units(100)))
+    with caplog.at_level(logging.WARNING):
+        gallery.rebuild("IVF256,Flat")
+    assert "gallery a is of type exact" in caplog.text
+    assert "cannot be trained on 100 vectors" in caplog.text
+
+
+def test_progress_that_raises_leaves_the_old_index(gallery: Gallery) -> None:
+    gallery.upsert(items("k", units(100)))
+    gallery.rebuild()
+    before = files(gallery)
+    gallery.upsert(items("n", units(100)))
+
+    def stop(stage: str, *_: int) -> None:
+        if stage == last:
+            raise InterruptedError(stage)
+
+    for last in ("read", "measure", "write"):
+        with pytest.raises(Unavailable):
+            gallery.rebuild(progress=stop)
+        assert files(gallery) == before
+        assert gallery.info().index_items == 100
+
+
+@pytest.mark.parametrize("moment", ["read", "write"])
+def test_folder_that_loses_its_name_meanwhile_gets_its_own_files_or_none(
+    gallery: Gallery, tmp_path: Path, moment: str
+) -> None:
+    other = Gallery.create(
+        tmp_path / "b", model_name="m", fingerprint="f" * 64, dimension=DIMENSION, policy=MANUAL
+    )
+    other.upsert(items("o", units(10, seed=3)))
+    other.rebuild()
+    theirs = files(other)
+    other.close()
+    gallery.upsert(items("k", units(50)))
+
+    def swap(stage: str, done: int, total: int) -> None:
+        if stage == moment and (tmp_path / "b").exists():
+            (tmp_path / "a").rename(tmp_path / "c")
+            (tmp_path / "b").rename(tmp_path / "a")
+
+    with pytest.raises(Unavailable, match="replaced"):
+        gallery.rebuild(progress=swap)
+    assert sorted(path.name for path in (tmp_path / "a").glob("index-*")) == theirs
+    if sys.platform == "linux":
+        assert list((tmp_path / "c").glob("index-*")) == []
+
+
+def state(**values: int) -> State:
+    given = {"covers_seq": 0, "covers_removal": 0, "last_seq": 0, "last_removal": 0, "index_count": 0}
+    kinds = {"str": "", "int": 0, "float": 0.0}
+    return State(
+        **{
+            name: (given | values).get(name, kinds[str(kind.__name__)])
+            for name, kind in State.__annotations__.items()
+        }
+    )
+
+
+def test_when_a_rebuild_is_due() -> None:
+    policy = RebuildPolicy(least=100, share=0.1, most=1000)
+    for fresh, count, due in (
+        (100, 0, False),
+        (101, 0, True),
+        (500, 5000, False),
+        (501, 5000, True),
+        (1000, 10**6, False),
+        (1001, 10**6, True),
+    ):
+        assert policy.is_due(state(last_seq=fresh, index_count=count)) == due
+        assert not policy.is_worn(state(last_seq=fresh, index_count=count))
+    worn = state(last_removal=501, index_count=5000)
+    assert policy.is_worn(worn)
+    assert policy.is_due(worn)
+    assert not policy.is_due(state(last_removal=500, index_count=5000))
+
+
+def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, str]] = []
+    run = Renewal.run
+
+    def watched(self: Renewal, **more: Any) -> None:
+        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        seen.append((self.threads, nice, threading.current_thread().name))
+        run(self, **more)
+
+    monkeypatch.setattr(Renewal, "run", watched)
+    monkeypatch.setattr("serving.gallery.policy.usable_cores", lambda: 7)
+    mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    policy = RebuildPolicy(least=5, share=0.0)
+    gallery = Gallery.create(
+        tmp_path / "a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION, policy=policy
+    )
+    gallery.upsert(items("k", units(20)))
+    thread = gallery._rebuilder._thread
+    assert thread is not None
+    thread.join(20)
+    assert gallery.info().index_items == 20
+    gallery.close()
+    ((threads, nice, name),) = seen
+    assert (threads, name) == (3, "rebuild a")
+    if sys.platform == "linux":
+        assert nice == min(19, max(mine, 10))
+        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
+    assert RebuildPolicy(threads=2).background_threads == 2
+    monkeypatch.setattr("serving.gallery.policy.usable_cores", lambda: 1)
+    assert RebuildPolicy().background_threads == 1
