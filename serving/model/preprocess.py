@@ -27,7 +27,16 @@ from PIL import Image, UnidentifiedImageError
 
 from serving.errors import BadImage, BadSetting
 
-__all__ = ["FORMATS", "MAX_BYTES", "MAX_PIXELS", "MAX_SIDE", "RESAMPLINGS", "open_rgb", "preprocess"]
+__all__ = [
+    "FORMATS",
+    "MAX_BYTES",
+    "MAX_PIXELS",
+    "MAX_SIDE",
+    "RESAMPLINGS",
+    "open_rgb",
+    "preprocess",
+    "thumbnail",
+]
 
 FORMATS: Final = ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF", "AVIF")
 RESAMPLINGS: Final = ("bilinear", "bicubic", "lanczos", "box", "hamming", "nearest")
@@ -37,6 +46,8 @@ MAX_PIXELS: Final = 1 << 26
 """67 million: decoded, 200 MB of RGB."""
 MAX_SIDE: Final = 65_535
 """What JPEG, GIF and most others can say at most; PNG and TIFF could say more."""
+_QUALITIES: Final = (85, 60, 30, 10, 1)
+"""Of a thumbnail, the first at which it is small enough. 256 x 256 pixels of noise take 61 KiB at 85."""
 _MAX_SCANS: Final = 100
 """A progressive JPEG has about ten; each one more costs a pass over all pixels for a few bytes."""
 _ORIENTATION: Final = 0x0112
@@ -88,6 +99,39 @@ def preprocess(data: bytes, *, size: int, crop_fraction: float, resampling: str)
     except (MemoryError, ValueError) as error:
         raise BadImage(f"the image, {_size(image)}, cannot be resized: {_reason(error)}") from error
     return np.asarray(square, dtype=np.uint8)
+
+
+def thumbnail(data: bytes, *, side: int, most_bytes: int) -> bytes:
+    """Decode an image and make a small picture of the whole of it.
+
+    Args:
+        data: A whole image file.
+        side: What the longer side of the result has at most, in pixels; no image is made larger.
+        most_bytes: How large the result is at most; its quality is lowered until it is.
+
+    Returns:
+        A JPEG file, upright, without metadata.
+
+    Raises:
+        BadImage: The bytes hold no image within the limits, or none that can be made so small.
+        BadSetting: `side` is below 1.
+    """
+    if side < 1:
+        raise BadSetting(f"the side of a thumbnail is {side} pixels; give at least 1")
+    image = open_rgb(data, least=side)
+    scale = min(1.0, side / max(image.size))
+    width, height = (max(1, round(length * scale)) for length in image.size)
+    try:
+        small = image.resize((width, height), Image.Resampling.BICUBIC)
+    except (MemoryError, ValueError) as error:
+        raise BadImage(f"the image, {_size(image)}, cannot be resized: {_reason(error)}") from error
+    small.info.clear()  # a comment of the original would be written, too
+    for quality in _QUALITIES:
+        file = io.BytesIO()
+        small.save(file, "JPEG", quality=quality)
+        if file.tell() <= most_bytes:
+            return file.getvalue()
+    raise BadImage(f"no thumbnail of {_size(small)} fits into {most_bytes:,} bytes")
 
 
 def open_rgb(data: bytes, *, least: int | None = None) -> Image.Image:

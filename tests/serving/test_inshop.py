@@ -7,7 +7,7 @@ import pytest
 
 from serving.catalog import Catalog, Row, SplitRule, read, select, select_missing
 from serving.errors import BadData
-from serving.indexing import Settings, run
+from serving.indexing.command import Settings, run
 from serving.picture import File
 from tests.serving.published import INSHOP, draw, inshop_lines, make_inshop, write
 from tests.tiny_model import write_tiny_model
@@ -81,7 +81,7 @@ def test_each_part_can_be_indexed(tmp_path: Path, split: str, count: int) -> Non
     (tmp_path / "data/img/WOMEN/Dresses/id_00000011/02_1_front.jpg").unlink()  # of the gallery
     model = write_tiny_model(tmp_path / "model.onnx", split=GIVEN)
     given: dict[str, Any] = {
-        "gallery": tmp_path / "g",
+        "gallery": str(tmp_path / "g"),
         "model": model,
         "data": tmp_path / "data",
         "split": split,

@@ -1,0 +1,1 @@
+"""The command `crossbatch index`: the images of a data set into a gallery."""

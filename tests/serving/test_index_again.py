@@ -1,0 +1,442 @@
+"""Indexing again: what is done is not done twice, and nothing is taken away that was not asked for."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.errors import BadData, Conflict
+from serving.gallery.gallery import Gallery
+from serving.gallery.item import Item
+from serving.indexing import lookup
+from serving.indexing.command import render
+from serving.layouts.cells import Cell
+from serving.model.encoder import Encoder
+from serving.picture import File, Member
+from tests.serving.indexed import counts, fill, index, opened, picture
+from tests.serving.test_parquet import make_parquet
+from tests.serving.test_webdataset import make_tar
+from tests.tiny_model import write_tiny_model
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return fill(tmp_path / "data")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def birds(tmp_path: Path, model: Path, data: Path) -> Path:
+    """A gallery of all pictures of `data`."""
+    index(model, data, tmp_path / "galleries" / "birds")
+    return tmp_path / "galleries" / "birds"
+
+
+def refuse(*_: object) -> Any:
+    raise AssertionError("this was not to be done again")
+
+
+def online(path: Path, *keys: str) -> None:
+    """Put items in as a client of the server does."""
+    with opened(path) as gallery:
+        gallery.upsert([Item(key, np.eye(3, dtype=np.float32)[0], "online") for key in keys])
+
+
+def labels(path: Path) -> dict[str, str]:
+    with opened(path) as gallery:
+        return {item.key: item.label for item in gallery.list(limit=1000)}
+
+
+def test_unchanged_files_are_not_read_and_nothing_is_written(
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(File, "read_bytes", refuse)
+    for change in (Gallery.upsert, Gallery.delete, Gallery.touch, Gallery.rebuild):
+        monkeypatch.setattr(Gallery, change.__name__, refuse)
+    result = index(model, data, birds)
+    assert counts(result) == {"unchanged": 20}
+    assert result["items"] == 20
+    assert "unchanged: 20 images" in render(result)
+
+
+def pack(file: Path, numbers: dict[str, int]) -> None:
+    pictures = {name: picture(number) for name, number in numbers.items()}
+    if file.suffix == ".tar":
+        make_tar(file, {f"{name}.jpg": data for name, data in pictures.items()})
+    else:
+        make_parquet(file, key=list(pictures), image=list(pictures.values()))
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.parquet"])
+def test_an_image_within_a_file_is_known_by_that_file_and_then_by_its_own_bytes(
+    tmp_path: Path, model: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, path = tmp_path / "packed" / name, tmp_path / "birds"
+    file.parent.mkdir()
+    pack(file, {"one": 1, "two": 2})
+    assert counts(index(model, file.parent, path)) == {"stored": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "preprocess", refuse)
+        patch.setattr(Member, "read_bytes", refuse)
+        patch.setattr(Cell, "read_bytes", refuse)
+        assert counts(index(model, file.parent, path)) == {"unchanged": 2}
+    pack(file, {"one": 1, "two": 3, "three": 4})
+    os.utime(file, ns=(1, 1))
+    assert counts(index(model, file.parent, path)) == {"stored": 1, "unchanged": 1, "changed": 1}
+    assert counts(index(model, file.parent, path, sync=True)) == {"stored": 1, "unchanged": 2}
+
+
+def test_a_file_of_another_time_and_the_same_bytes_is_hashed_once(
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.utime(data / "class0/00.jpg", ns=(1, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "preprocess", refuse)
+        assert counts(index(model, data, birds)) == {"unchanged": 20}
+        patch.setattr(File, "read_bytes", refuse)
+        assert counts(index(model, data, birds)) == {"unchanged": 20}
+
+
+def test_what_is_new_is_added_and_what_changed_or_went_waits_for_sync(
+    model: Path, data: Path, birds: Path
+) -> None:
+    (data / "class0/new.jpg").write_bytes(picture(99))
+    (data / "class1/01.jpg").unlink()
+    (data / "class2/02.jpg").write_bytes(picture(98, "PNG"))
+    with opened(birds) as gallery:
+        (before,) = gallery.get(["class2/02.jpg"])
+    result = index(model, data, Path("birds"), galleries=birds.parent)
+    assert counts(result) == {"stored": 1, "unchanged": 18, "changed": 1, "gone": 1}
+    assert (result["gallery"], result["items"], result["images"]) == (str(birds), 21, 20)
+    text = render(result)
+    assert "changed: 1 images, whose items were left as they are; --sync updates them" in text
+    assert "gone: the images of 1 items, which were left as they are; --sync deletes them" in text
+    with opened(birds) as gallery:
+        assert gallery.get(["class2/02.jpg"])[0].version == before.version
+    result = index(model, data, birds, sync=True)
+    assert counts(result) == {"stored": 1, "unchanged": 19, "deleted": 1}
+    assert set(labels(birds)) == {path.relative_to(data).as_posix() for path in data.rglob("*.jpg")}
+    with opened(birds) as gallery:
+        (after,) = gallery.get(["class2/02.jpg"])
+        assert not np.allclose(after.vector, before.vector)
+        assert (gallery.info().fresh, gallery.info().deleted) == (0, 0)
+    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 20}
+
+
+def test_an_edited_table_tells_items_anew_without_decoding(
+    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, path = data / "items.csv", tmp_path / "birds"
+    table.write_text("path,label,key,price\nclass0/00.jpg,a,one,1\nclass1/01.jpg,b,two,2\n")
+    index(model, table, path, thumbnails=True)
+    with opened(path) as gallery:
+        (before,), picture_before = gallery.get(["one"]), gallery.thumbnail("one")
+    table.write_text("path,label,key,price\nclass0/00.jpg,c,one,1\nclass1/01.jpg,b,two,2.0\n")
+    monkeypatch.setattr(Encoder, "preprocess", refuse)
+    monkeypatch.setattr(File, "read_bytes", refuse)
+    assert counts(index(model, table, path)) == {"updated": 2}
+    with opened(path) as gallery:
+        (after,) = gallery.get(["one"])
+        assert (after.label, after.source) == ("c", before.source)
+        np.testing.assert_array_equal(after.vector, before.vector)
+        assert gallery.thumbnail("one") == picture_before
+        assert str(gallery.get(["two"])[0].metadata["price"]) == "2.0"
+    assert counts(index(model, table, path)) == {"unchanged": 2}
+
+
+def test_a_table_that_names_another_file_by_a_key_is_found_out(
+    tmp_path: Path, model: Path, data: Path
+) -> None:
+    table, path = data / "items.csv", tmp_path / "birds"
+    for name, number in (("a.bmp", 1), ("b.bmp", 2), ("c.bmp", 1)):  # of one size and time
+        (data / name).write_bytes(picture(number, "BMP"))
+        os.utime(data / name, ns=(1, 1))
+    for name, found in (
+        ("a.bmp", {"stored": 1}),
+        ("b.bmp", {"changed": 1}),
+        ("c.bmp", {"updated": 1}),
+    ):
+        table.write_text(f"path,label,key\n{name},a,one\n")
+        assert counts(index(model, table, path)) == found
+
+
+def test_sync_of_one_data_set_leaves_the_items_of_others(
+    tmp_path: Path, model: Path, data: Path, birds: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "x.jpg").write_bytes(picture(50))
+    (other / "y.jpg").write_bytes(picture(51))
+    online(birds, "put in")
+    assert counts(index(model, other, birds, sync=True)) == {"stored": 2}
+    (other / "x.jpg").unlink()
+    (data / "class1/01.jpg").unlink()
+    assert counts(index(model, other, birds, sync=True)) == {"unchanged": 1, "deleted": 1}
+    assert len(labels(birds)) == 20 + 1 + 1
+    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "deleted": 1}
+    assert {"put in", "y.jpg"} < set(labels(birds))
+
+
+def test_two_tables_of_one_folder_are_two_data_sets(tmp_path: Path, model: Path, data: Path) -> None:
+    for name, number in (("a", 0), ("b", 1)):
+        row = f"class{number}/{number:02}.jpg,{name},{name}"
+        (data / f"{name}.csv").write_text(f"path,label,key\n{row}\n")
+        index(model, data / f"{name}.csv", tmp_path / "birds", sync=True)
+    assert labels(tmp_path / "birds") == {"a": "a", "b": "b"}
+
+
+def test_same_key_in_another_data_set_is_the_same_item_only_with_the_same_bytes(
+    tmp_path: Path, model: Path, data: Path, birds: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(data, copy)
+    stamp = (data / "class0/00.jpg").stat()
+    altered = bytearray((data / "class0/00.jpg").read_bytes())
+    altered[-20] ^= 1
+    (copy / "class0/00.jpg").write_bytes(altered)
+    os.utime(copy / "class0/00.jpg", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert counts(index(model, copy, birds)) == {"unchanged": 19, "changed": 1}
+    assert counts(index(model, copy, birds, sync=True)) == {"unchanged": 19, "stored": 1}
+    (data / "class0/00.jpg").unlink()  # its item is the copy's now
+    assert "deleted" not in counts(index(model, data, birds, sync=True))
+
+
+def test_items_move_to_the_side_that_was_indexed_last(tmp_path: Path, model: Path, data: Path) -> None:
+    path = tmp_path / "birds"
+    assert counts(index(model, data, path, split="test")) == {"stored": 10}
+    assert counts(index(model, data, path, split="all")) == {"stored": 10, "unchanged": 10}
+    # All of them are of the side "all" now; a sync of one side takes its own along and leaves the rest.
+    assert counts(index(model, data, path, split="train", sync=True)) == {"unchanged": 10}
+    (data / "class2/02.jpg").unlink()
+    (data / "class0/00.jpg").unlink()
+    assert counts(index(model, data, path, split="test", sync=True)) == {"unchanged": 9}
+    # Whoever indexes all sides of a data set sees what is gone from any of them.
+    assert counts(index(model, data, path, split="all")) == {"unchanged": 18, "gone": 2}
+    assert counts(index(model, data, path, split="all", sync=True)) == {"unchanged": 18, "deleted": 2}
+
+
+def test_an_item_put_in_online_under_the_key_of_a_file_counts_as_changed(
+    model: Path, data: Path, birds: Path
+) -> None:
+    online(birds, "class0/00.jpg", "class1/new.jpg")
+    (data / "class1/new.jpg").write_bytes(picture(60))
+    assert counts(index(model, data, birds)) == {"unchanged": 19, "changed": 2}
+    assert labels(birds)["class0/00.jpg"] == labels(birds)["class1/new.jpg"] == "online"
+    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "stored": 2}
+    assert "online" not in labels(birds).values()
+    assert counts(index(model, data, birds)) == {"unchanged": 21}
+
+
+def test_an_image_gone_bad_keeps_its_item_until_sync(model: Path, data: Path, birds: Path) -> None:
+    (data / "class0/00.jpg").write_bytes(b"no image")
+    result = index(model, data, birds)
+    assert counts(result) == {"unchanged": 19, "skipped": 1, "kept": 1}
+    assert "kept: items of an earlier run of 1 images that are skipped now" in render(result)
+    assert len(labels(birds)) == 20
+    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "skipped": 1, "deleted": 1}
+    assert len(labels(birds)) == 19
+
+
+def test_a_bad_image_does_not_take_the_item_of_another_data_set(
+    tmp_path: Path, model: Path, birds: Path
+) -> None:
+    other = tmp_path / "other"
+    (other / "class0").mkdir(parents=True)
+    (other / "class0/00.jpg").write_bytes(b"no image")
+    (other / "good.jpg").write_bytes(picture(70))
+    assert counts(index(model, other, birds, sync=True)) == {"stored": 1, "skipped": 1, "kept": 1}
+    assert len(labels(birds)) == 21
+
+
+def test_an_image_that_cannot_be_read_just_now_keeps_its_item_with_sync(
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.utime(data / "class0/00.jpg", ns=(1, 1))
+
+    def fail(_: File) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(File, "read_bytes", fail)
+    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "skipped": 1, "kept": 1}
+
+
+def test_sync_with_nothing_readable_deletes_nothing(model: Path, data: Path, birds: Path) -> None:
+    for path in data.rglob("*.jpg"):
+        path.write_bytes(b"no image")
+    with pytest.raises(BadData, match="none of the 20 images"):
+        index(model, data, birds, sync=True)
+    assert len(labels(birds)) == 20
+
+
+def between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], *, at: str = "upsert") -> None:
+    """Let somebody write to the gallery just before indexing does, once."""
+    real, left = getattr(Gallery, at), [1]
+
+    def write(gallery: Gallery, *given: Any, **more: Any) -> Any:
+        if left and "expected" in more:
+            left.clear()
+            act()
+        return real(gallery, *given, **more)
+
+    monkeypatch.setattr(Gallery, at, write)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_an_item_written_by_others_meanwhile_is_replaced_only_with_sync(
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    (data / "class0/new.jpg").write_bytes(picture(99))
+    between(monkeypatch, lambda: online(birds, "class0/new.jpg"))
+    found = {"stored": 1} if sync else {"changed": 1}
+    assert counts(index(model, data, birds, sync=sync)) == {"unchanged": 20} | found
+    assert labels(birds)["class0/new.jpg"] == ("class0" if sync else "online")
+
+
+def test_an_item_stored_by_another_run_meanwhile_is_unchanged(
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data / "class0/new.jpg").write_bytes(picture(99))
+    between(monkeypatch, lambda: index(model, data, birds))
+    assert counts(index(model, data, birds)) == {"unchanged": 21}
+
+
+def test_a_vector_is_not_told_anew_over_a_newer_one(
+    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, path = data / "items.csv", tmp_path / "birds"
+    table.write_text("path,label,key\nclass0/00.jpg,a,one\n")
+    index(model, table, path)
+    table.write_text("path,label,key\nclass0/00.jpg,b,one\n")
+    between(monkeypatch, lambda: online(path, "one"))
+    assert counts(index(model, table, path, sync=True)) == {"changed": 1}
+    assert labels(path) == {"one": "online"}
+    assert counts(index(model, table, path, sync=True)) == {"stored": 1}
+
+
+def test_sync_does_not_delete_what_was_just_put_in(
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data / "class0/00.jpg").unlink()
+    (data / "class1/01.jpg").unlink()
+    between(monkeypatch, lambda: online(birds, "class0/00.jpg"), at="delete")
+    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 18, "deleted": 1}
+    assert labels(birds)["class0/00.jpg"] == "online"
+
+
+def test_an_item_deleted_while_it_is_looked_up_is_new(
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = Gallery.sources, [1]
+
+    def sources(gallery: Gallery, keys: Any) -> Any:
+        found = real(gallery, keys)
+        if left:
+            left.clear()
+            gallery.delete(["class0/00.jpg"])
+        return found
+
+    monkeypatch.setattr(Gallery, "sources", sources)
+    assert counts(index(model, data, birds)) == {"unchanged": 19, "stored": 1}
+
+
+def test_items_that_others_replace_without_end_fail_the_run(
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def conflict(*_: Any, **more: Any) -> Any:
+        raise Conflict("again")
+
+    (data / "class0/new.jpg").write_bytes(picture(99))
+    monkeypatch.setattr(Gallery, "upsert", conflict)
+    with pytest.raises(Conflict, match="replaced by others all the time"):
+        index(model, data, birds)
+
+
+def test_many_items_are_looked_up_and_tidied_page_by_page(
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "_AT_ONCE", 3)
+    monkeypatch.setattr("serving.indexing.gone._PAGE", 3)
+    for path in [*data.glob("class1/*")]:
+        path.unlink()
+    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 15, "deleted": 5}
+    assert len(labels(birds)) == 15
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "touch", "remove", "spoil", "online", "drop", "index", "sync"]),
+        st.integers(0, 3),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(actions=ACTIONS)
+def test_whatever_happened_sync_brings_the_gallery_in_step(
+    actions: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = tmp_path_factory.mktemp("again")
+    model, root, path = write_tiny_model(home / "model.onnx"), home / "data", home / "birds"
+    root.mkdir()
+    names = [f"{number}.png" for number in range(4)]
+    (root / "anchor.png").write_bytes(picture(1000, "PNG"))
+    index(model, root, path)
+    good = {"anchor.png": 1000}
+    for step, (action, number) in enumerate(actions):
+        name, file = names[number], root / names[number]
+        if action == "write":
+            good[name] = step
+            file.write_bytes(picture(step, "PNG"))
+        elif action == "touch" and file.exists():
+            os.utime(file, ns=(step, step))
+        elif action == "remove":
+            good.pop(name, None)
+            file.unlink(missing_ok=True)
+        elif action == "spoil":
+            good.pop(name, None)
+            file.write_bytes(f"no image {step}".encode())
+        elif action == "online":
+            online(path, name)
+        elif action == "drop":
+            with opened(path) as gallery:
+                gallery.delete([name])
+        elif action in ("index", "sync"):
+            index(model, root, path, sync=action == "sync")
+    index(model, root, path, sync=True)
+    left = {key for key, label in labels(path).items() if label != "online"}
+    assert left == set(good)
+    encoder = Encoder(model, threads=1)
+    with opened(path) as gallery:
+        for item in gallery.get(sorted(good)):
+            (vector,) = encoder.encode(encoder.preprocess((root / item.key).read_bytes())[None])
+            np.testing.assert_allclose(item.vector, vector, atol=1e-6)
+
+
+def test_a_source_is_that_of_the_bytes_that_were_embedded(
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that changes while it is read is found changed the next time."""
+    file, real = data / "class0/00.jpg", File.read_bytes
+    os.utime(file, ns=(1, 1))
+
+    def read(image: File) -> bytes:
+        found = real(image)
+        if image.path == file:
+            file.write_bytes(picture(77))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(File, "read_bytes", read)
+        assert counts(index(model, data, birds)) == {"unchanged": 20}
+    assert counts(index(model, data, birds)) == {"unchanged": 19, "changed": 1}
