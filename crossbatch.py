@@ -2,7 +2,8 @@
 
 Each command is a module with `Settings` (a pydantic model: the one place where a setting has its default,
 flag, environment variable and help), `run(settings)` (does it, returns JSON-able results) and
-`render(result)` (the same for a person). Only the module of the command that was asked for is imported.
+`render(result)` (the same for a person); where a result can show a fault, `complaint(result)` returns the
+sentence to end with, or None. Only the module of the command that was asked for is imported.
 """
 
 import argparse
@@ -32,7 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "report": ("training.report", "Show a run on one self-contained HTML page"),
     "export": ("training.export", "Write a run's best weights as one ONNX file"),
     "index": ("serving.indexing.command", "Embed a folder of images into a gallery"),
-    "gallery": ("serving.gallery.command", "List, show, rebuild or drop galleries"),
+    "gallery": ("serving.gallery.command", "Look after galleries: verify, snapshot, switch, drop and more"),
     "serve": ("serving.rpc.server", "Answer searches over gRPC"),
     "search": ("serving.search", "Ask a server for the nearest items of a photo"),
     "demo": ("training.demo", "All of the above on a small catalogue that it draws itself"),
@@ -120,7 +121,8 @@ def _run(name: str, words: list[str]) -> int:
     if os.environ.get("RANK", "0") != "0":  # torchrun runs one command several times: the first one speaks
         return 0
     _say(json.dumps(result, indent=2, ensure_ascii=False) if as_json else command.render(result))
-    return 0
+    complaint = command.complaint(result) if hasattr(command, "complaint") else None
+    return _fail(name, complaint) if complaint else 0
 
 
 def _load(name: str) -> Any:

@@ -10,26 +10,44 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Gallery(_message.Message):
-    __slots__ = ("name", "model_name", "model_fingerprint", "dimension", "items", "problem")
+    __slots__ = ("name", "model_name", "model_fingerprint", "dimension", "items", "problem", "index_type", "recall", "fresh_items", "deleted_items", "generation", "thumbnail_side")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DIMENSION_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    INDEX_TYPE_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
+    FRESH_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    DELETED_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    THUMBNAIL_SIDE_FIELD_NUMBER: _ClassVar[int]
     name: str
     model_name: str
     model_fingerprint: str
     dimension: int
     items: int
     problem: _status_pb2.Status
-    def __init__(self, name: _Optional[str] = ..., model_name: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dimension: _Optional[int] = ..., items: _Optional[int] = ..., problem: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    index_type: str
+    recall: float
+    fresh_items: int
+    deleted_items: int
+    generation: int
+    thumbnail_side: int
+    def __init__(self, name: _Optional[str] = ..., model_name: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dimension: _Optional[int] = ..., items: _Optional[int] = ..., problem: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., index_type: _Optional[str] = ..., recall: _Optional[float] = ..., fresh_items: _Optional[int] = ..., deleted_items: _Optional[int] = ..., generation: _Optional[int] = ..., thumbnail_side: _Optional[int] = ...) -> None: ...
 
 class CreateGalleryRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "thumbnail_side", "index", "recall")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    THUMBNAIL_SIDE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    thumbnail_side: int
+    index: str
+    recall: float
+    def __init__(self, name: _Optional[str] = ..., thumbnail_side: _Optional[int] = ..., index: _Optional[str] = ..., recall: _Optional[float] = ...) -> None: ...
 
 class CreateGalleryResponse(_message.Message):
     __slots__ = ("gallery",)
@@ -66,20 +84,38 @@ class ListGalleriesResponse(_message.Message):
     def __init__(self, galleries: _Optional[_Iterable[_Union[Gallery, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("key", "image", "vector", "label", "uri", "metadata")
+    __slots__ = ("key", "image", "vector", "label", "uri", "metadata", "expected_version")
     KEY_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     VECTOR_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
     key: str
     image: bytes
     vector: bytes
     label: str
     uri: str
     metadata: _struct_pb2.Struct
-    def __init__(self, key: _Optional[str] = ..., image: _Optional[bytes] = ..., vector: _Optional[bytes] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    expected_version: int
+    def __init__(self, key: _Optional[str] = ..., image: _Optional[bytes] = ..., vector: _Optional[bytes] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
+class StoredItem(_message.Message):
+    __slots__ = ("key", "version", "label", "uri", "metadata", "vector")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    version: int
+    label: str
+    uri: str
+    metadata: _struct_pb2.Struct
+    vector: bytes
+    def __init__(self, key: _Optional[str] = ..., version: _Optional[int] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class UpsertItemsRequest(_message.Message):
     __slots__ = ("gallery", "items")
@@ -90,23 +126,67 @@ class UpsertItemsRequest(_message.Message):
     def __init__(self, gallery: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ...) -> None: ...
 
 class UpsertItemsResponse(_message.Message):
-    __slots__ = ("stored", "timings")
+    __slots__ = ("stored", "timings", "versions")
     STORED_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     stored: int
     timings: _retrieval_service_pb2.Timings
-    def __init__(self, stored: _Optional[int] = ..., timings: _Optional[_Union[_retrieval_service_pb2.Timings, _Mapping]] = ...) -> None: ...
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stored: _Optional[int] = ..., timings: _Optional[_Union[_retrieval_service_pb2.Timings, _Mapping]] = ..., versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DeleteItemsRequest(_message.Message):
-    __slots__ = ("gallery", "keys")
+    __slots__ = ("gallery", "keys", "expected_versions")
     GALLERY_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     gallery: str
     keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, gallery: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    expected_versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, gallery: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., expected_versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DeleteItemsResponse(_message.Message):
     __slots__ = ("deleted",)
     DELETED_FIELD_NUMBER: _ClassVar[int]
     deleted: int
     def __init__(self, deleted: _Optional[int] = ...) -> None: ...
+
+class GetItemRequest(_message.Message):
+    __slots__ = ("gallery", "key", "with_thumbnail")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    WITH_THUMBNAIL_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    key: str
+    with_thumbnail: bool
+    def __init__(self, gallery: _Optional[str] = ..., key: _Optional[str] = ..., with_thumbnail: _Optional[bool] = ...) -> None: ...
+
+class GetItemResponse(_message.Message):
+    __slots__ = ("item", "thumbnail")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    THUMBNAIL_FIELD_NUMBER: _ClassVar[int]
+    item: StoredItem
+    thumbnail: bytes
+    def __init__(self, item: _Optional[_Union[StoredItem, _Mapping]] = ..., thumbnail: _Optional[bytes] = ...) -> None: ...
+
+class ListItemsRequest(_message.Message):
+    __slots__ = ("gallery", "page_size", "page_token", "key_prefix", "with_vectors")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KEY_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    WITH_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    page_size: int
+    page_token: str
+    key_prefix: str
+    with_vectors: bool
+    def __init__(self, gallery: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., key_prefix: _Optional[str] = ..., with_vectors: _Optional[bool] = ...) -> None: ...
+
+class ListItemsResponse(_message.Message):
+    __slots__ = ("items", "next_page_token")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[StoredItem]
+    next_page_token: str
+    def __init__(self, items: _Optional[_Iterable[_Union[StoredItem, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...

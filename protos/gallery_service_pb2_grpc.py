@@ -60,6 +60,16 @@ class GalleryServiceStub:
                 request_serializer=protos_dot_gallery__service__pb2.DeleteItemsRequest.SerializeToString,
                 response_deserializer=protos_dot_gallery__service__pb2.DeleteItemsResponse.FromString,
                 _registered_method=True)
+        self.GetItem = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/GetItem',
+                request_serializer=protos_dot_gallery__service__pb2.GetItemRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.GetItemResponse.FromString,
+                _registered_method=True)
+        self.ListItems = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/ListItems',
+                request_serializer=protos_dot_gallery__service__pb2.ListItemsRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.ListItemsResponse.FromString,
+                _registered_method=True)
 
 
 class GalleryServiceServicer:
@@ -89,14 +99,32 @@ class GalleryServiceServicer:
 
     def UpsertItems(self, request, context):
         """Stores items, replacing those with the same key: all of them, or none and an error that names each bad
-        field in google.rpc.BadRequest. The reply is sent after the items are on disk.
+        field in google.rpc.BadRequest. The reply is sent after the items are on disk. ABORTED when an item is not
+        of the version that the request expects: google.rpc.ErrorInfo has its `key` and the versions `expected` and
+        `found`, 0 for one that is not there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteItems(self, request, context):
-        """Removes items by key. The reply is sent after the removal is on disk.
+        """Removes items by key. The reply is sent after the removal is on disk. ABORTED, and nothing is removed, when
+        an item is not of the version that the request expects; see UpsertItems.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetItem(self, request, context):
+        """Returns one item with its vector. NOT_FOUND when it is not there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListItems(self, request, context):
+        """Returns all items in the order of their keys (as bytes of UTF-8), page by page. Each page shows the gallery
+        as it is when it is asked for: an item that stays from the first page to the last comes exactly once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,6 +157,16 @@ def add_GalleryServiceServicer_to_server(servicer, server):
                     servicer.DeleteItems,
                     request_deserializer=protos_dot_gallery__service__pb2.DeleteItemsRequest.FromString,
                     response_serializer=protos_dot_gallery__service__pb2.DeleteItemsResponse.SerializeToString,
+            ),
+            'GetItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetItem,
+                    request_deserializer=protos_dot_gallery__service__pb2.GetItemRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.GetItemResponse.SerializeToString,
+            ),
+            'ListItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListItems,
+                    request_deserializer=protos_dot_gallery__service__pb2.ListItemsRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.ListItemsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +305,60 @@ class GalleryService:
             '/crossbatch.v1.GalleryService/DeleteItems',
             protos_dot_gallery__service__pb2.DeleteItemsRequest.SerializeToString,
             protos_dot_gallery__service__pb2.DeleteItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/GetItem',
+            protos_dot_gallery__service__pb2.GetItemRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.GetItemResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/ListItems',
+            protos_dot_gallery__service__pb2.ListItemsRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.ListItemsResponse.FromString,
             options,
             channel_credentials,
             insecure,

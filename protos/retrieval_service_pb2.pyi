@@ -37,18 +37,22 @@ class EmbedResult(_message.Message):
     def __init__(self, vector: _Optional[bytes] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class SearchRequest(_message.Message):
-    __slots__ = ("gallery", "queries", "k", "minimum_score", "exclude_keys")
+    __slots__ = ("gallery", "queries", "k", "minimum_score", "exclude_keys", "filter", "group_by_label")
     GALLERY_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_SCORE_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_BY_LABEL_FIELD_NUMBER: _ClassVar[int]
     gallery: str
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     k: int
     minimum_score: float
     exclude_keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, gallery: _Optional[str] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., k: _Optional[int] = ..., minimum_score: _Optional[float] = ..., exclude_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    filter: Filter
+    group_by_label: bool
+    def __init__(self, gallery: _Optional[str] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., k: _Optional[int] = ..., minimum_score: _Optional[float] = ..., exclude_keys: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[Filter, _Mapping]] = ..., group_by_label: _Optional[bool] = ...) -> None: ...
 
 class Query(_message.Message):
     __slots__ = ("image", "vector", "key")
@@ -59,6 +63,65 @@ class Query(_message.Message):
     vector: bytes
     key: str
     def __init__(self, image: _Optional[bytes] = ..., vector: _Optional[bytes] = ..., key: _Optional[str] = ...) -> None: ...
+
+class Filter(_message.Message):
+    __slots__ = ("equal", "among", "range", "exists", "all_of", "any_of", "negated")
+    class Value(_message.Message):
+        __slots__ = ("string", "number", "boolean")
+        STRING_FIELD_NUMBER: _ClassVar[int]
+        NUMBER_FIELD_NUMBER: _ClassVar[int]
+        BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+        string: str
+        number: float
+        boolean: bool
+        def __init__(self, string: _Optional[str] = ..., number: _Optional[float] = ..., boolean: _Optional[bool] = ...) -> None: ...
+    class Equal(_message.Message):
+        __slots__ = ("field", "value")
+        FIELD_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        field: str
+        value: Filter.Value
+        def __init__(self, field: _Optional[str] = ..., value: _Optional[_Union[Filter.Value, _Mapping]] = ...) -> None: ...
+    class Among(_message.Message):
+        __slots__ = ("field", "values")
+        FIELD_FIELD_NUMBER: _ClassVar[int]
+        VALUES_FIELD_NUMBER: _ClassVar[int]
+        field: str
+        values: _containers.RepeatedCompositeFieldContainer[Filter.Value]
+        def __init__(self, field: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Filter.Value, _Mapping]]] = ...) -> None: ...
+    class Range(_message.Message):
+        __slots__ = ("field", "above", "least", "below", "most")
+        FIELD_FIELD_NUMBER: _ClassVar[int]
+        ABOVE_FIELD_NUMBER: _ClassVar[int]
+        LEAST_FIELD_NUMBER: _ClassVar[int]
+        BELOW_FIELD_NUMBER: _ClassVar[int]
+        MOST_FIELD_NUMBER: _ClassVar[int]
+        field: str
+        above: Filter.Value
+        least: Filter.Value
+        below: Filter.Value
+        most: Filter.Value
+        def __init__(self, field: _Optional[str] = ..., above: _Optional[_Union[Filter.Value, _Mapping]] = ..., least: _Optional[_Union[Filter.Value, _Mapping]] = ..., below: _Optional[_Union[Filter.Value, _Mapping]] = ..., most: _Optional[_Union[Filter.Value, _Mapping]] = ...) -> None: ...
+    class Several(_message.Message):
+        __slots__ = ("filters",)
+        FILTERS_FIELD_NUMBER: _ClassVar[int]
+        filters: _containers.RepeatedCompositeFieldContainer[Filter]
+        def __init__(self, filters: _Optional[_Iterable[_Union[Filter, _Mapping]]] = ...) -> None: ...
+    EQUAL_FIELD_NUMBER: _ClassVar[int]
+    AMONG_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    EXISTS_FIELD_NUMBER: _ClassVar[int]
+    ALL_OF_FIELD_NUMBER: _ClassVar[int]
+    ANY_OF_FIELD_NUMBER: _ClassVar[int]
+    NEGATED_FIELD_NUMBER: _ClassVar[int]
+    equal: Filter.Equal
+    among: Filter.Among
+    range: Filter.Range
+    exists: str
+    all_of: Filter.Several
+    any_of: Filter.Several
+    negated: Filter
+    def __init__(self, equal: _Optional[_Union[Filter.Equal, _Mapping]] = ..., among: _Optional[_Union[Filter.Among, _Mapping]] = ..., range: _Optional[_Union[Filter.Range, _Mapping]] = ..., exists: _Optional[str] = ..., all_of: _Optional[_Union[Filter.Several, _Mapping]] = ..., any_of: _Optional[_Union[Filter.Several, _Mapping]] = ..., negated: _Optional[_Union[Filter, _Mapping]] = ...) -> None: ...
 
 class SearchResponse(_message.Message):
     __slots__ = ("results", "model_fingerprint", "timings")
@@ -79,18 +142,20 @@ class SearchResult(_message.Message):
     def __init__(self, hits: _Optional[_Iterable[_Union[Hit, _Mapping]]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class Hit(_message.Message):
-    __slots__ = ("key", "score", "label", "uri", "metadata")
+    __slots__ = ("key", "score", "label", "uri", "metadata", "version")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     key: str
     score: float
     label: str
     uri: str
     metadata: _struct_pb2.Struct
-    def __init__(self, key: _Optional[str] = ..., score: _Optional[float] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    version: int
+    def __init__(self, key: _Optional[str] = ..., score: _Optional[float] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_us", "queue_us", "encode_us", "gallery_us", "total_us")

@@ -1,16 +1,12 @@
 """The Python client: images and arrays in, arrays and records out; needs the base installation only."""
 
-import time
-from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from collections.abc import Iterable, Iterator
+from typing import Literal, overload
 
 import numpy as np
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import ArrayLike, NDArray
 
 from protos import gallery_service_pb2 as gallery_pb
-from protos import gallery_service_pb2_grpc, model_service_pb2_grpc, retrieval_service_pb2_grpc
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.errors import CrossbatchError, InvalidArgument
@@ -19,35 +15,25 @@ from serving.rpc.answers import (
     Hit,
     Item,
     ModelInfo,
+    StoredItem,
     gallery_info_of,
     hits_of,
-    item_message,
     model_info_of,
+    stored_item_of,
 )
-from serving.rpc.caller import Caller, faults_of
-from serving.rpc.given import (
-    ImageLike,
-    check_k,
-    check_score,
-    excluded,
-    floats_of,
-    image_bytes,
-    many,
-    text,
-    texts,
-)
-from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_DELETED_KEYS, MAX_HITS, MAX_INPUTS
-from serving.rpc.splitting import answered_each, chunks_of, moved_field
+from serving.rpc.connection import Connection
+from serving.rpc.given import ImageLike, text
+from serving.rpc.limits import DEFAULT_K, MAX_HITS, MAX_INPUTS, MAX_PAGE
+from serving.rpc.query import FilterLike, images_of, queries_of, search_request
+from serving.rpc.splitting import answers_to
 from serving.rpc.status import from_status
-from serving.rpc.wire import bytes_of, vector_of
+from serving.rpc.wire import vector_of
+from serving.rpc.writes import create_request, delete_items, upsert_items
 
-__all__ = ["Client", "GalleryInfo", "Hit", "Item", "ModelInfo"]
-
-T = TypeVar("T")
-R = TypeVar("R")
+__all__ = ["Client", "GalleryInfo", "Hit", "Item", "ModelInfo", "StoredItem"]
 
 
-class Client:
+class Client(Connection):
     """A connection to one server; may be used from several threads.
 
     Every call has `timeout` seconds, retries included. A call that is refused for want of room, or that finds
@@ -55,53 +41,6 @@ class Client:
     seconds, so that a server's restart is ridden out. Inputs beyond the limits of one call
     are sent in several, one after the other; each of them has the whole `timeout`.
     """
-
-    def __init__(
-        self, address: str = f"127.0.0.1:{DEFAULT_PORT}", *, timeout: float = 10.0, retries: int = 12
-    ) -> None:
-        """Keep the address; the first call connects.
-
-        Raises:
-            InvalidArgument: if an argument makes no sense.
-        """
-        self._caller = Caller(address, timeout=timeout, retries=retries)
-        channel = self._caller.channel
-        self._retrieval = retrieval_service_pb2_grpc.RetrievalServiceStub(channel)
-        self._galleries = gallery_service_pb2_grpc.GalleryServiceStub(channel)
-        self._models = model_service_pb2_grpc.ModelServiceStub(channel)
-        self._health = health_pb2_grpc.HealthStub(channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Hang up."""
-        self._caller.close()
-
-    def ready(self, *, wait: float = 0.0) -> bool:
-        """Ask whether the server serves.
-
-        Args:
-            wait: Seconds to go on asking for.
-
-        Returns:
-            True as soon as it does; False when it does not, or is not there.
-        """
-        deadline = time.monotonic() + wait
-        while True:
-            try:
-                reply = self._health.Check(health_pb2.HealthCheckRequest(), timeout=max(1.0, min(wait, 5.0)))
-                serving = reply.status == health_pb2.HealthCheckResponse.SERVING
-            except Exception:  # whatever it is, it is not an answer
-                serving = False
-            if serving or time.monotonic() >= deadline:
-                return bool(serving)
-            time.sleep(0.05)
 
     @overload
     def embed(
@@ -129,8 +68,9 @@ class Client:
             CrossbatchError: if the call as a whole fails.
         """
         _check_on_error(on_error)
-        rows = self._each(_read(images), len, MAX_INPUTS, self._embed, raising=on_error == "raise")
-        if on_error == "return":
+        raising = on_error == "raise"
+        rows = answers_to(images_of(images), len, MAX_INPUTS, self._embed, raising=raising)
+        if not raising:
             return rows
         return np.stack(rows) if rows else np.zeros((0, self.model().dimension), np.float32)
 
@@ -145,6 +85,8 @@ class Client:
         k: int = DEFAULT_K,
         minimum_score: float | None = None,
         exclude: Iterable[str] = (),
+        filter: FilterLike | None = None,
+        group_by_label: bool = False,
         on_error: Literal["raise"] = "raise",
     ) -> list[list[Hit]]: ...
     @overload
@@ -158,6 +100,8 @@ class Client:
         k: int = DEFAULT_K,
         minimum_score: float | None = None,
         exclude: Iterable[str] = (),
+        filter: FilterLike | None = None,
+        group_by_label: bool = False,
         on_error: Literal["return"],
     ) -> list[list[Hit] | CrossbatchError]: ...
     def search(
@@ -170,6 +114,8 @@ class Client:
         k: int = DEFAULT_K,
         minimum_score: float | None = None,
         exclude: Iterable[str] = (),
+        filter: FilterLike | None = None,
+        group_by_label: bool = False,
         on_error: Literal["raise", "return"] = "raise",
     ) -> list[list[Hit]] | list[list[Hit] | CrossbatchError]:
         """Find the nearest items to each query; give exactly one of `images`, `vectors` and `keys`.
@@ -182,6 +128,9 @@ class Client:
             k: Neighbours of each query, 1 to 2,048.
             minimum_score: Leaves out items with a lower score, -1 to 1.
             exclude: Keys of items to leave out, at most 1,000.
+            filter: What every hit must fulfil, as {"brand": "acme", "price": {"$lt": 9}} (`parse_filter`) or
+                made of the classes of `serving.gallery.filter`.
+            group_by_label: Whether to return only the nearest item of each label.
             on_error: "raise" the first bad query's error, or "return" each error in its query's place.
 
         Returns:
@@ -193,86 +142,122 @@ class Client:
             ModelMismatch: if the gallery belongs to another model.
             CrossbatchError: if the call as a whole fails.
         """
-        if sum(each is not None for each in (images, vectors, keys)) != 1:
-            raise InvalidArgument("Give exactly one of images, vectors and keys to search for.")
-
         _check_on_error(on_error)
-        name, k, minimum, exclude = (
-            text(gallery, "gallery"),
-            check_k(k),
-            check_score(minimum_score),
-            excluded(exclude),
+        asked = search_request(
+            gallery,
+            k=k,
+            minimum_score=minimum_score,
+            exclude=exclude,
+            filter=filter,
+            group_by_label=group_by_label,
         )
 
         def search_once(queries: list[retrieval_pb.Query]) -> list[list[Hit] | CrossbatchError]:
-            request = retrieval_pb.SearchRequest(
-                gallery=name, queries=queries, k=k, minimum_score=minimum, exclude_keys=exclude
-            )
+            request = retrieval_pb.SearchRequest(queries=queries)
+            request.MergeFrom(asked)
             results = self._caller.call(self._retrieval.Search, request).results
             return [from_status(each.error) if each.HasField("error") else hits_of(each) for each in results]
 
-        at_once = min(MAX_INPUTS, MAX_HITS // k)
-        queries = _queries(images, vectors, keys)
-        return self._each(queries, _size_of, at_once, search_once, raising=on_error == "raise")
+        return answers_to(
+            queries_of(images, vectors, keys),
+            retrieval_pb.Query.ByteSize,
+            min(MAX_INPUTS, MAX_HITS // asked.k),
+            search_once,
+            raising=on_error == "raise",
+        )
 
-    def upsert(self, gallery: str, items: Iterable[Item]) -> int:
-        """Store items, replacing those with the same keys.
+    def upsert(self, gallery: str, items: Iterable[Item]) -> list[int]:
+        """Store items, replacing those with the same keys; under the condition that an item may have.
 
         Items are sent in calls of at most 256; each call stores all of its items or none, and what an earlier
-        call has stored stays.
+        call has stored stays. A call whose reply was lost is made again, but for one with an
+        `expected_version`: that raises Unavailable, and `get` tells whether it was carried out.
 
         Returns:
-            How many were stored; all of them are on disk.
+            The new version of each item, in order; all of them are on disk.
 
         Raises:
             InvalidArgument: if an item is bad; says which.
+            Conflict: if an item has another version than expected; tells its key and both versions.
             NotFound: if there is no such gallery.
             ModelMismatch: if the gallery belongs to another model.
             CrossbatchError: if a call fails for another reason.
         """
-        name, stored = text(gallery, "gallery"), 0
-        messages = (item_message(item) for item in many(items, "items"))
-        for chunk in chunks_of(messages, _size_of, MAX_INPUTS):
-            request = gallery_pb.UpsertItemsRequest(gallery=name, items=chunk)
-            try:
-                stored += self._caller.call(self._galleries.UpsertItems, request).stored
-            except CrossbatchError as error:
-                faults = faults_of(error)
-                if not faults:
-                    raise
-                raise type(error)(f"{moved_field(faults[0].field, stored)}: {faults[0].error}") from error
-        return stored
+        return upsert_items(self._caller, self._galleries.UpsertItems, gallery, items)
 
-    def delete(self, gallery: str, keys: Iterable[str]) -> int:
-        """Remove items.
+    def delete(
+        self, gallery: str, keys: Iterable[str], *, expected_versions: Iterable[int] | None = None
+    ) -> int:
+        """Remove items; with `expected_versions`, one a key, only if they have these.
 
         Keys are sent in calls of at most 1,000. A call whose reply was lost is made again, and then finds its
-        items gone: they are removed, and not in the count.
+        items gone: they are removed, and not in the count. One with `expected_versions` is not: it raises
+        Unavailable, and `get` tells whether it was carried out.
 
         Returns:
             How many were there and are gone; too few after a lost reply.
 
         Raises:
             InvalidArgument: if the keys are no list of strings, or one cannot be a key.
+            Conflict: if an item has another version than expected; tells its key and both versions.
             NotFound: if there is no such gallery.
             CrossbatchError: if a call fails for another reason.
         """
-        name = text(gallery, "gallery")
-        requests = (
-            gallery_pb.DeleteItemsRequest(gallery=name, keys=chunk)
-            for chunk in chunks_of(texts(keys, "keys"), len, MAX_DELETED_KEYS)
-        )
-        return sum(self._caller.call(self._galleries.DeleteItems, each).deleted for each in requests)
+        return delete_items(self._caller, self._galleries.DeleteItems, gallery, keys, expected_versions)
 
-    def create(self, gallery: str) -> GalleryInfo:
+    def get(self, gallery: str, key: str, *, thumbnail: bool = False) -> StoredItem:
+        """Read one item with its vector, and with its thumbnail if that is wanted.
+
+        Raises:
+            NotFound: if there is no such gallery or item.
+            ModelMismatch: if the gallery belongs to another model.
+            CrossbatchError: if the call fails for another reason.
+        """
+        request = gallery_pb.GetItemRequest(
+            gallery=text(gallery, "gallery"), key=text(key, "key"), with_thumbnail=bool(thumbnail)
+        )
+        reply = self._caller.call(self._galleries.GetItem, request)
+        return stored_item_of(reply.item, reply.thumbnail)
+
+    def items(self, gallery: str, *, prefix: str = "", vectors: bool = False) -> Iterator[StoredItem]:
+        """Read all items in the order of their keys, those whose key begins with `prefix`, page by page.
+
+        Each page is asked for when its turn comes. An item that is written meanwhile comes once, old or new.
+
+        Returns:
+            The items, with their vectors if those are wanted.
+
+        Raises:
+            NotFound: if there is no such gallery.
+            ModelMismatch: if the gallery belongs to another model.
+            CrossbatchError: if a call fails for another reason.
+        """
+        request = gallery_pb.ListItemsRequest(
+            gallery=text(gallery, "gallery"),
+            key_prefix=text(prefix, "prefix"),
+            with_vectors=bool(vectors),
+            page_size=MAX_PAGE,
+        )
+        pages = self._caller.pages(self._galleries.ListItems, request)
+        return (stored_item_of(item) for page in pages for item in page.items)
+
+    def create(
+        self, gallery: str, *, thumbnail_side: int = 0, index: str = "auto", recall: float | None = None
+    ) -> GalleryInfo:
         """Make an empty gallery for the model that is served.
+
+        Args:
+            gallery: Its name.
+            thumbnail_side: Longer side in pixels of the thumbnails of its images, to 1,024; 0: it keeps none.
+            index: "auto" (chosen by measurement), "exact" or a FAISS factory string.
+            recall: Share of the true ten nearest neighbours that the index is to find; 0.99 when None.
 
         Raises:
             AlreadyExists: if the name is taken.
-            InvalidArgument: if the name breaks the rule.
+            InvalidArgument: if the name breaks the rule, or an option is out of range.
             CrossbatchError: if the call fails for another reason.
         """
-        request = gallery_pb.CreateGalleryRequest(name=text(gallery, "gallery"))
+        request = create_request(gallery, thumbnail_side=thumbnail_side, index=index, recall=recall)
         # Made again after a lost reply, it would find its own gallery and say that the name is taken.
         reply = self._caller.call(self._galleries.CreateGallery, request, idempotent=False)
         return gallery_info_of(reply.gallery)
@@ -293,15 +278,8 @@ class Client:
         Raises:
             CrossbatchError: if a call fails.
         """
-        found: list[GalleryInfo] = []
-        token = ""
-        while True:
-            request = gallery_pb.ListGalleriesRequest(page_token=token)
-            reply = self._caller.call(self._galleries.ListGalleries, request)
-            found += [gallery_info_of(each) for each in reply.galleries]
-            token = reply.next_page_token
-            if not token:
-                return found
+        pages = self._caller.pages(self._galleries.ListGalleries, gallery_pb.ListGalleriesRequest())
+        return [gallery_info_of(gallery) for page in pages for gallery in page.galleries]
 
     def model(self) -> ModelInfo:
         """Describe the model that is served.
@@ -317,44 +295,7 @@ class Client:
             from_status(each.error) if each.HasField("error") else vector_of(each.vector) for each in results
         ]
 
-    def _each(
-        self,
-        inputs: Iterator[T],
-        size: Callable[[T], int],
-        at_once: int,
-        call: Callable[[list[T]], list[R | CrossbatchError]],
-        *,
-        raising: bool,
-    ) -> list[Any]:
-        """Answer each input for itself, in as many calls as the limits demand."""
-        answers: list[R | CrossbatchError] = []
-        for chunk in chunks_of(inputs, size, at_once):
-            for answer in answered_each(chunk, call):
-                if raising and isinstance(answer, CrossbatchError):
-                    raise type(answer)(f"input {len(answers)}: {answer}") from answer
-                answers.append(answer)
-        return answers
-
-
-def _read(images: Iterable[ImageLike]) -> Iterator[bytes]:
-    return (image_bytes(image) for image in many(images, "images"))
-
-
-def _queries(
-    images: Iterable[ImageLike] | None, vectors: ArrayLike | None, keys: Iterable[str] | None
-) -> Iterator[retrieval_pb.Query]:
-    if images is not None:
-        return (retrieval_pb.Query(image=image) for image in _read(images))
-    if vectors is not None:
-        rows = floats_of(vectors, "vectors", "(queries, components)")
-        return (retrieval_pb.Query(vector=bytes_of(row)) for row in rows)
-    return (retrieval_pb.Query(key=key) for key in texts(() if keys is None else keys, "keys"))
-
 
 def _check_on_error(choice: str) -> None:
     if choice not in ("raise", "return"):
         raise InvalidArgument(f"on_error cannot be {choice!r}; it must be 'raise' or 'return'.")
-
-
-def _size_of(message: Any) -> int:
-    return int(message.ByteSize())

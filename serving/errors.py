@@ -70,7 +70,16 @@ class AlreadyExists(CrossbatchError):
 
 
 class Conflict(CrossbatchError):
-    """An item that is of another version than the caller expected; read it again, then decide."""
+    """An item that is of another version than the caller expected; read it again, then decide.
+
+    `key` is the item's; `expected` and `found` are versions, 0 for one that is not there.
+    """
+
+    def __init__(self, message: str, *, key: str = "", expected: int = 0, found: int = 0) -> None:
+        super().__init__(message)
+        self.key = key
+        self.expected = expected
+        self.found = found
 
 
 class Mismatch(CrossbatchError):

@@ -14,7 +14,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Access", "access_to", "is_writable"]
+from serving.errors import NotFound, Unavailable
+
+__all__ = ["Access", "access_to", "gone", "identity_of", "is_writable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +53,24 @@ def access_to(path: Path, *, writable: bool) -> Access:
         "mode=ro&immutable=1",
         (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns),
     )
+
+
+def identity_of(path: Path) -> tuple[int, int]:
+    """Return the device and inode of the file that is at a path now.
+
+    Raises:
+        NotFound: There is none.
+        Unavailable: It cannot be looked at.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise gone(path, error) from error
+    return found.st_dev, found.st_ino
+
+
+def gone(path: Path, error: OSError) -> NotFound | Unavailable:
+    """Return what a user reads when a gallery file that was open cannot be looked at."""
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"the gallery file {path} is gone; it was dropped while it was open")
+    return Unavailable(f"the gallery file {path} cannot be read ({error.strerror}); check the disk")

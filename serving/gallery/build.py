@@ -1,14 +1,14 @@
 """Giving the vectors of a gallery the index that is wanted, and measuring what it became."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from serving.gallery.candidates import tried
 from serving.gallery.draft import Draft, Untrainable
 from serving.gallery.factory import full_type
 from serving.gallery.kind import AUTOMATIC, EXACT, Facts, Trial
-from serving.gallery.tuning import prepared, tuned
+from serving.gallery.tuning import Tuning, latency_ms, prepared, tuned
 
 __all__ = ["Advance", "build_index", "measure_again"]
 
@@ -45,8 +45,7 @@ def build_index(draft: Draft, *, wanted: str, wanted_recall: float, advance: Adv
             note = str(error)
             continue
         advance("measure", 0, 1)
-        exam = prepared(draft)
-        tuning = tuned(draft, exam, wanted_recall)
+        tuning, queries = _tuning(draft, type_, wanted_recall)
         advance("measure", 1, 1)
         if wanted != AUTOMATIC or tuning.recall >= wanted_recall:
             break  # at last by the exact index
@@ -55,7 +54,7 @@ def build_index(draft: Draft, *, wanted: str, wanted_recall: float, advance: Adv
         wanted=wanted,
         wanted_recall=wanted_recall,
         recall=tuning.recall,
-        queries=len(exam.positions),
+        queries=queries,
         latency_ms=tuning.latency_ms,
         parameters=tuning.parameters,
         trials=tuple(trials),
@@ -73,13 +72,22 @@ def measure_again(draft: Draft, facts: Facts, *, added: int) -> Facts:
         facts: Those before.
         added: How many vectors have been added since.
     """
-    exam = prepared(draft)
-    tuning = tuned(draft, exam, facts.wanted_recall, first=facts.parameters)
+    tuning, queries = _tuning(draft, facts.type, facts.wanted_recall, first=facts.parameters)
     return replace(
         facts,
         recall=tuning.recall,
-        queries=len(exam.positions),
+        queries=queries,
         latency_ms=tuning.latency_ms,
         parameters=tuning.parameters,
         extended=facts.extended + added,
     )
+
+
+def _tuning(
+    draft: Draft, type_: str, wanted_recall: float, *, first: Mapping[str, float] | None = None
+) -> tuple[Tuning, int]:
+    """Return what an index of a type does, and with how many queries its recall was measured."""
+    if type_ == EXACT:
+        return Tuning(1.0, latency_ms(draft), {}), 0
+    exam = prepared(draft)
+    return tuned(draft, exam, wanted_recall, first=first), len(exam.positions)

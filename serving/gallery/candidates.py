@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from serving.gallery.draft import Draft, Untrainable
 from serving.gallery.kind import EXACT, Trial
-from serving.gallery.tuning import prepared, tuned
+from serving.gallery.tuning import latency_ms, prepared, tuned
 
 __all__ = ["candidates", "is_small", "tried"]
 
@@ -61,9 +61,9 @@ def tried(
     # The same vectors each time, so that a rebuild of the same gallery chooses the same.
     drawn = np.sort(np.random.default_rng(0).choice(count, size, replace=False))
     draft = Draft.of(matrix[drawn], threads=threads)
+    exact = latency_ms(draft)
+    trials, costs = [Trial(EXACT, 1.0, exact, 0.0)], {EXACT: exact * count / size}
     exam = prepared(draft)
-    exact = tuned(draft, exam, wanted)
-    trials, costs = [Trial(EXACT, 1.0, exact.latency_ms, 0.0)], {EXACT: exact.latency_ms * count / size}
     found = _candidates(count, dimension, lists_for=count)
     on_sample = _candidates(count, dimension, lists_for=size)
     for done, (candidate, small) in enumerate(zip(found, on_sample, strict=True)):

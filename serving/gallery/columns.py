@@ -1,14 +1,7 @@
-"""Labels and metadata of many items by column, so that a filter is answered for all of them at once.
+"""Labels and metadata of many items by column, so that a filter is answered for all of them at once."""
 
-Each element that a field of an item holds is one entry: the item's position, and the value as a double; a
-string is the number of its place in a sorted table. Entries are sorted by field, by kind and by value, so
-whatever lies between two values is one run of them. The label is a field like others.
-"""
-
-import json
 import os
 import threading
-from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,12 +15,12 @@ from numpy.typing import NDArray
 
 from serving.gallery.checksum import file_checksum
 from serving.gallery.disk import written_aside
-from serving.gallery.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
+from serving.gallery.entries import KINDS, Entries, as_double, join_entries, read_entries
+from serving.gallery.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
 from serving.gallery.texts import Texts
 
 __all__ = ["Columns", "ColumnsDamaged"]
 
-_KINDS = ("", "boolean", "number", "string")  # the first: a value that is only there, as an object is
 _MASKS = 16  # kept
 
 Mask = NDArray[np.bool_]
@@ -45,25 +38,11 @@ class Columns:
         label_names: A sorted table that has every label in it (and other strings).
     """
 
-    def __init__(
-        self,
-        *,
-        values: NDArray[np.float64],
-        bounds: NDArray[np.int64],
-        groups: NDArray[np.int64],
-        names: Texts,
-        texts: Texts,
-        positions: NDArray[np.int32],
-        label_codes: NDArray[np.int32],
-    ) -> None:
+    def __init__(self, entries: Entries) -> None:
         """Use `of`, `joined` or `load`."""
-        self._values = values  # (e,), ascending within a group
-        self._bounds = bounds  # (g + 1,), where each group begins and the last one ends
-        self._groups = groups  # (g,), ascending: four times the field's place in `names`, plus the kind
-        self._names = names
-        self._positions = positions  # (e,)
-        self.label_names = texts
-        self.label_codes = label_codes
+        self._entries = entries
+        self.label_names = entries.texts
+        self.label_codes = entries.label_codes
         self._guard = threading.Lock()  # of the masks
         self._masks: OrderedDict[str, Mask] = OrderedDict()
 
@@ -77,85 +56,12 @@ class Columns:
         Raises:
             ValueError: A text is not one that can be stored as metadata.
         """
-        names: dict[str, int] = {}
-        texts: dict[str, int] = {}
-        groups, positions, values, label_codes = array("q"), array("i"), array("d"), array("i")
-        for position, (label, text) in enumerate(zip(labels, metadata, strict=True)):
-            label_codes.append(texts.setdefault(label, len(texts)) if label else -1)
-            found = {} if text == "{}" else json.loads(text)
-            if not isinstance(found, dict):
-                raise ValueError("metadata is no JSON object")
-            found[LABEL] = label or None
-            for name, value in found.items():
-                for each in value if isinstance(value, list) else (value,):
-                    if isinstance(each, str):
-                        kind, number = 3, float(texts.setdefault(each, len(texts)))
-                    elif isinstance(each, bool | int | float):
-                        kind, number = 1 if isinstance(each, bool) else 2, _double(each)
-                    elif each is None or each == []:
-                        continue
-                    else:
-                        kind, number = 0, 0.0
-                    groups.append(4 * names.setdefault(name, len(names)) + kind)
-                    positions.append(position)
-                    values.append(number)
-        part = (
-            np.frombuffer(groups, np.int64),
-            np.frombuffer(values),
-            np.frombuffer(positions, np.int32),
-            np.frombuffer(label_codes, np.int32),
-        )
-        return cls._assembled([(list(names), list(texts), *part)])
+        return cls(read_entries(labels, metadata))
 
     @classmethod
     def joined(cls, parts: Sequence["Columns"]) -> Self:
         """Return the columns of the items of all parts, one after the other: cheaper than adding each."""
-        return cls._assembled(
-            [
-                (
-                    part._names[:],
-                    part.label_names[:],
-                    np.repeat(part._groups, np.diff(part._bounds)),
-                    part._values,
-                    part._positions,
-                    part.label_codes,
-                )
-                for part in parts
-            ]
-        )
-
-    @classmethod
-    def _assembled(cls, parts: Sequence[tuple[Any, ...]]) -> Self:
-        """Return columns of parts: names, strings, and group, value and position of entries, label codes."""
-        names = sorted(set().union(*(part[0] for part in parts)))
-        texts = sorted(set().union(*(part[1] for part in parts)))
-        name_codes = {name: code for code, name in enumerate(names)}
-        text_codes = {text: code for code, text in enumerate(texts)}
-        all_groups, all_values, all_positions, all_labels = [], [], [], []
-        count = 0
-        for own_names, own_texts, groups, values, positions, labels in parts:
-            name_map = np.array([name_codes[name] for name in own_names], np.int64)
-            text_map = np.array([*(text_codes[text] for text in own_texts), -1], np.int32)  # -1: no label
-            mapped = values.copy()
-            is_string = groups & 3 == 3
-            mapped[is_string] = text_map[values[is_string].astype(np.int64)]
-            all_groups.append(4 * name_map[groups >> 2] + (groups & 3))
-            all_values.append(mapped)
-            all_positions.append(positions + np.int32(count))
-            all_labels.append(text_map[labels])
-            count += len(labels)
-        group, value = _concatenated(all_groups, np.int64), _concatenated(all_values, np.float64)
-        order = np.lexsort((value, group))
-        distinct, starts = np.unique(group[order], return_index=True)
-        return cls(
-            values=value[order],
-            bounds=np.append(starts, len(group)).astype(np.int64),
-            groups=distinct,
-            names=Texts.of(names),
-            texts=Texts.of(texts),
-            positions=_concatenated(all_positions, np.int32)[order],
-            label_codes=_concatenated(all_labels, np.int32),
-        )
+        return cls(join_entries([part._entries for part in parts]))
 
     def extended(self, labels: Iterable[str], metadata: Iterable[str]) -> "Columns":
         """Return the columns of these items and, behind them, of more.
@@ -174,16 +80,17 @@ class Columns:
         Raises:
             OSError: It cannot be written.
         """
+        entries = self._entries
         arrays = (  # wide ones first, so that each begins at a multiple of its width
-            self._values,
-            self._bounds,
-            self._groups,
-            self._names.ends,
-            self.label_names.ends,
-            self._positions,
-            self.label_codes,
-            self._names.content,
-            self.label_names.content,
+            entries.values,
+            entries.bounds,
+            entries.groups,
+            entries.names.ends,
+            entries.texts.ends,
+            entries.positions,
+            entries.label_codes,
+            entries.names.content,
+            entries.texts.content,
         )
         with written_aside(path) as aside:
             with aside.open("wb") as file:
@@ -217,23 +124,16 @@ class Columns:
             values, bounds, groups, name_ends, text_ends, positions, label_codes, names, texts = arrays
         except (OSError, ValueError) as error:
             raise ColumnsDamaged(f"{path} cannot be read: {error}") from error
-        return cls(
-            values=values,
-            bounds=bounds,
-            groups=groups,
-            names=Texts(name_ends, names),
-            texts=Texts(text_ends, texts),
-            positions=positions,
-            label_codes=label_codes,
-        )
+        tables = Texts(name_ends, names), Texts(text_ends, texts)
+        return cls(Entries(values, bounds, groups, *tables, positions, label_codes))
 
     @cached_property
     def fields(self) -> Mapping[str, frozenset[str]]:
         """The kinds of what each field holds: "string", "number", "boolean"; none where only objects."""
         kinds: dict[int, set[str]] = {}
-        for group in self._groups.tolist():
-            kinds.setdefault(group >> 2, set()).add(_KINDS[group & 3])
-        return {name: frozenset(kinds[code] - {""}) for code, name in enumerate(self._names)}
+        for group in self._entries.groups.tolist():
+            kinds.setdefault(group >> 2, set()).add(KINDS[group & 3])
+        return {name: frozenset(kinds[code] - {""}) for code, name in enumerate(self._entries.names)}
 
     def mask(self, filter: Filter) -> Mask:
         """Tell for which items a checked filter holds, bool (n,), read-only."""
@@ -266,7 +166,8 @@ class Columns:
                 for each in filters:
                     mask |= self._evaluated(each)
             case Exists(field):
-                mask[self._run(field, 0, len(_KINDS))] = True
+                start, end = self._entries.group(field, 0, len(KINDS))
+                mask[self._entries.positions[start:end]] = True
             case Equal(field, value):
                 mask[self._between(field, least=value, most=value)] = True
             case In(field, values):
@@ -276,24 +177,12 @@ class Columns:
                 mask[self._between(field, above=above, least=least, below=below, most=most)] = True
         return mask
 
-    def _run(self, field: str, kind: int, until: int) -> NDArray[np.int32]:
-        """Return the positions of a field's entries of kinds from `kind` to before `until`."""
-        start, end = self._group(field, kind, until)
-        return self._positions[start:end]
-
-    def _group(self, field: str, kind: int, until: int) -> tuple[int, int]:
-        code = self._names.find(field)
-        if code is None:
-            return 0, 0
-        first, end = np.searchsorted(self._groups, [4 * code + kind, 4 * code + until])
-        return int(self._bounds[first]), int(self._bounds[end])
-
     def _between(self, field: str, **bounds: Any) -> NDArray[np.int32]:
         """Return the positions of the entries within the bounds of a `Range`, all of one kind."""
         given = {name: bound for name, bound in bounds.items() if bound is not None}
-        kind = _KINDS.index(kind_of(next(iter(given.values()))))
-        start, end = self._group(field, kind, kind + 1)
-        values = self._values[start:end]
+        kind = KINDS.index(kind_of(next(iter(given.values()))))
+        start, end = self._entries.group(field, kind, kind + 1)
+        values = self._entries.values[start:end]
 
         def place(bound: Any, *, behind: bool) -> int:
             if isinstance(bound, str):  # behind a string is before the next one of the table
@@ -301,21 +190,10 @@ class Columns:
                     bisect_right(self.label_names, bound) if behind else bisect_left(self.label_names, bound)
                 )
                 return int(np.searchsorted(values, found))
-            return int(np.searchsorted(values, _double(bound), side="right" if behind else "left"))
+            return int(np.searchsorted(values, as_double(bound), side="right" if behind else "left"))
 
         first, last = 0, len(values)
         for name, bound in given.items():
             at = place(bound, behind=name in ("above", "most"))
             first, last = (max(first, at), last) if name in ("above", "least") else (first, min(last, at))
-        return self._positions[start:end][first:last]
-
-
-def _double(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ValueError("a whole number is larger than a double") from error
-
-
-def _concatenated(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype)
+        return self._entries.positions[start:end][first:last]

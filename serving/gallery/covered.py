@@ -51,20 +51,23 @@ class Covered:
         count = min(len(self), math.ceil((k + _SPARE) * len(self) / allowed))
         near: dict[int, Near] = {}
         pending = np.arange(len(queries))
-        while len(pending) and not self._is_dear(count, allowed):
+        while not self._is_dear(count, allowed):
             step = max(1, _PRODUCTS // count)
             for start in range(0, len(pending), step):
                 asked = pending[start : start + step]
-                for number, *found in zip(asked, *self.index.search(queries[asked], count), strict=True):
-                    scores, positions = found
-                    live = positions >= 0
-                    live[live] = ~barred[positions[live]]
-                    if len(_labels(positions[live], labels)) >= k:
-                        floor = float(scores[-1]) if self.index.exact else -np.inf
-                        near[int(number)] = (scores[live], positions[live]), floor
-            pending = np.array([number for number in pending if number not in near], np.int64)
+                scores, positions = self.index.search(queries[asked], count)
+                live = (positions >= 0) & ~barred[positions]
+                for at, number in enumerate(asked.tolist()):
+                    row = positions[at][live[at]]
+                    if len(_labels(row, labels)) >= k:
+                        floor = float(scores[at, -1]) if self.index.exact else -np.inf
+                        near[number] = (scores[at][live[at]], row), floor
+            if len(near) == len(queries):
+                break
+            pending = np.array([number for number in pending if number not in near])
             count *= 2
-        near.update(zip(pending.tolist(), self._scored(queries[pending], k, barred, labels), strict=True))
+        else:
+            near.update(zip(pending.tolist(), self._scored(queries[pending], k, barred, labels), strict=True))
         return [near[number] for number in range(len(queries))]
 
     def _is_dear(self, count: int, allowed: int) -> bool:
@@ -80,10 +83,10 @@ class Covered:
         barred: NDArray[np.bool_],
         labels: NDArray[np.int32] | None,
     ) -> list[Near]:
-        allowed = np.flatnonzero(~barred) if len(queries) else np.empty(0, np.int64)
+        allowed = np.flatnonzero(~barred)
         own = None if labels is None else distinct(labels[allowed], allowed)
         near = []
-        step = max(1, _PRODUCTS // max(1, len(allowed)))
+        step = max(1, _PRODUCTS // len(allowed))
         for start in range(0, len(queries), step):
             for scores in product(queries[start : start + step], self.index.matrix, allowed):
                 best = np.flatnonzero(scores >= kth(scores, k, own) - 2 * SCORE_ERROR)

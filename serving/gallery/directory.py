@@ -2,17 +2,15 @@
 
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TypeVar
-from weakref import WeakSet
 
 from serving.errors import InvalidArgument, NotFound, Unavailable
 from serving.gallery.folder import check_path, drop_gallery, sweep
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.generation import give_back_name, take_free_name, take_name
+from serving.gallery.handles import Handles
 from serving.gallery.schema import FILE_NAME
 from serving.gallery.store import Replaced
 
@@ -71,13 +69,7 @@ class GalleryDirectory:
             raise NotFound(f"{path} is a file; expected the folder that holds the galleries")
         self.path = path
         self._policy = policy
-        self._most_open = most_open
-        self._guard = threading.Lock()  # of the fields below
-        self._open: dict[str, tuple[tuple[int, int], Gallery]] = {}  # the one not asked for longest first
-        self._retired = WeakSet[Gallery]()
-        # So that opening a large one holds up no other: a lock, and how many hold or await it, by name.
-        self._turns: dict[str, tuple[threading.Lock, int]] = {}
-        self._closed = False
+        self._handles = Handles(path, most=most_open)
         sweep(path)
 
     def names(self) -> list[str]:
@@ -98,6 +90,18 @@ class GalleryDirectory:
             if _NAME.fullmatch(name) and ".." not in name and (self.path / name / FILE_NAME).is_file()
         )
 
+    def path_of(self, name: str) -> Path:
+        """Return the folder of a gallery, a damaged one too.
+
+        Raises:
+            InvalidArgument: Nothing can have that name.
+            NotFound: There is none; the message lists those there are.
+        """
+        path = self.path / check_name(name)
+        if not (path / FILE_NAME).is_file():
+            raise self._missing(name)
+        return path
+
     def get(self, name: str) -> Gallery:
         """Return the gallery of that name, open; do not close it.
 
@@ -109,21 +113,17 @@ class GalleryDirectory:
             Unavailable: This directory has been closed.
         """
         check_name(name)
-        file = self.path / name / FILE_NAME
-        with self._turn(name):
+        with self._handles.turn(name):
             try:
-                status = file.stat()
+                status = (self.path / name / FILE_NAME).stat()
             except OSError as error:
-                self._forget(name)
+                self._handles.forget(name)
                 raise self._missing(name) from error
-            identity = (status.st_dev, status.st_ino)
-            with self._guard:
-                known = self._open.get(name)
-                if known is not None and known[0] == identity:
-                    self._open[name] = self._open.pop(name)  # the last to go
-                    return known[1]
-            self._forget(name)
-            return self._keep(name, Gallery.open(self.path / name, policy=self._policy))
+            known = self._handles.known(name, (status.st_dev, status.st_ino))
+            if known is not None:
+                return known
+            self._handles.forget(name)
+            return self._handles.keep(name, Gallery.open(self.path / name, policy=self._policy))
 
     def create(
         self,
@@ -146,7 +146,7 @@ class GalleryDirectory:
         """
         check_name(name)
         sweep(self.path)
-        with self._turn(name):
+        with self._handles.turn(name):
             gallery = Gallery.create(
                 self.path / name,
                 model_name=model_name,
@@ -157,8 +157,8 @@ class GalleryDirectory:
                 recall=recall,
                 policy=self._policy,
             )
-            self._forget(name)
-            return self._keep(name, gallery)
+            self._handles.forget(name)
+            return self._handles.keep(name, gallery)
 
     def using(self, name: str, work: Callable[[Gallery], T]) -> T:
         """Return what `work` does with the gallery of that name.
@@ -196,8 +196,7 @@ class GalleryDirectory:
             Overloaded: One of them was being rebuilt or written to for too long.
             Unavailable: The file system cannot do it.
         """
-        path, aside = self.path / check_name(name), self.path / check_name(other)
-        self._require(other)
+        path, aside = self.path / check_name(name), self.path_of(other)
         if (path / FILE_NAME).is_file():
             take_name(path, aside, timeout=timeout)
         else:
@@ -218,9 +217,7 @@ class GalleryDirectory:
             Overloaded: One of them was being rebuilt or written to for too long.
             Unavailable: The file system cannot do it.
         """
-        check_name(name)
-        self._require(name)
-        return give_back_name(self.path / name, timeout=timeout).name
+        return give_back_name(self.path_of(name), timeout=timeout).name
 
     def drop(self, name: str) -> None:
         """Remove a gallery, a damaged one too; its name is free at once.
@@ -229,71 +226,25 @@ class GalleryDirectory:
             InvalidArgument: Nothing can have that name.
             NotFound: There is none.
             ReadOnly: The folder cannot be written.
+            Overloaded: Galleries of the folder were being opened all the time.
             Unavailable: The disk fails.
         """
         check_name(name)
         sweep(self.path)
-        with self._turn(name):
-            self._require(name)
-            self._forget(name)
-            drop_gallery(self.path / name)
+        with self._handles.turn(name):
+            path = self.path_of(name)
+            self._handles.forget(name)
+            drop_gallery(path)
 
     def close(self) -> None:
         """Close every gallery; calls that are running still end well."""
-        with self._guard:
-            self._closed = True
-            galleries = [gallery for _, gallery in self._open.values()] + list(self._retired)
-            self._open.clear()
-        for gallery in galleries:
-            gallery.close()
+        self._handles.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @contextmanager
-    def _turn(self, name: str) -> Iterator[None]:
-        """Work on one name alone; a name is forgotten with the last who works on it."""
-        with self._guard:
-            if self._closed:
-                raise Unavailable(f"the galleries in {self.path} have been closed; open the folder again")
-            turn, users = self._turns.get(name, (threading.Lock(), 0))
-            self._turns[name] = turn, users + 1
-        try:
-            with turn:
-                yield
-        finally:
-            with self._guard:
-                users = self._turns.pop(name)[1] - 1
-                if users:
-                    self._turns[name] = turn, users
-
-    def _keep(self, name: str, gallery: Gallery) -> Gallery:
-        with self._guard:
-            closed, idle = self._closed, list[Gallery]()
-            if not closed:
-                self._open[name] = gallery.identity, gallery
-                while len(self._open) > self._most_open:
-                    idle.append(self._open.pop(next(iter(self._open)))[1])
-                self._retired.update(idle)
-        for each in idle:
-            each.retire()
-        if not closed:
-            return gallery
-        gallery.close()
-        raise Unavailable(f"the galleries in {self.path} have been closed; open the folder again")
-
-    def _forget(self, name: str) -> None:
-        with self._guard:
-            known = self._open.pop(name, None)
-        if known is not None:
-            known[1].close()
-
-    def _require(self, name: str) -> None:
-        if not (self.path / name / FILE_NAME).is_file():
-            raise self._missing(name)
 
     def _missing(self, name: str) -> NotFound:
         names = self.names()

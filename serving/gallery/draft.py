@@ -3,7 +3,8 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -123,17 +124,16 @@ class Draft:
         matrix = self.matrix
         refined = type_.endswith(",RFlat")
         advance("train", 0, len(matrix))
-        try:
+        with _named(type_, len(matrix)):
             base = faiss.index_factory(
                 matrix.shape[1], type_.removesuffix(",RFlat"), faiss.METRIC_INNER_PRODUCT
             )
             base.train(_spread(matrix, _training_size(base)))
             made = faiss.IndexRefineFlat(base) if refined else base
-        except (RuntimeError, MemoryError) as error:
-            raise Untrainable(f"{type_} cannot be trained on {len(matrix)} vectors") from error
         for start in range(0, len(matrix), _BLOCK):
             advance("add", start, len(matrix))
-            base.add(matrix[start : start + _BLOCK])
+            with _named(type_, len(matrix)):
+                base.add(matrix[start : start + _BLOCK])
         advance("add", len(matrix), len(matrix))
         if refined:  # by the vectors that are here already: FAISS offers only to add them once more
             made.refine_index, made.own_refine_index, made.ntotal = self._flat, False, base.ntotal
@@ -182,6 +182,14 @@ class Draft:
                 raise OSError(errno.EIO, "FAISS cannot write it", path.name) from error
             checksum = file_checksum(aside)
         return checksum  # noqa: RET504 - only once the file is in its place
+
+
+@contextmanager
+def _named(type_: str, count: int) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        raise Untrainable(f"{type_} cannot be trained on {count} vectors") from error
 
 
 def _training_size(index: Any) -> int:

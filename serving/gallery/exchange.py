@@ -20,7 +20,7 @@ _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Give two folders of one file system each other's name, at once: no moment has one missing or both alike.
+    """Give two folders of one file system each other's name at once: at no moment is one missing.
 
     Raises:
         Unavailable: The system or the file system cannot do that, or the disk fails.

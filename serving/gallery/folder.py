@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from serving.errors import AlreadyExists, InvalidArgument
@@ -122,12 +122,14 @@ def sweep(folder: Path) -> None:
     another machine; one that was dropped is nobody's, and may be removed by several at once.
     """
     try:
-        for path in list(folder.iterdir()):
-            found = _LEFTOVER.fullmatch(path.name)
-            if found and (found[1] == "dropped" or _is_stale(path)):
-                shutil.rmtree(path, ignore_errors=True)
+        entries = list(folder.iterdir())
     except OSError:
         return
+    for path in entries:
+        found = _LEFTOVER.fullmatch(path.name)
+        with suppress(OSError):  # another process was faster, or may do what this one may not
+            if found and path.is_dir() and (found[1] == "dropped" or _is_stale(path)):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_stale(path: Path) -> bool:

@@ -132,6 +132,7 @@ class Gallery(Items):
         """Return what the gallery is and how it stands."""
         with self._view.open() as (snapshot, _):
             facts = snapshot.main.facts if snapshot.main else Facts()
+            previous = snapshot.state.previous_name
             return GalleryInfo(
                 name=self.name,
                 path=str(self.path),
@@ -147,10 +148,13 @@ class Gallery(Items):
                 wanted_recall=snapshot.state.wanted_recall,
                 latency_ms=facts.latency_ms,
                 parameters=facts.parameters,
+                trials=facts.trials,
+                note=facts.note,
                 index_items=len(snapshot.main) if snapshot.main else 0,
                 index_bytes=snapshot.main.bytes if snapshot.main else 0,
                 store_bytes=os.stat(self._store.path).st_size,
                 generation=snapshot.state.generation,
+                previous_name=previous if previous != self.name else "",  # its own: the switch was broken off
                 format_version=FORMAT_VERSION,
                 created=self.meta.created,
             )
@@ -220,18 +224,27 @@ class Gallery(Items):
         shown = {seq for near in best for seq, _ in near}
         metadata = {seq: reader.metadata(rows[seq]) for seq in shown}
         return [
-            [Hit((row := rows[seq]).key, row.label, row.uri, metadata[seq], score) for seq, score in near]
+            [
+                Hit((row := rows[seq]).key, row.label, row.uri, metadata[seq], score, seq)
+                for seq, score in near
+            ]
             for near in best
         ]
 
     def rebuild(
-        self, index: str | None = None, recall: float | None = None, *, progress: Advance = lambda *_: None
+        self,
+        index: str | None = None,
+        recall: float | None = None,
+        *,
+        whole: bool = True,
+        progress: Advance = lambda *_: None,
     ) -> None:
         """Make the index anew from the store and publish it; searches go on meanwhile.
 
         Args:
             index: The type wanted from now on: "auto", "exact" or a FAISS factory string.
             recall: The recall at 10 wanted from now on.
+            whole: Whether to build it anew even where adding what is newer would do.
             progress: Called with the stage, what is done of it and its total; what it raises ends the work.
 
         Raises:
@@ -241,7 +254,7 @@ class Gallery(Items):
         """
         if index is not None or recall is not None:
             self._want(index, recall)
-        self._rebuilder.run(progress=progress)
+        self._rebuilder.run(whole=whole, progress=progress)
 
     def retire(self) -> None:
         """Keep no file open and nothing in memory between calls from now on; each call costs more.
@@ -256,6 +269,7 @@ class Gallery(Items):
         self._rebuilder.close()
         self._view.retire()  # which holds the index's files
         self._store.close()
+        self._view.retire()  # a mapped file of columns is an open one
 
     def _want(self, index: str | None, recall: float | None) -> None:
         if index is not None:

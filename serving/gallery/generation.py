@@ -1,7 +1,7 @@
 """Generations of a gallery: another takes its name in one step, and gives it back when asked to.
 
-The two exchange their names, so the one served before lies under the other's. The one that takes a name notes
-first whose it was: by that note it is given back, one switch at a time, as long as the gallery is still there.
+The two exchange their names, so the one served before lies under the other's. The one that takes a name
+notes first whose it was: by that note it is given back, one switch at a time, while the gallery is there.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def take_name(path: Path, other: Path, *, timeout: float) -> None:
         Unavailable: The file system cannot do it.
     """
     if path == other:
-        raise InvalidArgument(f"the gallery {path.name} has that name; name another gallery to take its place")
+        raise InvalidArgument(f"the gallery {path.name} has that name already; give that of another")
     with _held([path, other], timeout) as (current, coming):
         if _previous(current) == (other.name, coming.meta.id):
             raise AlreadyExists(

@@ -160,7 +160,7 @@ class Index:
             self._index = faiss.downcast_index(self._map.index)
             set_parameters(self._index, facts.parameters)
             self.bytes = path.stat().st_size  # a newer publication may sweep the file at any moment
-        except (OSError, RuntimeError, AttributeError, ValueError) as error:  # NUL in a name: ValueError
+        except (OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:  # NUL: ValueError
             raise IndexDamaged(f"{path} cannot be read: {error}") from error
         self._flat = exact_storage(self._index)
         if self._flat is None:

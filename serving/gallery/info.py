@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from serving.gallery.kind import Trial
+
 __all__ = ["GalleryInfo"]
 
 
@@ -24,9 +26,12 @@ class GalleryInfo:
     wanted_recall: float
     latency_ms: float  # median of one query on one thread; 0 where it was not measured
     parameters: Mapping[str, float]  # FAISS's, for the search
+    trials: tuple[Trial, ...]  # what the types did that were tried
+    note: str  # why the index is not of the type wanted; empty where it is
     index_items: int
     index_bytes: int
     store_bytes: int
     generation: int  # how often an index was published
+    previous_name: str  # where the gallery lies whose name this one took by a switch; empty where none does
     format_version: int
     created: str

@@ -74,6 +74,7 @@ class Hit:
     uri: str
     metadata: Mapping[str, Any]
     score: float
+    version: int = 0
 
 
 def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:

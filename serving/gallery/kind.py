@@ -82,8 +82,9 @@ class Facts:
             trials = tuple(Trial(**trial) for trial in values.pop("trials", ()))
             facts = cls(**values, trials=trials)
             kinds = {name: type(value) for name, value in asdict(cls()).items()}
-            if any(not isinstance(value, kinds[name]) for name, value in asdict(facts).items()):
-                raise TypeError("a value is of another kind")
+            for name, value in asdict(facts).items():
+                if not isinstance(value, (int, float) if kinds[name] is float else kinds[name]):
+                    raise TypeError(f"{name} is of another kind")
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise IndexDamaged(f"the facts of the index cannot be read: {error}") from error
         return facts

@@ -8,7 +8,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from serving.errors import Overloaded
@@ -36,7 +36,7 @@ def alone(gallery: Path, timeout: float) -> Iterator[None]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            _acquire(descriptor, deadline=deadline, pause=_PAUSE, busy=busy)
+            _acquire(descriptor, fcntl.LOCK_EX, deadline=deadline, pause=_PAUSE, busy=busy)
             held, found = os.fstat(descriptor), path.stat()
             if (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino):
                 yield
@@ -51,6 +51,9 @@ def names_stay(folder: Path) -> Iterator[None]:
 
     SQLite opens a gallery's files one after the other, by name: they have to be of one gallery. Where the
     folder cannot be locked, no name in it is changed by us either.
+
+    Raises:
+        Overloaded: Somebody was changing a name for too long.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -58,10 +61,10 @@ def names_stay(folder: Path) -> Iterator[None]:
         yield
         return
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        except OSError:
-            pass
+        busy = f"a gallery in {folder} is getting another name and does not end; try again later"
+        deadline = time.monotonic() + _MOVE
+        with suppress(OSError):
+            _acquire(descriptor, fcntl.LOCK_SH, deadline=deadline, pause=_SHORT_PAUSE, busy=busy)
         yield
     finally:
         os.close(descriptor)
@@ -84,7 +87,7 @@ def names_change(folder: Path) -> Iterator[None]:
         busy = f"the names in {folder} are in use without a pause; try again later"
         try:
             deadline = time.monotonic() + _MOVE
-            _acquire(descriptor, deadline=deadline, pause=_SHORT_PAUSE, busy=busy)
+            _acquire(descriptor, fcntl.LOCK_EX, deadline=deadline, pause=_SHORT_PAUSE, busy=busy)
         except OSError as error:
             raise disk_error(error, f"the names in {folder}") from error
         yield
@@ -123,10 +126,10 @@ def is_in_the_making(folder: Path) -> bool:
     return False
 
 
-def _acquire(descriptor: int, *, deadline: float, pause: float, busy: str) -> None:
+def _acquire(descriptor: int, kind: int, *, deadline: float, pause: float, busy: str) -> None:
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             return
         except BlockingIOError as error:
             if time.monotonic() >= deadline:

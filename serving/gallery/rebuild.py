@@ -52,10 +52,11 @@ class Rebuilder:
             )
             self._thread.start()
 
-    def run(self, *, timeout: float = 600.0, progress: Advance = lambda *_: None) -> None:
-        """Build an index over every item there is and publish it.
+    def run(self, *, whole: bool = True, timeout: float = 600.0, progress: Advance = lambda *_: None) -> None:
+        """Bring the index to every item there is and publish it.
 
         Args:
+            whole: Whether to build it anew even where adding to it would do.
             timeout: Seconds to wait for a rebuild by another thread or process.
             progress: Called with the stage, what is done of it and its total; what it raises ends the work.
 
@@ -65,7 +66,7 @@ class Rebuilder:
         """
         try:
             with alone(self._folder, timeout):
-                self._renew(threads=usable_cores(), whole=True, only_if_due=False, progress=progress)
+                self._renew(threads=usable_cores(), whole=whole, only_if_due=False, progress=progress)
         except OSError as error:
             raise disk_error(error, f"the index of the gallery {self._folder}") from error
 

@@ -42,7 +42,6 @@ def item_of(record: Sequence[Any], path: Path, dimension: int) -> Item:
     """
     seq, key, label, uri, metadata, checksum, *source, vector = record
     with sound(path, f"the item {key!r}"):
-        check_texts(key, label, uri, metadata)
         row = vectors_of([vector], path, dimension)[0]
         if checksum_of(key, label, uri, metadata, vector) != checksum:
             raise altered(path, key)
@@ -50,7 +49,11 @@ def item_of(record: Sequence[Any], path: Path, dimension: int) -> Item:
 
 
 def checksum_of(key: str, label: str, uri: str, metadata: str, vector: bytes) -> int:
-    """Return the CRC-32 that an item is stored with: it tells an item that the disk has altered."""
+    """Return the CRC-32 that an item is stored with: it tells an item that the disk has altered.
+
+    Raises:
+        TypeError: One of the texts is none, or the vector is no bytes.
+    """
     return zlib.crc32(vector, zlib.crc32("\0".join((key, label, uri, metadata)).encode()))
 
 

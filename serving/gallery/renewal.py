@@ -61,7 +61,7 @@ class Renewal:
         """Make the index and publish it.
 
         Args:
-            whole: Whether the published one must not be added to.
+            whole: Whether the published one must not be kept or added to.
             only_if_due: Whether to leave it where by now it need not be made.
 
         Raises:
@@ -75,6 +75,8 @@ class Renewal:
                 seen = reader.state()
                 if only_if_due and not self.policy.is_due(seen):
                     return  # another process was faster
+                if not whole and self._is_current(folder, seen):
+                    return
                 _remove(older, but=seen.index_file)  # what a crash has left: the room may be needed
                 made = None if whole else self._extended(folder, seen, reader)
                 if made is None:
@@ -87,6 +89,19 @@ class Renewal:
                 named = self._publish(made, seen, file)
             finally:
                 _remove([*older, file, file.with_suffix(".columns")], but=named)
+
+    def _is_current(self, folder: Path, seen: State) -> bool:
+        """Tell whether there is nothing to add, nor a reason to build the index whole."""
+        try:
+            facts = Facts.from_json(seen.index_facts)
+        except IndexDamaged:
+            return False
+        return (
+            seen.covers_seq == seen.last_seq
+            and (facts.wanted, facts.wanted_recall) == (seen.wanted_index, seen.wanted_recall)
+            and not self.policy.is_worn(seen)
+            and (folder / seen.index_file).is_file()
+        )
 
     def _whole(self, draft: Draft, columns: Columns, seen: State) -> _Made:
         facts = Facts(wanted=seen.wanted_index, wanted_recall=seen.wanted_recall)

@@ -11,8 +11,10 @@ A replaced item gets a new `seq`, so "newer than the index" is `seq > covers_seq
 the gallery up to some `seq` and removal catches up by two range scans.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,6 +72,15 @@ CREATE TABLE thumbnails (seq INTEGER PRIMARY KEY, jpeg BLOB NOT NULL);
 CREATE TABLE removals (id INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL);
 """
 
+DETACH = """
+UPDATE meta SET value = lower(hex(randomblob(16))) WHERE name = 'id';
+UPDATE state SET
+    generation = 0, index_file = '', index_checksum = '', index_count = 0, covers_seq = 0, covers_removal = 0,
+    index_facts = '{}', previous_name = '', previous_id = '';
+DELETE FROM removals;
+"""
+"""Makes of a copy a gallery of its own, which has no index, and whose name was nobody's before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Meta:
@@ -87,6 +98,21 @@ class Meta:
 
 class _Connection(Protocol):
     def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any: ...
+
+
+def new_meta(
+    *, model_name: str, fingerprint: str, dimension: int, thumbnail_side: int
+) -> dict[str, str | int]:
+    """Return what stands in the table meta of a new gallery."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "id": secrets.token_hex(16),
+        "model_name": model_name,
+        "fingerprint": fingerprint,
+        "dimension": dimension,
+        "thumbnail_side": thumbnail_side,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def read_meta(connection: _Connection, path: Path) -> Meta:

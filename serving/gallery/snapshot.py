@@ -142,18 +142,13 @@ class Snapshot:
         for start in range(0, len(queries), step):
             block = queries[start : start + step]
             near = self.covered.nearest(block, k, main_barred, by_label=by_label) if self.covered else None
-            for number, fresh_scores in enumerate(self.fresh.scores(block, fresh_barred)):
-                (scores, places), floor = near[number] if near else (nothing(), -np.inf)
-                least = max(kth(scores, k, self._labels(places, by_label)), minimum_score, _NONE)
-                newer = np.flatnonzero(fresh_scores >= least - SCORE_ERROR)
-                scores = np.concatenate([scores, fresh_scores[newer]])
-                places = np.concatenate([places, newer + len(main_barred)])
-                least = max(kth(scores, k, self._labels(places, by_label)), least) - SCORE_ERROR
-                within = places[scores >= least]
+            newer = self.fresh.scores(block, fresh_barred)
+            for number, query in enumerate(block):
+                candidates, floor = near[number] if near else (nothing(), -np.inf)
+                places, least = self._among(*candidates, newer[number], k, minimum_score, by_label)
                 if floor > least:  # something that was not fetched may belong
-                    more = self._all_above(block[number], least, main_barred)
-                    within = np.union1d(within, more)
-                found.append(self._ranked(block[number], within, k, minimum_score, by_label))
+                    places = np.union1d(places, self._all_above(query, least, main_barred))
+                found.append(self._ranked(query, places, k, minimum_score, by_label))
         return found
 
     def _columns(self) -> Iterator[Columns]:
@@ -163,6 +158,29 @@ class Snapshot:
 
     def _marked_main(self, dead: NDArray[np.bool_], seqs: NDArray[np.int64]) -> NDArray[np.bool_]:
         return marked(dead, self.covered.index.seqs, seqs) if self.covered else dead
+
+    def _among(
+        self,
+        scores: NDArray[np.float32],
+        places: NDArray[np.int64],
+        newer: NDArray[np.float32],
+        k: int,
+        minimum_score: float,
+        by_label: bool,
+    ) -> tuple[NDArray[np.int64], float]:
+        """Return which of the index's candidates and of the fresh items (f,) may be among the k best.
+
+        Returns:
+            Their places, and the score from which on an item may.
+        """
+        least = max(kth(scores, k, self._labels(places, by_label)), minimum_score, _NONE)
+        if len(newer):
+            passing = np.flatnonzero(newer >= least - SCORE_ERROR)
+            scores = np.concatenate([scores, newer[passing]])
+            places = np.concatenate([places, passing + self.main_dead.size])
+            least = max(kth(scores, k, self._labels(places, by_label)), least)
+        least -= SCORE_ERROR
+        return places[scores >= least], least
 
     def _all_above(
         self, query: NDArray[np.float32], least: float, barred: NDArray[np.bool_]
@@ -185,15 +203,14 @@ class Snapshot:
     def _ranked(
         self, query: NDArray[np.float32], places: NDArray[np.int64], k: int, least: float, by_label: bool
     ) -> list[tuple[int, float]]:
-        places = np.sort(places)
-        size = self.main_dead.size
-        main, newer = np.split(places, [int(np.searchsorted(places, size))])
-        seqs, scores = [], []
-        if self.covered and len(main):
-            seqs.append(self.covered.index.seqs[main])
-            scores.append(exact_scores(query, self.covered.index.matrix[main]))
-        seqs.append(self.fresh.seqs[newer - size])
-        scores.append(exact_scores(query, self.fresh.vectors[newer - size]))
+        is_main = places < self.main_dead.size
+        newer = places[~is_main] - self.main_dead.size
+        places = np.concatenate([places[is_main], newer + self.main_dead.size])
+        seqs, scores = [self.fresh.seqs[newer]], [exact_scores(query, self.fresh.vectors[newer])]
+        if self.covered:
+            main = places[: len(places) - len(newer)]
+            seqs.insert(0, self.covered.index.seqs[main])
+            scores.insert(0, exact_scores(query, self.covered.index.matrix[main]))
         score = np.concatenate(scores)
         order = ranked(score, k, least, self._labels(places, by_label))
         return list(zip(np.concatenate(seqs)[order].tolist(), score[order].tolist(), strict=True))

@@ -5,21 +5,20 @@ refused.
 """
 
 import logging
-import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 from serving.errors import AlreadyExists, BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
-from serving.gallery.access import Access, access_to, is_writable
+from serving.gallery.access import Access, access_to, gone, identity_of, is_writable
 from serving.gallery.damage import damaged
+from serving.gallery.disk import disk_error
 from serving.gallery.lock import names_stay
 from serving.gallery.pool import Pool
 from serving.gallery.refusal import Code, code_of, refusal
-from serving.gallery.schema import FORMAT_VERSION, SCHEMA, read_meta
+from serving.gallery.schema import DETACH, SCHEMA, new_meta, read_meta
 from serving.gallery.transaction import Reader
 from serving.gallery.writer import Writer
 
@@ -50,15 +49,9 @@ def create_store(
     Raises:
         Unavailable: The file cannot be written.
     """
-    meta = {
-        "format_version": FORMAT_VERSION,
-        "id": secrets.token_hex(16),
-        "model_name": model_name,
-        "fingerprint": fingerprint,
-        "dimension": dimension,
-        "thumbnail_side": thumbnail_side,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    meta = new_meta(
+        model_name=model_name, fingerprint=fingerprint, dimension=dimension, thumbnail_side=thumbnail_side
+    )
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute(
@@ -102,7 +95,7 @@ class Store:
         self._write_turn = threading.Lock()
         self._write_connection: sqlite3.Connection | None = None
         with self._translated(), names_stay(self._folder):
-            self.identity = _inode(path)
+            self.identity = identity_of(path)
             connection = self._connect(self._access)
             try:
                 self.meta = read_meta(connection, self.path)
@@ -162,10 +155,15 @@ class Store:
             AlreadyExists: There is something at `path`.
             ReadOnly: The folder of `path` cannot be written.
             Overloaded: The disk that `path` is on is full.
+            Unavailable: There is no such folder, or the disk fails.
             BadArtifact: The gallery file is damaged.
         """
-        if path.exists():
-            raise AlreadyExists(f"there is already something at {path}; choose another name")
+        try:
+            path.touch(exist_ok=False)  # so that nobody else's file is written or removed
+        except FileExistsError as error:
+            raise AlreadyExists(f"there is already something at {path}; choose another name") from error
+        except OSError as error:
+            raise disk_error(error, f"the copy {path}") from error
         try:
             with self._translated(), self._borrowed() as connection:
                 try:
@@ -195,7 +193,7 @@ class Store:
             Replaced: Another has it now.
             NotFound: None has.
         """
-        if _inode(self.path) != self.identity:
+        if identity_of(self.path) != self.identity:
             raise self._replaced()
 
     def retire(self) -> None:
@@ -246,7 +244,7 @@ class Store:
             self.check_name()
             connection = self._connect(access)
             try:
-                if read_meta(connection, self.path) == self.meta and _inode(self.path) == self.identity:
+                if read_meta(connection, self.path) == self.meta and identity_of(self.path) == self.identity:
                     return connection
             except BaseException:
                 connection.close()
@@ -262,7 +260,7 @@ class Store:
         try:
             return access_to(self.path, writable=self._writable)
         except OSError as error:
-            raise _gone(self.path, error) from error
+            raise gone(self.path, error) from error
 
     @contextmanager
     def _borrowed(self) -> Iterator[sqlite3.Connection]:
@@ -317,25 +315,4 @@ def _detach(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("BEGIN")
-        connection.execute("UPDATE meta SET value = ? WHERE name = 'id'", (secrets.token_hex(16),))
-        connection.execute(
-            "UPDATE state SET generation = 0, index_file = '', index_checksum = '', index_count = 0,"
-            " covers_seq = 0, covers_removal = 0, index_facts = '{}', previous_name = '', previous_id = ''"
-        )
-        connection.execute("DELETE FROM removals")
-        connection.execute("COMMIT")
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise _gone(path, error) from error
-    return found.st_dev, found.st_ino
-
-
-def _gone(path: Path, error: OSError) -> NotFound | Unavailable:
-    if isinstance(error, FileNotFoundError):
-        return NotFound(f"the gallery file {path} is gone; it was dropped while it was open")
-    return Unavailable(f"the gallery file {path} cannot be read ({error.strerror}); check the disk")
+        connection.executescript(f"BEGIN; {DETACH} COMMIT")

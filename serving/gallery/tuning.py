@@ -12,10 +12,10 @@ from serving.gallery.draft import Draft
 from serving.gallery.index import SCORE_ERROR
 from serving.gallery.kind import MEASURED_K
 
-__all__ = ["Exam", "Tuning", "measured", "prepared", "tuned"]
+__all__ = ["Exam", "Tuning", "latency_ms", "measured", "prepared", "tuned"]
 
 _QUERIES = 200
-_TIMED = 60
+_TIMED = 40
 _SPARE = 17  # fetched beyond the ten: the query itself, and as many as a search fetches for ties
 _BREADTHS = {
     "nprobe": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024),
@@ -64,6 +64,18 @@ def prepared(draft: Draft, *, seed: int = 0) -> Exam:
     return Exam(positions, queries, scores[:, max(0, k - 1)] - SCORE_ERROR, k)
 
 
+def latency_ms(draft: Draft) -> float:
+    """Return the median milliseconds of one query on one thread, asked for vectors of the index."""
+    count = len(draft)
+    queries = draft.matrix[np.linspace(0, count - 1, min(count, _TIMED)).astype(np.int64)]
+    seconds = []
+    for query in queries:
+        began = time.perf_counter()
+        draft.search(query[None], _count(draft))
+        seconds.append(time.perf_counter() - began)
+    return round(1e3 * float(np.median(seconds)), 4)
+
+
 def measured(draft: Draft, exam: Exam, parameters: Mapping[str, float]) -> float:
     """Set search parameters and return the recall: the share of the k nearest, or of their equals, found."""
     draft.set_parameters(parameters)
@@ -98,7 +110,7 @@ def tuned(draft: Draft, exam: Exam, wanted: float, *, first: Mapping[str, float]
     reaching = [each for each in tried if each[0] >= enough]
     recall, parameters = reaching[-1] if reaching else max(tried, key=lambda each: each[0])
     draft.set_parameters(parameters)
-    return Tuning(recall, _latency_ms(draft, exam), parameters)
+    return Tuning(recall, latency_ms(draft), parameters)
 
 
 def _climb(knobs: frozenset[str], reaches: Callable[[Mapping[str, float]], bool]) -> None:
@@ -129,12 +141,3 @@ def _without(
     """Return the scores (Q, c) of what was found but for each query's own vector, best first, (Q, c)."""
     others = np.where(positions == own[:, None], -np.inf, scores)
     return -np.sort(-others, axis=1)
-
-
-def _latency_ms(draft: Draft, exam: Exam) -> float:
-    seconds = []
-    for query in exam.queries[:_TIMED]:
-        began = time.perf_counter()
-        draft.search(query[None], _count(draft))
-        seconds.append(time.perf_counter() - began)
-    return round(1e3 * float(np.median(seconds)), 4)

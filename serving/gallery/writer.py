@@ -113,7 +113,10 @@ class Writer(Reader):
             if there != version:
                 raise Conflict(
                     f"the item {key!r} {_stands(there)} in the gallery {self._path.parent.name}; the write "
-                    f"expected that it {_stands(version)}: read it again, then decide"
+                    f"expected that it {_stands(version)}: read it again, then decide",
+                    key=key,
+                    expected=version,
+                    found=there,
                 )
 
     def _remove(self, keys: Sequence[str]) -> int:

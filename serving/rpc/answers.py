@@ -4,23 +4,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.errors import CrossbatchError, InvalidArgument
-from serving.rpc.given import ImageLike, floats_of, image_bytes, text
+from serving.rpc.given import ImageLike, check_version, floats_of, image_bytes, text
 from serving.rpc.status import from_status
-from serving.rpc.wire import bytes_of, metadata_of, struct_of
+from serving.rpc.wire import bytes_of, metadata_of, struct_of, vector_of
 
 __all__ = [
     "GalleryInfo",
     "Hit",
     "Item",
     "ModelInfo",
+    "StoredItem",
     "gallery_info_of",
     "hits_of",
     "item_message",
     "model_info_of",
+    "stored_item_of",
 ]
 
 
@@ -33,11 +36,16 @@ class Hit:
     label: str = ""
     uri: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item to store: either `image` (bytes or a path) or `vector` float32 (d,) of unit norm."""
+    """One item to store: either `image` (bytes or a path) or `vector` float32 (d,) of unit norm.
+
+    With `expected_version` it is stored only if the item of that key has this version now, or, with 0, if
+    there is none.
+    """
 
     key: str
     image: ImageLike | None = field(default=None, repr=False)
@@ -45,11 +53,34 @@ class Item:
     label: str = ""
     uri: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """One item as it is stored; `vector` is float32 (d,) of unit norm.
+
+    `version` grows with each write. `vector` is None and `thumbnail`, a small JPEG picture, empty where they
+    were not asked for; many items have no thumbnail.
+    """
+
+    key: str
+    version: int
+    label: str = ""
+    uri: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    vector: NDArray[np.float32] | None = field(default=None, repr=False)
+    thumbnail: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class GalleryInfo:
-    """A gallery; `problem` tells why it cannot be used with the model that is served."""
+    """A gallery; `problem` tells why it cannot be used with the model that is served.
+
+    `recall` is the measured share of the true ten nearest neighbours that its index finds; `fresh` items are
+    newer than the index, and `deleted` ones still in it; `generation` counts the indexes made.
+    `thumbnail_side` is in pixels, 0 where it keeps no thumbnails.
+    """
 
     name: str
     model_name: str
@@ -57,6 +88,12 @@ class GalleryInfo:
     dimension: int
     items: int
     problem: CrossbatchError | None = None
+    index_type: str = ""
+    recall: float = 0.0
+    fresh: int = 0
+    deleted: int = 0
+    generation: int = 0
+    thumbnail_side: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +122,7 @@ def item_message(item: Item) -> gallery_service_pb2.Item:
     if (item.image is None) == (item.vector is None):
         raise InvalidArgument(f"The item {key!r} must have an image or a vector, one of the two.")
     what = f"The vector of {key!r}"
+    expected = item.expected_version
     return gallery_service_pb2.Item(
         key=key,
         image=None if item.image is None else image_bytes(item.image),
@@ -92,19 +130,48 @@ def item_message(item: Item) -> gallery_service_pb2.Item:
         label=text(item.label, f"The label of {key!r}"),
         uri=text(item.uri, f"The URI of {key!r}"),
         metadata=struct_of(item.metadata) if item.metadata else None,
+        expected_version=None
+        if expected is None
+        else check_version(expected, f"The expected version of {key!r}"),
     )
 
 
 def hits_of(result: retrieval_service_pb2.SearchResult) -> list[Hit]:
     """Read the neighbours of one query, nearest first."""
-    return [Hit(hit.key, hit.score, hit.label, hit.uri, metadata_of(hit.metadata)) for hit in result.hits]
+    return [
+        Hit(hit.key, hit.score, hit.label, hit.uri, metadata_of(hit.metadata), hit.version)
+        for hit in result.hits
+    ]
+
+
+def stored_item_of(item: gallery_service_pb2.StoredItem, thumbnail: bytes = b"") -> StoredItem:
+    """Read an item as it is stored."""
+    return StoredItem(
+        item.key,
+        item.version,
+        item.label,
+        item.uri,
+        metadata_of(item.metadata),
+        vector_of(item.vector) if item.vector else None,
+        thumbnail,
+    )
 
 
 def gallery_info_of(gallery: gallery_service_pb2.Gallery) -> GalleryInfo:
     """Read the description of a gallery."""
-    problem = from_status(gallery.problem) if gallery.HasField("problem") else None
     return GalleryInfo(
-        gallery.name, gallery.model_name, gallery.model_fingerprint, gallery.dimension, gallery.items, problem
+        name=gallery.name,
+        model_name=gallery.model_name,
+        model_fingerprint=gallery.model_fingerprint,
+        dimension=gallery.dimension,
+        items=gallery.items,
+        problem=from_status(gallery.problem) if gallery.HasField("problem") else None,
+        index_type=gallery.index_type,
+        recall=gallery.recall,
+        fresh=gallery.fresh_items,
+        deleted=gallery.deleted_items,
+        generation=gallery.generation,
+        thumbnail_side=gallery.thumbnail_side,
     )
 
 

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Iterator
 from numbers import Integral, Real
 from typing import Any
 
@@ -95,6 +96,28 @@ class Caller:
                     raise error from failure
             time.sleep(pause)
             tries += 1
+
+    def pages(self, method: Any, request: Any) -> Iterator[Any]:
+        """Make a call for each page of a list.
+
+        Args:
+            method: A method of a stub on `channel`, whose request has a `page_token`.
+            request: The message that asks for the first page.
+
+        Returns:
+            One reply a page, each asked for when its turn comes.
+
+        Raises:
+            CrossbatchError: as `call` does.
+        """
+        asked = type(request)()
+        asked.CopyFrom(request)
+        while True:
+            reply = self.call(method, asked)
+            yield reply
+            if not reply.next_page_token:
+                return
+            asked.page_token = reply.next_page_token
 
     def close(self) -> None:
         """Close the channel."""

@@ -17,7 +17,10 @@ from serving.rpc.limits import MAX_EXCLUDED, MAX_K, MAX_MESSAGE_BYTES
 __all__ = [
     "ImageLike",
     "check_k",
+    "check_number",
     "check_score",
+    "check_version",
+    "check_whole",
     "excluded",
     "floats_of",
     "image_bytes",
@@ -107,17 +110,48 @@ def check_score(score: float | None) -> float | None:
     Raises:
         InvalidArgument: if it is not a number from -1 to 1.
     """
-    if score is None:
-        return None
-    if not isinstance(score, Real) or isinstance(score, bool):
-        raise InvalidArgument(f"minimum_score must be a number; found {type(score).__name__}.")
+    return None if score is None else check_number(score, "minimum_score", least=-1)
+
+
+def check_number(number: float, what: str, *, least: float) -> float:
+    """Check a number of at most 1.
+
+    Raises:
+        InvalidArgument: if it is not a number from `least` to 1.
+    """
+    if not isinstance(number, Real) or isinstance(number, bool):
+        raise InvalidArgument(f"{what} must be a number; found {type(number).__name__}.")
     try:
-        number = float(score)
+        value = float(number)
     except OverflowError:
-        number = math.inf
-    if not abs(number) <= 1:  # the comparison also finds NaN
-        raise InvalidArgument(f"minimum_score cannot be {number}; scores lie between -1 and 1.")
-    return number
+        value = math.inf
+    if not least <= value <= 1:  # the negation also finds NaN
+        raise InvalidArgument(f"{what} cannot be {value}; it must lie between {least} and 1.")
+    return value
+
+
+def check_whole(number: int, what: str, *, most: int) -> int:
+    """Check a whole number.
+
+    Raises:
+        InvalidArgument: if it is not one from 0 to `most`.
+    """
+    try:
+        value = operator.index(number)
+    except TypeError as error:
+        raise InvalidArgument(f"{what} must be a whole number; found {type(number).__name__}.") from error
+    if isinstance(number, bool) or not 0 <= value <= most:
+        raise InvalidArgument(f"{what} cannot be {number}; it must be from 0 to {most:,}.")
+    return value
+
+
+def check_version(version: int, what: str) -> int:
+    """Check the version that an item is expected to have.
+
+    Raises:
+        InvalidArgument: if it is not a whole number of 0 or more that can be sent.
+    """
+    return check_whole(version, what, most=2**64 - 1)
 
 
 def floats_of(values: ArrayLike, what: str, shape: str) -> NDArray[np.float32]:

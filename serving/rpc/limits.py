@@ -1,24 +1,32 @@
 """The limits of one call, known to the server and to the Python client.
 
-What an item may hold is in `serving.gallery.item`; the largest image is `serving.model.preprocess.MAX_BYTES`.
+What an item may hold is in `serving.gallery.item`, a filter in `serving.gallery.filter_bounds`; the largest
+image is `serving.model.preprocess.MAX_BYTES`.
 """
 
+from serving.gallery.filter import MAX_LEVELS as MAX_FILTER_LEVELS
+from serving.gallery.filter_bounds import MAX_CONDITIONS as MAX_FILTER_CONDITIONS
 from serving.gallery.item import MAX_K
 
 __all__ = [
     "DEFAULT_K",
+    "DEFAULT_PAGE",
     "DEFAULT_PORT",
     "MAX_BYTES_IN_FLIGHT",
     "MAX_DELETED_KEYS",
     "MAX_EXCLUDED",
+    "MAX_FILTER_CONDITIONS",
+    "MAX_FILTER_LEVELS",
     "MAX_HITS",
     "MAX_INPUTS",
     "MAX_K",
     "MAX_MESSAGE_BYTES",
+    "MAX_PAGE",
 ]
 
 DEFAULT_PORT = 50051
 DEFAULT_K = 10
+DEFAULT_PAGE = 100
 
 MAX_INPUTS = 256
 """Most images, queries or items in one call."""
@@ -28,6 +36,8 @@ MAX_EXCLUDED = 1_000
 """Most keys that one search leaves out."""
 MAX_DELETED_KEYS = 1_000
 """Most keys in one DeleteItems."""
+MAX_PAGE = 1_000
+"""Most galleries or items on one page."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Most bytes of one request or reply; set on both ends, as gRPC's own 4 MiB refuse photographs."""

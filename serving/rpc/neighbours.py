@@ -2,16 +2,18 @@
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import BadArtifact, InvalidArgument
-from serving.rpc.limits import MAX_MESSAGE_BYTES
+from serving.gallery.filter import Filter
+from serving.rpc.limits import DEFAULT_K, MAX_MESSAGE_BYTES
 from serving.rpc.loose import loosened
 from serving.rpc.pipeline import Outcome
-from serving.rpc.status import refusal, to_status
+from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import struct_of
 from serving.rpc.workers import check_time
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:  # it brings an engine, which whoever imports only the setting
     from serving.gallery.gallery import Gallery
     from serving.gallery.item import Hit
 
-__all__ = ["search_results"]
+__all__ = ["Options", "search_results"]
 
 HITS_AT_ONCE = 1_024
 """Most neighbours that are read from a gallery before their bytes are counted, but for those of one query."""
@@ -30,30 +32,41 @@ _UnreadResult = loosened(pb.SearchResult)
 _SCORE_TAG = pb.Hit.DESCRIPTOR.fields_by_name["score"].number << 3 | 5  # 5: four bytes follow
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a search finds for each of its queries."""
+
+    k: int = DEFAULT_K
+    """Neighbours, at most."""
+    minimum_score: float | None = None
+    """Least score of a neighbour."""
+    exclude: Sequence[str] = ()
+    """Keys to leave out."""
+    filter: Filter | None = None
+    """What every neighbour must fulfil."""
+    group_by_label: bool = False
+    """Whether only the nearest item of each label is one."""
+
+
 def search_results(
     gallery: "Gallery",
     outcomes: Sequence[Outcome],
+    options: Options,
     deadline: float | None,
-    *,
-    k: int,
-    minimum_score: float | None,
-    exclude: tuple[str, ...],
 ) -> list[bytes]:
     """Search for each vector that there is; blocks.
 
     Args:
         gallery: Where to look.
         outcomes: Unit vectors (d,), or why there is none.
+        options: What to find for each.
         deadline: The `time.monotonic()` until which somebody waits.
-        k: Neighbours of each.
-        minimum_score: Least score.
-        exclude: Keys to leave out.
 
     Returns:
         A message of the type SearchResult for each outcome.
 
     Raises:
-        Refusal: if they are more than a reply may hold.
+        Refusal: if they are more than a reply may hold, or the filter cannot be applied to this gallery.
         DeadlineExceeded: if there was no time for all of them.
         BadArtifact: if an item holds metadata that cannot be sent.
     """
@@ -61,11 +74,24 @@ def search_results(
     room = MAX_MESSAGE_BYTES - _SPARE_BYTES
     written: dict[str, bytes] = {}
     found: list[bytes] = []
-    step = max(1, HITS_AT_ONCE // k)
+    step = max(1, HITS_AT_ONCE // options.k)
     for start in range(0, len(vectors), step):
         check_time(deadline, "all queries were answered")
         block = np.stack(vectors[start : start + step])
-        for hits in gallery.search(block, k, minimum_score=minimum_score, exclude=exclude):
+        try:
+            near = gallery.search(
+                block,
+                options.k,
+                minimum_score=options.minimum_score,
+                exclude=options.exclude,
+                filter=options.filter,
+                group_by_label=options.group_by_label,
+            )
+        except InvalidArgument as error:
+            if options.filter is None:
+                raise
+            raise Refusal([Violation("filter", error)]) from error  # all else was checked before
+        for hits in near:
             parts: list[bytes] = []
             for hit in hits:
                 if hit.key not in written:
@@ -96,4 +122,5 @@ def _item_bytes(hit: "Hit") -> bytes:
         metadata = struct_of(hit.metadata) if hit.metadata else None
     except InvalidArgument as error:
         raise BadArtifact(f"The item {hit.key!r} of the gallery cannot be sent: {error}") from error
-    return pb.Hit(key=hit.key, label=hit.label, uri=hit.uri, metadata=metadata).SerializeToString()
+    item = pb.Hit(key=hit.key, label=hit.label, uri=hit.uri, metadata=metadata, version=hit.version)
+    return item.SerializeToString()

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from serving.batcher import Batcher
 from serving.errors import BadImage
-from serving.model.preprocess import MAX_BYTES
+from serving.gallery.item import MAX_THUMBNAIL_BYTES
+from serving.model.preprocess import MAX_BYTES, thumbnail
 from serving.rpc.workers import Workers
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
@@ -109,6 +111,28 @@ class Pipeline:
             One vector or exception an image, in order.
         """
         return await asyncio.gather(*(self._embed_one(image, deadline, stages) for image in images))
+
+    async def thumbnails(
+        self, images: Sequence[bytes], side: int, deadline: float | None
+    ) -> list[bytes | Exception]:
+        """Make a small JPEG picture of each image, in the threads that decode.
+
+        Args:
+            images: Encoded images, as many as have been admitted.
+            side: Of the pictures, the longer one, in pixels.
+            deadline: The `time.monotonic()` after which nobody wants the result.
+
+        Returns:
+            One picture or exception an image, in order.
+        """
+        return await asyncio.gather(*(self._thumbnail_of(image, side, deadline) for image in images))
+
+    async def _thumbnail_of(self, image: bytes, side: int, deadline: float | None) -> bytes | Exception:
+        make = partial(thumbnail, image, side=side, most_bytes=MAX_THUMBNAIL_BYTES)
+        try:
+            return await self._decoders.run(deadline, make)
+        except Exception as error:  # as in `_embed_one`
+            return error
 
     async def _embed_one(self, image: bytes, deadline: float | None, stages: Stages) -> Outcome:
         try:

@@ -1,6 +1,5 @@
 """RetrievalService: images to embeddings, and queries to their nearest items."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,14 @@ from numpy.typing import NDArray
 from protos import retrieval_service_pb2 as pb
 from protos import retrieval_service_pb2_grpc
 from serving.errors import CrossbatchError, InvalidArgument, NotFound
+from serving.gallery.item import check_keys
 from serving.gallery.unit import unit_rows
 from serving.rpc.admission import Admission
 from serving.rpc.boundary import deadline_of
+from serving.rpc.filters import filter_of
 from serving.rpc.limits import DEFAULT_K, MAX_EXCLUDED, MAX_HITS, MAX_INPUTS, MAX_K
 from serving.rpc.loose import loosened
-from serving.rpc.neighbours import search_results
+from serving.rpc.neighbours import Options, search_results
 from serving.rpc.pipeline import Outcome, Pipeline, Stages
 from serving.rpc.shelf import Shelf
 from serving.rpc.status import Refusal, Violation, refusal, to_status
@@ -76,45 +77,33 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             Exception: the first query's, if every query failed.
         """
         stages = Stages()
-        k, minimum = _checked_search(request)
+        options = _checked_options(request)
         deadline = deadline_of(context)
-        with self._admission.admit(len(request.queries)):
-            gallery = await self._shelf.read(deadline, self._shelf.usable, request.gallery)
-            outcomes = await self._vectors(request.queries, gallery, deadline, stages)
-            _refuse_if_all_failed(outcomes, [_field_of(i, query) for i, query in enumerate(request.queries)])
+        queries = request.queries
+        images = {i: query.image for i, query in enumerate(queries) if query.WhichOneof("source") == "image"}
+        with self._admission.admit(len(queries)):
+            if images:  # before anything is spent on them
+                await self._shelf.read(deadline, self._shelf.check, request.gallery)
+            embedded = await self._pipeline.embed(list(images.values()), deadline, stages)
+            outcomes = dict(zip(images, embedded, strict=True))
+
+            def answer(gallery: "Gallery") -> list[bytes]:
+                """Read what is looked for and search for it, all in the one gallery."""
+                vectors = [
+                    outcomes[i] if i in outcomes else _given_vector(self._shelf, gallery, query)
+                    for i, query in enumerate(queries)
+                ]
+                _refuse_if_all_failed(vectors, [_field_of(i, query) for i, query in enumerate(queries)])
+                return search_results(gallery, vectors, options, deadline)
+
             began = time.monotonic()
-            results = await self._shelf.read(
-                deadline,
-                search_results,
-                gallery,
-                outcomes,
-                deadline,
-                k=k,
-                minimum_score=minimum,
-                exclude=tuple(request.exclude_keys),
-            )
+            results = await self._shelf.read(deadline, self._shelf.using, request.gallery, answer)
             stages.gallery += time.monotonic() - began
             return UnreadResponse(
                 results=results,
                 model_fingerprint=self._shelf.spec.fingerprint,
                 timings=timings_of(stages).SerializeToString(),
             )
-
-    async def _vectors(
-        self, queries: Sequence[pb.Query], gallery: "Gallery", deadline: float | None, stages: Stages
-    ) -> list[Outcome]:
-        """One unit vector (d,) or exception a query, whichever way it was put."""
-        images = {i: query.image for i, query in enumerate(queries) if query.WhichOneof("source") == "image"}
-        rest = {i: query for i, query in enumerate(queries) if i not in images}
-        embedded, found = await asyncio.gather(
-            self._pipeline.embed(list(images.values()), deadline, stages),
-            self._shelf.read(deadline, _given_vectors, self._shelf, gallery, list(rest.values()))
-            if rest
-            else asyncio.sleep(0, []),
-        )
-        outcomes: dict[int, Outcome] = dict(zip(images, embedded, strict=True))
-        outcomes |= zip(rest, found, strict=True)
-        return [outcomes[i] for i in range(len(queries))]
 
 
 def check_count(field: str, count: int, most: int) -> None:
@@ -134,7 +123,7 @@ def timings_of(stages: Stages) -> pb.Timings:
     return pb.Timings(decode_us=decode, queue_us=queue, encode_us=encode, gallery_us=gallery, total_us=total)
 
 
-def _checked_search(request: pb.SearchRequest) -> tuple[int, float | None]:
+def _checked_options(request: pb.SearchRequest) -> Options:
     check_count("queries", len(request.queries), MAX_INPUTS)
     k = request.k if request.HasField("k") else DEFAULT_K
     if not 1 <= k <= MAX_K:
@@ -150,15 +139,19 @@ def _checked_search(request: pb.SearchRequest) -> tuple[int, float | None]:
     minimum = request.minimum_score if request.HasField("minimum_score") else None
     if minimum is not None and not -1 <= minimum <= 1:  # NaN too
         raise refusal("minimum_score", f"{minimum} is not a score; scores lie between -1 and 1.")
-    return k, minimum
-
-
-def _given_vectors(shelf: Shelf, gallery: "Gallery", queries: list[pb.Query]) -> list[Outcome]:
-    """Unit vectors (d,) of the queries that are no images."""
-    return [_given_vector(shelf, gallery, query) for query in queries]
+    try:
+        exclude = check_keys(list(request.exclude_keys))
+    except InvalidArgument as error:
+        raise refusal("exclude_keys", str(error)) from error
+    try:
+        wanted = filter_of(request.filter) if request.HasField("filter") else None
+    except InvalidArgument as error:
+        raise refusal("filter", str(error)) from error
+    return Options(k, minimum, exclude, wanted, request.group_by_label)
 
 
 def _given_vector(shelf: Shelf, gallery: "Gallery", query: pb.Query) -> Outcome:
+    """The unit vector (d,) of a query that is no image, or why it has none."""
     dimension = shelf.spec.dimension
     try:
         match query.WhichOneof("source"):
@@ -169,10 +162,8 @@ def _given_vector(shelf: Shelf, gallery: "Gallery", query: pb.Query) -> Outcome:
                 return gallery.get([query.key])[0].vector
             case _:
                 return InvalidArgument("The query is empty; give an image, a vector or a key.")
-    except CrossbatchError as error:  # this query's alone
+    except (InvalidArgument, NotFound) as error:  # this query's alone
         return shelf.hide(error)
-    except Exception as error:
-        return error
 
 
 def _embed_result(outcome: Outcome) -> pb.EmbedResult:

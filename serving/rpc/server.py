@@ -198,7 +198,7 @@ class Server:
         """Open each gallery, so that one that cannot be used shows in the log and not only in a call."""
         for name in self._shelf.galleries.names():
             try:
-                self._shelf.usable(name)
+                self._shelf.check(name)
             except CrossbatchError as error:
                 logger.warning("gallery %s cannot be used: %s", name, error, extra={"gallery": name})
             except Exception:  # a bug that one gallery shows must not keep the others from being served

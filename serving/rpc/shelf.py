@@ -40,16 +40,30 @@ class Shelf:
         self._readers = Workers("gallery-read", READERS, most=most, what="the gallery was read")
         self._writers = Workers("gallery-write", WRITERS, most=most, what="anything was stored")
 
-    def usable(self, name: str) -> "Gallery":
-        """Open a gallery that fits the model; blocks, so call it through `read`.
+    def using(self, name: str, work: "Callable[[Gallery], T]") -> T:
+        """Work on the gallery that has a name now, if it fits the model; blocks, so call it through `read`.
+
+        The work is begun anew where another gallery took the name meanwhile, so that a switch fails no call.
 
         Raises:
             NotFound: if there is none of that name.
             Mismatch: if it belongs to another model or is damaged.
         """
-        gallery = self.galleries.get(name)
-        gallery.check_model(self.spec)
-        return gallery
+
+        def checked(gallery: "Gallery") -> T:
+            gallery.check_model(self.spec)
+            return work(gallery)
+
+        return self.galleries.using(name, checked)
+
+    def check(self, name: str) -> None:
+        """Look whether a gallery can be used; blocks.
+
+        Raises:
+            NotFound: if there is none of that name.
+            Mismatch: if it belongs to another model or is damaged.
+        """
+        self.using(name, lambda _: None)
 
     async def read(
         self, deadline: float | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from serving.errors import CrossbatchError, InvalidArgument, NotFound
 from serving.rpc.caller import faults_of
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 
-__all__ = ["answered_each", "chunks_of", "moved_field"]
+__all__ = ["answered_each", "answers_to", "chunks_of", "moved_field"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -16,6 +16,38 @@ R = TypeVar("R")
 # A chunk is sent when the next input would pass this, so a chunk of one largest image still fits a message.
 _CHUNK_BYTES = MAX_MESSAGE_BYTES // 2 - 65_536
 _INPUT = re.compile(r"(images|queries|items)\[(\d+)\]")
+
+
+def answers_to(
+    inputs: Iterator[T],
+    size: Callable[[T], int],
+    at_once: int,
+    call: Callable[[list[T]], list[R | CrossbatchError]],
+    *,
+    raising: bool,
+) -> list[Any]:
+    """Answer each input for itself, in as many calls as the limits demand.
+
+    Args:
+        inputs: What is to be answered.
+        size: Bytes of one input.
+        at_once: Most inputs in a call.
+        call: Answers each input, or raises what `Caller.call` raised.
+        raising: Whether the first bad input raises its error.
+
+    Returns:
+        One answer an input; or an error in its place.
+
+    Raises:
+        CrossbatchError: if a call failed, or that of the first bad input, whose place it then tells.
+    """
+    answers: list[R | CrossbatchError] = []
+    for chunk in chunks_of(inputs, size, at_once):
+        for answer in answered_each(chunk, call):
+            if raising and isinstance(answer, CrossbatchError):
+                raise type(answer)(f"input {len(answers)}: {answer}") from answer
+            answers.append(answer)
+    return answers
 
 
 def answered_each(

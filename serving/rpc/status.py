@@ -94,8 +94,12 @@ def code_of(error: CrossbatchError) -> grpc.StatusCode:
 
 
 def reason_of(error: CrossbatchError) -> str:
-    """Name an error's class as google.rpc.ErrorInfo wants it: `BadImage` is `BAD_IMAGE`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).upper()
+    """Name an error's class as google.rpc.ErrorInfo wants it: `BadImage` is `BAD_IMAGE`.
+
+    A class that is not in the table, known within the server only, goes by the nearest one that is.
+    """
+    name = next(kind.__name__ for kind in type(error).__mro__ if kind in CODES)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
 
 
 def to_status(error: Exception) -> status_pb2.Status:
@@ -104,7 +108,8 @@ def to_status(error: Exception) -> status_pb2.Status:
     An exception that is not of our tree is a bug: it is logged under an id, and the caller sees only the id.
 
     Returns:
-        A status with exactly one ErrorInfo, RetryInfo for an overload, BadRequest for a `Refusal`.
+        A status with exactly one ErrorInfo, which tells the item and versions of a conflict; RetryInfo for an
+        overload, BadRequest for a `Refusal`.
     """
     if isinstance(error, Refusal):
         status = to_status(error.violations[0].error)
@@ -125,7 +130,10 @@ def to_status(error: Exception) -> status_pb2.Status:
     if not isinstance(error, CrossbatchError):
         return _internal(error)
     status = status_pb2.Status(code=code_of(error).value[0], message=_shortened(str(error), 1_000))
-    status.details.append(_packed(error_details_pb2.ErrorInfo(reason=reason_of(error), domain=DOMAIN)))
+    info = error_details_pb2.ErrorInfo(reason=reason_of(error), domain=DOMAIN)
+    if isinstance(error, errors.Conflict):
+        info.metadata.update(key=error.key, expected=str(error.expected), found=str(error.found))
+    status.details.append(_packed(info))
     if isinstance(error, errors.Overloaded):
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(error.retry_after * 1e9))
@@ -146,6 +154,14 @@ def from_status(status: status_pb2.Status) -> CrossbatchError:
         retry = _detail(status, error_details_pb2.RetryInfo)
         if retry is not None:
             return kind(status.message, retry_after=retry.retry_delay.ToNanoseconds() / 1e9)
+    if issubclass(kind, errors.Conflict) and info is not None:
+        told = info.metadata
+        return kind(
+            status.message,
+            key=told.get("key", ""),
+            expected=_number(told.get("expected", "")),
+            found=_number(told.get("found", "")),
+        )
     return kind(status.message)
 
 
@@ -168,6 +184,10 @@ def _by_reason(reason: str) -> type[CrossbatchError] | None:
     name = "".join(word.capitalize() for word in reason.split("_"))
     kind = getattr(errors, name, None) if name in errors.__all__ else None
     return kind if isinstance(kind, type) and issubclass(kind, CrossbatchError) else None
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _internal(error: Exception) -> status_pb2.Status:

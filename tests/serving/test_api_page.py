@@ -37,8 +37,9 @@ def test_every_service_and_call_has_a_section_with_each_field() -> None:
 def test_every_field_of_every_message_is_named() -> None:
     for file in FILES:
         for message in file.message_types_by_name.values():
-            for field in message.fields:
-                assert f"`{field.name}`" in PAGE, f"{message.name}.{field.name}"
+            for each in (message, *message.nested_types):
+                for field in each.fields:
+                    assert f"`{field.name}`" in PAGE, f"{each.full_name}.{field.name}"
 
 
 def test_every_error_has_its_line_with_code_and_reason() -> None:
@@ -61,6 +62,9 @@ def test_every_limit_is_the_one_of_the_code() -> None:
         "MAX_K": f"| `k` | 1 to {limits.MAX_K:,}, {limits.DEFAULT_K} when absent",
         "MAX_HITS": f"at most {limits.MAX_HITS:,}",
         "MAX_EXCLUDED": f"| `exclude_keys` | at most {limits.MAX_EXCLUDED:,} |",
+        "MAX_FILTER_LEVELS": f"{limits.MAX_FILTER_LEVELS} levels deep, with",
+        "MAX_FILTER_CONDITIONS": f"at most {limits.MAX_FILTER_CONDITIONS:,} conditions and values",
+        "MAX_PAGE": f"`page_size` (0 to {limits.MAX_PAGE:,}; 0 stands for {limits.DEFAULT_PAGE})",
         "MAX_DELETED_KEYS": f"`keys` (1 to {limits.MAX_DELETED_KEYS:,};",
         "MAX_MESSAGE_BYTES": f"at most {limits.MAX_MESSAGE_BYTES >> 20} MiB in either direction",
         "MAX_BYTES_IN_FLIGHT": f"{limits.MAX_BYTES_IN_FLIGHT >> 20} MiB together",

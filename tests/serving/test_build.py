@@ -21,12 +21,14 @@ def clustered(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).standard_normal((60, dimension))
     rows = centres[rng.integers(60, size=count)] + 0.5 * rng.standard_normal((count, dimension))
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return units
 
 
 def isotropic(count: int, dimension: int) -> NDArray[np.float32]:
     rows = np.random.default_rng(1).standard_normal((count, dimension))
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return units
 
 
 def built(rows: NDArray[np.float32], wanted: str = "auto", recall: float = 0.95) -> tuple[Draft, Facts]:
@@ -93,7 +95,7 @@ def test_few_vectors_stay_exact() -> None:
 
 def test_given_type_is_built_as_given_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = clustered(2000, 16)
-    draft, facts = built(rows, "IVF32,PQ8x4fs")
+    _, facts = built(rows, "IVF32,PQ8x4fs")
     assert (facts.type, facts.wanted, facts.note) == ("IVF32,PQ8x4fs,RFlat", "IVF32,PQ8x4fs", "")
     assert facts.parameters.keys() == {"nprobe", "k_factor_rf"}
     assert facts.recall >= 0.95

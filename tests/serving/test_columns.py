@@ -127,7 +127,7 @@ def columns_of(items: list[tuple[str, dict[str, Any]]]) -> Columns:
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(items=ITEMS, filters=st.lists(FILTERS, min_size=1, max_size=4), cut=st.integers(0, 12))
 def test_mask_is_what_a_loop_finds(
     items: list[tuple[str, dict[str, Any]]], filters: list[Filter], cut: int
@@ -218,10 +218,10 @@ def test_masks_are_kept_and_cannot_be_written_to() -> None:
 
 
 def test_every_item_may_have_fields_of_its_own() -> None:
-    columns = columns_of([("", {f"field {i}": i, "all": 1}) for i in range(20_000)])
+    columns = columns_of([("", {f"field {i}": i, "all": 1}) for i in range(5_000)])
     assert np.flatnonzero(columns.mask(Equal("field 777", 777))).tolist() == [777]
     assert columns.mask(Exists("all")).all()
-    assert len(columns.fields) == 20_001
+    assert len(columns.fields) == 5_001
 
 
 def test_masks_of_several_threads_are_the_same() -> None:

@@ -13,13 +13,11 @@ import pytest
 from serving.errors import (
     AlreadyExists,
     BadArtifact,
-    BadSetting,
     InvalidArgument,
     NotFound,
     ReadOnly,
     Unavailable,
 )
-from serving.gallery.command import Settings, render, run
 from serving.gallery.directory import GalleryDirectory, check_name, split_path
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 
@@ -60,7 +58,16 @@ BAD_NAMES = [
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_bad_names_reach_no_file(directory: GalleryDirectory, name: str) -> None:
-    for action in (directory.get, directory.drop, lambda given: directory.create(given, **MODEL)):
+    for action in (
+        directory.get,
+        directory.drop,
+        directory.path_of,
+        directory.rollback,
+        lambda given: directory.create(given, **MODEL),
+        lambda given: directory.switch(given, "a"),
+        lambda given: directory.switch("a", given),
+        lambda given: directory.using(given, Gallery.info),
+    ):
         with pytest.raises(InvalidArgument, match="cannot name a gallery"):
             action(name)
     assert not directory.path.exists()
@@ -150,7 +157,7 @@ def test_names_that_are_not_there_leave_nothing_behind(directory: GalleryDirecto
                 use(f"n{number}")
     with pytest.raises(InvalidArgument):
         directory.create("b", **(MODEL | {"dimension": 0}))
-    assert not [name for name, value in vars(directory).items() if isinstance(value, dict) and value]
+    assert not [name for name, value in vars(directory._handles).items() if isinstance(value, dict) and value]
 
 
 def test_threads_that_want_one_name_take_turns(
@@ -171,7 +178,7 @@ def test_threads_that_want_one_name_take_turns(
         thread.start()
     for thread in threads:
         thread.join()
-    assert directory._turns == {}
+    assert directory._handles._turns == {}
 
 
 def _open_files(folder: Path) -> int:
@@ -249,10 +256,14 @@ def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
         leftover(".a.dropped-0123abcd", age=0)
         leftover(".a.b-c.new-0123abcd", age=7200)
 
+    snapshot = tmp_path / ".a.new-01234567"  # a file: of a snapshot that is written here
+    snapshot.touch()
+    os.utime(snapshot, (0, 0))
     kept = [
         leftover(".a.new-ffffffff", age=60),  # somebody may be making it
         leftover(".git", age=7200),
         leftover(".a.new-x", age=7200),
+        snapshot,
         leftover("a.new-0123abcd", age=7200),  # a gallery of that name
     ]
     leave()
@@ -293,62 +304,3 @@ def test_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotFound, match="is a file"):
         GalleryDirectory(tmp_path / "file")
-
-
-def command(directory: GalleryDirectory, action: str, name: str | None = None, **more: Any) -> str:
-    return render(
-        run(Settings.model_validate({"action": action, "name": name, "galleries": directory.path} | more))
-    )
-
-
-def test_command(directory: GalleryDirectory) -> None:
-    with pytest.raises(NotFound, match="no folder"):
-        command(directory, "list")
-    directory.create("a", **MODEL).upsert([Item("k", AXES[0])])
-    (directory.path / "bad").mkdir()
-    (directory.path / "bad" / "gallery.sqlite").write_bytes(b"x" * 5000)
-    first, second = command(directory, "list").splitlines()
-    assert first.startswith("a: 1 items of dimension 4, model m (ffffffffffff); exact index over 0, 1 newer")
-    assert second.startswith("bad: the gallery file")
-    assert "index rebuilt" in command(directory, "rebuild", "a")
-    assert "exact index over 1, 0 newer" in command(directory, "info", "a")
-    with pytest.raises(BadArtifact):
-        command(directory, "info", "bad")
-    with pytest.raises(BadSetting, match="removes 1 items for good; add --yes"):
-        command(directory, "drop", "a")
-    assert command(directory, "drop", "a", yes=True) == "dropped the gallery a"
-    with pytest.raises(BadSetting, match="unknown number"):
-        command(directory, "drop", "bad")
-    assert command(directory, "drop", "bad", yes=True) == "dropped the gallery bad"
-    assert command(directory, "list") == "no gallery"
-    with pytest.raises(NotFound):
-        command(directory, "drop", "a", yes=True)
-
-
-def test_list_shows_every_gallery_though_one_shows_a_bug_of_ours(
-    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("a", "b"):
-        directory.create(name, **MODEL)
-    real = Gallery.info
-
-    def info(gallery: Gallery) -> Any:
-        if gallery.name == "a":
-            raise KeyError("odd")
-        return real(gallery)
-
-    monkeypatch.setattr(Gallery, "info", info)
-    first, second = command(directory, "list").splitlines()
-    assert first == "a: it cannot be described: KeyError 'odd'"
-    assert second.startswith("b: 0 items")
-    assert "Traceback" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("action", "name"), [("info", None), ("drop", None), ("rebuild", None), ("list", "a")]
-)
-def test_command_with_a_name_too_few_or_too_many(
-    directory: GalleryDirectory, action: str, name: str | None
-) -> None:
-    with pytest.raises(BadSetting, match=f"crossbatch gallery {action}"):
-        command(directory, action, name)

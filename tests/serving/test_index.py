@@ -1,9 +1,10 @@
-"""The FAISS file alone: whatever its type exact in its scores, whole or absent, refused when it is another."""
+"""The FAISS file alone: exact scores whatever its type, whole or absent, refused when it is another."""
 
 import gc
 import hashlib
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -135,7 +136,7 @@ def test_file_that_was_read_can_be_added_to(tmp_path: Path) -> None:
         path = tmp_path / "index-1.faiss"
         draft = Draft.read(path, checksum=file_checksum(path), dimension=16, threads=1)
         draft.add(np.arange(700, 1000), vectors[600:])
-        facts = Facts(parameters={name: 64 for name in draft.knobs})
+        facts = Facts(parameters=dict.fromkeys(draft.knobs, 64))
         index = Index(path, checksum=draft.save(path), dimension=16, facts=facts)
         assert np.array_equal(index.matrix, vectors)
         assert index.seqs.tolist() == [*range(600), *range(700, 1000)]
@@ -210,25 +211,22 @@ def test_gpu_is_used_by_one_thread_and_answers_exactly(
     monkeypatch.setattr(module, "GpuMatrix", lambda _, matrix: GpuMatrix(_StandIn, matrix))
     index = Index(path, checksum=file_checksum(path), dimension=8, facts=Facts(), device="cuda")
     assert index.exact
-    best = np.argsort(-(vectors[:9] @ vectors.T), axis=1, kind="stable")
-    for count in (10, 2400):  # the GPU returns no more than 2048: the rest comes from the CPU, as exact
-        found = [np.empty(0)] * 4
-        callers = [
-            threading.Thread(target=lambda i=i: found.__setitem__(i, index.search(vectors[:9], count)[1]))  # noqa: B023
-            for i in range(4)
-        ]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-        for positions in found:
-            assert (positions[:, :10] == best[:, :10]).all()
-            assert positions.shape == (9, count)
+    _check_from_threads(index, vectors)
     del index
     gc.collect()
     GpuMatrix(_StandIn, vectors[:1])  # its jobs come after the one that gave back the memory
     assert len(_StandIn.threads) == 1
     assert threading.current_thread().name not in _StandIn.threads
+
+
+def _check_from_threads(index: Index, vectors: NDArray[np.float32]) -> None:
+    best = np.argsort(-(vectors[:9] @ vectors.T), axis=1, kind="stable")
+    for count in (10, 2400):  # the GPU returns no more than 2048: the rest comes from the CPU, as exact
+        with ThreadPoolExecutor(4) as callers:
+            found = list(callers.map(lambda _: index.search(vectors[:9], count)[1], range(4)))  # noqa: B023
+        for positions in found:
+            assert (positions[:, :10] == best[:, :10]).all()
+            assert positions.shape == (9, count)
 
 
 def test_gpu_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from serving.errors import BadArtifact, BadImage, DeadlineExceeded, InvalidArgum
 from serving.gallery.item import Hit
 from serving.rpc import neighbours
 from serving.rpc.loose import loosened
-from serving.rpc.neighbours import search_results
+from serving.rpc.neighbours import Options, search_results
 from serving.rpc.status import Refusal
 from serving.rpc.wire import metadata_of, struct_of
 
@@ -32,7 +32,7 @@ class FakeGallery:
 
 
 def found_by(gallery: Any, outcomes: list[Any], k: int = 10, deadline: float | None = None) -> list[bytes]:
-    return search_results(gallery, outcomes, deadline, k=k, minimum_score=None, exclude=())
+    return search_results(gallery, outcomes, Options(k), deadline)
 
 
 def test_what_travels_is_a_search_result_like_any_other() -> None:

@@ -97,7 +97,7 @@ def test_the_real_parts_from_photo_to_answer_then_a_drained_stop(
         client.create("birds")
         pictures = [picture_of(seed) for seed in range(10)]
         items = [Item(f"{i}", image=picture, label=f"l{i}") for i, picture in enumerate(pictures)]
-        assert client.upsert("birds", items) == 10
+        assert len(client.upsert("birds", items)) == 10
         encoder = Encoder(model)
         expected = encoder.encode(np.stack([encoder.preprocess(picture) for picture in pictures]))
         np.testing.assert_allclose(client.embed(pictures), expected, atol=1e-6)

@@ -76,6 +76,10 @@ def test_every_service_call_message_and_field_is_explained(image: Path) -> None:
         for n, message in enumerate(file.message_type):
             for f, field in enumerate(message.field):
                 assert explained.get((4, n, 2, f)), f"{message.name}.{field.name}"
+            for i, inner in enumerate(message.nested_type):
+                assert explained.get((4, n, 3, i)), inner.name
+                for f, field in enumerate(inner.field):
+                    assert explained.get((4, n, 3, i, 2, f)), f"{inner.name}.{field.name}"
 
 
 def test_the_floors_of_the_project_run_the_stubs() -> None:

@@ -64,7 +64,7 @@ def test_adding_gives_what_a_whole_rebuild_gives(gallery: Gallery, type_: str) -
     rows, queries = units(450), units(20, seed=1)
     gallery.upsert(items("k", rows[:300]))
     gallery.rebuild(type_)
-    gallery.delete([f"k{i}" for i in range(0, 50)])
+    gallery.delete([f"k{i}" for i in range(50)])
     gallery.upsert(items("n", rows[300:]))
     gallery.upsert([Item("k60", rows[0]), Item("n5", rows[1])])
     gallery.delete(["n7"])
@@ -152,6 +152,21 @@ def test_emptied_gallery_has_no_file(gallery: Gallery) -> None:
     assert gallery.info().index_items == 30
 
 
+def test_nothing_is_done_where_nothing_is_new(gallery: Gallery) -> None:
+    gallery.upsert(items("k", units(100)))
+    gallery.rebuild(whole=False)
+    before = files(gallery)
+    gallery.delete(["k1"])
+    gallery.rebuild(whole=False)
+    assert files(gallery) == before
+    assert gallery.info().deleted == 1
+    gallery.upsert(items("n", units(3)))
+    gallery.rebuild(whole=False)
+    assert (gallery.info().fresh, facts_of(gallery).extended) == (0, 3)
+    gallery.rebuild()
+    assert (gallery.info().deleted, facts_of(gallery).extended) == (0, 0)
+
+
 def test_type_and_recall_are_wanted_from_then_on(gallery: Gallery) -> None:
     gallery.upsert(items("k", units(400)))
     stages: list[str] = []
@@ -184,11 +199,12 @@ def test_progress_that_raises_leaves_the_old_index(gallery: Gallery) -> None:
     before = files(gallery)
     gallery.upsert(items("n", units(100)))
 
-    def stop(stage: str, *_: int) -> None:
-        if stage == last:
-            raise InterruptedError(stage)
-
     for last in ("read", "measure", "write"):
+
+        def stop(stage: str, *_: int, last: str = last) -> None:
+            if stage == last:
+                raise InterruptedError(stage)
+
         with pytest.raises(Unavailable):
             gallery.rebuild(progress=stop)
         assert files(gallery) == before
@@ -220,14 +236,22 @@ def test_folder_that_loses_its_name_meanwhile_gets_its_own_files_or_none(
         assert list((tmp_path / "c").glob("index-*")) == []
 
 
-def state(**values: int) -> State:
-    given = {"covers_seq": 0, "covers_removal": 0, "last_seq": 0, "last_removal": 0, "index_count": 0}
-    kinds = {"str": "", "int": 0, "float": 0.0}
+def state(*, last_seq: int = 0, last_removal: int = 0, index_count: int = 0) -> State:
     return State(
-        **{
-            name: (given | values).get(name, kinds[str(kind.__name__)])
-            for name, kind in State.__annotations__.items()
-        }
+        change=0,
+        generation=0,
+        index_file="",
+        index_checksum="",
+        index_count=index_count,
+        covers_seq=0,
+        covers_removal=0,
+        index_facts="{}",
+        wanted_index="auto",
+        wanted_recall=0.99,
+        previous_name="",
+        previous_id="",
+        last_seq=last_seq,
+        last_removal=last_removal,
     )
 
 

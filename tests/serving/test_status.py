@@ -80,6 +80,25 @@ def test_a_class_that_is_not_in_the_table_takes_the_code_of_its_parent() -> None
         pass
 
     assert code_of(Odd("x")) is grpc.StatusCode.INVALID_ARGUMENT
+    assert reason_of(Odd("x")) == "BAD_IMAGE"
+
+
+def test_a_conflict_tells_the_item_and_both_versions() -> None:
+    status = to_status(errors.Conflict("changed", key="shoes/1 ä", expected=2**60 + 1, found=0))
+    (info,) = details(status, error_details_pb2.ErrorInfo)
+    assert dict(info.metadata) == {"key": "shoes/1 ä", "expected": str(2**60 + 1), "found": "0"}
+    back = from_status(status)
+    assert isinstance(back, errors.Conflict)
+    assert (back.key, back.expected, back.found) == ("shoes/1 ä", 2**60 + 1, 0)
+
+
+@pytest.mark.parametrize("told", [{}, {"expected": "x", "found": "-1"}, {"found": "²"}])
+def test_a_conflict_of_another_hand_is_one_too(told: dict[str, str]) -> None:
+    info = any_pb2.Any()
+    info.Pack(error_details_pb2.ErrorInfo(reason="CONFLICT", domain="crossbatch", metadata=told))
+    back = from_status(status_pb2.Status(code=10, message="m", details=[info]))
+    assert isinstance(back, errors.Conflict)
+    assert (back.key, back.expected, back.found) == ("", 0, 0)
 
 
 def test_an_overload_tells_when_to_return() -> None:

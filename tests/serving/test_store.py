@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing.synchronize import Event
@@ -172,6 +172,15 @@ def test_copy_is_one_sound_file_of_one_state_without_an_index(store: Store, tmp_
         store.copy_to(tmp_path / "nowhere" / "copy")
 
 
+@pytest.mark.usefixtures("read_only")
+def test_settled_file_is_copied(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    with closing(Store(path)) as store:
+        store.copy_to(tmp_path / "copy")
+    assert [found.name for found in sorted(tmp_path.iterdir())] == ["copy", "gallery.sqlite"]
+    assert store.meta.id.encode() not in (tmp_path / "copy").read_bytes()
+
+
 def test_check_tells_what_is_wrong(tmp_path: Path) -> None:
     path = made(tmp_path)
     with closing(Store(path)) as store:
@@ -278,9 +287,13 @@ def test_publication_keeps_the_removals_that_either_file_needs(store: Store) -> 
 
 def test_what_is_wanted_and_whose_name_was_taken_is_kept_as_a_change(store: Store) -> None:
     changes = [0]
-    for note in (lambda: writer.want("IVF16,Flat", 0.9), lambda: writer.name_taken("spring", "1" * 32)):
+    notes: list[Callable[[Writer], None]] = [
+        lambda writer: writer.want("IVF16,Flat", 0.9),
+        lambda writer: writer.name_taken("spring", "1" * 32),
+    ]
+    for note in notes:
         with store.write() as writer:
-            note()
+            note(writer)
         with store.read() as reader:
             changes.append(reader.state().change)
     assert changes == [0, 1, 2]  # so that what is in memory of a state is not taken for it

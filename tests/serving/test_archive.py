@@ -1,0 +1,289 @@
+"""A gallery goes into one file and comes back from it, whole, or nothing is left of the attempt."""
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.errors import (
+    AlreadyExists,
+    BadArtifact,
+    CrossbatchError,
+    InvalidArgument,
+    NotFound,
+    Overloaded,
+    ReadOnly,
+)
+from serving.gallery import archive
+from serving.gallery.archive import restore, snapshot
+from serving.gallery.directory import GalleryDirectory
+from serving.gallery.gallery import Gallery, RebuildPolicy
+from serving.gallery.store import Store
+from serving.gallery.verify import verify
+from tests.serving.test_gallery_survival import small_disk
+from tests.serving.test_verify import COUNT, DIMENSION, flip, items, sql
+
+__all__ = ["small_disk"]
+
+MANUAL = RebuildPolicy(automatic=False)
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    made = Gallery.create(
+        tmp_path / "galleries" / "birds",
+        model_name="m",
+        fingerprint="f" * 64,
+        dimension=DIMENSION,
+        thumbnail_side=64,
+        policy=MANUAL,
+    )
+    made.upsert(items())
+    made.rebuild()
+    made.delete(["k1"])
+    with closing(made):
+        yield made
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def told(gallery: Gallery) -> list[tuple[object, ...]]:
+    found = gallery.get([f"k{i}" for i in range(COUNT) if i != 1])
+    return [
+        (each.key, each.label, each.uri, each.metadata, each.source, each.version, each.vector.tobytes())
+        for each in found
+    ]
+
+
+def test_there_and_back(gallery: Gallery, tmp_path: Path) -> None:
+    file = tmp_path / "birds.snapshot"
+    assert snapshot(gallery.path, file) == COUNT - 1
+    assert names(tmp_path) == ["birds.snapshot", "galleries"]
+    path = tmp_path / "galleries" / "again"
+    stages: list[str] = []
+    assert restore(file, path, advance=lambda stage, *_: stages.append(stage)) == COUNT - 1
+    assert "verify" in stages
+    assert names(path.parent) == ["again", "birds"]
+    assert names(tmp_path) == ["birds.snapshot", "galleries"]
+    found = verify(path)
+    assert (found.problems, found.items, found.indexed) == ([], COUNT - 1, COUNT - 1)
+    with closing(Gallery.open(path, policy=MANUAL)) as again:
+        assert told(again) == told(gallery)
+        assert again.thumbnail("k7") == gallery.thumbnail("k7")
+        queries = np.stack([item.vector for item in items()[:5]])
+        assert again.search(queries, 9) == gallery.search(queries, 9)
+        assert again.meta.id != gallery.meta.id  # it is a gallery of its own
+        (version,) = again.upsert(items()[:1])
+        assert version > max(each.version for each in again.get(["k2", "k59"]))
+
+
+def test_a_snapshot_of_an_empty_gallery(tmp_path: Path) -> None:
+    Gallery.create(tmp_path / "g" / "a", model_name="m", fingerprint="f", dimension=4, policy=MANUAL).close()
+    assert snapshot(tmp_path / "g" / "a", tmp_path / "file") == 0
+    assert restore(tmp_path / "file", tmp_path / "g" / "b") == 0
+    assert verify(tmp_path / "g" / "b").problems == []
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o000, 0o644)])
+def test_the_rights_of_a_snapshot(gallery: Gallery, tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        snapshot(gallery.path, tmp_path / "file")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+
+
+def test_a_snapshot_is_of_one_state_while_writes_go_on(gallery: Gallery, tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def write() -> None:
+        step = 0
+        while not done.is_set():  # all of a step are of one label
+            step += 1
+            gallery.upsert([type(item)(item.key, item.vector, f"step {step}") for item in items()])
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for number in range(4):
+            time.sleep(0.02)
+            assert snapshot(gallery.path, tmp_path / f"{number}") >= COUNT - 1
+    finally:
+        done.set()
+        thread.join()
+    for number in range(4):
+        restore(tmp_path / f"{number}", tmp_path / "galleries" / f"r{number}")
+        with closing(Gallery.open(tmp_path / "galleries" / f"r{number}", policy=MANUAL)) as again:
+            assert len({item.label for item in again.list()} - {f"label{i}" for i in range(5)}) <= 1
+
+
+def test_nothing_is_written_over(gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(AlreadyExists, match=r"already something at .*file"):
+        snapshot(gallery.path, file)
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)  # it comes while the snapshot is written
+    for fails in (False, True):
+        with monkeypatch.context() as patched:
+            if fails:
+                patched.setattr(os, "link", refused_link)
+            with pytest.raises(AlreadyExists, match=r"already something at .*file"):
+                snapshot(gallery.path, file)
+    assert file.read_text() == "mine"
+    assert names(tmp_path) == ["file", "galleries"]
+    with pytest.raises(AlreadyExists, match="birds"):
+        restore(file, gallery.path)
+
+
+def refused_link(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
+def test_a_file_system_without_links(
+    gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", refused_link)
+    snapshot(gallery.path, tmp_path / "file")
+    assert names(tmp_path) == ["file", "galleries"]
+    assert verify(tmp_path / "file").items == COUNT - 1
+
+
+def test_a_damaged_gallery_gives_no_snapshot(gallery: Gallery, tmp_path: Path) -> None:
+    sql(gallery.path, "UPDATE items SET label = 'x' WHERE key = 'k5'")
+    with pytest.raises(BadArtifact, match=r"birds is damaged, and no snapshot.*'k5'.*gallery verify birds"):
+        snapshot(gallery.path, tmp_path / "file")
+    assert names(tmp_path) == ["galleries"]
+    with pytest.raises(NotFound, match="no folder"):
+        snapshot(gallery.path, tmp_path / "none" / "file")
+
+
+def newer(file: Path) -> None:
+    with closing(Store(file)) as store, store.write() as writer:
+        writer._sql.execute("UPDATE meta SET value = 99 WHERE name = 'format_version'")
+
+
+def garbage(file: Path) -> None:
+    file.write_bytes(b"x" * 9000)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9000])
+
+
+def flipped(file: Path) -> None:
+    flip(file, file.read_bytes().index(items()[9].vector.tobytes()))
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (garbage, BadArtifact, "file is not a database"),
+        (cut, BadArtifact, "damaged"),
+        (flipped, BadArtifact, "'k9': its checksum.*use another one"),
+        (newer, BadArtifact, "format version 99.*upgrade crossbatch"),
+        (lambda file: file.write_bytes(b""), BadArtifact, "not a gallery"),
+        (lambda file: Path(f"{file}-wal").touch(), InvalidArgument, "a gallery in use"),
+        (lambda file: file.unlink(), NotFound, "no snapshot"),
+    ],
+)
+def test_what_cannot_be_restored(
+    gallery: Gallery,
+    tmp_path: Path,
+    change: Callable[[Path], object],
+    kind: type[CrossbatchError],
+    words: str,
+) -> None:
+    file = tmp_path / "file"
+    snapshot(gallery.path, file)
+    change(file)
+    with pytest.raises(kind, match=words) as caught:
+        restore(file, tmp_path / "galleries" / "again")
+    assert "\n" not in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert names(tmp_path / "galleries") == ["birds"]
+
+
+def test_an_interruption_leaves_nothing(
+    gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot(gallery.path, tmp_path / "file")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(gallery.path, tmp_path / "second", advance=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        restore(tmp_path / "file", tmp_path / "galleries" / "again", advance=interrupted)
+    assert names(tmp_path) == ["file", "galleries"]
+    assert names(tmp_path / "galleries") == ["birds"]
+
+
+def test_what_a_crash_left_is_swept(gallery: Gallery, tmp_path: Path) -> None:
+    def leave(name: str, *, age: float) -> None:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+
+    leave(".file.new-0123abcd", age=7200)
+    leave(".file.new-0123abcd-wal", age=7200)
+    leave(".file.new-ffffffff", age=60)  # somebody may be writing it
+    leave(".other.new-0123abcd", age=7200)
+    leave("file.new-0123abcd", age=7200)
+    snapshot(gallery.path, tmp_path / "file")
+    assert names(tmp_path) == [
+        ".file.new-ffffffff", ".other.new-0123abcd", "file", "file.new-0123abcd", "galleries",
+    ]  # fmt: skip
+
+
+def test_a_gallery_that_takes_long_to_make_is_no_leftover(
+    gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot(gallery.path, tmp_path / "file")
+    monkeypatch.setattr("serving.gallery.folder._STALE", -60.0)
+
+    def swept(*_: object) -> None:
+        GalleryDirectory(tmp_path / "galleries").close()
+
+    restore(tmp_path / "file", tmp_path / "galleries" / "again", advance=swept)
+    assert verify(tmp_path / "galleries" / "again").problems == []
+
+
+def test_a_full_disk_leaves_nothing(gallery: Gallery, tmp_path: Path, small_disk: Path) -> None:
+    for start in range(0, 6000, 500):
+        many = [type(item)(f"{start}/{item.key}", item.vector, "x" * 1000) for item in items(500)]
+        gallery.upsert(many)
+    for _ in range(2):
+        with pytest.raises(Overloaded, match="full"):
+            snapshot(gallery.path, small_disk / "file")
+        assert names(small_disk) == []
+    snapshot(gallery.path, tmp_path / "file")
+    with pytest.raises(Overloaded, match="full"):
+        restore(tmp_path / "file", small_disk / "again")
+    assert names(small_disk) == []
+
+
+def test_a_folder_that_cannot_be_written(
+    gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot(gallery.path, tmp_path / "file")
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refused)
+        with pytest.raises(ReadOnly, match="permission denied"):
+            restore(tmp_path / "file", tmp_path / "galleries" / "again")
+    monkeypatch.setattr(archive, "_put", refused)
+    with pytest.raises(ReadOnly, match="second"):
+        snapshot(gallery.path, tmp_path / "second")
+    assert names(tmp_path) == ["file", "galleries"]

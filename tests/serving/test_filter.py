@@ -1,0 +1,153 @@
+"""Filters read from JSON, and refused with one sentence that says where."""
+
+from typing import Any
+
+import pytest
+
+from serving.errors import InvalidArgument
+from serving.gallery.filter import (
+    LABEL,
+    AllOf,
+    AnyOf,
+    Equal,
+    Exists,
+    Filter,
+    In,
+    Not,
+    Range,
+    parse_filter,
+)
+from serving.gallery.filter_bounds import MAX_CONDITIONS, check_fields, check_filter
+
+NAN, HUGE = float("nan"), 10**400
+
+
+def nested(levels: int) -> Filter:
+    filter: Filter = Exists("a")
+    for _ in range(levels - 1):
+        filter = Not(filter)
+    return filter
+
+
+def nested_json(levels: int) -> Any:
+    given: dict[str, Any] = {"a": 1}
+    for _ in range(levels - 1):
+        given = {"$not": given}
+    return given
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"brand": "acme"}, Equal("brand", "acme")),
+        ({"a": True}, Equal("a", True)),
+        ({}, AllOf(())),
+        ({"price": {"$gte": 3, "$lt": 9}}, Range("price", least=3, below=9)),
+        ({"price": {"$gt": "a", "$lte": "b"}}, Range("price", above="a", most="b")),
+        ({"$label": {"$in": ["x", 1, False]}}, In(LABEL, ("x", 1, False))),
+        ({"a": {"$nin": []}}, Not(In("a", ()))),
+        ({"a": {"$eq": 1.5}}, Equal("a", 1.5)),
+        ({"a": {"$ne": "b"}}, Not(Equal("a", "b"))),
+        ({"size": {"$exists": True}}, Exists("size")),
+        ({"size": {"$exists": False}}, Not(Exists("size"))),
+        ({"": ""}, Equal("", "")),
+        ({"a": {"$exists": True, "$gt": 0}}, AllOf((Exists("a"), Range("a", above=0)))),
+        ({"a": 1, "b": 2}, AllOf((Equal("a", 1), Equal("b", 2)))),
+        (
+            {"$or": [{"a": 1}, {"$and": [{"b": 2}, {}]}], "$not": {"$label": "x"}},
+            AllOf((AnyOf((Equal("a", 1), AllOf((Equal("b", 2), AllOf(()))))), Not(Equal(LABEL, "x")))),
+        ),
+        ({"$or": []}, AnyOf(())),
+    ],
+)
+def test_json_is_read(given: Any, expected: Filter) -> None:
+    found = parse_filter(given)
+    assert repr(found) == repr(expected)  # == takes True for 1
+    assert hash(found) == hash(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1], r"^filter is \[1\]; expected a JSON object"),
+        ("a", r"^filter is 'a'; expected a JSON object"),
+        ({1: 2}, r"^filter is .*expected a JSON object"),
+        ({"a": None}, r"^filter\.a is null; .*use \$exists"),
+        ({"a": [1]}, r"^filter\.a is \[1\]; .*use \$in"),
+        ({"a": {}}, r"^filter\.a has no condition"),
+        ({"a": {"$gte": {}}}, r"^filter\.a\.\$gte is \{\}; expected a string, a number or a boolean$"),
+        ({"a": {"$lten": 1}}, r"^filter\.a\.\$lten is unknown; did you mean \$lte\?"),
+        ({"a": {"lower": 1}}, r"^filter\.a\.lower is unknown; expected one of \$eq, "),
+        ({"$nor": []}, r"^filter\.\$nor is unknown; did you mean \$or\?"),
+        ({"a": {"$in": 1}}, r"^filter\.a\.\$in is 1; expected a list of values"),
+        ({"a": {"$in": [1, None]}}, r"^filter\.a\.\$in\[1\] is null"),
+        ({"a": {"$exists": 1}}, r"^filter\.a\.\$exists is 1; expected true or false"),
+        ({"$or": {"a": 1}}, r"^filter\.\$or is .*expected a list of filters"),
+        ({"$or": [{"a": 1}, {"$not": 3}]}, r"^filter\.\$or\[1\]\.\$not is 3; expected a JSON object"),
+        (nested_json(31), "more than 30 levels"),
+        (nested_json(900), "more than 30 levels"),
+    ],
+)
+def test_other_json_is_refused_with_its_place(given: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message) as caught:
+        parse_filter(given)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("filter", "message"),
+    [
+        (Equal("a", NAN), "not finite"),
+        (Equal("a", HUGE), "larger than a double"),
+        (Equal("a", None), "with a NoneType"),  # type: ignore[arg-type]
+        (In("a", (1, [])), "with a list"),  # type: ignore[arg-type]
+        (Equal(3, 1), "field of the filter is 3"),  # type: ignore[arg-type]
+        (Range("a"), "range without bounds"),
+        (Range("a", least=1, most="b"), "are number and string"),
+        (Range("a", least=True), "are boolean"),
+        (Range("a", least=float("inf")), "not finite"),
+        (Not(3), "expected a filter, found int"),  # type: ignore[arg-type]
+        ("a", "expected a filter, found str"),
+        (In("a", tuple(range(1001))), "more than 1000 conditions"),
+        (AllOf(tuple(Equal("a", 1) for _ in range(1001))), "more than 1000 conditions"),
+        (AnyOf((AllOf(()),) * 1001), "more than 1000 conditions"),
+        (nested(31), "more than 30 levels"),
+        (nested(3000), "more than 30 levels"),
+    ],
+)
+def test_filter_out_of_bounds_is_refused(filter: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        check_filter(filter)
+
+
+@pytest.mark.parametrize("filter", [In("a", tuple(range(MAX_CONDITIONS))), nested(30), AllOf(()), AnyOf(())])
+def test_filter_at_the_bounds_is_taken(filter: Filter) -> None:
+    assert check_filter(filter) is filter
+
+
+KINDS = {"brand": frozenset({"string"}), "price": frozenset({"number", "string"}), "box": frozenset[str]()}
+
+
+@pytest.mark.parametrize(
+    ("filter", "message"),
+    [
+        (Not(Equal("brnd", "a")), "no item of the gallery has the field 'brnd' .*did you mean 'brand'"),
+        (AllOf((Equal("brand", "a"), Range("x", most=3))), "the field 'x' "),
+        (Equal("brand", 3), "'brand' with the number 3, and it holds strings"),
+        (In("price", (3, "a", True)), "'price' with the boolean True, and it holds numbers and strings"),
+        (Range("box", least="a"), "holds only objects"),
+    ],
+)
+def test_field_or_kind_that_no_item_has_is_refused(filter: Filter, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        check_fields(filter, KINDS.get, lambda: KINDS)
+
+
+@pytest.mark.parametrize("filter", [Exists("x"), Equal("price", "a"), Range("price", most=3), AllOf(())])
+def test_what_could_be_answered_is_taken(filter: Filter) -> None:
+    check_fields(filter, KINDS.get, lambda: KINDS)
+
+
+def test_gallery_of_no_metadata_says_so() -> None:
+    with pytest.raises(InvalidArgument, match="no item has metadata"):
+        check_fields(Equal("a", 1), lambda _: None, lambda: ())

@@ -1,0 +1,262 @@
+"""The command that looks after galleries: every action, the words it takes, what it prints and refuses."""
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+import crossbatch
+from serving.errors import AlreadyExists, BadArtifact, BadSetting, InvalidArgument, NotFound
+from serving.gallery.command import Settings, render, run
+from serving.gallery.directory import GalleryDirectory
+from serving.gallery.gallery import Gallery, Item
+from serving.gallery.policy import RebuildPolicy
+
+MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
+AXES = np.eye(4, dtype=np.float32)
+ACTIONS = get_args(Settings.model_fields["action"].annotation)
+BAD_NAMES = ["", ".", "..", "../a", "a/../b", "/etc", "/", "a\0", ".hidden", "a" * 65, "A", "a\n", "-"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[GalleryDirectory]:
+    with GalleryDirectory(tmp_path / "galleries", policy=RebuildPolicy(automatic=False)) as opened:
+        yield opened
+
+
+def filled(directory: GalleryDirectory, *names: str) -> None:
+    for name in names:
+        directory.create(name, **MODEL).upsert([Item("k", AXES[0], name)])
+
+
+def done(directory: GalleryDirectory, *words: str, **more: Any) -> dict[str, Any]:
+    given = dict(zip(("action", "name", "other"), words, strict=False))
+    result = run(Settings.model_validate({**given, "galleries": directory.path, **more}))
+    assert json.loads(json.dumps(result, default=list)) is not None
+    return result
+
+
+def command(directory: GalleryDirectory, *words: str, **more: Any) -> str:
+    return render(done(directory, *words, **more))
+
+
+def test_list_rebuild_info_drop(directory: GalleryDirectory) -> None:
+    with pytest.raises(NotFound, match="no folder"):
+        command(directory, "list")
+    filled(directory, "a")
+    (directory.path / "bad").mkdir()
+    (directory.path / "bad" / "gallery.sqlite").write_bytes(b"x" * 5000)
+    first, second = command(directory, "list").splitlines()
+    assert first.startswith("a: 1 items of dimension 4, model m (ffffffffffff); exact index over 0, 1 newer")
+    assert second.startswith("bad: the gallery file")
+    assert command(directory, "rebuild", "a").startswith("the index of the gallery a is new\na\n")
+    told = command(directory, "info", "a")
+    for words in ("1 of dimension 4; 0 newer", "exact over 1 items (wanted: auto)", "1.0000 (wanted: 0.99)"):
+        assert words in told
+    assert "previous" not in told
+    with pytest.raises(BadArtifact):
+        command(directory, "info", "bad")
+    with pytest.raises(BadSetting, match="removes 1 items for good; add --yes"):
+        command(directory, "drop", "a")
+    assert command(directory, "drop", "a", yes=True) == "dropped the gallery a"
+    with pytest.raises(BadSetting, match="unknown number"):
+        command(directory, "drop", "bad")
+    assert command(directory, "drop", "bad", yes=True) == "dropped the gallery bad"
+    assert command(directory, "list") == "no gallery"
+    with pytest.raises(NotFound):
+        command(directory, "drop", "a", yes=True)
+
+
+def test_a_rebuild_of_another_type(directory: GalleryDirectory) -> None:
+    rows = np.random.default_rng(0).standard_normal((300, 4)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    directory.create("a", **MODEL).upsert([Item(f"k{i}", row) for i, row in enumerate(rows)])
+    told = command(directory, "rebuild", "a", index="HNSW8,Flat", recall=0.9)
+    assert "HNSW8,Flat" in told
+    assert "(wanted: 0.9)" in told
+    assert "(wanted: exact)" in command(directory, "rebuild", "a", index="exact")
+    with pytest.raises(InvalidArgument, match="nonsense"):
+        command(directory, "rebuild", "a", index="nonsense")
+    with pytest.raises(BadSetting, match="for rebuild alone"):
+        command(directory, "info", "a", index="exact")
+
+
+def test_switch_and_rollback(directory: GalleryDirectory) -> None:
+    filled(directory, "birds", "new")
+    assert command(directory, "switch", "birds", "new") == (
+        "the gallery new is now birds, and the one before is new; "
+        "to undo it: crossbatch gallery rollback birds"
+    )
+    assert directory.get("birds").get(["k"])[0].label == "new"
+    assert "new (by rollback it is back)" in command(directory, "info", "birds")
+    with pytest.raises(AlreadyExists):
+        command(directory, "switch", "birds", "new")
+    assert "the gallery birds is again the one before; the other is now new" in command(
+        directory, "rollback", "birds"
+    )
+    assert directory.get("birds").get(["k"])[0].label == "birds"
+    assert command(directory, "switch", "free", "new") == "the gallery new is now free"
+    assert directory.names() == ["birds", "free"]
+
+
+def test_snapshot_and_restore(directory: GalleryDirectory, tmp_path: Path) -> None:
+    filled(directory, "birds")
+    file = str(tmp_path / "birds.snapshot")
+    told = command(directory, "snapshot", "birds", file)
+    assert told.startswith(f"wrote the 1 items of the gallery birds to {file} (0.")
+    assert command(directory, "restore", file, "again") == f"made the gallery again with 1 items of {file}"
+    assert directory.get("again").get(["k"])[0].label == "birds"
+    with GalleryDirectory(tmp_path / "elsewhere") as elsewhere:
+        command(elsewhere, "restore", file, "birds")  # on a new machine: the folder is made
+        assert elsewhere.names() == ["birds"]
+
+
+def test_verify_ends_with_a_sentence_where_there_is_a_problem(
+    directory: GalleryDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(directory, "birds")
+    words = ["gallery", "verify", "birds", "--galleries", str(directory.path)]
+    assert crossbatch.main(words) == 0
+    assert capsys.readouterr().out == (
+        "verified the gallery birds: 1 items (0 in the index, 1 newer, 0 removals), "
+        "0 thumbnails; no problem\n"
+    )
+    with directory.get("birds")._store.write() as writer:
+        writer._sql.execute("UPDATE items SET label = 'x'")
+    assert crossbatch.main(words) == 2
+    told = capsys.readouterr()
+    assert "'k': its checksum is not that" in told.out
+    assert told.out.endswith("\n1 problem\n")
+    assert told.err.splitlines()[-1].startswith(
+        "crossbatch gallery: the gallery birds is damaged; restore it"
+    )
+    assert crossbatch.main([*words, "--json"]) == 2
+    told = capsys.readouterr()
+    assert len(json.loads(told.out)["problems"]) == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "gone"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("", False)]
+)
+def test_drop_asks_on_a_terminal(
+    directory: GalleryDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    gone: bool,
+) -> None:
+    filled(directory, "birds")
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    assert command(directory, "drop", "birds") == f"{'dropped' if gone else 'kept'} the gallery birds"
+    assert capsys.readouterr().err == "drop the gallery birds with 1 items for good? [y/N] "
+    assert directory.names() == ([] if gone else ["birds"])
+
+
+def test_list_shows_every_gallery_though_one_shows_a_bug_of_ours(
+    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(directory, "a", "b")
+    real = Gallery.info
+
+    def info(gallery: Gallery) -> Any:
+        if gallery.name == "a":
+            raise KeyError("odd")
+        return real(gallery)
+
+    monkeypatch.setattr(Gallery, "info", info)
+    first, second = command(directory, "list").splitlines()
+    assert first == "a: it cannot be described: KeyError 'odd'"
+    assert second.startswith("b: 1 items")
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("words", [0, 1, 2])
+def test_words_too_few_or_too_many(directory: GalleryDirectory, action: str, words: int) -> None:
+    wanted = {"list": 0, "snapshot": 2, "restore": 2, "switch": 2}.get(action, 1)
+    if words == wanted:
+        return
+    with pytest.raises(BadSetting, match=f": crossbatch gallery {action}( [A-Z]+){{{wanted}}}$"):
+        command(directory, action, *["a", "b"][:words], yes=True)
+
+
+@pytest.mark.parametrize("action", [action for action in ACTIONS if action != "list"])
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_bad_names_reach_no_file(directory: GalleryDirectory, tmp_path: Path, action: str, name: str) -> None:
+    filled(directory, "birds")
+    command(directory, "snapshot", "birds", str(tmp_path / "file"))
+    before = sorted(tmp_path.rglob("*"))
+    if action == "restore":
+        calls: list[tuple[str, ...]] = [(action, str(tmp_path / "file"), name)]
+    elif action == "snapshot":
+        calls = [(action, name, str(tmp_path / "other"))]
+    elif action == "switch":
+        calls = [(action, name, "birds"), (action, "birds", name)]
+    else:
+        calls = [(action, name)]
+    for words in calls:
+        with pytest.raises(InvalidArgument, match="cannot name a gallery"):
+            command(directory, *words, yes=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+AS_ANOTHER = """
+import json, os, sys
+import crossbatch
+import serving.gallery.command
+from serving.gallery.index import require_faiss
+
+require_faiss()  # from a place that the other user may not read
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+for words in json.loads(sys.argv[1]):
+    print("->", crossbatch.main(["gallery", *words, "--yes", "--galleries", sys.argv[2]]), flush=True)
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may look into, unlike those of pytest."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+        for path in [path for path in Path(name).rglob("*") if path.is_dir()]:
+            path.chmod(0o755)
+
+
+def test_a_read_only_folder(open_folder: Path) -> None:
+    """As another user than root, whom no right stops."""
+    galleries, file, out = open_folder / "galleries", open_folder / "file", open_folder / "out"
+    with GalleryDirectory(galleries, policy=RebuildPolicy(automatic=False)) as directory:
+        filled(directory, "birds", "new")
+        command(directory, "snapshot", "birds", str(file))
+        for path in [galleries, *galleries.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        out.mkdir()
+        out.chmod(0o777)
+        words = [
+            ("list",), ("info", "birds"), ("verify", "birds"), ("snapshot", "birds", f"{out}/x"),
+            ("rebuild", "birds"), ("restore", str(file), "more"), ("switch", "birds", "new"),
+            ("switch", "free", "new"), ("drop", "birds"),
+        ]  # fmt: skip
+        arguments = [sys.executable, "-c", AS_ANOTHER, json.dumps(words), str(directory.path)]
+        ended = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    statuses = [int(line[3:]) for line in ended.stdout.splitlines() if line.startswith("-> ")]
+    assert statuses == [0, 0, 0, 0, 2, 2, 2, 2, 2], ended
+    sentences = [line for line in ended.stderr.splitlines() if line.startswith("crossbatch gallery:")]
+    assert len(sentences) == 5
+    assert all("read-only" in line or "permission denied" in line for line in sentences), sentences

@@ -1,0 +1,450 @@
+"""The calls on items over real sockets: filters, versions, reading one item and all of them page by page."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import hypothesis
+import numpy as np
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from hypothesis import strategies as st
+
+from protos import gallery_service_pb2 as gallery_pb
+from protos import retrieval_service_pb2 as retrieval_pb
+from serving.errors import InvalidArgument
+from serving.gallery import items as gallery_items
+from serving.gallery.directory import GalleryDirectory
+from serving.gallery.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
+from serving.gallery.gallery import Gallery, Item
+from serving.model.preprocess import open_rgb
+from serving.rpc import limits, page
+from serving.rpc.filters import filter_message
+from serving.rpc.wire import bytes_of, metadata_of, vector_of
+from tests.pictures import encoded, picture
+from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
+from tests.serving.stubs import Stubs, connected, fields_of, image, item, refused
+
+MODEL: dict[str, Any] = {"model_name": "fake", "fingerprint": "a" * 64, "dimension": DIMENSION}
+
+
+@pytest.fixture
+def encoder() -> FakeEncoder:
+    return FakeEncoder()
+
+
+@pytest.fixture
+def galleries(tmp_path: Path) -> GalleryDirectory:
+    return GalleryDirectory(tmp_path)
+
+
+@pytest.fixture
+def stubs(encoder: FakeEncoder, galleries: GalleryDirectory) -> Iterator[Stubs]:
+    with serving(encoder, galleries) as running, connected(running.address) as stubs:
+        stubs.create("birds")
+        yield stubs
+
+
+def get(stubs: Stubs, key: str, **options: Any) -> gallery_pb.GetItemResponse:
+    request = gallery_pb.GetItemRequest(gallery="birds", key=key, **options)
+    reply: gallery_pb.GetItemResponse = stubs.galleries.GetItem(request, timeout=10)
+    return reply
+
+
+def delete(stubs: Stubs, *keys: str, expected: tuple[int, ...] = ()) -> int:
+    request = gallery_pb.DeleteItemsRequest(gallery="birds", keys=keys, expected_versions=expected)
+    return int(stubs.galleries.DeleteItems(request, timeout=10).deleted)
+
+
+def pages(stubs: Stubs, **options: Any) -> Iterator[gallery_pb.ListItemsResponse]:
+    request = gallery_pb.ListItemsRequest(gallery="birds", **options)
+    while True:
+        reply = stubs.galleries.ListItems(request, timeout=10)
+        yield reply
+        if not reply.next_page_token:
+            return
+        request.page_token = reply.next_page_token
+
+
+def listed(stubs: Stubs, **options: Any) -> list[gallery_pb.StoredItem]:
+    return [each for reply in pages(stubs, **options) for each in reply.items]
+
+
+def conflict_of(failure: pytest.ExceptionInfo[Any]) -> dict[str, str]:
+    refused("ABORTED", failure, "CONFLICT")
+    for each in rpc_status.from_call(failure.value).details:
+        info = error_details_pb2.ErrorInfo()
+        if each.Unpack(info):
+            return dict(info.metadata)
+    return {}
+
+
+def test_an_item_is_read_whole(stubs: Stubs) -> None:
+    sent = item("a", image=b"a", label="A", uri="file:a")
+    sent.metadata.update({"price": 3, "tags": ["x", None]})
+    (version,) = stubs.upsert("birds", sent).versions
+    found = get(stubs, "a")
+    assert (found.item.key, found.item.version, found.item.label, found.item.uri) == (
+        "a",
+        version,
+        "A",
+        "file:a",
+    )
+    assert metadata_of(found.item.metadata) == {"price": 3, "tags": ["x", None]}
+    np.testing.assert_array_equal(vector_of(found.item.vector), vector_for(b"a"))
+    assert found.thumbnail == b""
+    assert get(stubs, "a", with_thumbnail=True).thumbnail == b""
+    with pytest.raises(grpc.RpcError) as failure:
+        get(stubs, "b")
+    assert "'b'" in refused("NOT_FOUND", failure, "NOT_FOUND")
+
+
+def test_each_write_gives_a_new_version_which_searches_and_reads_show(stubs: Stubs) -> None:
+    first = stubs.upsert("birds", item("b"), item("a"))
+    assert first.stored == 2
+    assert 0 < first.versions[0] < first.versions[1]
+    (second,) = stubs.upsert("birds", item("b", label="new")).versions
+    assert second > first.versions[1]
+    assert get(stubs, "b").item.version == second
+    assert {each.key: each.version for each in listed(stubs)} == {"a": first.versions[1], "b": second}
+    hits = stubs.search("birds", image(b"b")).results[0].hits
+    assert {hit.key: hit.version for hit in hits} == {"a": first.versions[1], "b": second}
+
+
+def test_a_conditional_write_is_all_or_none_and_names_the_item_in_conflict(stubs: Stubs) -> None:
+    (version,) = stubs.upsert("birds", item("a")).versions
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.upsert("birds", item("new"), item("a", label="x", expected_version=version + 1))
+    assert conflict_of(failure) == {"key": "a", "expected": str(version + 1), "found": str(version)}
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.upsert("birds", item("a", label="x", expected_version=0), item("new"))
+    assert conflict_of(failure) == {"key": "a", "expected": "0", "found": str(version)}
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.upsert("birds", item("new", expected_version=7))
+    assert conflict_of(failure) == {"key": "new", "expected": "7", "found": "0"}
+    assert [(each.key, each.label) for each in listed(stubs)] == [("a", "")]
+    newer, made, free = stubs.upsert(
+        "birds",
+        item("a", label="x", expected_version=version),
+        item("new", image=b"n", expected_version=0),
+        item("free"),
+    ).versions
+    assert [each.version for each in listed(stubs)] == [newer, free, made]
+
+
+def test_of_many_who_write_on_one_condition_one_succeeds(stubs: Stubs) -> None:
+    (version,) = stubs.upsert("birds", item("a")).versions
+    codes: list[str] = []
+
+    def write(name: str) -> None:
+        try:
+            stubs.upsert("birds", item("a", label=name, expected_version=version))
+            codes.append("OK")
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            codes.append(code.name)
+
+    threads = [threading.Thread(target=write, args=(f"{i}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(codes) == ["ABORTED"] * 7 + ["OK"]
+
+
+def test_items_are_removed_on_condition_of_their_versions(stubs: Stubs) -> None:
+    a, b = stubs.upsert("birds", item("a"), item("b")).versions
+    with pytest.raises(grpc.RpcError) as failure:
+        delete(stubs, "a", "b", expected=(a, b + 1))
+    assert conflict_of(failure) == {"key": "b", "expected": str(b + 1), "found": str(b)}
+    assert [each.key for each in listed(stubs)] == ["a", "b"]
+    assert delete(stubs, "b", "a", "c", expected=(b, a, 0)) == 2
+    for keys, expected, field in ((("a", "b"), (1,), "expected_versions"), (("a", "a"), (1, 1), "keys")):
+        with pytest.raises(grpc.RpcError) as failure:
+            delete(stubs, *keys, expected=expected)
+        refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
+        assert fields_of(failure) == [field]
+
+
+def test_items_are_listed_by_key_page_by_page(stubs: Stubs) -> None:
+    keys = ["a", "a/1", "a/2", "b", "z", "Z", "ä", "日", "😀", "a%", "a_"]
+    stubs.upsert("birds", *(item(key, label=key) for key in keys))
+    ordered = sorted(keys, key=str.encode)
+    for size in (1, 2, 5, 11, 1_000, 0):
+        replies = list(pages(stubs, page_size=size))
+        assert [each.key for reply in replies for each in reply.items] == ordered
+        assert all(len(reply.items) == size for reply in replies[:-1])
+        assert not any(each.vector for reply in replies for each in reply.items)
+    assert [each.key for each in listed(stubs, key_prefix="a", page_size=2)] == [
+        "a",
+        "a%",
+        "a/1",
+        "a/2",
+        "a_",
+    ]
+    assert [each.key for each in listed(stubs, key_prefix="a/")] == ["a/1", "a/2"]
+    assert listed(stubs, key_prefix="nothing") == []
+    for each in listed(stubs, with_vectors=True):
+        np.testing.assert_array_equal(vector_of(each.vector), vector_for(each.key.encode()))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"page_size": 1_001}, "page_size"),
+        ({"page_token": "x" * 1_025}, "page_token"),
+        ({"page_token": "\0"}, "page_token"),
+        ({"key_prefix": "ä" * 513}, "key_prefix"),
+    ],
+)
+def test_a_page_out_of_bounds_is_refused(stubs: Stubs, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(grpc.RpcError) as failure:
+        listed(stubs, **options)
+    refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
+    assert fields_of(failure) == [field]
+
+
+def test_a_page_ends_before_it_outgrows_a_message(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [item(f"{i:02}") for i in range(30)]
+    for each in items:
+        each.metadata.update({"text": "x" * (60_000 if each.key == "07" else 3_000)})
+    stubs.upsert("birds", *items)
+    monkeypatch.setattr(page, "MAX_MESSAGE_BYTES", page._SPARE_BYTES + 20_000)
+    monkeypatch.setattr(page, "BYTES_AT_ONCE", 300_000)  # reads of 4
+    replies = list(pages(stubs, page_size=1_000, with_vectors=True))
+    assert [each.key for reply in replies for each in reply.items] == [f"{i:02}" for i in range(30)]
+    sizes = [[len(each.SerializeToString()) for each in reply.items] for reply in replies]
+    assert all(sum(size) <= 20_000 or len(size) == 1 for size in sizes)  # one always goes
+    assert len(replies) < 10
+
+
+def test_paging_while_others_write_neither_repeats_nor_drops_what_stays(stubs: Stubs) -> None:
+    staying = {f"{i:03}" for i in range(60)}
+    stubs.upsert("birds", *(item(key) for key in staying))
+    stubs.upsert("birds", *(item(f"{i:03}x") for i in range(60)))
+    done = threading.Event()
+
+    def write() -> None:
+        turn = 0
+        while not done.is_set():
+            turn += 1
+            stubs.upsert("birds", *(item(f"{i:03}", label=f"{turn}") for i in range(turn % 7, 60, 7)))
+            delete(stubs, *(f"{i:03}x" for i in range(turn % 5, 60, 5)))
+            stubs.upsert("birds", *(item(f"{i:03}x") for i in range(turn % 3, 60, 3)))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for size in (7, 13, 40, 7, 1):
+            keys = [each.key for each in listed(stubs, page_size=size)]
+            assert keys == sorted(set(keys))
+            assert staying <= set(keys)
+    finally:
+        done.set()
+        writer.join()
+
+
+METADATA: list[dict[str, Any]] = [
+    {},
+    {"brand": "acme", "price": 3},
+    {"brand": "acme", "price": 9.5, "tags": ["new", "red"]},
+    {"brand": "bolt", "price": 12, "sold": True},
+    {"brand": "bolt", "tags": [], "sold": False},
+    {"price": "on request", "tags": ["red", 5]},
+    {"brand": None, "price": [1, 20], "deep": {"a": 1}},
+]
+fields = st.sampled_from(["brand", "price", "tags", "sold", "deep", LABEL, "nowhere"])
+values = st.sampled_from(
+    ["acme", "bolt", "red", "A", "", "on request", 3, 5.0, 9.5, 12, True, False, -1, 10**6]
+)
+numbers = st.tuples(*[st.none() | st.sampled_from([1, 3, 9.5, 12.0, 100])] * 4)
+texts = st.tuples(*[st.none() | st.sampled_from(["acme", "b", "red"])] * 4)
+filters = st.recursive(
+    st.builds(Equal, fields, values)
+    | st.builds(In, fields, st.lists(values, max_size=3).map(tuple))
+    | st.builds(lambda field, bounds: Range(field, *bounds), fields, numbers | texts)
+    | st.builds(Exists, fields),
+    lambda inner: (
+        st.builds(AllOf, st.lists(inner, max_size=3).map(tuple))
+        | st.builds(AnyOf, st.lists(inner, max_size=3).map(tuple))
+        | st.builds(Not, inner)
+    ),
+    max_leaves=5,
+)
+
+
+def test_a_filter_over_the_wire_finds_what_it_finds_in_process(
+    stubs: Stubs, galleries: GalleryDirectory
+) -> None:
+    items = [item(f"{i}", label="ABC"[i % 3 : i % 3 + i % 2]) for i in range(2 * len(METADATA))]
+    for i, each in enumerate(items):
+        each.metadata.update(METADATA[i // 2])
+    stubs.upsert("birds", *items)
+    gallery = galleries.get("birds")
+    query = vector_for(b"query")
+    seen = set[int]()
+
+    @hypothesis.settings(max_examples=100, deadline=None)
+    @hypothesis.given(filters, st.booleans())
+    def compare(demanded: Filter, by_label: bool) -> None:
+        options: dict[str, Any] = {"group_by_label": by_label, "k": 20}
+        try:
+            hits = gallery.search(query[None], filter=demanded, **options)[0]
+            expected = [(hit.key, hit.version) for hit in hits]
+        except InvalidArgument:
+            try:
+                message = filter_message(demanded)
+            except InvalidArgument:  # already on this side
+                return
+            with pytest.raises(grpc.RpcError) as failure:
+                stubs.search("birds", retrieval_pb.Query(vector=bytes_of(query)), filter=message, **options)
+            refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
+            assert fields_of(failure) == ["filter"]
+            return
+        found = stubs.search(
+            "birds", retrieval_pb.Query(vector=bytes_of(query)), filter=filter_message(demanded), **options
+        )
+        assert [(hit.key, hit.version) for hit in found.results[0].hits] == expected
+        seen.add(len(expected))
+
+    compare()
+    assert len(seen) > 3
+
+
+def test_a_filter_of_the_wrong_field_or_kind_names_what_there_is(stubs: Stubs) -> None:
+    each = item("a")
+    each.metadata.update({"brand": "acme", "price": 3})
+    stubs.upsert("birds", each)
+    for demanded, says in ((Equal("brend", "acme"), "'brand'"), (Equal("price", "3"), "numbers")):
+        with pytest.raises(grpc.RpcError) as failure:
+            stubs.search("birds", image(b"x"), filter=filter_message(demanded))
+        assert says in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
+        assert fields_of(failure) == ["filter"]
+
+
+def test_a_label_comes_once_when_hits_are_grouped(stubs: Stubs) -> None:
+    stubs.upsert("birds", *(item(f"{i}", label=f"l{i % 3}" if i % 4 else "") for i in range(24)))
+    (alone,) = stubs.search("birds", image(b"0"), k=24).results
+    (grouped,) = stubs.search("birds", image(b"0"), k=24, group_by_label=True).results
+    first: dict[str, str] = {}
+    for hit in alone.hits:
+        first.setdefault(hit.label or hit.key, hit.key)
+    assert [hit.key for hit in grouped.hits] == list(first.values())
+
+
+@pytest.mark.parametrize("way", ["switch", "anew"])
+def test_a_call_that_meets_a_switch_works_on_the_gallery_that_has_the_name(
+    stubs: Stubs, encoder: FakeEncoder, galleries: GalleryDirectory, tmp_path: Path, way: str
+) -> None:
+    stubs.upsert("birds", item("old"))
+    encoder.encode_gate.clear()
+    upsert = stubs.galleries.UpsertItems.future(
+        gallery_pb.UpsertItemsRequest(gallery="birds", items=[item("late", image=b"late")]), timeout=20
+    )
+    search = stubs.retrieval.Search.future(
+        retrieval_pb.SearchRequest(gallery="birds", queries=[image(b"new")], k=1), timeout=20
+    )
+    while len(encoder.decoded) < 2:
+        time.sleep(0.005)
+    with GalleryDirectory(tmp_path) as operator:  # as another process would
+        if way == "switch":
+            operator.create("next", **MODEL)
+            operator.switch("birds", "next")
+        else:
+            operator.drop("birds")
+            operator.create("birds", **MODEL)
+    stubs.upsert("birds", item("new"))
+    encoder.encode_gate.set()
+    assert upsert.result().stored == 1
+    assert search.result().results[0].hits[0].key == "new"
+    assert [each.key for each in listed(stubs)] == ["late", "new"]
+    if way == "switch":
+        assert [each.key for each in galleries.get("next").list()] == ["old"]
+
+
+class Late(GalleryDirectory):
+    """Once `armed`, another gallery takes the name just after the one before was looked up."""
+
+    armed = False
+
+    def get(self, name: str) -> Gallery:
+        found = super().get(name)
+        if self.armed:
+            self.armed = False
+            with GalleryDirectory(self.path) as operator:  # as another process would
+                operator.drop(name)
+                operator.create(name, **MODEL).upsert([Item("a", vector_for(b"a"), "new")])
+        return found
+
+
+def test_no_call_fails_that_looks_a_gallery_up_just_before_it_loses_its_name(
+    encoder: FakeEncoder, tmp_path: Path
+) -> None:
+    galleries = Late(tmp_path)
+    with serving(encoder, galleries) as running, connected(running.address) as stubs:
+        stubs.create("birds")
+        stubs.upsert("birds", item("a", label="old"))
+        calls: list[Callable[[], Any]] = [
+            lambda: stubs.upsert("birds", item("b", image=b"b")),
+            lambda: delete(stubs, "nobody"),
+            lambda: get(stubs, "a"),
+            lambda: listed(stubs),
+            lambda: stubs.search("birds", image(b"a"), retrieval_pb.Query(key="a")),
+            lambda: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name="birds")),
+        ]
+        for call in calls:
+            galleries.armed = True
+            call()
+            assert not galleries.armed
+        galleries.armed = True
+        delete(stubs, "nobody")  # a write that meets it is carried out in the gallery that has the name
+        assert [each.label for each in listed(stubs)] == ["new"]
+
+
+def test_items_that_come_as_images_get_thumbnails_where_the_gallery_keeps_them(stubs: Stubs) -> None:
+    request = gallery_pb.CreateGalleryRequest(name="seen", thumbnail_side=32, index="exact", recall=0.9)
+    assert stubs.galleries.CreateGallery(request).gallery.thumbnail_side == 32
+    drawn = encoded(picture(200, 100), "PNG")
+    stubs.upsert("seen", item("a", image=drawn), item("b"))
+    ask = gallery_pb.GetItemRequest(gallery="seen", key="a", with_thumbnail=True)
+    small = stubs.galleries.GetItem(ask).thumbnail
+    assert open_rgb(small, least=32).size == (32, 16)
+    ask.with_thumbnail = False
+    assert stubs.galleries.GetItem(ask).thumbnail == b""
+    ask.MergeFrom(gallery_pb.GetItemRequest(key="b", with_thumbnail=True))
+    assert stubs.galleries.GetItem(ask).thumbnail == b""
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.upsert("seen", item("c", image=drawn), item("d", image=b"no picture, though it embeds"))
+    refused("INVALID_ARGUMENT", failure, "BAD_IMAGE")
+    assert fields_of(failure) == ["items[1].image"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"thumbnail_side": 1_025}, {"recall": 0.0}, {"recall": float("nan")}, {"index": "Nonsense7"}]
+)
+def test_a_gallery_out_of_bounds_is_not_made(stubs: Stubs, options: dict[str, Any]) -> None:
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.galleries.CreateGallery(gallery_pb.CreateGalleryRequest(name="odd", **options))
+    refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
+    assert len(stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()).galleries) == 1
+
+
+def test_what_a_gallery_tells_of_itself(stubs: Stubs, galleries: GalleryDirectory) -> None:
+    stubs.upsert("birds", *(item(f"{i}") for i in range(5)))
+    ask = gallery_pb.GetGalleryRequest(name="birds")
+    told = stubs.galleries.GetGallery(ask).gallery
+    assert (told.items, told.fresh_items, told.deleted_items, told.thumbnail_side) == (5, 5, 0, 0)
+    assert (told.index_type, told.recall) == ("exact", 1.0)
+    galleries.get("birds").rebuild()
+    delete(stubs, "3")
+    newer = stubs.galleries.GetGallery(ask).gallery
+    assert (newer.items, newer.fresh_items, newer.deleted_items) == (4, 0, 1)
+    assert newer.generation == told.generation + 1
+
+
+def test_the_limits_of_pages_are_within_those_of_the_gallery() -> None:
+    assert limits.DEFAULT_PAGE <= limits.MAX_PAGE <= gallery_items.MAX_PAGE

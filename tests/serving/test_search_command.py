@@ -1,0 +1,86 @@
+"""The search command against a real server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from serving import search
+from serving.client import Client, Item
+from serving.errors import BadImage, NotFound
+from serving.gallery.directory import GalleryDirectory
+from tests.serving.rpc_fakes import FakeEncoder, serving
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with serving(FakeEncoder(), GalleryDirectory(tmp_path)) as running, Client(running.address) as client:
+        client.create("birds")
+        items = [
+            Item(f"item {i}", image=b"%d" % i, label="a" * (i // 2), uri=f"file:{i}", metadata={"n": i})
+            for i in range(12)
+        ]
+        client.upsert("birds", items)
+        yield client
+
+
+def asked(client: Client, **settings: Any) -> dict[str, Any]:
+    address = client._caller.address
+    return search.run(search.Settings.model_validate({"gallery": "birds", "address": address} | settings))
+
+
+def test_a_photo_is_searched_for(client: Client, tmp_path: Path) -> None:
+    photo = tmp_path / "photo.jpg"
+    photo.write_bytes(b"7")
+    result = asked(client, photo=photo, k=3)
+    assert (result["photo"], result["key"], result["gallery"]) == (str(photo), None, "birds")
+    assert [hit["rank"] for hit in result["hits"]] == [1, 2, 3]
+    assert result["hits"][0] == {
+        "rank": 1, "score": 1.0, "label": "aaa", "key": "item 7", "version": 8, "uri": "file:7",
+        "metadata": {"n": 7},
+    }  # fmt: skip
+    head, *lines = search.render(result).splitlines()
+    assert head.split() == ["rank", "score", "label", "key"]
+    assert lines[0].split() == ["1", "1.0000", "aaa", "item", "7", "file:7"]
+    assert len({line.index("item") for line in lines} | {head.index("key")}) == 1  # aligned
+    with pytest.raises(BadImage, match=r"nothing\.jpg"):
+        asked(client, photo=tmp_path / "nothing.jpg")
+
+
+def test_an_item_is_searched_for_and_left_out_itself(client: Client) -> None:
+    result = asked(client, key="item 7", exclude=["item 3"])
+    assert {hit["key"] for hit in result["hits"]} == {f"item {i}" for i in range(12)} - {"item 7", "item 3"}
+    with pytest.raises(NotFound, match="item 99"):
+        asked(client, key="item 99")
+
+
+def test_hits_fulfil_what_is_asked(client: Client) -> None:
+    hits = asked(client, key="item 7", filter='{"n": {"$gte": 3, "$lt": 9}}')["hits"]
+    assert {hit["metadata"]["n"] for hit in hits} == {3, 4, 5, 6, 8}
+    labels = [
+        hit["label"] for hit in asked(client, key="item 7", group_by_label=True)["hits"] if hit["label"]
+    ]
+    assert len(labels) == len(set(labels)) == 5
+    for hit in asked(client, key="item 7", minimum_score=0.1)["hits"]:
+        assert hit["score"] >= 0.1
+    nothing = asked(client, key="item 7", filter='{"n": {"$gt": 90}}')
+    assert search.render(nothing) == "no item of gallery birds is near item 7"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "either a PHOTO or --key"),
+        ({"photo": "a.jpg", "key": "a"}, "either a PHOTO or --key"),
+        ({"key": "a", "filter": "{brand: acme}"}, "it is no JSON"),
+        ({"key": "a", "filter": "[]"}, "expected a JSON object"),
+        ({"key": "a", "filter": '{"n": {"$less": 1}}'}, "did you mean"),
+        ({"key": "a", "filter": "[" * 100_000}, "filter"),
+        ({"key": "a", "minimum_score": 2}, "minimum_score"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_is_asked(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        search.Settings.model_validate({"gallery": "birds"} | settings)

@@ -1,0 +1,347 @@
+"""A search of one state: index, fresh part, filter, labels and deletions against a loop over all items."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from serving.errors import BadArtifact, InvalidArgument
+from serving.gallery import covered as covered_module
+from serving.gallery.columns import Columns
+from serving.gallery.covered import Covered
+from serving.gallery.draft import Draft
+from serving.gallery.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
+from serving.gallery.fresh import Fresh
+from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.index import Index
+from serving.gallery.kind import EXACT, Facts
+from serving.gallery.snapshot import Snapshot
+from serving.gallery.transaction import Block, State
+
+D = 8
+COUNT, NEWER = 600, 80
+TYPES = [EXACT, "HNSW8", "HNSW8,SQ8,RFlat", "PQ4x4fs,RFlat", "IVF8,PQ4x4fs,RFlat"]
+
+
+def units(count: int, dimension: int = D, seed: int = 0) -> NDArray[np.float32]:
+    rows = np.random.default_rng(seed).standard_normal((count, dimension))
+    units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return units
+
+
+# A third of the vectors come again and again, so that there are ties within and across the two parts.
+VECTORS = np.concatenate([units(400), np.tile(units(7, seed=1), (40, 1))])
+VECTORS = VECTORS[np.random.default_rng(2).permutation(len(VECTORS))]
+LABELS = [["", "a", "b", "c", f"only {i}"][i % 5] for i in range(len(VECTORS))]
+METADATA = [{"n": i, "tag": [f"t{i % 3}", f"u{i % 50}"], "even": i % 2 == 0} for i in range(len(VECTORS))]
+SEQS = np.arange(len(VECTORS)) * 2 + 1
+TEXTS = [json.dumps(metadata) for metadata in METADATA]
+
+
+@cache
+def published(type_: str) -> Covered:
+    """Return the first `COUNT` items as an index of a type, and their columns."""
+    with TemporaryDirectory() as folder:
+        draft = Draft(D, threads=1)
+        draft.add(SEQS[:COUNT], VECTORS[:COUNT])
+        draft.become(type_)
+        checksum = draft.save(Path(folder) / "index")
+        index = Index(Path(folder) / "index", checksum=checksum, dimension=D, facts=Facts(type=type_))
+        columns = Columns.of(LABELS[:COUNT], TEXTS[:COUNT])
+        return Covered(index, Columns.load(Path(folder) / "columns", columns.save(Path(folder) / "columns")))
+
+
+def snapshot_of(type_: str | None, dead: NDArray[np.bool_]) -> Snapshot:
+    """Return a state with these items deleted; without a type all are in the fresh part."""
+    covered = published(type_) if type_ else None
+    count = COUNT if covered else 0
+    state = State(1, 1, "", "", count, 0, 0, "{}", "exact", 1.0, "", "", 0, 0)
+    blocks = [
+        Block(SEQS[part], VECTORS[part], LABELS[part], TEXTS[part])
+        for part in (slice(count, count + 30), slice(count + 30, count + 31), slice(count + 31, None))
+    ]
+    fresh = Fresh.none(D, covered.columns.label_names if covered else Columns.of([], []).label_names)
+    for block in blocks:
+        fresh = fresh.advanced([block], SEQS[dead], Path("gallery"))
+    snapshot = Snapshot(state, Path("gallery"), 1, covered, np.zeros(count, np.bool_), fresh)
+    return replace(snapshot, main_dead=dead[:count])
+
+
+EVERY = Columns.of(LABELS, TEXTS)  # tested against a loop of its own
+
+
+def groups(places: list[int]) -> list[str | int]:
+    return [LABELS[at] or at for at in places]
+
+
+def loop(
+    query: NDArray[np.float32], k: int, allowed: list[int], least: float, by_label: bool
+) -> list[tuple[int, float]]:
+    """Return all that may be among the k best, by the definition: best first, ties by seq."""
+    scores = (VECTORS * query.astype(np.float64)).sum(axis=1).astype(np.float32).tolist()
+    order = sorted((at for at in allowed if scores[at] >= least), key=lambda at: -scores[at])
+    if by_label:
+        best: dict[str | int, float] = {}
+        for at, group in zip(order, groups(order), strict=True):
+            best.setdefault(group, scores[at])
+        order = [at for at, group in zip(order, groups(order), strict=True) if scores[at] == best[group]]
+        counted = sorted(best.values(), reverse=True)
+    else:
+        counted = [scores[at] for at in order]
+    if len(counted) > k:
+        order = [at for at in order if scores[at] >= counted[k - 1]]
+    return sorted(((int(SEQS[at]), scores[at]) for at in order), key=lambda pair: (-pair[1], pair[0]))
+
+
+FILTERS = st.none() | st.sampled_from(
+    [
+        Equal("tag", "u7"),
+        Equal("even", True),
+        Range("n", least=590, below=605),
+        Not(Range("n", above=5)),
+        AnyOf((Equal("$label", "a"), Equal("$label", "only 44"), Equal("n", 3))),
+        AllOf((Equal("tag", "t1"), Not(Equal("even", False)))),
+        AnyOf(()),
+        In("n", tuple(range(0, 680, 9))),
+        Exists("$label"),
+    ]
+)
+DEAD = st.tuples(st.sampled_from([0.0, 0.02, 0.5, 0.97, 1.0]), st.integers(0, 5)).map(
+    lambda drawn: np.random.default_rng(drawn[1]).random(len(VECTORS)) < drawn[0]
+)
+
+
+@pytest.fixture(params=["by cost", "fetched", "one by one"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to an answer, whatever would be the cheaper one for so few items."""
+    large, gathered, visited = {"by cost": (8, 4, 2), "fetched": (1, 10**9, 0), "one by one": (10**9, 0, 0)}[
+        request.param
+    ]
+    monkeypatch.setattr(covered_module, "_LARGE", large)
+    monkeypatch.setattr(covered_module, "_GATHERED", gathered)
+    monkeypatch.setattr(covered_module, "_VISITED", visited)
+    return str(request.param)
+
+
+SETTINGS = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+ASKED: dict[str, Any] = {
+    "dead": DEAD,
+    "filter": FILTERS,
+    "k": st.sampled_from([1, 3, 10, 90, 2048]),
+    "least": st.sampled_from([-np.inf, 0.3, 0.9]),
+    "by_label": st.booleans(),
+    "excluded": st.lists(st.integers(0, len(VECTORS) - 1), max_size=4, unique=True),
+    "queries": st.lists(st.integers(0, len(VECTORS) - 1), min_size=1, max_size=3),
+}
+
+
+@pytest.mark.parametrize("type_", [None, *TYPES])
+@SETTINGS
+@given(**ASKED)
+def test_search_is_what_a_loop_finds(
+    way: str,
+    type_: str | None,
+    dead: NDArray[np.bool_],
+    filter: Filter | None,
+    k: int,
+    least: float,
+    by_label: bool,
+    excluded: list[int],
+    queries: list[int],
+) -> None:
+    snapshot = snapshot_of(type_, dead)
+    held = EVERY.mask(filter or AllOf(())) & ~dead
+    held[excluded] = False
+    allowed = np.flatnonzero(held).tolist()
+    found = snapshot.search(
+        VECTORS[queries],
+        k,
+        minimum_score=least,
+        excluded=SEQS[excluded].tolist(),
+        filter=filter,
+        by_label=by_label,
+    )
+    assert len(found) == len(queries)
+    for query, hits in zip(VECTORS[queries], found, strict=True):
+        expected = loop(query, k, allowed, least, by_label)
+        assert [score for _, score in hits] == sorted((score for _, score in hits), reverse=True)
+        if type_ in (None, EXACT) or way == "one by one":
+            assert sorted(hits, key=lambda pair: (-pair[1], pair[0])) == expected
+            continue
+        every = dict(loop(query, len(VECTORS), allowed, -1.0, False))
+        assert all(every[seq] == score >= least for seq, score in hits)  # exact scores, of allowed items
+        assert len({seq for seq, _ in hits}) == len(hits)
+        if least == -np.inf:  # or else what it takes for the k best may be below
+            places = [int(seq) // 2 for seq, _ in hits]
+            wanted = min(k, len(set(groups(allowed))) if by_label else len(allowed))
+            assert len(set(groups(places)) if by_label else places) >= wanted
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("far", [False, True])
+def test_k_is_filled_though_the_500_nearest_are_deleted(type_: str, far: bool) -> None:
+    order = np.argsort(-(VECTORS[:COUNT] @ VECTORS[0]))
+    dead = np.zeros(len(VECTORS), np.bool_)
+    dead[order[:500]] = True
+    dead[COUNT:] = far
+    (hits,) = snapshot_of(type_, dead).search(VECTORS[:1], 10, minimum_score=-np.inf)
+    assert hits[:10] == loop(VECTORS[0], 10, np.flatnonzero(~dead).tolist(), -1.0, False)[:10]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What FAISS is asked from now on: how many queries, and how many items for each."""
+    for name, value in (("_LARGE", 1), ("_GATHERED", 10**9), ("_VISITED", 0)):
+        monkeypatch.setattr(covered_module, name, value)
+    asked: list[tuple[int, int]] = []
+    real = Index.search
+
+    def search(self: Index, queries: NDArray[np.float32], count: int) -> Any:
+        asked.append((len(queries), count))
+        return real(self, queries, count)
+
+    monkeypatch.setattr(Index, "search", search)
+    return asked
+
+
+ALIVE = np.zeros(len(VECTORS), np.bool_)
+
+
+def test_many_queries_are_asked_at_once(asked: list[tuple[int, int]]) -> None:
+    found = snapshot_of(EXACT, ALIVE).search(VECTORS, 3, minimum_score=-1.0)
+    assert (asked, len(found)) == ([(len(VECTORS), 19)], len(VECTORS))
+
+
+def test_more_are_fetched_by_the_share_that_passes(asked: list[tuple[int, int]]) -> None:
+    snapshot_of(EXACT, np.arange(len(VECTORS)) % 2 == 0).search(VECTORS[:1], 1, minimum_score=-1.0)
+    assert asked == [(1, 34)]
+
+
+def test_no_tie_with_the_last_is_missed(asked: list[tuple[int, int]]) -> None:
+    tied = [at for at in range(50) if (VECTORS[at] == VECTORS).all(axis=1).sum() > 1]
+    for k in (1, 3, 10):
+        found = snapshot_of(EXACT, ALIVE).search(VECTORS[tied], k, minimum_score=-1.0)
+        for at, hits in zip(tied, found, strict=True):
+            expected = loop(VECTORS[at], k, list(range(len(VECTORS))), -1.0, False)
+            assert sorted(hits, key=lambda pair: (-pair[1], pair[0])) == expected
+            assert len(hits) == 40 > k + 16
+    assert asked
+
+
+def test_what_an_approximate_type_does_not_find_is_looked_for(asked: list[tuple[int, int]]) -> None:
+    dead = np.arange(len(VECTORS)) >= COUNT
+    (hits,) = snapshot_of("IVF8,PQ4x4fs,RFlat", dead).search(VECTORS[:1], 200, minimum_score=-1.0)
+    assert asked  # and a list of eight has no 200
+    assert hits[:200] == loop(VECTORS[0], 200, list(range(COUNT)), -1.0, False)[:200]
+
+
+def test_approximate_types_are_asked_and_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(covered_module, "_VISITED", 2)
+    shares = []
+    for type_ in TYPES[1:4]:
+        found = snapshot_of(type_, ALIVE).search(VECTORS[:100], 5, minimum_score=-1.0)
+        for query, hits in zip(VECTORS[:100], found, strict=True):
+            least = loop(query, 5, list(range(len(VECTORS))), -1.0, False)[4][1]
+            shares.append(np.mean([score >= least for _, score in hits[:5]]))
+    assert np.mean(shares) > 0.8
+
+
+MANUAL = RebuildPolicy(automatic=False)
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    made = Gallery.create(tmp_path / "shop", model_name="m", fingerprint="f" * 64, dimension=D, policy=MANUAL)
+    yield made
+    made.close()
+
+
+def items(start: int, end: int) -> list[Item]:
+    return [Item(f"k{i:03}", VECTORS[i], LABELS[i], metadata=METADATA[i]) for i in range(start, end)]
+
+
+def test_gallery_filters_and_groups_wherever_items_are(gallery: Gallery) -> None:
+    filter = AllOf((Equal("tag", "t1"), Range("n", below=70)))
+    expected: list[Any] = []
+    for step in ("fresh", "indexed", "both", "reopened"):
+        if step == "fresh":
+            gallery.upsert(items(0, 40))
+        elif step == "indexed":
+            gallery.rebuild()
+        elif step == "both":
+            gallery.upsert(items(40, 100))
+        else:
+            gallery.rebuild()
+            gallery.close()
+            gallery = Gallery.open(gallery.path, policy=MANUAL)
+        stored = range(40 if step in ("fresh", "indexed") else 100)
+        allowed = [i for i in stored if i % 3 == 1 and i < 70]
+        (hits,) = gallery.search(VECTORS[:1], 9, filter=filter)
+        best = sorted((-score, f"k{seq // 2:03}") for seq, score in loop(VECTORS[0], 99, allowed, -1, False))
+        assert [(-hit.score, hit.key) for hit in hits] == best[:9]
+        (hits,) = gallery.search(VECTORS[:1], 5, filter=filter, group_by_label=True)
+        seen: list[str] = []
+        expected = []
+        for score, key in best:
+            label = LABELS[int(key[1:])]
+            if label not in seen or not label:
+                expected.append((score, key))
+                seen.append(label)
+        assert [(-hit.score, hit.key) for hit in hits] == expected[:5]
+    gallery.close()
+
+
+def test_filter_must_fit_the_items(gallery: Gallery) -> None:
+    strange = Equal("nn", 1)
+    assert gallery.search(VECTORS[:1], 3, filter=strange) == [[]]  # an empty gallery has no fields yet
+    for state in ("fresh", "indexed"):
+        if state == "fresh":
+            gallery.upsert(items(0, 10))
+        else:
+            gallery.rebuild()
+        with pytest.raises(InvalidArgument, match="has the field 'nn' of the filter; did you mean 'n'"):
+            gallery.search(VECTORS[:1], 3, filter=strange)
+        with pytest.raises(InvalidArgument, match="with the string 'x', and it holds numbers"):
+            gallery.search(VECTORS[:1], 3, filter=Equal("n", "x"))
+        with pytest.raises(InvalidArgument, match="not finite"):
+            gallery.search(VECTORS[:1], 3, filter=Equal("n", float("nan")))
+        assert gallery.search(VECTORS[:1], 3, filter=Exists("nn")) == [[]]
+        assert gallery.search(VECTORS[:1], 3, filter=Equal("$label", "no such label")) == [[]]
+
+
+def test_damaged_columns_are_made_anew_and_logged(gallery: Gallery, caplog: pytest.LogCaptureFixture) -> None:
+    gallery.upsert(items(0, 50))
+    gallery.rebuild()
+    filter = Equal("even", True)
+    expected = gallery.search(VECTORS[:3], 5, filter=filter)
+    gallery.close()
+    (file,) = gallery.path.glob("index-*.columns")
+    file.write_bytes(file.read_bytes()[:-1])
+    again = Gallery.open(gallery.path, policy=MANUAL)
+    assert again.search(VECTORS[:3], 5, filter=filter) == expected
+    assert "made anew" in caplog.text
+    assert again.info().index_items == 0
+    again.rebuild()
+    assert again.search(VECTORS[:3], 5, filter=filter) == expected
+    assert again.info().index_items == 50
+    again.close()
+
+
+def test_metadata_that_cannot_be_read_is_told_as_damage(gallery: Gallery) -> None:
+    fresh = Fresh.none(D, Columns.of([], []).label_names)
+    for text in ("{", "[]", "[" * 20_000):
+        with pytest.raises(BadArtifact, match=r"gallery\.sqlite is damaged .*metadata"):
+            fresh.advanced(
+                [Block(SEQS[:1], VECTORS[:1], [""], [text])], SEQS[:0], gallery.path / "gallery.sqlite"
+            )

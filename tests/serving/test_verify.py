@@ -1,0 +1,347 @@
+"""Each kind of damage is done to a gallery, and verifying names it; a sound gallery is never accused."""
+
+import dataclasses
+import sqlite3
+import threading
+import zlib
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.errors import BadArtifact, NotFound
+from serving.gallery.columns import Columns
+from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.item import Source
+from serving.gallery.kind import Facts
+from serving.gallery.store import Store
+from serving.gallery.verify import Verification, verify
+
+MANUAL = RebuildPolicy(automatic=False)
+COUNT, DIMENSION = 60, 16
+JPEG = b"\xff\xd8\xffpicture\xff\xd9"
+
+
+def items(count: int = COUNT, *, seed: int = 0) -> list[Item]:
+    rows = np.random.default_rng(seed).standard_normal((count, DIMENSION))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    source = Source("shop", 1, 2, b"d" * 32)
+    return [
+        Item(f"k{i}", row, f"label{i % 5}", "", {"i": i}, source, JPEG if i % 7 == 0 else b"")
+        for i, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A gallery of 60 items, 52 of them in its index, of which 2 are deleted since and one is replaced."""
+    gallery = Gallery.create(
+        tmp_path / "birds",
+        model_name="m",
+        fingerprint="f" * 64,
+        dimension=DIMENSION,
+        thumbnail_side=64,
+        policy=MANUAL,
+    )
+    every = items()
+    gallery.upsert(every[:52])
+    gallery.rebuild()
+    gallery.delete(["k1", "k2"])
+    gallery.upsert([*every[52:], every[3]])
+    gallery.close()
+    return tmp_path / "birds"
+
+
+def problem(path: Path) -> str:
+    found = verify(path)
+    assert len(found.problems) == 1, found.problems
+    assert "\n" not in found.problems[0]
+    return found.problems[0]
+
+
+def sql(path: Path, *statements: str, **values: Any) -> None:
+    with closing(sqlite3.connect(path / "gallery.sqlite", isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement, values)
+
+
+def sql_value(path: Path, query: str) -> Any:
+    with closing(sqlite3.connect(path / "gallery.sqlite")) as connection:
+        return connection.execute(query).fetchone()[0]
+
+
+def flip(file: Path, offset: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        (byte,) = opened.read(1)
+        opened.seek(offset)
+        opened.write(bytes([byte ^ 1]))
+
+
+def test_a_sound_gallery(path: Path) -> None:
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    told: list[tuple[str, int, int]] = []
+    assert verify(path, advance=lambda *now: told.append(now)) == Verification(
+        items=58, fresh=9, indexed=52, removals=3, thumbnails=9
+    )
+    assert told[-1] == ("verify", 58, 58)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    with pytest.raises(NotFound):
+        verify(path.with_name("none"))
+
+
+@settings(max_examples=20)
+@given(steps=st.lists(st.sampled_from(["upsert", "delete", "rebuild"]), max_size=6), seed=st.integers(0, 99))
+def test_no_sound_gallery_is_accused(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str], seed: int
+) -> None:
+    path = tmp_path_factory.mktemp("g") / "birds"
+    rng = np.random.default_rng(seed)
+    every = items(20, seed=seed)
+    made = Gallery.create(
+        path, model_name="m", fingerprint="f" * 64, dimension=DIMENSION, thumbnail_side=9, policy=MANUAL
+    )
+    with closing(made) as gallery:
+        for step in steps:
+            chosen = [every[i] for i in rng.choice(20, 7, replace=False)]
+            if step == "upsert":
+                gallery.upsert(chosen)
+            elif step == "delete":
+                gallery.delete([item.key for item in chosen])
+            else:
+                gallery.rebuild()
+        found = verify(path)
+        assert found.problems == []
+        assert found.items == gallery.info().items
+
+
+def test_a_gallery_in_use_is_not_accused(path: Path) -> None:
+    done = threading.Event()
+    failed: list[Exception] = []
+
+    def use() -> None:
+        try:
+            with closing(Gallery.open(path, policy=MANUAL)) as gallery:
+                while not done.is_set():
+                    gallery.delete(["k9", "k10"])
+                    gallery.upsert(items()[9:11])
+                    gallery.rebuild()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    try:
+        for _ in range(10):
+            assert verify(path).problems == []
+    finally:
+        done.set()
+        thread.join()
+    assert failed == []
+
+
+@pytest.mark.parametrize("key", ["k5", "k55"])
+def test_a_byte_of_a_vector(path: Path, key: str) -> None:
+    vector = items()[int(key[1:])].vector.tobytes()
+    at = (path / "gallery.sqlite").read_bytes().index(vector)
+    flip(path / "gallery.sqlite", at + 2)
+    assert f"'{key}': its checksum" in problem(path)
+
+
+def test_a_byte_of_a_text(path: Path) -> None:
+    at = (path / "gallery.sqlite").read_bytes().index(b'k5label0{"i":5}')
+    flip(path / "gallery.sqlite", at + 3)
+    assert "'k5': its checksum" in problem(path)
+
+
+def test_bytes_that_are_no_text(path: Path) -> None:
+    file = path / "gallery.sqlite"
+    content = file.read_bytes()
+    at = content.index(b'k5label0{"i":5}')
+    file.write_bytes(content[: at + 2] + b"\xff\xfe" + content[at + 4 :])
+    assert "'k5': its checksum" in problem(path)
+
+
+def index_file(path: Path) -> Path:
+    return path / str(sql_value(path, "SELECT index_file FROM state"))
+
+
+def test_a_byte_of_the_index(path: Path) -> None:
+    flip(index_file(path), 200)
+    assert "the index is lost" in problem(path)
+
+
+def test_a_missing_index(path: Path) -> None:
+    index_file(path).unlink()
+    assert "the index is lost" in problem(path)
+
+
+def columns_published(path: Path, columns: Columns) -> Path:
+    file = index_file(path).with_suffix(".columns")
+    facts = Facts.from_json(sql_value(path, "SELECT index_facts FROM state"))
+    facts = dataclasses.replace(facts, columns_checksum=columns.save(file))
+    sql(path, "UPDATE state SET index_facts = :facts", facts=facts.to_json())
+    return file
+
+
+def columns_of(count: int) -> Columns:
+    return Columns.of([f"label{i % 5}" for i in range(count)], [f'{{"i":{i}}}' for i in range(count)])
+
+
+def test_a_byte_of_the_columns(path: Path) -> None:
+    file = columns_published(path, columns_of(52))
+    assert verify(path).problems == []
+    flip(file, 200)
+    assert "labels and metadata of the index are lost" in problem(path)
+    file.unlink()
+    assert "labels and metadata of the index are lost" in problem(path)
+
+
+def test_columns_of_other_items(path: Path) -> None:
+    columns_published(path, columns_of(51))
+    assert "the labels of 51" in problem(path)
+    columns_published(path, Columns.of(["label0"] * 52, ["{}"] * 52))
+    found = verify(path).problems
+    assert len(found) == 21
+    assert "'k4' has another label in the index" in found[0]
+    assert found[-1] == "18 more items with another label in the index"
+
+
+def test_a_missing_removal(path: Path) -> None:
+    sql(path, "DELETE FROM removals WHERE id = 1")
+    assert "holds version 2 of an item, which is gone and not noted as removed" in problem(path)
+
+
+def test_a_removal_too_many(path: Path) -> None:
+    sql(path, "INSERT INTO removals (seq) SELECT seq FROM items WHERE key = 'k7'")
+    assert "'k7' is there, and is noted as removed" in problem(path)
+
+
+def altered(path: Path, key: str, vector: np.ndarray) -> None:
+    """Write another vector with its right checksum, as a bug would."""
+    with closing(Store(path / "gallery.sqlite")) as store, store.read() as reader:
+        ((seq, name, label, uri, metadata, *_),) = (
+            row for block in reader.as_stored() for row in block if row[1] == key.encode()
+        )
+    blob = vector.astype("<f4").tobytes()
+    checksum = zlib.crc32(blob, zlib.crc32(b"\0".join((name, label, uri, metadata))))
+    sql(
+        path,
+        "UPDATE items SET vector = :vector, checksum = :checksum WHERE seq = :seq",
+        vector=blob,
+        checksum=checksum,
+        seq=seq,
+    )
+
+
+@pytest.mark.parametrize("key", ["k5", "k55"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda vector: vector * np.nan, "not finite"),
+        (lambda vector: vector * np.inf, "not finite"),
+        (lambda vector: vector / 2, "norm 0.5, expected 1"),
+        (lambda vector: vector * 0, "norm 0, expected 1"),
+        (lambda vector: vector[:-1], "60 bytes long, expected 64"),
+    ],
+)
+def test_a_vector_out_of_bounds(
+    path: Path, key: str, change: Callable[[np.ndarray], np.ndarray], words: str
+) -> None:
+    with np.errstate(invalid="ignore"):
+        altered(path, key, change(items()[int(key[1:])].vector))
+    found = problem(path)
+    assert f"'{key}'" in found
+    assert words in found
+
+
+def test_an_index_of_another_vector(path: Path) -> None:
+    altered(path, "k5", items(seed=1)[5].vector)
+    assert "'k5' has another vector in the index" in problem(path)
+
+
+def test_an_index_of_other_vectors_with_its_right_checksum(path: Path, tmp_path: Path) -> None:
+    other = Gallery.create(
+        tmp_path / "other", model_name="m", fingerprint="f" * 64, dimension=DIMENSION, policy=MANUAL
+    )
+    other.upsert([dataclasses.replace(item, thumbnail=b"") for item in items(seed=1)[:52]])
+    other.rebuild()
+    other.close()
+    theirs, ours = index_file(tmp_path / "other"), index_file(path)
+    ours.write_bytes(theirs.read_bytes())
+    checksum = sql_value(tmp_path / "other", "SELECT index_checksum FROM state")
+    sql(path, "UPDATE state SET index_checksum = :checksum", checksum=checksum)
+    found = verify(path).problems
+    assert len(found) == 21
+    assert "'k0' has another vector in the index" in found[0]
+    assert found[-1] == "29 more items with another vector in the index"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("index_count = 51", "holds 52 items, and is said to hold 51"),
+        ("covers_removal = 99", "cover writes that never were"),
+        ("covers_seq = 53", "'k52' is missing from the index"),
+    ],
+)
+def test_a_state_that_is_wrong(path: Path, change: str, words: str) -> None:
+    sql(path, f"UPDATE state SET {change}")
+    assert words in " ".join(verify(path).problems)
+
+
+def test_an_index_that_covers_less_than_it_holds(path: Path) -> None:
+    sql(path, "UPDATE state SET covers_seq = 50")
+    assert "holds items that are said to be newer" in problem(path)
+
+
+def test_a_counter_that_went_back(path: Path) -> None:
+    sql(path, "UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'items'")
+    assert "'k3' is newer than the newest there ever was" in problem(path)
+
+
+def test_a_gallery_whose_index_was_forgotten(path: Path) -> None:
+    sql(path, "UPDATE state SET index_file = '', index_count = 0")
+    found = verify(path).problems
+    assert len(found) == 21
+    assert found[-1] == "29 more items that are missing from the index"
+
+
+def test_thumbnails(path: Path) -> None:
+    sql(path, "UPDATE thumbnails SET jpeg = x'00' WHERE seq = 8")
+    assert "thumbnail 8 is no JPEG" in problem(path)
+    sql(path, "UPDATE thumbnails SET seq = 1000 WHERE seq = 8")
+    assert "thumbnail 1000 belongs to no item" in problem(path)
+
+
+def test_a_source_that_is_not_whole(path: Path) -> None:
+    sql(path, "UPDATE items SET digest = x'00' WHERE key = 'k8'")
+    assert "'k8': the file it was made from" in problem(path)
+
+
+def test_an_index_of_the_tables_that_is_wrong(path: Path) -> None:
+    sql(
+        path,
+        "PRAGMA writable_schema = ON",
+        "DELETE FROM sqlite_master WHERE name = 'items_by_origin'",
+        "PRAGMA writable_schema = OFF",
+    )
+    assert any("SQLite finds in gallery.sqlite" in line for line in verify(path).problems)
+
+
+def test_pages_that_cannot_be_read_at_all(path: Path) -> None:
+    file = path / "gallery.sqlite"
+    content = bytearray(file.read_bytes())
+    page = content.index(items()[10].vector.tobytes()) // 8192 * 8192
+    content[page : page + 8192] = b"\x77" * 8192
+    file.write_bytes(content)
+    found = verify(path).problems
+    assert any("damaged" in line or "SQLite finds" in line for line in found)
+    file.write_bytes(b"x" * 9000)
+    with pytest.raises(BadArtifact, match="damaged"):
+        verify(path)
