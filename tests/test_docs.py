@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ are run as they stand: all Python, and the commands of three of them."""
+"""The README and the pages of docs/ are run as they stand: all Python, and the commands of four of them."""
 
 import os
 import re
@@ -131,6 +131,27 @@ def test_commands_of_the_training_page_run(
     assert (tmp_path / "runs/photos/report.html").is_file()
     assert list((tmp_path / "runs/curves/tensorboard").iterdir())
     assert "repeat1" in {path.name for path in (tmp_path / "runs/cub-contrastive").iterdir()}
+
+
+def test_commands_of_the_galleries_page_run(
+    model: Path,
+    catalogue: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copy(model, tmp_path / "model.onnx")
+    (tmp_path / "photos").symlink_to(catalogue)
+    monkeypatch.chdir(tmp_path)
+    done = set()
+    for command in commands(ROOT / "docs/galleries.md"):
+        program, *words = shlex.split(command)
+        assert program == "crossbatch"
+        assert crossbatch.main(words) == 0, (command, capsys.readouterr().err)
+        assert capsys.readouterr().out.strip(), command
+        done |= {words[1] if words[0] == "gallery" else words[0]}
+    actions = {"list", "info", "verify", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"}
+    assert done == {"index", *actions}
 
 
 def test_every_script_named_in_a_page_exists() -> None:

@@ -130,6 +130,7 @@ def _written_once(file: Path) -> Iterator[Path]:
     aside = file.with_name(f".{file.name}.new-{secrets.token_hex(4)}")
     try:
         yield aside
+        aside.chmod(aside.stat().st_mode & 0o644)
         sync(aside)
         _put(aside, file)
         sync(file.parent)

@@ -1,0 +1,213 @@
+"""The benchmark of searches, in short: a match without rivals, and rivals that are made up."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import search
+from benchmarks.contenders import match
+from benchmarks.contenders.contender import SHARDS, shard_of
+from benchmarks.contenders.embeddings import draw, nearest, recall, shards, split
+from benchmarks.contenders.match import Contestant, Match, Row, Rules
+from benchmarks.contenders.process import Failed, Process
+from benchmarks.contenders.table import ratios, tables
+
+
+def test_a_short_match_measures_galleries_and_the_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--count 2000 --dimension 16 --kinds HNSW16,SQ8,RFlat --server --rivals --cores 0"
+    words += f" --queries 40 --rounds 1 --seconds 0.02 --json {tmp_path / 'found.json'} --work {tmp_path}"
+    search.main(words.split())
+    (size,) = json.loads((tmp_path / "found.json").read_text())
+    assert (size["count"], size["dimension"]) == (2000, 16)
+    found = {row["contestant"]["title"]: row for row in size["rows"]}
+    gallery, server = found.values()
+    assert list(found) == ["crossbatch HNSW16,SQ8,RFlat", "crossbatch HNSW16,SQ8,RFlat by gRPC"]
+    shown = capsys.readouterr().out
+    for title, row in found.items():
+        assert row["failed"] == ""
+        assert row["plain"]["recall"] > 0.9
+        assert row["plain"]["1"]["queries_per_second"] > 0
+        assert row["plain"]["64"]["p99_ms"] >= row["plain"]["64"]["p50_ms"] > 0
+        assert row["memory"]["anonymous_bytes"] > 1e6
+        assert f"| {title} |" in shown
+        assert {percent: one["recall"] > 0.9 for percent, one in row["filtered"].items()} == {
+            "1": True,
+            "10": True,
+            "50": True,
+        }
+    assert gallery["changed"]["recall"] > 0.9
+    assert not server["changed"]
+    assert gallery["built"]["about"] == "HNSW16,SQ8,RFlat"
+    assert gallery["built"]["disk_bytes"] > 2000 * 16 * 4
+
+
+def test_the_sizes_are_those_of_the_bounds_and_the_main_types_are_compared() -> None:
+    assert search.SIZES == ((60_000, 512), (1_000_000, 128))
+    assert search.kinds(1_000_000, 128) == [
+        "auto",
+        "exact",
+        "PQ64x4fs,RFlat",
+        "HNSW16,SQ8,RFlat",
+        "HNSW32,SQ8,RFlat",
+        "IVF4000,PQ64x4fs,RFlat",
+        "IVF4000,Flat",
+    ]
+    some = search.contestants(["auto"], list(search.RIVALS), server=True, recall=0.99, rivals_python="python")
+    assert [each.sort for each in some] == ["crossbatch", "server", "library", "library", "store", "store"]
+
+
+def test_embeddings_are_drawn_alike_each_time_and_split_without_loss(tmp_path: Path) -> None:
+    draw(tmp_path / "first.npy", 300, 24)
+    draw(tmp_path / "again.npy", 300, 24)
+    first = np.load(tmp_path / "first.npy")
+    np.testing.assert_array_equal(first, np.load(tmp_path / "again.npy"))
+    np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-6)
+    np.save(tmp_path / "longer.npy", 3 * first)
+    split(tmp_path / "longer.npy", tmp_path / "items.npy", tmp_path / "queries.npy", held_out=20)
+    items, queries = np.load(tmp_path / "items.npy"), np.load(tmp_path / "queries.npy")
+    assert (len(items), len(queries)) == (280, 20)
+    both = np.concatenate([items, queries])
+    np.testing.assert_allclose(both[np.lexsort(both.T)], first[np.lexsort(first.T)], atol=1e-6)
+
+
+def test_recall_counts_what_exact_search_among_the_allowed_finds() -> None:
+    random = np.random.default_rng(0)
+    vectors, queries = (random.normal(size=(n, 8)).astype(np.float32) for n in (500, 9))
+    allowed = shards(500) < 30
+    wanted = nearest(vectors, queries, allowed, k=10)
+    order = [[i for i in np.argsort(-(vectors @ query)).tolist() if allowed[i]] for query in queries]
+    assert recall([row[:10] for row in order], vectors, queries, wanted) == 1
+    assert recall([row[1:11] for row in order], vectors, queries, wanted) == pytest.approx(0.9)
+    assert recall([row[:1] * 10 for row in order], vectors, queries, wanted) == pytest.approx(0.1)
+    forbidden = [np.argsort(-(vectors @ query)).tolist() for query in queries]
+    among_all = [[i for i in row if not allowed[i]][:10] for row in forbidden]
+    assert recall(among_all, vectors, queries, wanted) == 0
+
+
+def test_equal_scores_are_equally_right() -> None:
+    vectors = np.eye(4, dtype=np.float32)[[0, 0, 0, 1]]
+    wanted = nearest(vectors, vectors[:1], np.ones(4, np.bool_), k=2)
+    for pair in ([0, 1], [2, 1], [0, 2]):
+        assert recall([pair], vectors, vectors[:1], wanted) == 1
+    assert recall([[0, 3]], vectors, vectors[:1], wanted) == 0.5
+
+
+def test_shards_are_of_equal_size() -> None:
+    assert np.bincount(shards(1000)).tolist() == [10] * SHARDS
+    assert [shard_of(number) for number in range(250)] == shards(250).tolist()
+
+
+class MadeUp:
+    """Finds as many of the 10 nearest as its setting says, which it can be set to from 2 to 10."""
+
+    def __init__(self, name: str, *_: Any, **__: Any) -> None:
+        self.name, self.setting = name, 0
+
+    def __enter__(self) -> "MadeUp":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, do: str, **options: Any) -> dict[str, Any]:
+        if self.name == do:
+            raise Failed(f"{do}: out of luck")
+        if do == "open":
+            self.setting = 5
+            return {"ladder": [] if self.name == "tuned" else [2, 4, 6, 8, 10]}
+        if do == "set":
+            self.setting = options["value"]
+        if do == "answer":
+            return {"found": [list(range(self.setting))] * 3}
+        if do == "memory":
+            return {"anonymous_bytes": 2e6, "mapped_bytes": 1e6}
+        if do == "build":
+            return {"load_seconds": 1.0, "index_seconds": 2.0, "disk_bytes": 3e6, "about": "well made"}
+        return {"queries_per_second": 100.0 * self.setting, "p50_ms": 1.0, "p99_ms": 2.0, "seconds": 1.0}
+
+
+def contestant(title: str, sort: str = "store") -> Contestant:
+    return Contestant(title, sort, title, title, "python", False, False)
+
+
+def played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, some: list[Contestant], wanted: float
+) -> list[Row]:
+    """A match in which items 0 to 9 are the nearest to every query."""
+    vectors = np.zeros((30, 2), np.float32)
+    vectors[:, 1] = 1
+    vectors[:10] = [1, 0]
+    np.save(tmp_path / "items.npy", vectors)
+    np.save(tmp_path / "queries.npy", np.array([[1, 0]] * 3, np.float32))
+    monkeypatch.setattr(match, "Process", MadeUp)
+    rules = Rules(recall=wanted, rounds=3, seconds=0.1, cores=1, patience=1, highest=9, brief=True)
+    files = tmp_path / "items.npy", tmp_path / "queries.npy"
+    return Match(tmp_path, *files, fresh=5, rules=rules, tell=lambda _: None).play(some)
+
+
+def test_a_rival_is_set_to_the_least_that_reaches_the_recall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, other) = played(tmp_path, monkeypatch, [contestant("one"), contestant("other")], 0.7)
+    assert (one.plain["setting"], one.plain["recall"]) == (8, 0.8)
+    assert (other.plain["setting"], other.plain["recall"]) == (8, 0.8)  # 0.7 is wanted, which 8 reaches first
+    (one,) = played(tmp_path, monkeypatch, [contestant("one")], 1.1)
+    assert (one.plain["setting"], one.plain["recall"]) == (8, 0.8)  # the highest allowed, where none does
+
+
+@pytest.mark.parametrize(("wanted", "setting"), [(0.9, 6), (0.3, 4)])
+def test_rivals_need_reach_no_more_than_the_first_and_no_more_than_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: float, setting: int
+) -> None:
+    first, rival = played(tmp_path, monkeypatch, [contestant("tuned"), contestant("rival")], wanted)
+    assert (first.plain["setting"], first.plain["recall"]) == (None, 0.5)
+    assert rival.plain["setting"] == setting
+
+
+@pytest.mark.parametrize("step", ["build", "open", "set", "answer", "memory", "time"])
+def test_one_that_fails_has_a_row_that_says_why_and_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    rows = played(tmp_path, monkeypatch, [contestant(step), contestant("well")], 0.5)
+    assert [row.failed for row in rows] == [f"{step}: out of luck", ""]
+    assert rows[1].plain["1"]["queries_per_second"] == 600
+    shown = tables(rows)
+    assert f"failed: {step}: out of luck" in shown
+    assert "| well (store) | 0.6000 | 1.00 | 2.00 | 600 | 600 | ef 6 |" in shown
+
+
+def test_a_package_that_is_missing_and_a_request_that_takes_too_long_are_told(tmp_path: Path) -> None:
+    with (
+        Process("no_such_rival", tmp_path / "a", python=sys.executable, cores=1, patience=60) as process,
+        pytest.raises(Failed, match=r"build: not installed \(No module named .*no_such_rival"),
+    ):
+        process.ask("build", vectors="none.npy", count=1)
+    with (
+        Process("gallery=auto@0.9", tmp_path / "b", python=sys.executable, cores=1, patience=0.01) as process,
+        pytest.raises(Failed, match=r"build took longer than 0\.01 s"),
+    ):
+        process.ask("build", vectors="none.npy", count=1)
+    with pytest.raises(Failed, match="no-python cannot be run"):
+        Process("gallery=auto@0.9", tmp_path / "c", python="no-python", cores=1, patience=1)
+
+
+def test_the_bound_is_told_against_the_faster_store() -> None:
+    def row(title: str, sort: str, rate: float) -> Row:
+        figures = {"queries_per_second": rate, "p50_ms": 1.0, "p99_ms": 1.0}
+        return Row(contestant(title, sort), plain={"recall": 1.0, "1": figures, "64": figures})
+
+    rows = [row("ours", "crossbatch", 900), row("ours by gRPC", "server", 600)]
+    rows += [row("fast", "library", 9000), row("slow", "store", 100), row("quick", "store", 300)]
+    assert ratios(rows).splitlines() == [
+        "- ours by gRPC, batch of 1: 2.00 times quick",
+        "- ours by gRPC, batch of 64: 2.00 times quick",
+        "- ours, batch of 1: 3.00 times quick",
+        "- ours, batch of 64: 3.00 times quick",
+    ]
+    assert ratios(rows[:3]) == ""
