@@ -1,0 +1,366 @@
+"""A gallery is a dictionary with exact search: Hypothesis drives both, and looks for a difference."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from numpy.typing import NDArray
+
+from serving.errors import AlreadyExists, Conflict, CrossbatchError, InvalidArgument, NotFound
+from serving.gallery.directory import GalleryDirectory
+from serving.gallery.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
+from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.verify import verify
+
+DIMENSION = 8
+NAMES = ("shop", "spring", "autumn")
+KEYS = [f"{letter}/{number}" for letter in "aé" for number in range(8)]
+# Few vectors for many items, so that scores tie; a tie is broken by key.
+POOL = np.random.default_rng(0).standard_normal((6, DIMENSION)).astype(np.float32)
+POOL /= np.linalg.norm(POOL, axis=1, keepdims=True)
+
+
+@dataclass
+class Known:
+    """What the dictionary knows of one gallery."""
+
+    index: str
+    items: dict[str, Item] = field(default_factory=dict)
+    previous: "tuple[str, Known] | None" = None
+
+
+keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8, unique=True)
+names = st.sampled_from(NAMES)
+values = st.sampled_from(["red", "blue", "", 1, 2.5, True])
+conditions: st.SearchStrategy[Filter] = st.one_of(
+    st.builds(Equal, st.just("colour"), st.sampled_from(["red", "blue", "green"])),
+    st.builds(Equal, st.just("$label"), st.sampled_from(["x", "y"])),
+    st.builds(In, st.just("price"), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
+    st.builds(Range, st.just("price"), least=st.integers(0, 3), below=st.integers(0, 4)),
+    st.builds(Exists, st.sampled_from(["colour", "price", "nobody"])),
+)
+filters: st.SearchStrategy[Filter] = st.recursive(
+    conditions,
+    lambda inner: st.one_of(
+        st.builds(Not, inner),
+        st.builds(AllOf, st.lists(inner, max_size=3).map(tuple)),
+        st.builds(AnyOf, st.lists(inner, max_size=3).map(tuple)),
+    ),
+    max_leaves=4,
+)
+
+
+def holds(condition: Filter, item: Item) -> bool:
+    """The oracle of filters, for the metadata of this test."""
+    fields: Mapping[str, Any] = {**item.metadata, **({"$label": item.label} if item.label else {})}
+    match condition:
+        case Equal(name, value):
+            return name in fields and fields[name] == value
+        case In(name, among):
+            return name in fields and fields[name] in among
+        case Range(name, None, least, below, None):
+            assert least is not None
+            assert below is not None
+            return name in fields and least <= fields[name] < below
+        case Exists(name):
+            return name in fields
+        case AllOf(inner):
+            return all(holds(each, item) for each in inner)
+        case AnyOf(inner):
+            return any(holds(each, item) for each in inner)
+        case Not(inner):
+            return not holds(inner, item)
+    raise AssertionError(condition)
+
+
+def fields_of(condition: Filter) -> set[str]:
+    """The fields that must be there, by which a search may be refused."""
+    match condition:
+        case Not(inner):
+            return fields_of(inner)
+        case AllOf(several) | AnyOf(several):
+            return set[str]().union(*map(fields_of, several))
+        case Exists():
+            return set()
+    return {condition.field}
+
+
+def exact(query: NDArray[np.float32], vector: NDArray[np.float32]) -> float:
+    return float(np.float32((vector * query.astype(np.float64)).sum()))
+
+
+class GalleryMachine(RuleBasedStateMachine):
+    """Two open folders of the same galleries stand for two processes; each rule is carried out by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.known: dict[str, Known] = {}
+        self.open = [self.opened(), self.opened()]
+
+    def opened(self) -> GalleryDirectory:
+        # Rebuilt in the background after a few changes, so that rebuilds run beside every other rule.
+        return GalleryDirectory(self.folder, policy=RebuildPolicy(least=6, share=0.2))
+
+    def teardown(self) -> None:
+        for directory in self.open:
+            directory.close()
+        shutil.rmtree(self.folder)
+
+    def there(self, name: str) -> Known | None:
+        return self.known.get(name)
+
+    @initialize(index=st.sampled_from(["auto", "exact", "HNSW8,SQ8,RFlat"]))
+    def first(self, index: str) -> None:
+        self.create(0, "shop", index)
+
+    @rule(who=st.integers(0, 1), name=names, index=st.sampled_from(["auto", "exact", "HNSW8,Flat"]))
+    def create(self, who: int, name: str, index: str) -> None:
+        def make() -> None:
+            self.open[who].create(
+                name, model_name="m", fingerprint="f" * 64, dimension=DIMENSION, index=index
+            )
+
+        if self.there(name):
+            with pytest.raises(AlreadyExists):
+                make()
+        else:
+            make()
+            self.known[name] = Known(index)
+
+    @rule(
+        who=st.integers(0, 1),
+        name=names,
+        keys=keys,
+        vectors=st.lists(st.integers(0, len(POOL) - 1), min_size=8, max_size=8),
+        labels=st.lists(st.sampled_from(["", "x", "y"]), min_size=8, max_size=8),
+        metadata=st.lists(
+            st.fixed_dictionaries(
+                {}, optional={"colour": st.sampled_from(["red", "blue"]), "price": st.integers(0, 3)}
+            ),
+            min_size=8,
+            max_size=8,
+        ),
+        expecting=st.sampled_from([None, "right", "wrong"]),
+    )
+    def upsert(
+        self,
+        who: int,
+        name: str,
+        keys: list[str],
+        vectors: list[int],
+        labels: list[str],
+        metadata: list[dict[str, Any]],
+        expecting: str | None,
+    ) -> None:
+        items = [
+            Item(key, POOL[vector], label, f"{key}.jpg", more)
+            for key, vector, label, more in zip(keys, vectors, labels, metadata, strict=False)
+        ]
+        known = self.there(name)
+        if known is None:
+            with pytest.raises(NotFound):
+                self.open[who].get(name)
+            return
+        expected = None
+        if expecting is not None:
+            expected = {key: known.items[key].version if key in known.items else 0 for key in keys}
+            if expecting == "wrong":
+                expected[keys[-1]] += 1
+        if expecting == "wrong":
+            with pytest.raises(Conflict):
+                self.open[who].using(name, lambda gallery: gallery.upsert(items, expected=expected))
+            return
+        versions = self.open[who].using(name, lambda gallery: gallery.upsert(items, expected=expected))
+        newest = max((item.version for item in known.items.values()), default=0)
+        assert len(versions) == len(items)
+        assert min(versions) > newest
+        assert versions == sorted(set(versions))
+        for item, version in zip(items, versions, strict=True):
+            known.items[item.key] = Item(
+                item.key, item.vector, item.label, item.uri, item.metadata, version=version
+            )
+
+    @rule(who=st.integers(0, 1), name=names, keys=keys)
+    def delete(self, who: int, name: str, keys: list[str]) -> None:
+        if known := self.there(name):
+            deleted = self.open[who].using(name, lambda gallery: gallery.delete(keys))
+            assert deleted == sum(known.items.pop(key, None) is not None for key in keys)
+
+    @rule(
+        who=st.integers(0, 1),
+        name=names,
+        queries=st.lists(st.integers(0, len(POOL) - 1), min_size=1, max_size=3),
+        k=st.integers(1, 20),
+        minimum=st.none() | st.floats(-1, 1, width=32),
+        exclude=st.lists(st.sampled_from(KEYS), max_size=3),
+        condition=st.none() | filters,
+        grouped=st.booleans(),
+    )
+    def search(
+        self,
+        who: int,
+        name: str,
+        queries: list[int],
+        k: int,
+        minimum: float | None,
+        exclude: list[str],
+        condition: Filter | None,
+        grouped: bool,
+    ) -> None:
+        known = self.there(name)
+        if known is None:
+            return
+        search = partial(
+            Gallery.search,
+            vectors=POOL[queries],
+            k=k,
+            minimum_score=minimum,
+            exclude=exclude,
+            filter=condition,
+            group_by_label=grouped,
+        )
+        # A field that no item has at the moment is refused; one that deleted items had may be, or not.
+        try:
+            found = self.open[who].using(name, search)
+        except InvalidArgument:
+            items = known.items.values()
+            held = {
+                field for item in items for field in ({"$label"} if item.label else set()) | {*item.metadata}
+            }
+            assert condition is not None
+            assert not fields_of(condition) <= held
+            return
+        assert len(found) == len(queries)
+        for query, hits in zip(POOL[queries], found, strict=True):
+            right = self.ranked(known, query, minimum, exclude, condition, grouped)[:k]
+            assert [(hit.key, hit.score) for hit in hits] == right
+            for hit in hits:
+                item = known.items[hit.key]
+                assert (hit.label, hit.uri, hit.metadata) == (item.label, item.uri, item.metadata)
+
+    def ranked(
+        self,
+        known: Known,
+        query: NDArray[np.float32],
+        minimum: float | None,
+        exclude: list[str],
+        condition: Filter | None,
+        grouped: bool,
+    ) -> list[tuple[str, float]]:
+        scored = [
+            (key, exact(query, item.vector))
+            for key, item in known.items.items()
+            if key not in exclude and (condition is None or holds(condition, item))
+        ]
+        right = sorted(scored, key=lambda pair: (-pair[1], pair[0]))
+        right = [(key, score) for key, score in right if minimum is None or score >= minimum]
+        if not grouped:
+            return right
+        seen, kept = set[str](), []
+        for key, score in right:
+            label = known.items[key].label
+            if not label or label not in seen:
+                kept.append((key, score))
+            seen.add(label)
+        return kept
+
+    @rule(who=st.integers(0, 1), name=names, keys=keys)
+    def get(self, who: int, name: str, keys: list[str]) -> None:
+        if known := self.there(name):
+            if set(keys) <= known.items.keys():
+                found = self.open[who].using(name, lambda gallery: gallery.get(keys))
+                assert [(item.key, item.version, item.metadata) for item in found] == [
+                    (key, known.items[key].version, known.items[key].metadata) for key in keys
+                ]
+            else:
+                with pytest.raises(NotFound):
+                    self.open[who].using(name, lambda gallery: gallery.get(keys))
+
+    @rule(who=st.integers(0, 1), name=names, limit=st.integers(1, 5), prefix=st.sampled_from(["", "a", "é/"]))
+    def pages(self, who: int, name: str, limit: int, prefix: str) -> None:
+        if known := self.there(name):
+            found: list[str] = []
+            after: str | None = ""
+            while after is not None:
+                page = self.open[who].using(
+                    name, partial(Gallery.list, after=after, limit=limit, prefix=prefix)
+                )
+                found += [item.key for item in page]
+                after = found[-1] if page else None
+            assert found == sorted(key for key in known.items if key.startswith(prefix))
+
+    @rule(who=st.integers(0, 1), name=names)
+    def rebuild(self, who: int, name: str) -> None:
+        if self.there(name):
+            self.open[who].using(name, lambda gallery: gallery.rebuild())
+
+    @rule(who=st.integers(0, 1))
+    def restart(self, who: int) -> None:
+        self.open[who].close()
+        self.open[who] = self.opened()
+
+    @rule(who=st.integers(0, 1), name=names, other=names)
+    def switch(self, who: int, name: str, other: str) -> None:
+        taken, taking = self.there(name), self.there(other)
+        if taking is None or name == other or taken is None:
+            return
+        if taken.previous is not None and taken.previous == (other, taking):
+            with pytest.raises(CrossbatchError, match="rollback"):  # a second request of the same
+                self.open[who].switch(name, other)
+            return
+        self.open[who].switch(name, other)
+        taking.previous = (other, taken)
+        self.known[name], self.known[other] = taking, taken
+
+    @rule(who=st.integers(0, 1), name=names)
+    def rollback(self, who: int, name: str) -> None:
+        current = self.there(name)
+        if current is None:
+            return
+        if current.previous is None or self.known.get(current.previous[0]) is not current.previous[1]:
+            with pytest.raises(CrossbatchError):
+                self.open[who].rollback(name)
+            return
+        other, before = current.previous
+        assert self.open[who].rollback(name) == other
+        self.known[name], self.known[other] = before, current
+
+    @rule(who=st.integers(0, 1), name=st.sampled_from(NAMES[1:]))
+    def drop(self, who: int, name: str) -> None:
+        if self.known.pop(name, None) is not None:
+            self.open[who].drop(name)
+
+    @invariant()
+    def names_are_those_known(self) -> None:
+        for directory in self.open:
+            assert directory.names() == sorted(self.known)
+
+    @rule(who=st.integers(0, 1), name=names)
+    def verified(self, who: int, name: str) -> None:
+        if known := self.there(name):
+            report = verify(self.folder / name)
+            assert report.problems == []
+            assert self.open[who].using(name, lambda gallery: gallery.info()).items == len(known.items)
+
+
+@pytest.mark.timeout(120)
+def test_gallery_is_a_dictionary_with_exact_search() -> None:
+    run_state_machine_as_test(
+        GalleryMachine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
