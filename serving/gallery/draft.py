@@ -120,16 +120,18 @@ class Draft:
         if type_ == EXACT:
             return 0.0
         faiss = load_faiss()
-        faiss.omp_set_num_threads(self.threads)
         matrix = self.matrix
         refined = type_.endswith(",RFlat")
         advance("train", 0, len(matrix))
+        # But for that of lists, training is many short steps, for which threads only wait on one another.
+        faiss.omp_set_num_threads(self.threads if "IVF" in type_ else 1)
         with _named(type_, len(matrix)):
             base = faiss.index_factory(
                 matrix.shape[1], type_.removesuffix(",RFlat"), faiss.METRIC_INNER_PRODUCT
             )
             base.train(_spread(matrix, _training_size(base)))
             made = faiss.IndexRefineFlat(base) if refined else base
+        faiss.omp_set_num_threads(self.threads)
         for start in range(0, len(matrix), _BLOCK):
             advance("add", start, len(matrix))
             with _named(type_, len(matrix)):

@@ -20,7 +20,7 @@ from serving.gallery.transaction import State
 
 __all__ = ["RebuildPolicy", "Rebuilder"]
 
-_NICE = 10
+_NICE = 10  # steps; each gives about a tenth less of a busy core
 _PAUSE = 30.0  # seconds until a background rebuild that failed is tried again
 
 _log = logging.getLogger(__name__)
@@ -115,5 +115,7 @@ class Rebuilder:
 def _lower_priority() -> None:
     """Let other threads go first; those that this one starts inherit it."""
     if sys.platform == "linux":  # elsewhere only a whole process has a priority
+        thread = threading.get_native_id()
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            lower = os.getpriority(os.PRIO_PROCESS, thread) + _NICE
+            os.setpriority(os.PRIO_PROCESS, thread, lower)  # the least there is where that is lower still

@@ -117,6 +117,16 @@ def test_equal_vectors_are_found_whichever_they_are() -> None:
     assert facts.recall > 0.99
 
 
+def test_query_itself_is_no_neighbour() -> None:
+    rows = isotropic(40, 8)
+    draft = Draft.of(rows, threads=1)
+    exam = prepared(draft)
+    scores = rows @ rows.T
+    np.fill_diagonal(scores, -2)
+    assert np.allclose(exam.least, np.sort(scores, axis=1)[:, -10], atol=2e-5)
+    assert measured(draft, exam, {}) == 1.0
+
+
 def test_cheapest_parameters_that_reach_are_taken() -> None:
     rows = clustered(3000, 16)
     draft = Draft.of(rows, threads=1)
