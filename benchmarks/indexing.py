@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from serving.catalog import Catalog, Row, read
 from serving.cores import usable_cores
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 from serving.indexing.pipeline import index_rows
 from serving.indexing.target import Target

@@ -74,7 +74,7 @@ class Cost:
 def measure(recipe: Recipe, pairs: int) -> Cost:
     """Time `pairs` steps with the term and as many without, in turns."""
     torch.manual_seed(0)
-    embedder = build_embedder(recipe).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    embedder = build_embedder(recipe).to(memory_format=torch.channels_last).train()
     size, rows = recipe.image_size, recipe.classes_per_batch * recipe.images_per_class
     pixels = torch.randint(256, (rows, size, size, 3), dtype=torch.uint8)
     labels = torch.arange(recipe.classes_per_batch).repeat_interleave(recipe.images_per_class)

@@ -129,7 +129,7 @@ class Client(Connection):
             minimum_score: Leaves out items with a lower score, -1 to 1.
             exclude: Keys of items to leave out, at most 1,000.
             filter: What every hit must fulfil, as {"brand": "acme", "price": {"$lt": 9}} (`parse_filter`) or
-                made of the classes of `serving.gallery.filter`.
+                made of the classes of `serving.gallery.search.filter`.
             group_by_label: Whether to return only the nearest item of each label.
             on_error: "raise" the first bad query's error, or "return" each error in its query's place.
 

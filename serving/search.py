@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from serving.client import Client, Hit
 from serving.errors import InvalidArgument
-from serving.gallery.filter import parse_filter
+from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
 
 __all__ = ["Settings", "render", "run"]

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.contenders.contender import Built, key_of, shard_of
-from serving.gallery.filter import Filter, Range
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.schema import FILE_NAME
-from serving.gallery.store import Store
+from serving.gallery.search.filter import Filter, Range
+from serving.gallery.store.schema import FILE_NAME
+from serving.gallery.store.store import Store
 
 __all__ = ["FINGERPRINT", "condition", "items", "make"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from benchmarks.contenders.contender import Built
 from benchmarks.contenders.gallery import FINGERPRINT, condition
 from serving.client import Client
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 from serving.model.spec import ModelSpec
 from serving.rpc.server import Server, Settings

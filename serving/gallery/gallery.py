@@ -17,24 +17,24 @@ from typing import Self
 from numpy.typing import ArrayLike
 
 from serving.errors import InvalidArgument, NotFound
-from serving.gallery.build import Advance
-from serving.gallery.factory import check_recall, check_type
-from serving.gallery.filter import Filter
-from serving.gallery.filter_bounds import check_fields, check_filter
-from serving.gallery.folder import check_path, make_gallery
+from serving.gallery.folder.folder import check_path, make_gallery
 from serving.gallery.identity import ModelIdentity, check_model
-from serving.gallery.index import require_faiss
+from serving.gallery.index.build import Advance
+from serving.gallery.index.factory import check_recall, check_type
+from serving.gallery.index.index import require_faiss
+from serving.gallery.index.kind import Facts
+from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.info import GalleryInfo
 from serving.gallery.item import MAX_K, Hit, Item, check_keys
 from serving.gallery.items import Items
-from serving.gallery.kind import Facts
-from serving.gallery.rebuild import Rebuilder, RebuildPolicy
-from serving.gallery.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
-from serving.gallery.snapshot import Snapshot
-from serving.gallery.store import Store
-from serving.gallery.transaction import Row
+from serving.gallery.search.filter import Filter
+from serving.gallery.search.filter_bounds import check_fields, check_filter
+from serving.gallery.search.snapshot import Snapshot
+from serving.gallery.search.view import View
+from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
+from serving.gallery.store.store import Store
+from serving.gallery.store.transaction import Row
 from serving.gallery.unit import unit_rows
-from serving.gallery.view import View
 
 __all__ = ["Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
 

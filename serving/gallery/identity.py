@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from serving.errors import ModelMismatch
-from serving.gallery.schema import Meta
+from serving.gallery.store.schema import Meta
 
 __all__ = ["ModelIdentity", "check_model"]
 

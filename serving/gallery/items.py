@@ -15,9 +15,9 @@ from serving.gallery.item import (
     check_start,
     check_versions,
 )
-from serving.gallery.schema import Meta
-from serving.gallery.store import Store
-from serving.gallery.transaction import State
+from serving.gallery.store.schema import Meta
+from serving.gallery.store.store import Store
+from serving.gallery.store.transaction import State
 
 __all__ = ["MAX_PAGE", "Items"]
 

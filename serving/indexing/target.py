@@ -3,11 +3,11 @@
 from functools import partial
 
 from serving.errors import AlreadyExists, BadSetting, NotFound
-from serving.gallery.directory import GalleryDirectory
-from serving.gallery.factory import check_type
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.identity import ModelIdentity
-from serving.gallery.kind import AUTOMATIC
+from serving.gallery.index.factory import check_type
+from serving.gallery.index.kind import AUTOMATIC
 
 __all__ = ["THUMBNAIL_SIDE", "Target"]
 

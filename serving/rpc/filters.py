@@ -1,11 +1,11 @@
-"""How filters travel: the dataclasses of `serving.gallery.filter` as the message Filter, and back."""
+"""How filters travel: the dataclasses of `serving.gallery.search.filter` as the message Filter, and back."""
 
 from collections.abc import Iterable
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import InvalidArgument
-from serving.gallery.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, Value
-from serving.gallery.filter_bounds import check_filter
+from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, Value
+from serving.gallery.search.filter_bounds import check_filter
 from serving.rpc.given import many, text
 from serving.rpc.limits import MAX_FILTER_CONDITIONS
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import BadArtifact, InvalidArgument
-from serving.gallery.filter import Filter
+from serving.gallery.search.filter import Filter
 from serving.rpc.limits import DEFAULT_K, MAX_MESSAGE_BYTES
 from serving.rpc.loose import loosened
 from serving.rpc.pipeline import Outcome

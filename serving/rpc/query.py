@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import InvalidArgument
-from serving.gallery.filter import Filter, parse_filter
+from serving.gallery.search.filter import Filter, parse_filter
 from serving.rpc.filters import filter_message
 from serving.rpc.given import (
     ImageLike,

@@ -35,7 +35,7 @@ from serving.rpc.shelf import Shelf
 from serving.telemetry import configure_logs
 
 if TYPE_CHECKING:  # both bring an engine, which whoever imports only the settings does not need
-    from serving.gallery.directory import GalleryDirectory
+    from serving.gallery.folder.directory import GalleryDirectory
     from serving.model.encoder import Encoder
 
 __all__ = ["Server", "Settings", "render", "run"]
@@ -214,8 +214,8 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
         CrossbatchError: if the model or the folder cannot be used, or the port is taken.
     """
-    from serving.gallery.directory import GalleryDirectory
-    from serving.gallery.index import require_faiss
+    from serving.gallery.folder.directory import GalleryDirectory
+    from serving.gallery.index.index import require_faiss
     from serving.model.encoder import Encoder
 
     configure_logs(settings.log_level)

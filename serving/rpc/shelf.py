@@ -8,7 +8,7 @@ from serving.errors import CrossbatchError
 from serving.rpc.workers import Workers
 
 if TYPE_CHECKING:  # both bring an engine, which whoever imports only the settings does not need
-    from serving.gallery.directory import GalleryDirectory
+    from serving.gallery.folder.directory import GalleryDirectory
     from serving.gallery.gallery import Gallery
     from serving.model.spec import ModelSpec
 

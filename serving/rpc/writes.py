@@ -5,7 +5,7 @@ from typing import Any
 
 from protos import gallery_service_pb2 as pb
 from serving.errors import CrossbatchError, InvalidArgument
-from serving.gallery.schema import MAX_THUMBNAIL_SIDE
+from serving.gallery.store.schema import MAX_THUMBNAIL_SIDE
 from serving.rpc.answers import Item, item_message
 from serving.rpc.caller import Caller, faults_of
 from serving.rpc.given import check_number, check_version, check_whole, many, text, texts

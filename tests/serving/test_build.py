@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.gallery import build as module
-from serving.gallery.build import build_index, measure_again
-from serving.gallery.candidates import candidates, is_small
-from serving.gallery.draft import Draft, GivenUp
-from serving.gallery.factory import full_type
-from serving.gallery.kind import Facts
-from serving.gallery.tuning import measured, prepared, tuned
+from serving.gallery.index import build as module
+from serving.gallery.index.build import build_index, measure_again
+from serving.gallery.index.candidates import candidates, is_small
+from serving.gallery.index.draft import Draft, GivenUp
+from serving.gallery.index.factory import full_type
+from serving.gallery.index.kind import Facts
+from serving.gallery.index.tuning import measured, prepared, tuned
 
 
 def clustered(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
@@ -54,8 +54,8 @@ def true_recall(draft: Draft, facts: Facts, rows: NDArray[np.float32]) -> float:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few vectors be many."""
-    monkeypatch.setattr("serving.gallery.candidates._SMALL", 1 << 15)
-    monkeypatch.setattr("serving.gallery.candidates._SAMPLE", 1500)
+    monkeypatch.setattr("serving.gallery.index.candidates._SMALL", 1 << 15)
+    monkeypatch.setattr("serving.gallery.index.candidates._SAMPLE", 1500)
 
 
 @pytest.mark.usefixtures("eager")
@@ -77,7 +77,7 @@ def test_automatic_choice_reaches_the_recall(
 def test_type_that_misses_the_recall_on_the_whole_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     types = ["PQ2x4,RFlat", "PQ16x4fs,RFlat", "exact"]
     monkeypatch.setattr(module, "tried", lambda *_, **__: (types, []))
-    monkeypatch.setattr("serving.gallery.tuning._FACTORS", (1,))
+    monkeypatch.setattr("serving.gallery.index.tuning._FACTORS", (1,))
     rows = isotropic(1000, 32)
     assert built(rows, recall=1.0)[1].type == "exact"
     assert built(rows, recall=0.8)[1].type == "PQ16x4fs,RFlat"
@@ -99,7 +99,7 @@ def test_given_type_is_built_as_given_and_measured(monkeypatch: pytest.MonkeyPat
     assert (facts.type, facts.wanted, facts.note) == ("IVF32,PQ8x4fs,RFlat", "IVF32,PQ8x4fs", "")
     assert facts.parameters.keys() == {"nprobe", "k_factor_rf"}
     assert facts.recall >= 0.95
-    monkeypatch.setattr("serving.gallery.tuning._FACTORS", (1, 2))
+    monkeypatch.setattr("serving.gallery.index.tuning._FACTORS", (1, 2))
     _, weak = built(isotropic(2000, 64), "PCA2,Flat", recall=0.99)
     assert weak.type == "PCA2,Flat,RFlat"
     assert weak.recall < 0.99

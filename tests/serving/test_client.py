@@ -32,8 +32,8 @@ from serving.errors import (
     Overloaded,
     Unavailable,
 )
-from serving.gallery.directory import GalleryDirectory
-from serving.gallery.filter import Equal, Exists
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.search.filter import Equal, Exists
 from serving.model import preprocess
 from serving.rpc import caller, given, splitting
 from serving.rpc.status import to_status

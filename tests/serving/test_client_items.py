@@ -16,8 +16,8 @@ from protos import gallery_service_pb2 as pb
 from protos import gallery_service_pb2_grpc
 from serving.client import Client, Item, StoredItem
 from serving.errors import Conflict, InvalidArgument, NotFound, Overloaded, Unavailable
-from serving.gallery.directory import GalleryDirectory
-from serving.gallery.filter import AllOf, Equal, Range
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.search.filter import AllOf, Equal, Range
 from serving.rpc.status import to_status
 from tests.serving.rpc_fakes import FakeEncoder, serving, vector_for
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.gallery.checksum import file_checksum
-from serving.gallery.columns import Columns, ColumnsDamaged
-from serving.gallery.filter import (
+from serving.gallery.search.columns import Columns, ColumnsDamaged
+from serving.gallery.search.filter import (
     LABEL,
     AllOf,
     AnyOf,
@@ -24,7 +24,7 @@ from serving.gallery.filter import (
     Range,
     kind_of,
 )
-from serving.gallery.filter_bounds import check_filter
+from serving.gallery.search.filter_bounds import check_filter
 
 # Few of each, so that fields meet values; each kind has a value that another could be taken for.
 NAMES = st.sampled_from(["a", "b", "", "$or", "é", "\U0001f426"]) | st.text(max_size=2)

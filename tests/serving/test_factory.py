@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import InvalidArgument
-from serving.gallery.factory import check_recall, check_type, full_type
+from serving.gallery.index.factory import check_recall, check_type, full_type
 
 GOOD = {
     "exact": "exact",

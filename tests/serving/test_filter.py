@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from serving.errors import InvalidArgument
-from serving.gallery.filter import (
+from serving.gallery.search.filter import (
     LABEL,
     AllOf,
     AnyOf,
@@ -17,7 +17,7 @@ from serving.gallery.filter import (
     Range,
     parse_filter,
 )
-from serving.gallery.filter_bounds import MAX_CONDITIONS, check_fields, check_filter
+from serving.gallery.search.filter_bounds import MAX_CONDITIONS, check_fields, check_filter
 
 NAN, HUGE = float("nan"), 10**400
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import InvalidArgument
-from serving.gallery.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
+from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.rpc.filters import filter_message, filter_of
 from serving.rpc.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_LEVELS
 

@@ -23,10 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
 from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, ModelMismatch, NotFound, Unavailable
-from serving.gallery.build import build_index
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.index import Index
+from serving.gallery.index.build import build_index
+from serving.gallery.index.index import Index
 from serving.gallery.metadata import MAX_METADATA_BYTES
 
 MANUAL = RebuildPolicy(automatic=False)
@@ -338,7 +338,9 @@ def test_create_refuses_what_is_there(tmp_path: Path) -> None:
 
 
 def test_create_that_dies_leaves_no_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.gallery.folder.sync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        "serving.gallery.folder.folder.sync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     with pytest.raises(KeyboardInterrupt):
         created(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
@@ -388,7 +390,7 @@ def test_index_published_while_another_is_opened_is_taken_instead(
             first.rebuild()  # and the file that was about to be opened is gone
         return Index(path, **more)
 
-    monkeypatch.setattr("serving.gallery.view.Index", slow)
+    monkeypatch.setattr("serving.gallery.search.view.Index", slow)
     assert [hit.key for hit in second.search(ONE[None], 5)[0]] == ["k0", "k1"]
     assert second.info().index_items == 2
     assert len(set(opened)) == 2
@@ -416,7 +418,7 @@ def test_searches_go_on_while_one_loads_a_new_index(
     writer.upsert([Item("k1", vectors[2])])
     writer.rebuild()
     writer.info()
-    monkeypatch.setattr("serving.gallery.view.Index", slow)
+    monkeypatch.setattr("serving.gallery.search.view.Index", slow)
     first: list[Any] = []
     loader = threading.Thread(target=lambda: first.extend(gallery.search(vectors[:1], 10)[0]))
     loader.start()
@@ -451,7 +453,7 @@ def test_index_is_loaded_once_by_however_many_wait(gallery: Gallery, monkeypatch
         time.sleep(0.1)
         return Index(path, **more)
 
-    monkeypatch.setattr("serving.gallery.view.Index", slow)
+    monkeypatch.setattr("serving.gallery.search.view.Index", slow)
     found: list[int] = []
     threads = [
         threading.Thread(target=lambda: found.append(len(gallery.search(ONE[None], 5)[0]))) for _ in range(6)
@@ -476,7 +478,7 @@ def test_metadata_is_parsed_once_for_each_item_found(
         parsed.append(text)
         return real(text)
 
-    monkeypatch.setattr("serving.gallery.record.json.loads", loads)
+    monkeypatch.setattr("serving.gallery.store.record.json.loads", loads)
     found = gallery.search(np.tile(ONE, (20, 1)), 5)
     assert [[hit.metadata["i"] for hit in hits] for hits in found] == [[0, 1, 10, 11, 12]] * 20
     assert len(parsed) == 5
@@ -489,16 +491,16 @@ def test_lost_publication_leaves_the_winners_file(gallery: Gallery, monkeypatch:
     gallery.upsert([Item("k0", ONE)])
     gallery.rebuild()
     gallery.upsert([Item("k1", ONE)])
-    monkeypatch.setattr("serving.gallery.rebuild.alone", lambda *_: nullcontext())
+    monkeypatch.setattr("serving.gallery.index.rebuild.alone", lambda *_: nullcontext())
 
     def overtaken(*given: Any, **more: Any) -> Any:
         result = build_index(*given, **more)
         if winner.info().generation == 1:
-            monkeypatch.setattr("serving.gallery.renewal.build_index", build_index)
+            monkeypatch.setattr("serving.gallery.index.renewal.build_index", build_index)
             winner.rebuild()
         return result
 
-    monkeypatch.setattr("serving.gallery.renewal.build_index", overtaken)
+    monkeypatch.setattr("serving.gallery.index.renewal.build_index", overtaken)
     gallery.rebuild()
     with gallery._store.read() as reader:
         state = reader.state()
@@ -572,7 +574,7 @@ def test_background_rebuild_that_fails_is_logged_and_searches_go_on(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("serving.gallery.renewal.build_index", full)
+    monkeypatch.setattr("serving.gallery.index.renewal.build_index", full)
     gallery = created(tmp_path / "a", policy=EAGER)
     gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(units(20))])
     with caplog.at_level(logging.WARNING):

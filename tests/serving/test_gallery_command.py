@@ -15,9 +15,9 @@ import pytest
 import crossbatch
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, InvalidArgument, NotFound
 from serving.gallery.command import Settings, render, run
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item
-from serving.gallery.policy import RebuildPolicy
+from serving.gallery.index.policy import RebuildPolicy
 
 MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
 AXES = np.eye(4, dtype=np.float32)
@@ -216,7 +216,7 @@ AS_ANOTHER = """
 import json, os, sys
 import crossbatch
 import serving.gallery.command
-from serving.gallery.index import require_faiss
+from serving.gallery.index.index import require_faiss
 
 require_faiss()  # from a place that the other user may not read
 if os.getuid() == 0:

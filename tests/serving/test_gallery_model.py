@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 from serving.errors import AlreadyExists, Conflict, CrossbatchError, InvalidArgument, NotFound
-from serving.gallery.directory import GalleryDirectory
-from serving.gallery.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.verify import verify
+from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
+from serving.gallery.upkeep.verify import verify
 
 DIMENSION = 8
 NAMES = ("shop", "spring", "autumn")

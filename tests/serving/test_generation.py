@@ -25,11 +25,11 @@ from serving.errors import (
     ReadOnly,
     Unavailable,
 )
-from serving.gallery.directory import GalleryDirectory
-from serving.gallery.exchange import exchange
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.folder.exchange import exchange
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.lock import alone, names_change, names_stay
-from serving.gallery.store import Replaced, Store
+from serving.gallery.store.store import Replaced, Store
 
 MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
 AXES = np.eye(4, dtype=np.float32)
@@ -280,7 +280,7 @@ import sys
 import numpy as np
 from contextlib import ExitStack, closing
 from pathlib import Path
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.folder.directory import GalleryDirectory
 
 with GalleryDirectory(Path(sys.argv[1])) as directory:
     for _ in sys.stdin:
@@ -314,7 +314,7 @@ SWITCHER = """
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 
 with GalleryDirectory(Path(sys.argv[1]), policy=RebuildPolicy(automatic=False)) as directory:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from serving.errors import BadSetting
-from serving.gallery import index as module
 from serving.gallery.checksum import file_checksum
-from serving.gallery.draft import Draft
-from serving.gallery.factory import full_type
-from serving.gallery.gpu import GpuMatrix
-from serving.gallery.index import SCORE_ERROR, Index
-from serving.gallery.kind import EXACT, Facts, IndexDamaged
+from serving.gallery.index import index as module
+from serving.gallery.index.draft import Draft
+from serving.gallery.index.factory import full_type
+from serving.gallery.index.gpu import GpuMatrix
+from serving.gallery.index.index import SCORE_ERROR, Index
+from serving.gallery.index.kind import EXACT, Facts, IndexDamaged
 
 
 def units(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:

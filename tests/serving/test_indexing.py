@@ -21,7 +21,7 @@ from serving.errors import (
     ModelMismatch,
     NotFound,
 )
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.indexing.command import render
 from serving.indexing.pipeline import index_rows

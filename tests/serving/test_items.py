@@ -18,7 +18,7 @@ from serving.errors import BadArtifact, Conflict, InvalidArgument, NotFound
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.item import MAX_KEY_BYTES, MAX_THUMBNAIL_BYTES, Source
 from serving.gallery.items import MAX_PAGE
-from serving.gallery.schema import MAX_THUMBNAIL_SIDE
+from serving.gallery.store.schema import MAX_THUMBNAIL_SIDE
 
 MANUAL = RebuildPolicy(automatic=False)
 AXES = np.eye(4, dtype=np.float32)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from serving.gallery.kind import Facts, IndexDamaged, Trial
+from serving.gallery.index.kind import Facts, IndexDamaged, Trial
 
 FACTS = Facts(
     type="HNSW16,SQ8,RFlat",

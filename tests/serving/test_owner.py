@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from serving.errors import Overloaded, Unavailable
-from serving.gallery.owner import Owner
+from serving.gallery.index.owner import Owner
 
 
 def test_each_caller_gets_his_own_result_or_exception_of_one_thread() -> None:

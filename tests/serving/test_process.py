@@ -21,7 +21,7 @@ from PIL import Image
 
 from serving.client import Client, Item
 from serving.errors import CrossbatchError
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.model.encoder import Encoder
 from tests.tiny_model import DIMENSION, write_tiny_model
 
@@ -32,7 +32,7 @@ KILLS = 20
 # before the fork, which saves a second a start; each server is a process of its own, to be killed.
 NURSERY = """
 import json, os, sys
-import faiss, grpc, onnxruntime, serving.model.encoder, serving.gallery.directory
+import faiss, grpc, onnxruntime, serving.model.encoder, serving.gallery.folder.directory
 from serving.rpc import server
 for line in sys.stdin:
     read, write = os.pipe()

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument, Unavailable
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.kind import Facts
-from serving.gallery.renewal import Renewal
-from serving.gallery.transaction import State
+from serving.gallery.index.kind import Facts
+from serving.gallery.index.renewal import Renewal
+from serving.gallery.store.transaction import State
 
 MANUAL = RebuildPolicy(automatic=False)
 DIMENSION = 16
@@ -133,7 +133,9 @@ def test_index_of_another_kind_of_items_is_made_whole(
     gallery.upsert(items("k", units(300)))
     gallery.rebuild()
     gallery.upsert(items("n", units(20, seed=2)))
-    monkeypatch.setattr("serving.gallery.renewal.measure_again", lambda _, facts, **__: Facts(recall=0.1))
+    monkeypatch.setattr(
+        "serving.gallery.index.renewal.measure_again", lambda _, facts, **__: Facts(recall=0.1)
+    )
     extend(gallery)
     assert facts_of(gallery).extended == 0
 
@@ -289,7 +291,7 @@ def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
         run(self, **more)
 
     monkeypatch.setattr(Renewal, "run", watched)
-    monkeypatch.setattr("serving.gallery.policy.usable_cores", lambda: 7)
+    monkeypatch.setattr("serving.gallery.index.policy.usable_cores", lambda: 7)
     mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     policy = RebuildPolicy(least=5, share=0.0)
     gallery = Gallery.create(
@@ -307,5 +309,5 @@ def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
         assert nice == min(19, mine + 10)
         assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
     assert RebuildPolicy(threads=2).background_threads == 2
-    monkeypatch.setattr("serving.gallery.policy.usable_cores", lambda: 1)
+    monkeypatch.setattr("serving.gallery.index.policy.usable_cores", lambda: 1)
     assert RebuildPolicy().background_threads == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from serving.errors import BadArtifact, CrossbatchError, Overloaded, ReadOnly, Unavailable
-from serving.gallery.refusal import Code, code_of, refusal
+from serving.gallery.store.refusal import Code, code_of, refusal
 
 KINDS: dict[Code | None, type[CrossbatchError]] = {
     Code.ERROR: BadArtifact,

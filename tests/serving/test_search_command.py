@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from serving import search
 from serving.client import Client, Item
 from serving.errors import BadImage, NotFound
-from serving.gallery.directory import GalleryDirectory
+from serving.gallery.folder.directory import GalleryDirectory
 from tests.serving.rpc_fakes import FakeEncoder, serving
 
 

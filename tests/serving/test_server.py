@@ -27,9 +27,9 @@ from protos import retrieval_service_pb2 as retrieval_pb
 from serving.errors import BadSetting, Unavailable
 from serving.gallery import item as gallery_item
 from serving.gallery import metadata as gallery_metadata
-from serving.gallery.directory import GalleryDirectory
-from serving.gallery.filter import AnyOf, Equal, Exists, Not, Range
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
+from serving.gallery.search.filter import AnyOf, Equal, Exists, Not, Range
 from serving.model import preprocess
 from serving.rpc import arrivals, limits, neighbours, server
 from serving.rpc.address import check_address

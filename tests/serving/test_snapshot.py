@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from serving.errors import BadArtifact, InvalidArgument
-from serving.gallery import covered as covered_module
-from serving.gallery.columns import Columns
-from serving.gallery.covered import Covered
-from serving.gallery.draft import Draft
-from serving.gallery.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
-from serving.gallery.fresh import Fresh
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.index import Index
-from serving.gallery.kind import EXACT, Facts
-from serving.gallery.snapshot import Snapshot
-from serving.gallery.transaction import Block, State
+from serving.gallery.index.draft import Draft
+from serving.gallery.index.index import Index
+from serving.gallery.index.kind import EXACT, Facts
+from serving.gallery.search import covered as covered_module
+from serving.gallery.search.columns import Columns
+from serving.gallery.search.covered import Covered
+from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
+from serving.gallery.search.fresh import Fresh
+from serving.gallery.search.snapshot import Snapshot
+from serving.gallery.store.transaction import Block, State
 
 D = 8
 COUNT, NEWER = 600, 80

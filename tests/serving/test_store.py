@@ -29,10 +29,10 @@ from serving.errors import (
     Unavailable,
 )
 from serving.gallery.item import Item, Source
-from serving.gallery.schema import FORMAT_VERSION
-from serving.gallery.store import Replaced, Store, create_store
-from serving.gallery.transaction import State
-from serving.gallery.writer import Writer
+from serving.gallery.store.schema import FORMAT_VERSION
+from serving.gallery.store.store import Replaced, Store, create_store
+from serving.gallery.store.transaction import State
+from serving.gallery.store.writer import Writer
 
 AXES = np.eye(4, dtype=np.float32)
 
@@ -468,7 +468,7 @@ NOBODY = """
 import os, sys
 from pathlib import Path
 from serving.errors import CrossbatchError
-from serving.gallery.store import Store
+from serving.gallery.store.store import Store
 
 os.setgid(65534)
 os.setuid(65534)
@@ -540,7 +540,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(**(fields | {"f_flag": found.f_flag | os.ST_RDONLY}))
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    monkeypatch.setattr("serving.gallery.store.is_writable", lambda _: False)
+    monkeypatch.setattr("serving.gallery.store.store.is_writable", lambda _: False)
 
 
 def _change(path: Path, *statements: str) -> None:

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import BadArtifact, NotFound
-from serving.gallery.columns import Columns
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.index.kind import Facts
 from serving.gallery.item import Source
-from serving.gallery.kind import Facts
-from serving.gallery.store import Store
-from serving.gallery.verify import Verification, verify
+from serving.gallery.search.columns import Columns
+from serving.gallery.store.store import Store
+from serving.gallery.upkeep.verify import Verification, verify
 
 MANUAL = RebuildPolicy(automatic=False)
 COUNT, DIMENSION = 60, 16

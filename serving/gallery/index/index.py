@@ -1,0 +1,208 @@
+"""The FAISS file of a gallery as it is searched: verified, memory-mapped, never changed.
+
+The file is derived from the store and may be lost at any time. It is an `IDMap` over an exact inner-product
+index, over a graph whose nodes are the vectors, or over any index refined by the exact vectors: they are
+always in it, so every score is exact, and what an approximate type can miss is candidates. The ids are the
+items' seqs, ascending, so a position in the index is a position in `seqs`. `draft` makes it.
+"""
+
+import threading
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.cores import usable_cores
+from serving.errors import BadSetting
+from serving.gallery.checksum import file_checksum
+from serving.gallery.index.gpu import MOST_ON_GPU, GpuMatrix
+from serving.gallery.index.kind import Facts, IndexDamaged
+
+__all__ = [
+    "SCORE_ERROR",
+    "Index",
+    "IndexDamaged",
+    "exact_storage",
+    "load_faiss",
+    "matrix_of",
+    "nearest",
+    "require_faiss",
+    "set_parameters",
+]
+
+SCORE_ERROR = 1e-5  # float32 inner products of unit vectors are off by less, in any order of summation
+
+_team = threading.Lock()  # held by the one search that may use every core
+
+
+def require_faiss() -> None:
+    """Check that FAISS is installed.
+
+    Raises:
+        BadSetting: It is not.
+    """
+    load_faiss()
+
+
+@cache
+def load_faiss() -> Any:
+    """Return the module `faiss`; only this file imports it.
+
+    Raises:
+        BadSetting: It is not installed.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise BadSetting(
+            f"FAISS, which searches galleries, cannot be loaded ({error}); "
+            "install crossbatch[cpu], or crossbatch[gpu] on a machine with an NVIDIA GPU, and not both"
+        ) from error
+    return faiss
+
+
+def exact_storage(index: Any) -> Any:
+    """Return the flat index with the exact vectors that is within an index, or None where there is none."""
+    faiss = load_faiss()
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexRefine):
+        index = faiss.downcast_index(index.refine_index)
+    elif isinstance(index, faiss.IndexHNSW):
+        index = faiss.downcast_index(index.storage)
+    return index if isinstance(index, faiss.IndexFlat) else None
+
+
+def matrix_of(flat: Any, owner: Any) -> NDArray[np.float32]:
+    """Return the vectors of a flat index, float32 (n, d), read-only: a view that keeps `owner` alive."""
+    if not flat.ntotal:
+        return np.empty((0, flat.d), np.float32)
+    rows = load_faiss().rev_swig_ptr(flat.get_xb(), flat.ntotal * flat.d).reshape(flat.ntotal, flat.d)
+    return np.asarray(_Lent(rows, owner))
+
+
+def set_parameters(index: Any, parameters: Mapping[str, float]) -> None:
+    """Set search parameters, by FAISS's names for them, in the index that has them."""
+    space = load_faiss().ParameterSpace()
+    for name, value in parameters.items():
+        space.set_index_parameter(index, name, value)
+
+
+def nearest(
+    index: Any, queries: NDArray[np.float32], count: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Search an index without ids: scores float32 (Q, count), positions int64 (Q, count), best first.
+
+    Where fewer are found, the position is -1 and the score minus infinity.
+    """
+    scores, positions = index.search(queries, count)
+    scores[positions < 0] = -np.inf  # FAISS leaves the least float there
+    return scores, positions
+
+
+def _on_device(device: str, matrix: NDArray[np.float32]) -> GpuMatrix | None:
+    if device not in ("cpu", "cuda"):
+        raise BadSetting(f"there is no device {device!r} to search on; give cpu or cuda")
+    return GpuMatrix(load_faiss(), matrix) if device == "cuda" else None
+
+
+class _Lent:
+    """An array whose memory belongs to `owner`: NumPy keeps this object alive with every view of it."""
+
+    def __init__(self, rows: NDArray[np.float32], owner: Any) -> None:
+        interface = rows.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], True)}
+        self._owner = owner
+
+
+class Index:
+    """A published FAISS file, memory-mapped, never changed; safe to search from several threads.
+
+    Mapped, an index larger than the memory can be searched, and several processes share one copy. In return
+    nobody may write to a published file or shorten it: the kernel ends a process that reads a page which is
+    no longer there (SIGBUS), and a change in place goes unseen. Crossbatch itself never does: a new index is
+    a new file, and the old one is unlinked, which leaves it whole for who has it mapped. Whoever copies a
+    gallery into the place of one that is served has to put its folder there by a rename.
+
+    Attributes:
+        facts: What is known of it.
+        bytes: The size of the file.
+        seqs: The seqs of its n items, int64 (n,), ascending.
+        matrix: Their exact vectors, float32 (n, d), read-only, mapped.
+        exact: Whether a search misses none of the nearest.
+    """
+
+    def __init__(
+        self, path: Path, *, checksum: str, dimension: int, facts: Facts, device: str = "cpu"
+    ) -> None:
+        """Verify and map the file.
+
+        Args:
+            path: The file.
+            checksum: That of the file when it was published.
+            dimension: d.
+            facts: What was published with it; its search parameters are set here, once.
+            device: "cpu"; or "cuda", where searches compare every vector on the first GPU.
+
+        Raises:
+            IndexDamaged: It is missing, differs from what was published, or cannot be read.
+            BadSetting: There is no GPU, or FAISS cannot use it.
+        """
+        faiss = load_faiss()
+        try:
+            found = file_checksum(path)  # first of all: mapping a truncated file ends the process (SIGSEGV)
+            if found != checksum:
+                raise IndexDamaged(f"{path} has the checksum {found}, published was {checksum}")
+            # FAISS before 1.11 has no such mapping: it reads the file into memory.
+            self._map = faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
+            self._index = faiss.downcast_index(self._map.index)
+            set_parameters(self._index, facts.parameters)
+            self.bytes = path.stat().st_size  # a newer publication may sweep the file at any moment
+        except (OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:  # NUL: ValueError
+            raise IndexDamaged(f"{path} cannot be read: {error}") from error
+        self._flat = exact_storage(self._index)
+        if self._flat is None:
+            raise IndexDamaged(f"{path} holds no exact vectors")
+        if self._index.d != dimension:
+            raise IndexDamaged(f"{path} is of dimension {self._index.d}, the gallery of {dimension}")
+        self.facts = facts
+        self.seqs: NDArray[np.int64] = faiss.vector_to_array(self._map.id_map)
+        self.matrix = matrix_of(self._flat, self._map)
+        self._gpu = _on_device(device, self.matrix)
+        self.exact = self._gpu is not None or isinstance(self._index, faiss.IndexFlat)
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def search(
+        self, queries: NDArray[np.float32], count: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Find the `count` nearest of each query (Q, d), best first.
+
+        Returns:
+            Scores float32 (Q, count), exact to within `SCORE_ERROR`, and positions int64 (Q, count). Where
+            fewer were found, the position is -1 and the score minus infinity.
+        """
+        if self._gpu is not None and count <= MOST_ON_GPU:
+            return nearest(self._gpu, queries, count)
+        # The number of threads is a setting of the calling thread. One search at a time may use all cores;
+        # the others stay on their own thread: a server's threads do not each start a team (faiss#422).
+        alone = len(queries) > 1 and _team.acquire(blocking=False)
+        try:
+            threads = min(len(queries), usable_cores()) if alone else 1
+            load_faiss().omp_set_num_threads(threads)
+            return nearest(self._index if self._gpu is None else self._flat, queries, count)
+        finally:
+            if alone:
+                _team.release()
+
+    def within(self, query: NDArray[np.float32], least: float) -> NDArray[np.int64]:
+        """Find all whose score with one query (d,) is above `least`; returns positions int64 (c,).
+
+        Every vector is compared, whatever the type.
+        """
+        load_faiss().omp_set_num_threads(1)
+        _, _, positions = self._flat.range_search(query[None], least)
+        return np.asarray(positions, np.int64)

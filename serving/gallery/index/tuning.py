@@ -1,0 +1,144 @@
+"""What an index does on a gallery's own vectors: its recall, its latency, the parameters that reach it."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.gallery.index.draft import Draft
+from serving.gallery.index.index import SCORE_ERROR
+from serving.gallery.index.kind import MEASURED_K
+
+__all__ = ["Exam", "Tuning", "latency_ms", "measured", "prepared", "tuned"]
+
+_QUERIES = 200
+_TIMED = 40
+_SPARE = 17  # fetched beyond the ten: the query itself, and as many as a search fetches for ties
+_BREADTHS = {
+    "nprobe": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024),
+    "efSearch": (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
+}
+# How many candidates are compared exactly for each one wanted while the breadth is looked for: lists are
+# coarse, and a graph looks at least at as many nodes.
+_FACTOR_FOR = {"nprobe": 32, "efSearch": 2}
+_REFINE = "k_factor_rf"
+_FACTORS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """Vectors of an index, searched for in it.
+
+    Attributes:
+        positions: Where they are in it, int64 (Q,).
+        queries: The vectors, float32 (Q, d).
+        least: The score of the k-th nearest other vector, less what rounding can change, float32 (Q,).
+        k: 10, or the number of others where that is less.
+    """
+
+    positions: NDArray[np.int64]
+    queries: NDArray[np.float32]
+    least: NDArray[np.float32]
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What an index does with some search parameters; the latency is that of one query on one thread."""
+
+    recall: float
+    latency_ms: float
+    parameters: Mapping[str, float]
+
+
+def prepared(draft: Draft, *, seed: int = 0) -> Exam:
+    """Draw queries from the vectors of an index and find their nearest by comparing every vector."""
+    chance = np.random.default_rng(seed)
+    positions = np.sort(chance.choice(len(draft), min(len(draft), _QUERIES), replace=False))
+    queries = draft.matrix[positions]
+    k = min(MEASURED_K, len(draft) - 1)
+    scores = _without(positions, *draft.exact(queries, k + 1))  # (Q, k + 1), the last one minus infinity
+    return Exam(positions, queries, scores[:, max(0, k - 1)] - SCORE_ERROR, k)
+
+
+def latency_ms(draft: Draft) -> float:
+    """Return the median milliseconds of one query on one thread, asked for vectors of the index."""
+    count = len(draft)
+    queries = draft.matrix[np.linspace(0, count - 1, min(count, _TIMED)).astype(np.int64)]
+    seconds = []
+    for query in queries:
+        began = time.thread_time()  # of this thread's work, so that a busy machine changes no choice
+        draft.search(query[None], _count(draft))
+        seconds.append(time.thread_time() - began)
+    return round(1e3 * float(np.median(seconds)), 4)
+
+
+def measured(draft: Draft, exam: Exam, parameters: Mapping[str, float]) -> float:
+    """Set search parameters and return the recall: the share of the k nearest, or of their equals, found."""
+    draft.set_parameters(parameters)
+    if not exam.k:  # a single vector has no neighbours
+        return 1.0
+    scores = _without(exam.positions, *draft.search(exam.queries, _count(draft)))
+    return float((scores[:, : exam.k] >= exam.least[:, None]).mean())
+
+
+def tuned(draft: Draft, exam: Exam, wanted: float, *, first: Mapping[str, float] | None = None) -> Tuning:
+    """Find the cheapest search parameters that reach the wanted recall, and leave them set.
+
+    Args:
+        draft: The index.
+        exam: Queries of it.
+        wanted: The recall.
+        first: Parameters to try before all others.
+
+    Returns:
+        What was found; where nothing reaches the recall, that which comes nearest.
+    """
+    # One standard error more, so that it is not by luck with these queries that the recall is reached.
+    enough = wanted + math.sqrt(wanted * (1 - wanted) / max(1, len(exam.positions) * exam.k))
+    tried: list[tuple[float, Mapping[str, float]]] = []
+
+    def reaches(parameters: Mapping[str, float]) -> bool:
+        tried.append((measured(draft, exam, parameters), parameters))
+        return tried[-1][0] >= enough
+
+    # What was found before stays while it holds, without that margin.
+    if first is None or (not reaches(first) and tried[0][0] < wanted):
+        _climb(draft.knobs, reaches)
+    reaching = [each for each in tried if each[0] >= enough]
+    recall, parameters = reaching[-1] if reaching else max(tried, key=lambda each: each[0])
+    draft.set_parameters(parameters)
+    return Tuning(recall, latency_ms(draft), parameters)
+
+
+def _climb(knobs: frozenset[str], reaches: Callable[[Mapping[str, float]], bool]) -> None:
+    """Try wider and wider searches until one reaches; then, from the least on, candidates to compare."""
+    wide: dict[str, float] = {}
+    refines = _REFINE in knobs
+    breadth = next((name for name in _BREADTHS if name in knobs), None)
+    if breadth is not None:
+        for value in _BREADTHS[breadth]:
+            wide = {breadth: value}
+            if reaches({**wide, _REFINE: _FACTOR_FOR[breadth]} if refines else wide):
+                break
+    if refines:
+        for factor in _FACTORS:
+            if reaches({**wide, _REFINE: factor}):
+                break
+    elif breadth is None:
+        reaches({})
+
+
+def _count(draft: Draft) -> int:
+    return min(len(draft), MEASURED_K + _SPARE)
+
+
+def _without(
+    own: NDArray[np.int64], scores: NDArray[np.float32], positions: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Return the scores (Q, c) of what was found but for each query's own vector, best first, (Q, c)."""
+    others = np.where(positions == own[:, None], -np.inf, scores)
+    return -np.sort(-others, axis=1)

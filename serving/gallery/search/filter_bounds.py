@@ -1,0 +1,143 @@
+"""What a filter may be: how large, of what values, and on which fields of a gallery."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
+from itertools import islice
+
+from serving.errors import InvalidArgument
+from serving.gallery.search.filter import (
+    MAX_LEVELS,
+    AllOf,
+    AnyOf,
+    Equal,
+    Exists,
+    Filter,
+    In,
+    Not,
+    Range,
+    Value,
+    kind_of,
+)
+
+__all__ = ["MAX_CONDITIONS", "check_fields", "check_filter"]
+
+MAX_CONDITIONS = 1000  # in one filter; each value of an `In` is one
+_COMPARED = 1000  # names of fields, when the one nearest to a wrong one is looked for
+
+
+def check_filter(filter: Filter) -> Filter:
+    """Return the filter if it can be carried out.
+
+    Raises:
+        InvalidArgument: A value is of a kind that cannot be compared or not finite, a range has no bound or
+            bounds of two kinds, or there are too many conditions or levels.
+    """
+    conditions = 0
+    for condition in _conditions(filter, MAX_LEVELS):
+        conditions += max(1, len(condition.values)) if isinstance(condition, In) else 1
+        if conditions > MAX_CONDITIONS:
+            raise InvalidArgument(
+                f"the filter has more than {MAX_CONDITIONS} conditions and values; use fewer"
+            )
+        if isinstance(condition, AllOf | AnyOf):
+            continue
+        if not isinstance(condition.field, str):
+            raise InvalidArgument(f"a field of the filter is {condition.field!r}; expected its name")
+        values = _values(condition)
+        for value in values:
+            _check_value(value, condition.field)
+        if isinstance(condition, Range):
+            _check_bounds(values, condition.field)
+    return filter
+
+
+def check_fields(
+    filter: Filter, kinds_of: Callable[[str], frozenset[str] | None], names: Callable[[], Iterable[str]]
+) -> None:
+    """Refuse a checked filter that by its form cannot be meant: it asks what no item could answer.
+
+    Args:
+        filter: The filter.
+        kinds_of: Gives the kinds of value that a field holds, or None where no item has it.
+        names: Gives the fields there are.
+
+    Raises:
+        InvalidArgument: No item has a field of the filter, or none holds a value of the kind it is compared
+            with; whether a field exists may always be asked.
+    """
+    for condition in _conditions(filter, MAX_LEVELS):
+        if isinstance(condition, AllOf | AnyOf | Exists):
+            continue
+        field, kinds = condition.field, kinds_of(condition.field)
+        if kinds is None:
+            nearest = get_close_matches(field, islice(names(), _COMPARED), 1, 0.0)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else "no item has metadata"
+            raise InvalidArgument(f"no item of the gallery has the field {field!r} of the filter; {hint}")
+        for value in _values(condition):
+            if kind_of(value) not in kinds:
+                held = " and ".join(f"{kind}s" for kind in sorted(kinds)) or "only objects"
+                raise InvalidArgument(
+                    f"the filter compares the field {field!r} with the {kind_of(value)} {value!r}, and it "
+                    f"holds {held}; compare it with those"
+                )
+
+
+def _conditions(filter: Filter, left: int) -> Iterator[Equal | In | Range | Exists | AllOf | AnyOf]:
+    """Yield the conditions of a filter, and each `AllOf` and `AnyOf` of none."""
+    if not left:
+        raise InvalidArgument(f"the filter is nested more than {MAX_LEVELS} levels deep; make it flatter")
+    match filter:
+        case Not(inner):
+            yield from _conditions(inner, left - 1)
+        case AllOf(filters) | AnyOf(filters):
+            if not filters:
+                yield filter
+            for each in filters:
+                yield from _conditions(each, left - 1)
+        case Equal() | In() | Range() | Exists():
+            yield filter
+        case _:
+            raise InvalidArgument(f"expected a filter, found {type(filter).__name__}")
+
+
+def _values(condition: Equal | In | Range | Exists) -> list[Value]:
+    match condition:
+        case Equal(_, value):
+            return [value]
+        case In(_, values):
+            return list(values)
+        case Range(_, above, least, below, most):
+            return [bound for bound in (above, least, below, most) if bound is not None]
+        case Exists():
+            return []
+
+
+def _check_value(value: object, field: str) -> None:
+    if kind_of(value) not in ("string", "boolean", "number"):
+        raise InvalidArgument(
+            f"the filter compares the field {field!r} with a {kind_of(value)}; "
+            "expected a string, a number or a boolean"
+        )
+    if isinstance(value, str):
+        return
+    try:
+        finite = math.isfinite(value)  # type: ignore[arg-type]
+    except OverflowError:
+        finite = False
+    if not finite:
+        raise InvalidArgument(
+            f"the filter compares the field {field!r} with a number that is not finite or is larger than a "
+            "double; expected a finite one"
+        )
+
+
+def _check_bounds(bounds: list[Value], field: str) -> None:
+    kinds = {kind_of(bound) for bound in bounds}
+    if not kinds:
+        raise InvalidArgument(f"the filter has a range without bounds on the field {field!r}; give one")
+    if "boolean" in kinds or len(kinds) > 1:
+        raise InvalidArgument(
+            f"the bounds on the field {field!r} of the filter are {' and '.join(sorted(kinds))}; "
+            "expected all numbers or all strings"
+        )
