@@ -36,19 +36,17 @@ def built(rows: NDArray[np.float32], wanted: str = "auto", recall: float = 0.95)
     return draft, build_index(draft, wanted=wanted, wanted_recall=recall, advance=lambda *_: None)
 
 
-def true_recall(draft: Draft, facts: Facts, rows: NDArray[np.float32]) -> float:
-    """The share of the ten nearest others that an index finds, counted one by one."""
+def true_recall(
+    draft: Draft, facts: Facts, rows: NDArray[np.float32], queries: NDArray[np.float32]
+) -> float:
+    """The share of the ten nearest that an index finds, counted one by one."""
     draft.set_parameters(facts.parameters)
-    chosen = np.random.default_rng(9).choice(len(rows), 100, replace=False)
     found = 0
-    for place in chosen:
-        scores = rows @ rows[place]
-        scores[place] = -2
-        best = set(np.argsort(-scores)[:10].tolist())
-        _, positions = draft.search(rows[place : place + 1], 27)
-        mine = [position for position in positions[0].tolist() if position != place][:10]
-        found += len(best & set(mine))
-    return found / 1000
+    for query in queries:
+        best = set(np.argsort(-(rows @ query))[:10].tolist())
+        _, positions = draft.search(query[None], 26)
+        found += len(best & set(positions[0, :10].tolist()))
+    return found / (10 * len(queries))
 
 
 @pytest.fixture
@@ -63,10 +61,11 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_automatic_choice_reaches_the_recall(
     kind: Callable[[int, int], NDArray[np.float32]], dimension: int
 ) -> None:
-    rows = kind(4000, dimension)
+    everything = kind(4200, dimension)
+    rows, queries = everything[:4000], everything[4000:]
     draft, facts = built(rows)
     assert facts.recall >= 0.95
-    assert true_recall(draft, facts, rows) >= 0.93
+    assert true_recall(draft, facts, rows, queries) >= 0.93
     assert (facts.automatic, facts.count, facts.queries, facts.wanted_recall) == (True, 4000, 200, 0.95)
     assert facts.latency_ms > 0
     assert [trial.type for trial in facts.trials] == ["exact", *candidates(1500, dimension)]
@@ -117,14 +116,30 @@ def test_equal_vectors_are_found_whichever_they_are() -> None:
     assert facts.recall > 0.99
 
 
-def test_query_itself_is_no_neighbour() -> None:
+def test_queries_lie_as_far_from_a_vector_as_its_tenth_neighbour() -> None:
     rows = isotropic(40, 8)
     draft = Draft.of(rows, threads=1)
     exam = prepared(draft)
-    scores = rows @ rows.T
-    np.fill_diagonal(scores, -2)
-    assert np.allclose(exam.least, np.sort(scores, axis=1)[:, -10], atol=2e-5)
+    assert exam.queries.shape == (40, 8)  # one beside each, in their order
+    reach = np.sort(np.linalg.norm(rows[:, None] - rows, axis=2), axis=1)[:, 10]
+    shifts = np.random.default_rng(0)
+    shifts.choice(40, 40, replace=False)
+    directions = shifts.standard_normal((40, 8))
+    moved = rows + reach[:, None] * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    assert np.allclose(exam.queries, moved / np.linalg.norm(moved, axis=1, keepdims=True), atol=1e-5)
+    assert np.allclose(exam.least, np.sort(exam.queries @ rows.T, axis=1)[:, -10], atol=2e-5)
     assert measured(draft, exam, {}) == 1.0
+
+
+def test_a_graph_is_not_asked_only_for_what_it_was_made_of() -> None:
+    everything = isotropic(3200, 24)
+    rows, queries = everything[:3000], everything[3000:]
+    draft = Draft.of(rows, threads=1)
+    draft.become("HNSW16,SQ8,RFlat")
+    exam, parameters = prepared(draft), {"efSearch": 16, "k_factor_rf": 2}
+    told = measured(draft, exam, parameters)
+    assert told < true_recall(draft, Facts(parameters=parameters), rows, rows[:200]) - 0.02
+    assert told < true_recall(draft, Facts(parameters=parameters), rows, queries) + 0.1
 
 
 def test_cheapest_parameters_that_reach_are_taken() -> None:

@@ -90,4 +90,4 @@ def _tuning(
     if type_ == EXACT:
         return Tuning(1.0, latency_ms(draft), {}), 0
     exam = prepared(draft)
-    return tuned(draft, exam, wanted_recall, first=first), len(exam.positions)
+    return tuned(draft, exam, wanted_recall, first=first), len(exam.queries)
