@@ -2,12 +2,13 @@
 
 import os
 import sys
-from collections.abc import Iterable
-from typing import TextIO, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-__all__ = ["progress"]
+__all__ = ["progress", "stages"]
 
 T = TypeVar("T")
 
@@ -39,6 +40,32 @@ def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: 
         maxinterval=60.0,
         delay=1e-9,  # no line before the first step
     )
+
+
+@contextmanager
+def stages(unit: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show work that comes in stages, one bar after the other.
+
+    Args:
+        unit: What one step is, singular.
+
+    Yields:
+        What is to be called with a stage's name, how many steps of it are done, and of how many.
+    """
+    bars: dict[str, tqdm[Any]] = {}
+
+    def advance(stage: str, done: int, total: int) -> None:
+        if stage not in bars:
+            for bar in bars.values():
+                bar.close()
+            bars[stage] = progress((), stage, total=total, unit=unit)
+        bars[stage].update(done - bars[stage].n)
+
+    try:
+        yield advance
+    finally:
+        for bar in bars.values():
+            bar.close()
 
 
 class _Lines:

@@ -3,8 +3,7 @@
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from serving.gallery.index.policy import RebuildPolicy
 from serving.gallery.listing import render
 from serving.gallery.upkeep.archive import restore, snapshot
 from serving.gallery.upkeep.verify import verify
-from serving.progress import progress
+from serving.progress import stages
 
 __all__ = ["Settings", "complaint", "render", "run"]
 
@@ -130,21 +129,21 @@ def _info(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
 
 def _verify(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
     name = _name(settings)
-    with _shown() as advance:
+    with stages("item") as advance:
         found = verify(directory.path_of(name), advance=advance)
     return {"action": "verify", "name": name, **dataclasses.asdict(found)}
 
 
 def _rebuild(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
     gallery = directory.get(_name(settings))
-    with _shown() as advance:
+    with stages("item") as advance:
         gallery.rebuild(settings.index, settings.recall, progress=advance)
     return {"action": "rebuild", "galleries": [dataclasses.asdict(gallery.info())]}
 
 
 def _snapshot(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
     name, file = _name(settings), Path(settings.other or "")
-    with _shown() as advance:
+    with stages("item") as advance:
         items = snapshot(directory.path_of(name), file, advance=advance)
     return {
         "action": "snapshot",
@@ -157,7 +156,7 @@ def _snapshot(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]
 
 def _restore(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
     file, name = Path(settings.name or ""), check_name(settings.other or "")
-    with _shown() as advance:
+    with stages("item") as advance:
         items = restore(file, directory.path / name, advance=advance)
     return {"action": "restore", "name": name, "file": str(file), "items": items}
 
@@ -206,25 +205,6 @@ _ACTIONS: Mapping[str, Callable[[GalleryDirectory, Settings], dict[str, Any]]] =
 
 def _name(settings: Settings) -> str:
     return settings.name or ""  # which names nothing; that there is one has been checked
-
-
-@contextmanager
-def _shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Give what shows the stages of long work, one bar after the other."""
-    bars: dict[str, Any] = {}
-
-    def advance(stage: str, done: int, total: int) -> None:
-        if stage not in bars:
-            for bar in bars.values():
-                bar.close()
-            bars[stage] = progress((), stage, total=total, unit="item")
-        bars[stage].update(done - bars[stage].n)
-
-    try:
-        yield advance
-    finally:
-        for bar in bars.values():
-            bar.close()
 
 
 def _entry(directory: GalleryDirectory, name: str) -> dict[str, Any]:

@@ -42,11 +42,11 @@ __all__ = ["Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
 class Gallery(Items):
     """An open gallery: its items, and search over them; every method is thread-safe."""
 
-    def __init__(self, path: Path, store: Store, policy: RebuildPolicy) -> None:
+    def __init__(self, path: Path, store: Store, policy: RebuildPolicy, device: str) -> None:
         """Use `open` or `create`."""
         self._rebuilder = Rebuilder(store, policy)
         super().__init__(path, store, self._rebuilder.consider)
-        self._view = View(store, self._rebuild_if_due)
+        self._view = View(store, self._rebuild_if_due, device=device)
 
     @classmethod
     def create(
@@ -60,6 +60,7 @@ class Gallery(Items):
         index: str = "auto",
         recall: float = 0.99,
         policy: RebuildPolicy | None = None,
+        device: str = "cpu",
     ) -> Self:
         """Make a new, empty gallery and open it; the folder appears complete or not at all.
 
@@ -72,6 +73,7 @@ class Gallery(Items):
             index: The index that is built: "auto", "exact" or a FAISS factory string.
             recall: The recall@10 that an index chosen by "auto" is to reach.
             policy: When the index is made anew.
+            device: Where it is searched: "cpu", or "cuda" for the first GPU.
 
         Raises:
             AlreadyExists: There is something at `path`.
@@ -97,24 +99,24 @@ class Gallery(Items):
             index=index,
             recall=recall,
         )
-        return cls.open(path, policy=policy)
+        return cls.open(path, policy=policy, device=device)
 
     @classmethod
-    def open(cls, path: Path, *, policy: RebuildPolicy | None = None) -> Self:
-        """Open a gallery and its index.
+    def open(cls, path: Path, *, policy: RebuildPolicy | None = None, device: str = "cpu") -> Self:
+        """Open a gallery and its index, to be searched on a device as `create` tells.
 
         Raises:
             NotFound: There is no gallery at `path`.
             BadArtifact: It is damaged, or of a newer format.
             ReadOnly: This process may not write to it, and nobody has it open who may.
             InvalidArgument: The path is not UTF-8.
-            BadSetting: FAISS is not installed.
+            BadSetting: FAISS is not installed, or there is no such device.
         """
-        require_faiss()
+        require_faiss(device)
         check_path(path)
         if not (path / FILE_NAME).is_file():
             raise NotFound(f"there is no gallery at {path}; create it with crossbatch index")
-        gallery = cls(path, Store(path / FILE_NAME), policy or RebuildPolicy())
+        gallery = cls(path, Store(path / FILE_NAME), policy or RebuildPolicy(), device)
         try:
             with gallery._view.open():
                 pass

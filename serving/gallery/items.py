@@ -98,9 +98,9 @@ class Items:
         return deleted
 
     def touch(self, sources: Mapping[str, Source]) -> None:
-        """Note of items that they are made from those files now; keys that are not there are passed over.
+        """Note where files of the same bytes lie now, of those items that still are made from such bytes.
 
-        The items and their versions stay: it is for a file that has the same content in another state.
+        The items and their versions stay; the others are passed over.
 
         Raises:
             InvalidArgument: A key or source is out of bounds.

@@ -20,6 +20,7 @@ from serving.indexing.pipeline import index_rows
 from serving.indexing.report import FILE_NAME, Skipped, check_report, write_report
 from serving.indexing.target import Target
 from serving.model.encoder import Encoder
+from serving.progress import stages
 
 __all__ = ["Settings", "render", "run"]
 
@@ -189,7 +190,8 @@ def _finished(gallery: Gallery, settings: Settings) -> int:
     wanted = (info.wanted_index, info.wanted_recall)
     other = (settings.index or info.wanted_index, settings.recall or info.wanted_recall) != wanted
     if info.fresh or info.deleted or other:
-        gallery.rebuild(index=settings.index, recall=settings.recall)
+        with stages("item") as advance:
+            gallery.rebuild(index=settings.index, recall=settings.recall, whole=False, progress=advance)
     return info.items
 
 

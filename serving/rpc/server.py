@@ -72,6 +72,10 @@ class Settings(BaseModel):
     device: Literal["cpu", "cuda"] = Field(
         default="cpu", description="What runs the model; a GPU must then be there."
     )
+    search_device: Literal["cpu", "cuda"] = Field(
+        default="cpu",
+        description="Where galleries are searched; a GPU, which must then be there, compares every vector.",
+    )
     threads: int = Field(
         default=0, ge=0, le=1_024, description="Threads of one run of the model; 0 takes every core."
     )
@@ -215,14 +219,12 @@ def run(settings: Settings) -> dict[str, Any]:
         CrossbatchError: if the model or the folder cannot be used, or the port is taken.
     """
     from serving.gallery.folder.directory import GalleryDirectory
-    from serving.gallery.index.index import require_faiss
     from serving.model.encoder import Encoder
 
     configure_logs(settings.log_level)
     # Before the seconds that a model takes to load.
     check_address(settings.host, settings.port, insecure=settings.insecure)
-    require_faiss()
-    galleries = GalleryDirectory(settings.galleries.absolute())
+    galleries = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
     encoder = Encoder(settings.model, threads=settings.threads, device=settings.device)
     if not settings.galleries.is_dir():
         logger.warning("there is no folder %s yet; it is made with the first gallery", settings.galleries)

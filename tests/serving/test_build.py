@@ -36,9 +36,7 @@ def built(rows: NDArray[np.float32], wanted: str = "auto", recall: float = 0.95)
     return draft, build_index(draft, wanted=wanted, wanted_recall=recall, advance=lambda *_: None)
 
 
-def true_recall(
-    draft: Draft, facts: Facts, rows: NDArray[np.float32], queries: NDArray[np.float32]
-) -> float:
+def true_recall(draft: Draft, facts: Facts, rows: NDArray[np.float32], queries: NDArray[np.float32]) -> float:
     """The share of the ten nearest that an index finds, counted one by one."""
     draft.set_parameters(facts.parameters)
     found = 0

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from serving.errors import BadSetting
 from serving.gallery.checksum import file_checksum
+from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.index import index as module
 from serving.gallery.index.draft import Draft
 from serving.gallery.index.factory import full_type
@@ -209,6 +210,7 @@ def test_gpu_is_used_by_one_thread_and_answers_exactly(
     path = tmp_path / "index-1.faiss"
     built(tmp_path, vectors, np.arange(2500), "PQ4x4fs")
     monkeypatch.setattr(module, "GpuMatrix", lambda _, matrix: GpuMatrix(_StandIn, matrix))
+    monkeypatch.setattr(module, "check_gpu", lambda _: None)
     index = Index(path, checksum=file_checksum(path), dimension=8, facts=Facts(), device="cuda")
     assert index.exact
     _check_from_threads(index, vectors)
@@ -240,6 +242,8 @@ def test_gpu_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     for device, text in (("cuda", "GPU"), ("tpu", "no device 'tpu'")):
         with pytest.raises(BadSetting, match=text):
             Index(path, checksum=file_checksum(path), dimension=4, facts=Facts(), device=device)
+        with pytest.raises(BadSetting, match=text):
+            GalleryDirectory(tmp_path, device=device)
 
 
 def test_a_search_uses_only_the_cores_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

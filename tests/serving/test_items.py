@@ -256,8 +256,11 @@ def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
     assert gallery.keys_of("elsewhere") == []
     version = gallery.get(["a"])[0].version
     moved = replace(SOURCE, mtime_ns=-1, size=(1 << 63) - 1)
-    gallery.touch({"a": moved, "nothing": moved})
-    assert gallery.sources(["a", "b", "nothing"]) == {"a": moved, "b": SOURCE}
+    other = replace(SOURCE, digest=b"\2" * 32)
+    gallery.touch(
+        {"a": moved, "nothing": moved, "b": other, "plain": SOURCE}
+    )  # only what is made of those bytes
+    assert gallery.sources(["a", "b", "nothing", "plain"]) == {"a": moved, "b": SOURCE}
     assert gallery.get(["a"])[0].version == version
     with pytest.raises(InvalidArgument, match="origin"):
         gallery.keys_of("")

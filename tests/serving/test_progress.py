@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from serving.progress import progress
+from serving.progress import progress, stages
 
 
 def test_a_log_gets_one_line_for_short_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +29,16 @@ def test_a_log_gets_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
             now += 1
             bar.update(1)
     assert len(log.getvalue().splitlines()) == pytest.approx(11, abs=1)
+
+
+def test_stages_have_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    with stages("item") as advance:
+        for stage, total in (("read", 30), ("build", 20)):
+            for done in range(0, total + 1, 10):
+                advance(stage, done, total)
+    assert [line.split(",")[0] for line in log.getvalue().splitlines()] == [
+        "read: 30 of 30",
+        "build: 20 of 20",
+    ]

@@ -11,6 +11,7 @@ from serving.gallery.folder.folder import check_path, drop_gallery, sweep
 from serving.gallery.folder.generation import give_back_name, take_free_name, take_name
 from serving.gallery.folder.handles import Handles
 from serving.gallery.gallery import Gallery, RebuildPolicy
+from serving.gallery.index.index import require_faiss
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Replaced
 
@@ -56,19 +57,27 @@ class GalleryDirectory:
     """
 
     def __init__(
-        self, path: Path, *, policy: RebuildPolicy | None = None, most_open: int = MOST_OPEN
+        self,
+        path: Path,
+        *,
+        policy: RebuildPolicy | None = None,
+        device: str = "cpu",
+        most_open: int = MOST_OPEN,
     ) -> None:
         """Keep the path, which need not exist until a gallery is created, and remove what crashes left in it.
 
         Raises:
             NotFound: `path` is a file.
             InvalidArgument: It is not UTF-8.
+            BadSetting: FAISS is not installed, or there is no such device to search on.
         """
+        require_faiss(device)
         check_path(path)
         if path.exists() and not path.is_dir():
             raise NotFound(f"{path} is a file; expected the folder that holds the galleries")
         self.path = path
         self._policy = policy
+        self._device = device
         self._handles = Handles(path, most=most_open)
         sweep(path)
 
@@ -123,7 +132,9 @@ class GalleryDirectory:
             if known is not None:
                 return known
             self._handles.forget(name)
-            return self._handles.keep(name, Gallery.open(self.path / name, policy=self._policy))
+            return self._handles.keep(
+                name, Gallery.open(self.path / name, policy=self._policy, device=self._device)
+            )
 
     def create(
         self,
@@ -156,6 +167,7 @@ class GalleryDirectory:
                 index=index,
                 recall=recall,
                 policy=self._policy,
+                device=self._device,
             )
             self._handles.forget(name)
             return self._handles.keep(name, gallery)

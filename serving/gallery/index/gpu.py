@@ -10,10 +10,22 @@ from numpy.typing import NDArray
 from serving.errors import BadSetting
 from serving.gallery.index.owner import Owner
 
-__all__ = ["MOST_ON_GPU", "GpuMatrix"]
+__all__ = ["MOST_ON_GPU", "GpuMatrix", "check_gpu"]
 
 MOST_ON_GPU = 2048  # results of one query (faiss#2103)
 _BLOCK = 1 << 16  # vectors
+
+
+def check_gpu(faiss: Any) -> None:
+    """Check that FAISS can search on a GPU.
+
+    Raises:
+        BadSetting: There is none, or FAISS cannot use it.
+    """
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise BadSetting("a GPU was asked for and this FAISS cannot use one; install crossbatch[gpu]")
+    if not faiss.get_num_gpus():
+        raise BadSetting("a GPU was asked for and FAISS finds none; check nvidia-smi, or take the CPU")
 
 
 class GpuMatrix:
@@ -25,10 +37,7 @@ class GpuMatrix:
         Raises:
             BadSetting: There is no GPU, FAISS cannot use it, or its memory is too small.
         """
-        if not hasattr(faiss, "StandardGpuResources"):
-            raise BadSetting("a GPU was asked for and this FAISS cannot use one; install crossbatch[gpu]")
-        if not faiss.get_num_gpus():
-            raise BadSetting("a GPU was asked for and FAISS finds none; check nvidia-smi, or take the CPU")
+        check_gpu(faiss)
         self._owner = _owner()
         held: list[Any] = []
         # Its memory is given back by the thread that took it, whoever lets go of it last.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from serving.cores import usable_cores
 from serving.errors import BadSetting
 from serving.gallery.checksum import file_checksum
-from serving.gallery.index.gpu import MOST_ON_GPU, GpuMatrix
+from serving.gallery.index.gpu import MOST_ON_GPU, GpuMatrix, check_gpu
 from serving.gallery.index.kind import Facts, IndexDamaged
 
 __all__ = [
@@ -38,13 +38,17 @@ SCORE_ERROR = 1e-5  # float32 inner products of unit vectors are off by less, in
 _team = threading.Lock()  # held by the one search that may use every core
 
 
-def require_faiss() -> None:
-    """Check that FAISS is installed.
+def require_faiss(device: str = "cpu") -> None:
+    """Check that FAISS is installed, and can search on a device: "cpu" or "cuda".
 
     Raises:
-        BadSetting: It is not.
+        BadSetting: It is not, or cannot.
     """
-    load_faiss()
+    if device not in ("cpu", "cuda"):
+        raise BadSetting(f"there is no device {device!r} to search on; give cpu or cuda")
+    faiss = load_faiss()
+    if device == "cuda":
+        check_gpu(faiss)
 
 
 @cache
@@ -102,12 +106,6 @@ def nearest(
     return scores, positions
 
 
-def _on_device(device: str, matrix: NDArray[np.float32]) -> GpuMatrix | None:
-    if device not in ("cpu", "cuda"):
-        raise BadSetting(f"there is no device {device!r} to search on; give cpu or cuda")
-    return GpuMatrix(load_faiss(), matrix) if device == "cuda" else None
-
-
 class _Lent:
     """An array whose memory belongs to `owner`: NumPy keeps this object alive with every view of it."""
 
@@ -150,6 +148,7 @@ class Index:
             IndexDamaged: It is missing, differs from what was published, or cannot be read.
             BadSetting: There is no GPU, or FAISS cannot use it.
         """
+        require_faiss(device)
         faiss = load_faiss()
         try:
             found = file_checksum(path)  # first of all: mapping a truncated file ends the process (SIGSEGV)
@@ -170,7 +169,7 @@ class Index:
         self.facts = facts
         self.seqs: NDArray[np.int64] = faiss.vector_to_array(self._map.id_map)
         self.matrix = matrix_of(self._flat, self._map)
-        self._gpu = _on_device(device, self.matrix)
+        self._gpu = GpuMatrix(faiss, self.matrix) if device == "cuda" else None
         self.exact = self._gpu is not None or isinstance(self._index, faiss.IndexFlat)
 
     def __len__(self) -> int:

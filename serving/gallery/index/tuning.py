@@ -1,8 +1,8 @@
 """What an index does on a gallery's own vectors: its recall, its latency, the parameters that reach it.
 
-A stored vector is an easy query: a graph was built to lead to it. So each query lies beside a stored vector, as
-far away as that one's tenth neighbour, in a random direction. On clustered vectors that asks a little more
-than vectors held out of the index do; on vectors without any structure it asks less.
+A stored vector is an easy query: a graph was built to lead to it. So each query lies beside a stored vector,
+as far away as that one's tenth neighbour, in a random direction. On clustered vectors that asks a little
+more than vectors held out of the index do; on vectors without any structure it asks less.
 """
 
 import math

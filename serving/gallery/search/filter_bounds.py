@@ -23,7 +23,9 @@ from serving.gallery.search.filter import (
 __all__ = ["MAX_CONDITIONS", "check_fields", "check_filter"]
 
 MAX_CONDITIONS = 1000  # in one filter; each value of an `In` is one
-_COMPARED = 1000  # names of fields, when the one nearest to a wrong one is looked for
+# When the field nearest to a wrong one is looked for, which takes the product of their lengths:
+_COMPARED = 1000  # fields at most
+_LONG = 64  # characters; a longer name is not compared
 
 
 def check_filter(filter: Filter) -> Filter:
@@ -71,9 +73,9 @@ def check_fields(
             continue
         field, kinds = condition.field, kinds_of(condition.field)
         if kinds is None:
-            nearest = get_close_matches(field, islice(names(), _COMPARED), 1, 0.0)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else "no item has metadata"
-            raise InvalidArgument(f"no item of the gallery has the field {field!r} of the filter; {hint}")
+            raise InvalidArgument(
+                f"no item of the gallery has the field {field!r} of the filter; {_hint(field, names())}"
+            )
         for value in _values(condition):
             if kind_of(value) not in kinds:
                 held = " and ".join(f"{kind}s" for kind in sorted(kinds)) or "only objects"
@@ -81,6 +83,14 @@ def check_fields(
                     f"the filter compares the field {field!r} with the {kind_of(value)} {value!r}, and it "
                     f"holds {held}; compare it with those"
                 )
+
+
+def _hint(field: str, names: Iterable[str]) -> str:
+    known = list(islice(names, _COMPARED))
+    if not known:
+        return "no item has metadata"
+    nearest = get_close_matches(field[:_LONG], (name for name in known if len(name) <= _LONG), 1, 0.0)
+    return f"did you mean {nearest[0]!r}?" if nearest else "check how it is written"
 
 
 def _conditions(filter: Filter, left: int) -> Iterator[Equal | In | Range | Exists | AllOf | AnyOf]:

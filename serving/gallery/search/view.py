@@ -22,9 +22,10 @@ _log = logging.getLogger(__name__)
 class View:
     """Snapshots of one store; every method may be called from several threads at once."""
 
-    def __init__(self, store: Store, consider: Callable[[Snapshot], None]) -> None:
-        """Read `store`, and show each snapshot that is used to `consider`."""
+    def __init__(self, store: Store, consider: Callable[[Snapshot], None], *, device: str = "cpu") -> None:
+        """Read `store`, show each snapshot that is used to `consider`, and search on `device`."""
         self._store = store
+        self._device = device
         self._consider = consider
         self._guard = threading.Lock()  # of the two fields below
         self._snapshot: Snapshot | None = None
@@ -116,7 +117,13 @@ class View:
 
     def _covered(self, state: State, file: Path) -> Covered:
         facts = Facts.from_json(state.index_facts)
-        index = Index(file, checksum=state.index_checksum, dimension=self._store.meta.dimension, facts=facts)
+        index = Index(
+            file,
+            checksum=state.index_checksum,
+            dimension=self._store.meta.dimension,
+            facts=facts,
+            device=self._device,
+        )
         columns = Columns.load(file.with_suffix(".columns"), facts.columns_checksum)
         if len(columns) != len(index):
             raise ColumnsDamaged(f"{file} has {len(index)} items and the columns beside it {len(columns)}")

@@ -49,10 +49,13 @@ class Writer(Reader):
         return removed
 
     def touch(self, sources: Mapping[str, Source]) -> None:
-        """Note of items that they are made from those files now; nothing that a search sees changes."""
+        """Note where files of the same bytes lie now, of those items that still are made from such bytes.
+
+        Nothing that a search sees changes.
+        """
         self._sql.executemany(
-            "UPDATE items SET origin = ?, size = ?, mtime = ?, digest = ? WHERE key = ?",
-            ((*source_columns(source), key) for key, source in sources.items()),
+            "UPDATE items SET origin = ?, size = ?, mtime = ?, digest = ? WHERE key = ? AND digest = ?",
+            ((*source_columns(source), key, source.digest) for key, source in sources.items()),
         )
 
     def publish(
