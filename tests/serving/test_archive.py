@@ -26,7 +26,7 @@ from serving.gallery.store.store import Store
 from serving.gallery.upkeep import archive
 from serving.gallery.upkeep.archive import restore, snapshot
 from serving.gallery.upkeep.verify import verify
-from tests.serving.test_gallery_survival import small_disk
+from tests.serving.test_full_disk import small_disk
 from tests.serving.test_verify import COUNT, DIMENSION, flip, items, sql
 
 __all__ = ["small_disk"]

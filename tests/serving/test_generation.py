@@ -137,7 +137,7 @@ def test_a_switch_that_was_broken_off_is_none(
         raise Unavailable("cannot exchange")
 
     with monkeypatch.context() as patched:
-        patched.setattr("serving.gallery.generation.exchange", refused)
+        patched.setattr("serving.gallery.folder.generation.exchange", refused)
         with pytest.raises(Unavailable):
             directory.switch("birds", "new")
     for name in ("birds", "new"):

@@ -52,7 +52,7 @@ BAD = [
     ("data.root", ""),
     ("data.root", "a\0b"),
     ("data.root", "\ud800"),
-    ("data.format", "parquet"),
+    ("data.format", "zarr"),
     ("data.format", []),
     ("data.format", None),
     ("data.table", 1.5),

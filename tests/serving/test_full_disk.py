@@ -1,0 +1,85 @@
+"""What a gallery keeps when its disk is full, and what it then says."""
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.errors import Overloaded
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+
+DIMENSION = 32
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp())  # pytest cannot clean up a mounted folder of its own
+    mount = ["mount", "-t", "tmpfs", "-o", "size=5m", "none", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        folder.rmdir()
+        pytest.skip("no right to mount a small disk here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()
+
+
+def test_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (2 << 20))
+    directory = GalleryDirectory(small_disk, policy=RebuildPolicy(automatic=False))
+    gallery = directory.create("a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION)
+    rows = np.random.default_rng(0).standard_normal((10, DIMENSION)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    acknowledged: list[str] = []
+
+    def fill() -> None:
+        for step in range(10_000):
+            keys = [f"{step}/{i}" for i in range(10)]
+            gallery.upsert([Item(key, row, "x" * 1000) for key, row in zip(keys, rows, strict=True)])
+            acknowledged.extend(keys)
+
+    with pytest.raises(Overloaded, match="full") as caught:
+        fill()
+    assert "\n" not in str(caught.value)
+    assert caught.value.retry_after >= 1
+    with suppress(OSError), filler.open("ab", buffering=0) as file:  # to the last byte
+        while True:
+            file.write(b"x" * 4096)
+    with pytest.raises(Overloaded, match="full"):
+        gallery.rebuild()
+    with pytest.raises(Overloaded, match="full"):
+        directory.create("b", model_name="m", fingerprint="f" * 64, dimension=DIMENSION)
+    assert directory.names() == ["a"]
+    assert len(acknowledged) > 100
+    assert {hit.key for hit in gallery.search(rows[:1], 2048)[0]} == set(acknowledged)  # searches go on
+    directory.close()
+    filler.unlink()
+    directory = GalleryDirectory(small_disk)
+    gallery = directory.get("a")
+    assert [item.key for item in gallery.get(acknowledged)] == acknowledged
+    assert gallery.info().items == len(acknowledged)
+    gallery.delete(acknowledged[:50])
+    directory.close()
+
+
+def test_copy_to_a_full_disk_is_refused_and_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION)
+    row = np.eye(1, DIMENSION, dtype=np.float32)[0]
+    gallery.upsert([Item(f"{i}", row, "x" * 1000, metadata={"x": "y" * 5000}) for i in range(1000)])
+    with pytest.raises(Overloaded, match=f"{small_disk}.* is full"):
+        gallery._store.copy_to(small_disk / "copy")
+    assert list(small_disk.iterdir()) == []
+    gallery._store.copy_to(tmp_path / "copy")
+    assert gallery._store.check() == []
+    gallery.close()
