@@ -224,7 +224,7 @@ class Gallery(Items):
             best = [_first_of_each_label(near, rows) for near in best]
         best = [near[:k] for near in best]
         shown = {seq for near in best for seq, _ in near}
-        metadata = {seq: reader.metadata(rows[seq]) for seq in shown}
+        metadata = reader.metadata(rows[seq] for seq in shown)
         return [
             [
                 Hit((row := rows[seq]).key, row.label, row.uri, metadata[seq], score, seq)

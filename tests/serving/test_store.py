@@ -433,7 +433,7 @@ def test_damage_that_sqlite_does_not_see_is_told_as_damage(tmp_path: Path, damag
                 reader.state()
                 reader.removals_since(0)
                 (row,) = reader.rows([1]).values()
-                reader.metadata(row)
+                reader.metadata([row])
                 reader.items(["a"])
                 list(reader.blocks_since(0))
             with opened.write() as writer:

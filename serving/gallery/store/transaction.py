@@ -111,10 +111,16 @@ class Reader:
                 check_texts(rows[seq].key, rows[seq].label, rows[seq].uri)
         return rows
 
-    def metadata(self, row: Row) -> dict[str, Any]:
-        """Return the metadata of an item that was read."""
-        with sound(self._path, f"the metadata of the item {row.key!r}"):
-            return metadata_of(row.metadata)
+    def metadata(self, rows: Iterable[Row]) -> dict[int, dict[str, Any]]:
+        """Return the metadata of items that were read, by `seq`."""
+        found = {}
+        for row in rows:
+            try:
+                found[row.seq] = metadata_of(row.metadata)
+            except Exception:
+                with sound(self._path, f"the metadata of the item {row.key!r}"):
+                    raise
+        return found
 
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the `seq` of each key that is there."""
