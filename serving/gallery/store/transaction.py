@@ -113,14 +113,18 @@ class Reader:
 
     def metadata(self, rows: Iterable[Row]) -> dict[int, dict[str, Any]]:
         """Return the metadata of items that were read, by `seq`."""
-        found = {}
-        for row in rows:
-            try:
-                found[row.seq] = metadata_of(row.metadata)
-            except Exception:
-                with sound(self._path, f"the metadata of the item {row.key!r}"):
-                    raise
-        return found
+        read = list(rows)
+        try:  # at once, which takes a fraction of the time
+            found = json.loads(f"[{','.join(row.metadata for row in read)}]")
+            if len(found) == len(read) and {*map(type, found)} <= {dict}:
+                return {row.seq: each for row, each in zip(read, found, strict=True)}
+        except (TypeError, ValueError, RecursionError):
+            pass
+        one_by_one = {}
+        for row in read:  # to name the one that is damaged
+            with sound(self._path, f"the metadata of the item {row.key!r}"):
+                one_by_one[row.seq] = metadata_of(row.metadata)
+        return one_by_one
 
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the `seq` of each key that is there."""
