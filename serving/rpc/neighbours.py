@@ -72,7 +72,7 @@ def search_results(
     """
     vectors = [each for each in outcomes if not isinstance(each, Exception)]
     room = MAX_MESSAGE_BYTES - _SPARE_BYTES
-    written: dict[str, bytes] = {}
+    written: dict[int, bytes] = {}  # by version: a key may get another item between two blocks
     found: list[bytes] = []
     step = max(1, HITS_AT_ONCE // options.k)
     for start in range(0, len(vectors), step):
@@ -94,10 +94,10 @@ def search_results(
         for hits in near:
             parts: list[bytes] = []
             for hit in hits:
-                if hit.key not in written:
+                if hit.version not in written:
                     check_time(deadline, "all neighbours were written")
-                    written[hit.key] = _item_bytes(hit)
-                part = written[hit.key] + struct.pack("<Bf", _SCORE_TAG, hit.score)
+                    written[hit.version] = _item_bytes(hit)
+                part = written[hit.version] + struct.pack("<Bf", _SCORE_TAG, hit.score)
                 room -= len(part) + _FRAME_BYTES
                 if room < 0:
                     raise refusal(

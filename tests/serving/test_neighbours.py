@@ -23,7 +23,9 @@ class FakeGallery:
     """Finds the same hits for each query, and remembers how many queries came at once."""
 
     def __init__(self, *metadata: dict[str, Any]) -> None:
-        self.hits = [Hit(f"k{i}", f"l{i}", f"u{i}", each, 1 - i / 7) for i, each in enumerate(metadata)]
+        self.hits = [
+            Hit(f"k{i}", f"l{i}", f"u{i}", each, 1 - i / 7, i + 1) for i, each in enumerate(metadata)
+        ]
         self.asked: list[int] = []
 
     def search(self, vectors: Any, k: int, **options: Any) -> list[list[Hit]]:
@@ -46,6 +48,7 @@ def test_what_travels_is_a_search_result_like_any_other() -> None:
             label=f"l{i}",
             uri=f"u{i}",
             metadata=struct_of(each) if each else None,
+            version=i + 1,
         )
         for i, each in enumerate(metadata)
     ]
@@ -53,6 +56,20 @@ def test_what_travels_is_a_search_result_like_any_other() -> None:
     assert pb.SearchResult.FromString(bad).error.message == "not an image"
     reply = loosened(pb.SearchResponse)(results=[first, bad], model_fingerprint="f" * 64)
     assert pb.SearchResponse.FromString(reply.SerializeToString()).results[0].hits[1].key == "k1"
+
+
+def test_an_item_that_is_replaced_between_two_blocks_is_told_as_it_is_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(neighbours, "HITS_AT_ONCE", 1)
+
+    class Changing(FakeGallery):
+        def search(self, vectors: Any, k: int, **options: Any) -> list[list[Hit]]:
+            self.asked.append(len(vectors))
+            return [[Hit("k", f"label {len(self.asked)}", "", {}, 1.0, len(self.asked))]]
+
+    found = found_by(Changing(), [UNIT, UNIT])
+    assert [pb.SearchResult.FromString(each).hits[0].label for each in found] == ["label 1", "label 2"]
 
 
 def test_an_items_metadata_is_converted_once_however_often_it_is_found(
