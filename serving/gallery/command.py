@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,7 +121,11 @@ def _check_words(settings: Settings) -> None:
 
 
 def _list(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
-    return {"action": "list", "galleries": [_entry(directory, name) for name in directory.names()]}
+    entries = []
+    for name in directory.names():
+        with suppress(NotFound):  # dropped since the names were read
+            entries.append(_entry(directory, name))
+    return {"action": "list", "galleries": entries}
 
 
 def _info(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:

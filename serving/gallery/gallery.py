@@ -9,7 +9,6 @@ state: it sees every write acknowledged before it began, by any process, and not
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -154,7 +153,7 @@ class Gallery(Items):
                 note=facts.note,
                 index_items=len(snapshot.main) if snapshot.main else 0,
                 index_bytes=snapshot.main.bytes if snapshot.main else 0,
-                store_bytes=os.stat(self._store.path).st_size,
+                store_bytes=self._store.bytes,
                 generation=snapshot.state.generation,
                 previous_name=previous if previous != self.name else "",  # its own: the switch was broken off
                 format_version=FORMAT_VERSION,
@@ -256,6 +255,9 @@ class Gallery(Items):
         """
         if index is not None or recall is not None:
             self._want(index, recall)
+        if not whole:
+            with self._view.open() as (snapshot, _):
+                whole = snapshot.damaged
         self._rebuilder.run(whole=whole, progress=progress)
 
     def retire(self) -> None:
@@ -269,9 +271,8 @@ class Gallery(Items):
     def close(self) -> None:
         """Stop the background rebuild and close the files; calls that are running still end well."""
         self._rebuilder.close()
-        self._view.retire()  # which holds the index's files
-        self._store.close()
         self._view.retire()  # a mapped file of columns is an open one
+        self._store.close()
 
     def _want(self, index: str | None, recall: float | None) -> None:
         if index is not None:

@@ -22,7 +22,7 @@ class GalleryInfo:
     deleted: int  # vectors held though their items were deleted or replaced
     index_type: str  # "exact" or a FAISS factory string
     wanted_index: str  # "auto", "exact" or a FAISS factory string
-    recall: float  # at 10, measured with the gallery's own vectors
+    recall: float  # at 10, measured with queries beside the gallery's own vectors
     wanted_recall: float
     latency_ms: float  # median of one query on one thread; 0 where it was not measured
     parameters: Mapping[str, float]  # FAISS's, for the search

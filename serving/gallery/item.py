@@ -61,7 +61,7 @@ class Item:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     source: Source | None = None
     thumbnail: bytes = field(default=b"", repr=False)
-    """A small JPEG picture; empty where there is none. It is written, and read by `Gallery.thumbnail`."""
+    """A small JPEG picture; empty where there is none, and where an item was read without asking for it."""
     version: int = 0
 
 

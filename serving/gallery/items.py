@@ -1,6 +1,7 @@
 """The items of a gallery by key: written, read, listed, compared with the files they were made from."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from serving.errors import InvalidArgument, NotFound
@@ -112,8 +113,8 @@ class Items:
         with self._store.write() as writer:
             writer.touch(checked)
 
-    def get(self, keys: Sequence[str]) -> list[Item]:
-        """Return the items of `keys`, in that order.
+    def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> list[Item]:
+        """Return the items of `keys`, in that order; with their thumbnails only if asked to.
 
         Raises:
             NotFound: A key is not there.
@@ -122,6 +123,10 @@ class Items:
         wanted = check_keys(keys)
         with self._store.read() as reader:
             found = reader.items(wanted)
+            if thumbnails:
+                found = {
+                    key: replace(item, thumbnail=reader.thumbnail(key) or b"") for key, item in found.items()
+                }
         missing = [key for key in wanted if key not in found]
         if missing:
             more = f" (nor are {len(missing) - 1} more)" if len(missing) > 1 else ""

@@ -20,7 +20,7 @@ __all__ = ["Cell", "Column"]
 
 _RUN_BYTES: Final = 32 << 20
 """How many bytes of images are read in one go: about, as a row group says only what all of it has."""
-_KEPT_BYTES: Final = 256 << 20
+_KEPT_BYTES: Final = 64 << 20
 _OPEN: Final = 8
 """Most row groups that are being read."""
 
@@ -99,8 +99,13 @@ class _Stream:
         )
         rows = max(1, min(about.num_rows, _RUN_BYTES * about.num_rows // max(size, 1)))
         self._runs: Iterator[Any] = file.iter_batches(rows, row_groups=[group], columns=[column.name])
-        self._group = group
+        self._group, self._rows = group, about.num_rows
         self.at = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no run is left."""
+        return bool(self.at >= self._rows)
 
     def next(self) -> Any:
         """Return the images of the next run, an array of binaries.
@@ -159,7 +164,8 @@ class _Runs:
             self._kept[*place, start] = run  # those on the way, too: another thread is after them
         while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > _KEPT_BYTES:
             self._kept.popitem(last=False)
-        self._streams[place] = stream
+        if not stream.is_over:
+            self._streams[place] = stream
         while len(self._streams) > _OPEN:
             self._streams.popitem(last=False)
         return run, start

@@ -1,10 +1,9 @@
 """Stored items as they travel: one with all that it has, or a page of them that fits a message."""
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from protos import gallery_service_pb2 as pb
-from serving.errors import BadArtifact, InvalidArgument, NotFound
+from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.item import Item
 from serving.gallery.metadata import MAX_METADATA_BYTES
 from serving.rpc.limits import MAX_MESSAGE_BYTES
@@ -34,12 +33,8 @@ def item_of(gallery: "Gallery", key: str, *, with_thumbnail: bool) -> pb.GetItem
         NotFound: if it is not there.
         BadArtifact: if it holds metadata that cannot be sent.
     """
-    (item,) = gallery.get([key])
-    reply = pb.GetItemResponse(item=_stored(item, with_vector=True))
-    if with_thumbnail:
-        with suppress(NotFound):  # it has none
-            reply.thumbnail = gallery.thumbnail(key)
-    return reply
+    (item,) = gallery.get([key], thumbnails=with_thumbnail)
+    return pb.GetItemResponse(item=_stored(item, with_vector=True), thumbnail=item.thumbnail)
 
 
 def page_of(

@@ -98,6 +98,17 @@ def test_a_name_that_is_free_is_just_taken(directory: GalleryDirectory) -> None:
     assert directory.names() == ["birds"]
 
 
+def test_a_free_name_brings_no_earlier_switch_along(directory: GalleryDirectory) -> None:
+    made(directory, "birds", "new")
+    directory.switch("birds", "new")
+    directory.switch("fish", "birds")
+    assert directory.names() == ["fish", "new"]
+    assert directory.get("fish").info().previous_name == ""
+    with pytest.raises(NotFound, match="nothing to undo"):
+        directory.rollback("fish")
+    assert content(directory, "fish") == "new"
+
+
 def test_what_cannot_be_switched(directory: GalleryDirectory) -> None:
     made(directory, "birds", "new")
     with pytest.raises(InvalidArgument, match="has that name"):

@@ -237,7 +237,9 @@ def test_thumbnails_are_kept_where_the_gallery_keeps_them(gallery: Gallery, tmp_
     gallery.upsert([Item("a", ONE, thumbnail=JPEG), Item("b", ONE), Item("c", ONE, thumbnail=largest)])
     assert gallery.thumbnail("a") == JPEG
     assert gallery.thumbnail("c") == largest
-    assert gallery.get(["a"])[0].thumbnail == b""  # is asked for alone
+    assert gallery.get(["a"])[0].thumbnail == b""  # it was not asked for
+    with_them = gallery.get(["b", "a"], thumbnails=True)
+    assert [(item.key, item.thumbnail) for item in with_them] == [("b", b""), ("a", JPEG)]
     for key in ("b", "nothing"):
         with pytest.raises(NotFound, match=rf"no item '{key}' with a thumbnail in the gallery birds"):
             gallery.thumbnail(key)

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument, Unavailable
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.index.draft import Draft
 from serving.gallery.index.kind import Facts
 from serving.gallery.index.renewal import Renewal
+from serving.gallery.store.store import Replaced
 from serving.gallery.store.transaction import State
 
 MANUAL = RebuildPolicy(automatic=False)
@@ -311,3 +313,53 @@ def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
     assert RebuildPolicy(threads=2).background_threads == 2
     monkeypatch.setattr("serving.gallery.index.policy.usable_cores", lambda: 1)
     assert RebuildPolicy().background_threads == 1
+
+
+def test_adding_mends_what_is_damaged(gallery: Gallery) -> None:
+    gallery.upsert(items("k", units(20)))
+    gallery.rebuild()
+    for suffix in ("faiss", "columns"):
+        (file,) = gallery.path.glob(f"index-*.{suffix}")
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        reopened = Gallery.open(gallery.path, policy=MANUAL)
+        assert reopened.info().fresh == 20
+        reopened.rebuild(whole=False)
+        assert (reopened.info().fresh, reopened.info().index_items) == (0, 20)
+        reopened.close()
+
+
+def test_rebuild_of_a_gallery_that_is_closed_meanwhile_says_so(gallery: Gallery) -> None:
+    gallery.upsert(items("k", units(20)))
+    with pytest.raises(Replaced, match="closed"):
+        gallery.rebuild(progress=lambda *_: gallery.close())
+    assert files(gallery) == []
+
+
+def test_closing_waits_for_no_long_step(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def long(draft: Draft, type_: str, *_: Any) -> float:
+        started.set()
+        assert go_on.wait(20)
+        return 0.0
+
+    monkeypatch.setattr(Draft, "become", long)
+    gallery.upsert(items("k", units(20)))
+    eager = Gallery.open(gallery.path, policy=RebuildPolicy(least=4, share=0.0))
+    eager.info()
+    assert started.wait(20)
+    try:
+        eager.close()  # and not only when the step has ended
+        with pytest.raises(Unavailable):
+            eager.info()
+    finally:
+        go_on.set()
+    thread = eager._rebuilder._thread
+    assert thread is not None
+    thread.join(20)
+    assert files(gallery) == []
+    assert caplog.records == []

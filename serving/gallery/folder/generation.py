@@ -56,7 +56,8 @@ def take_free_name(path: Path, other: Path, *, timeout: float) -> None:
         Overloaded: Somebody works on it for too long.
         Unavailable: The disk fails.
     """
-    with _held([other], timeout) as (coming,), coming.write():
+    with _held([other], timeout) as (coming,), coming.write() as writer:
+        writer.name_taken(previous_name="", previous_id="")  # an earlier switch was of another name
         try:
             with names_change(path.parent):
                 other.rename(path)  # fails where a folder that is not empty came first

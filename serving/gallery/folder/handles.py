@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakSet
 
-from serving.errors import Unavailable
+from serving.errors import Overloaded, Unavailable
 from serving.gallery.gallery import Gallery
 
 __all__ = ["Handles"]
+
+_PATIENCE = 10.0  # seconds to wait for whoever opens, makes or drops the same gallery
 
 
 class Handles:
@@ -35,6 +37,7 @@ class Handles:
 
         Raises:
             Unavailable: All have been closed.
+            Overloaded: Somebody else works on it for too long.
         """
         with self._guard:
             if self._closed:
@@ -42,8 +45,15 @@ class Handles:
             turn, users = self._turns.get(name, (threading.Lock(), 0))
             self._turns[name] = turn, users + 1
         try:
-            with turn:
+            if not turn.acquire(timeout=_PATIENCE):
+                raise Overloaded(
+                    f"the gallery {name} in {self._path} is being opened for a long time; try again",
+                    retry_after=1.0,
+                )
+            try:
                 yield
+            finally:
+                turn.release()
         finally:
             with self._guard:
                 users = self._turns.pop(name)[1] - 1

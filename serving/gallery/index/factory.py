@@ -10,9 +10,9 @@ from serving.gallery.index.kind import AUTOMATIC, EXACT
 __all__ = ["check_recall", "check_type", "full_type"]
 
 _MOST_LENGTH = 100
-_MOST_NUMBER = 1 << 20
+_MOST_NUMBER = 1 << 17
 _MOST_LINKS = 512
-_MOST_BITS = 16
+_MOST_BITS = 12
 _REASON = re.compile(r"Error: '.*' failed: (.+)", re.DOTALL)
 
 
@@ -49,6 +49,8 @@ def full_type(wanted: str, *, dimension: int) -> str:
     index = _made(wanted, wanted, dimension)
     if "IDMap" in wanted:
         raise _refusal(wanted, "the gallery adds IDMap itself; leave it out")
+    if re.search("LSQ|RQ", wanted):
+        raise _refusal(wanted, "additive quantisers train for hours; take PQ")
     if "NSG" in wanted:
         raise _refusal(wanted, "NSG cannot be added to; take HNSW")
     if exact_storage(index) is not None:
@@ -76,7 +78,7 @@ def _reason(message: str) -> str:
 
 
 def _refuse_dangerous(wanted: str, dimension: int) -> None:
-    """Refuse what FAISS takes and then ends the process by: a zero, or a size beyond all memory."""
+    """Refuse what FAISS takes and then dies of, or does not end: a zero, or a size beyond reason."""
     if not wanted.isascii() or not wanted.isprintable() or not 0 < len(wanted) <= _MOST_LENGTH:
         raise _refusal(wanted, f"a factory string is 1 to {_MOST_LENGTH} printable ASCII characters")
     for number in map(int, re.findall(r"\d+", wanted)):

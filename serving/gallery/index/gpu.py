@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import BadSetting
+from serving.errors import BadSetting, Unavailable
 from serving.gallery.index.owner import Owner
 
 __all__ = ["MOST_ON_GPU", "GpuMatrix", "check_gpu"]
@@ -35,7 +35,8 @@ class GpuMatrix:
         """Copy the vectors (n, d) there.
 
         Raises:
-            BadSetting: There is no GPU, FAISS cannot use it, or its memory is too small.
+            BadSetting: There is no GPU, or FAISS cannot use it.
+            Unavailable: Its memory is too small, or in use.
         """
         check_gpu(faiss)
         self._owner = _owner()
@@ -45,9 +46,9 @@ class GpuMatrix:
         try:
             self._owner.call(lambda: held.append(_placed(faiss, matrix)))
         except RuntimeError as error:
-            raise BadSetting(
+            raise Unavailable(
                 f"{matrix.nbytes / 1e6:.0f} MB of vectors cannot be put on the GPU: its memory is too small "
-                "or in use; take the CPU"
+                "or in use; search on the CPU"
             ) from error
         self._held = held
 

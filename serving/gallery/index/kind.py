@@ -29,13 +29,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """How an index was chosen, made and measured; the queries are vectors of the gallery itself.
+    """How an index was chosen, made and measured; the queries lie beside its own vectors.
 
     Attributes:
         type: "exact", or the FAISS factory string it was made by.
         wanted: The type that was asked for: "auto", "exact" or a factory string.
         wanted_recall: The recall that was asked for.
-        recall: The share of the 10 nearest that it finds, without the query itself.
+        recall: The share of the 10 nearest that it finds.
         queries: How many queries that was measured with; 0 where nothing was.
         latency_ms: Median milliseconds of one query on one thread.
         parameters: FAISS's search parameters that reach it: `nprobe`, `efSearch`, `k_factor_rf`.

@@ -22,6 +22,7 @@ __all__ = ["RebuildPolicy", "Rebuilder"]
 
 _NICE = 10  # steps; each gives about a tenth less of a busy core
 _PAUSE = 30.0  # seconds until a background rebuild that failed is tried again
+_PATIENCE = 0.5  # seconds
 
 _log = logging.getLogger(__name__)
 
@@ -63,26 +64,36 @@ class Rebuilder:
         Raises:
             Overloaded: That one took too long, or the disk is full.
             ReadOnly: The folder cannot be written.
+            Replaced: The gallery was closed meanwhile, or has lost its name.
         """
         try:
             with alone(self._folder, timeout):
                 self._renew(threads=usable_cores(), whole=whole, only_if_due=False, progress=progress)
+        except GivenUp as error:
+            raise Replaced(
+                f"the gallery {self._folder} was closed while its index was made; open it again"
+            ) from error
         except OSError as error:
             raise disk_error(error, f"the index of the gallery {self._folder}") from error
 
     def close(self) -> None:
-        """Stop the background rebuild, if one runs, at its next block."""
+        """Stop the background rebuild, if one runs, at its next block.
+
+        One that is within a long step of FAISS is not waited for: it finds out later, and publishes nothing.
+        """
         self._stopping.set()
         with self._guard:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(_PATIENCE)
 
     def _in_background(self, damaged: bool) -> None:
         _lower_priority()
         try:
             with alone(self._folder, 0.0):
                 self._renew(threads=self._policy.background_threads, whole=damaged, only_if_due=not damaged)
+        except GivenUp:
+            return
         except (Overloaded, Replaced) as error:  # most often another process is at it
             self._later(f"the index of {self._folder} is not rebuilt now: {error}", logging.INFO)
         except CrossbatchError as error:
@@ -108,8 +119,7 @@ class Rebuilder:
                 raise GivenUp
             progress(stage, done, total)
 
-        with suppress(GivenUp):
-            Renewal(self._store, self._policy, threads, advance).run(whole=whole, only_if_due=only_if_due)
+        Renewal(self._store, self._policy, threads, advance).run(whole=whole, only_if_due=only_if_due)
 
 
 def _lower_priority() -> None:

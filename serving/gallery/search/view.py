@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from serving.errors import Overloaded
 from serving.gallery.index.index import Index
 from serving.gallery.index.kind import Facts, IndexDamaged
 from serving.gallery.search.columns import Columns, ColumnsDamaged
@@ -15,6 +16,8 @@ from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
 
 __all__ = ["View"]
+
+_PATIENCE = 10.0  # seconds to wait for the index that another caller loads
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +65,11 @@ class View:
                 self._keep(known)
                 if known.generation == state.generation or not self._loading.acquire(blocking=False):
                     return known
-        if known is None:
-            self._loading.acquire()
+        if known is None and not self._loading.acquire(timeout=_PATIENCE):
+            raise Overloaded(
+                f"the index of {self._store.path.parent} is being loaded for a long time; try again",
+                retry_after=1.0,
+            )
         try:
             with self._guard:
                 newest = self._snapshot

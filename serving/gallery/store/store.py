@@ -144,9 +144,9 @@ class Store:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
         finally:
-            if self._retired:
-                self._close_writer()
             self._write_turn.release()
+            if self._retired:  # looked at after the release: `retire` may have found the lock taken
+                self._rest()
 
     def copy_to(self, path: Path) -> None:
         """Write one compact file of a single state, while writes go on: a gallery of its own, without index.
@@ -196,13 +196,24 @@ class Store:
         if identity_of(self.path) != self.identity:
             raise self._replaced()
 
+    @property
+    def bytes(self) -> int:
+        """The size of the file.
+
+        Raises:
+            NotFound: It is gone.
+            Unavailable: It cannot be looked at.
+        """
+        try:
+            return self.path.stat().st_size
+        except OSError as error:
+            raise gone(self.path, error) from error
+
     def retire(self) -> None:
         """Keep no connection between transactions from now on; the store works on, at a cost for each."""
         self._retired = True
         self._pool.keep_none()
-        if self._write_turn.acquire(blocking=False):  # or else the writer does it when it is done
-            self._close_writer()
-            self._write_turn.release()
+        self._rest()
 
     def close(self) -> None:
         """Close every connection; those in use are closed when their transaction ends."""
@@ -210,6 +221,11 @@ class Store:
         self.retire()
         with self._write_turn:
             self._close_writer()
+
+    def _rest(self) -> None:
+        if self._write_turn.acquire(blocking=False):  # or else the writer does it when it is done
+            self._close_writer()
+            self._write_turn.release()
 
     def _close_writer(self) -> None:
         if self._write_connection is not None:
