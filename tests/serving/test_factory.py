@@ -21,6 +21,7 @@ GOOD = {
     "OPQ4_8,PQ4": "OPQ4_8,PQ4,RFlat",
     "PCA8,SQ8": "PCA8,SQ8,RFlat",
     "SQbf16": "SQbf16,RFlat",
+    "IVF64,RQ2x4": "IVF64,RQ2x4,RFlat",  # what is not of a common family is tried
 }
 BAD = {
     "": "printable",
@@ -46,8 +47,12 @@ BAD = {
     "PQ8x16": "x16",
     "IVF1000000,Flat": "1000000",
     "LSQ8x8": "take PQ",
-    "RQ8x8": "take PQ",
-    "PRQ2x4x8": "take PQ",
+    "HNSW1": "at least 2 links",
+    "IVF4_HNSW1,Flat": "at least 2 links",
+    "SQ8,Refine(IVF4,Flat)": "dies of it",
+    "PQ8x4fs_131072": "not instantiated",
+    "IVF16,RQ128x12": "centroids",
+    "Pad1000,SQ8": "Pad1000",
     "PLSQ2x4x8": "take PQ",
     "HNSW100000,Flat": "HNSW100000",
     "RR17,Flat": "RR17",

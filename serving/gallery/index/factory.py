@@ -1,19 +1,34 @@
-"""FAISS factory strings: which of them can be the type of a gallery's index."""
+"""FAISS factory strings: which of them can be the type of a gallery's index.
+
+FAISS takes strings whose indexes end the process later, in training, adding or searching, or that train
+without end. Those of the common families are known to be sound; any other is first tried in a process of its
+own (`trial`).
+"""
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from serving.errors import InvalidArgument
 from serving.gallery.index.index import exact_storage, load_faiss
 from serving.gallery.index.kind import AUTOMATIC, EXACT
+from serving.gallery.index.trial import TrialFailed, full_type_by_trial, reason_of
 
 __all__ = ["check_recall", "check_type", "full_type"]
 
 _MOST_LENGTH = 100
 _MOST_NUMBER = 1 << 17
 _MOST_LINKS = 512
+_LEAST_LINKS = 2
 _MOST_BITS = 12
-_REASON = re.compile(r"Error: '.*' failed: (.+)", re.DOTALL)
+_MOST_CENTROIDS = 1 << 14
+_TRANSFORM = r"(?:PCAR?\d+|OPQ\d+(?:_\d+)?)"
+_LISTS = r"IVF\d+(?:_HNSW\d+)?"
+_REFINE = r"(?:,RFlat|,Refine\((?:Flat|SQ[468]|SQfp16|SQbf16)\))"
+_CODES = r"(?:Flat|SQ[468]|SQfp16|SQbf16|PQ\d+(?:x4fs|x[4-8])?)"
+_GRAPH = r"HNSW\d+(?:,(?:Flat|SQ[468]|SQfp16|SQbf16))?"
+_KNOWN = re.compile(rf"(?:{_TRANSFORM},)?(?:{_GRAPH}|(?:{_LISTS},)?{_CODES}){_REFINE}?(?:,RFlat)?")
+"""What needs no trial: it is what the automatic choice and the tests build."""
 
 
 def check_recall(wanted: float) -> None:
@@ -37,6 +52,7 @@ def check_type(wanted: str, *, dimension: int) -> str:
     return wanted
 
 
+@lru_cache(maxsize=256)
 def full_type(wanted: str, *, dimension: int) -> str:
     """Return the factory string that an index of a type is made by: with the exact vectors in it.
 
@@ -46,13 +62,12 @@ def full_type(wanted: str, *, dimension: int) -> str:
     if wanted in (EXACT, "Flat"):
         return EXACT
     _refuse_dangerous(wanted, dimension)
+    if not _KNOWN.fullmatch(wanted):
+        try:
+            return full_type_by_trial(wanted, dimension)
+        except TrialFailed as error:
+            raise _refusal(wanted, str(error)) from error
     index = _made(wanted, wanted, dimension)
-    if "IDMap" in wanted:
-        raise _refusal(wanted, "the gallery adds IDMap itself; leave it out")
-    if re.search("LSQ|RQ", wanted):
-        raise _refusal(wanted, "additive quantisers train for hours; take PQ")
-    if "NSG" in wanted:
-        raise _refusal(wanted, "NSG cannot be added to; take HNSW")
     if exact_storage(index) is not None:
         return wanted
     full = f"{wanted},RFlat"
@@ -65,16 +80,7 @@ def _made(text: str, wanted: str, dimension: int) -> Any:
     try:
         return faiss.index_factory(dimension, text, faiss.METRIC_INNER_PRODUCT)
     except (RuntimeError, MemoryError, TypeError, ValueError) as error:
-        raise _refusal(wanted, _reason(str(error))) from error
-
-
-def _reason(message: str) -> str:
-    """Return what FAISS says, without its function and line."""
-    found = _REASON.search(message)
-    text = found[1] if found else message.rsplit(": ", 1)[-1]
-    if "metric == METRIC_L2" in text or "METRIC_L2" in message:
-        text = "it does not search by inner product"
-    return " ".join(text.split()).rstrip(".")[:200]
+        raise _refusal(wanted, reason_of(str(error))) from error
 
 
 def _refuse_dangerous(wanted: str, dimension: int) -> None:
@@ -84,10 +90,21 @@ def _refuse_dangerous(wanted: str, dimension: int) -> None:
     for number in map(int, re.findall(r"\d+", wanted)):
         if not 0 < number <= _MOST_NUMBER:
             raise _refusal(wanted, f"{number} in it is not within 1 to {_MOST_NUMBER}")
-    for name, text in re.findall(r"(PCAW?R?|RR|ITQ|OPQ\d+_|HNSW|x)(\d+)", wanted):
-        most = {"HNSW": _MOST_LINKS, "x": _MOST_BITS}.get(name, dimension)
+    for name, text in re.findall(r"(PCAW?R?|RR|ITQ|OPQ\d+_|Pad|HNSW|x)(\d+)", wanted):
+        most = {"HNSW": _MOST_LINKS, "x": _MOST_BITS, "Pad": 2 * dimension}.get(name, dimension)
         if int(text) > most:
             raise _refusal(wanted, f"{name}{text} in it goes beyond {most}")
+        if name == "HNSW" and int(text) < _LEAST_LINKS:
+            raise _refusal(wanted, f"a graph has at least {_LEAST_LINKS} links")
+    if "IDMap" in wanted:
+        raise _refusal(wanted, "the gallery adds IDMap itself; leave it out")
+    if "NSG" in wanted:
+        raise _refusal(wanted, "NSG cannot be added to; take HNSW")
+    for stages, bits in re.findall(r"RQ(\d+)x(\d+)", wanted):
+        if int(stages) << int(bits) > _MOST_CENTROIDS:
+            raise _refusal(wanted, f"RQ{stages}x{bits} in it has more than {_MOST_CENTROIDS} centroids")
+    if "LSQ" in wanted:
+        raise _refusal(wanted, "its training takes hours and cannot be stopped; take PQ")
 
 
 def _refusal(wanted: str, reason: str) -> InvalidArgument:

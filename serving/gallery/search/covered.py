@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.gallery.index.index import SCORE_ERROR, Index
+from serving.gallery.index.kind import MEASURED_K
 from serving.gallery.search.columns import Columns
 from serving.gallery.search.ranking import Scored, distinct, kth, nothing, product
 
@@ -19,7 +20,8 @@ __all__ = ["Covered", "Near"]
 Near = tuple[Scored, float]
 """Candidates, and a bound on the scores of all others that are allowed."""
 
-_SPARE = 16  # fetched beyond k at first, for ties and items that are not allowed
+_SPARE = 16  # fetched beyond k, for ties; for 10 of an approximate index that is as many as it was tuned with
+_DEPTH = (MEASURED_K + _SPARE) / MEASURED_K  # so many are fetched of one for each that is wanted
 _PRODUCTS = 1 << 24  # entries of a matrix of scores made at once
 _LARGE = 8  # the part of an index, as 1 / _LARGE, beyond which all allowed items are scored instead
 _GATHERED = 4  # gathering a row costs as much as passing over so many in order
@@ -42,13 +44,18 @@ class Covered:
         """Find candidates for the k best items that are not barred (n,), of each query (Q, d).
 
         An exact type finds all that are among them, or above the bound given; any other k items, if so many
-        are allowed, though not always the best. With `by_label`, items of k labels.
+        are allowed, though not always the best: as likely as its recall tells, whatever k is and how few are
+        allowed, since as many are fetched for each as when that was measured. With `by_label`, items of k
+        labels.
         """
         labels = self.columns.label_codes if by_label else None
         allowed = len(self) - int(np.count_nonzero(barred))
         if not allowed:
             return [(nothing(), -np.inf)] * len(queries)
-        count = min(len(self), math.ceil((k + _SPARE) * len(self) / allowed))
+        # By chance more may be barred among those fetched than of all: two standard deviations.
+        chance = 2 * math.sqrt(k * (len(self) - allowed) / allowed)
+        fetched = k + _SPARE if self.index.exact else (k + chance) * _DEPTH
+        count = min(len(self), math.ceil(fetched * len(self) / allowed))
         near: dict[int, Near] = {}
         pending = np.arange(len(queries))
         while not self._is_dear(count, allowed):
@@ -59,7 +66,8 @@ class Covered:
                 live = (positions >= 0) & ~barred[positions]
                 for at, number in enumerate(asked.tolist()):
                     row = positions[at][live[at]]
-                    if len(_labels(row, labels)) >= k:
+                    trusted = len(row) if self.index.exact else math.ceil(len(row) / _DEPTH)
+                    if len(_labels(row[:trusted], labels)) >= k:
                         floor = float(scores[at, -1]) if self.index.exact else -np.inf
                         near[number] = (scores[at][live[at]], row), floor
             if len(near) == len(queries):
