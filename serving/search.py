@@ -90,6 +90,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "photo": None if photo is None else str(photo),
         "key": key,
         "gallery": settings.gallery,
+        "filter": settings.filter,
         "hits": [_told(rank, hit) for rank, hit in enumerate(hits, start=1)],
     }
 
@@ -101,7 +102,8 @@ def render(result: dict[str, Any]) -> str:
         A head and one line a hit: rank, score, label, key, and the URI where it says more than the key.
     """
     if not result["hits"]:
-        return f"no item of gallery {result['gallery']} is near {result['photo'] or result['key']}"
+        passing = " that passes the filter" if result["filter"] else ""
+        return f"no item of gallery {result['gallery']}{passing} is near {result['photo'] or result['key']}"
     rows = [("rank", "score", "label", "key")]
     rows += [
         (

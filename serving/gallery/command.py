@@ -20,7 +20,7 @@ from serving.progress import stages
 
 __all__ = ["Settings", "complaint", "render", "run"]
 
-_PATIENCE = 600.0  # seconds that a switch waits for a rebuild
+_PATIENCE = 60.0  # seconds that a switch waits for a rebuild
 _WORDS = {
     "list": (),
     "info": ("NAME",),

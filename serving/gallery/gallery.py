@@ -155,7 +155,7 @@ class Gallery(Items):
                 index_bytes=snapshot.main.bytes if snapshot.main else 0,
                 store_bytes=self._store.bytes,
                 generation=snapshot.state.generation,
-                previous_name=previous if previous != self.name else "",  # its own: the switch was broken off
+                previous_name=previous if self._is_there(previous) else "",
                 format_version=FORMAT_VERSION,
                 created=self.meta.created,
             )
@@ -285,6 +285,10 @@ class Gallery(Items):
                 state.wanted_index if index is None else index,
                 state.wanted_recall if recall is None else recall,
             )
+
+    def _is_there(self, name: str) -> bool:
+        """Tell whether there is another gallery of that name beside this one."""
+        return name not in ("", self.name) and (self.path.with_name(name) / FILE_NAME).is_file()
 
     def _rebuild_if_due(self, snapshot: Snapshot) -> None:
         self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)

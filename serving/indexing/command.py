@@ -140,6 +140,9 @@ def run(settings: Settings) -> dict[str, Any]:
         "gallery": str(folder / name),
         "model": encoder.spec.name,
         "root": str(catalog.root),
+        "format": catalog.format,
+        "table": None if catalog.table is None else str(catalog.table),
+        "labels": len({row.label for row in rows} - {""}),
         "images": len(rows) + len(absent),
         **asdict(report),
         "skipped": [asdict(each) for each in report.skipped + absent],
@@ -155,9 +158,11 @@ def run(settings: Settings) -> dict[str, Any]:
 def render(result: dict[str, Any]) -> str:
     """Return what a person reads."""
     lines = [
+        f"read {result['table'] or result['root']} as {result['format']}: {result['images']} images, "
+        f"{result['labels']} labels",
         f"{result['gallery']}: stored {result['stored']} of {result['images']} images in "
         f"{result['seconds']:.1f} s ({result['images_per_second']:.0f} a second); "
-        f"it holds {result['items']} items"
+        f"it holds {result['items']} items",
     ]
     for field, text in (
         ("unchanged", "unchanged: {} images, which were not embedded again"),

@@ -260,7 +260,7 @@ def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
     snapshot.touch()
     os.utime(snapshot, (0, 0))
     kept = [
-        leftover(".a.new-ffffffff", age=60),  # somebody may be making it
+        leftover(".a.new-ffffffff", age=30),  # somebody may be making it
         leftover(".git", age=7200),
         leftover(".a.new-x", age=7200),
         snapshot,

@@ -163,3 +163,17 @@ def test_names_of_any_length_are_not_compared_for_long() -> None:
     with pytest.raises(InvalidArgument, match="did you mean"):
         check_fields(Equal("y" * 60_000, 1), lambda _: None, lambda: many)
     assert time.thread_time() - began < 10  # of 84 when every character was compared
+
+
+@pytest.mark.parametrize(
+    "filter", [Equal("a", "x" * 70_000), In("a", ("y" * 40_000, "z" * 40_000)), Exists("f" * 70_000)]
+)
+def test_text_of_a_filter_is_bounded(filter: Filter) -> None:
+    with pytest.raises(InvalidArgument, match="65536 bytes of text"):
+        check_filter(filter)
+
+
+@pytest.mark.parametrize("filter", [AllOf(None), AnyOf("ab"), In("p", None), In("p", "ab")])  # type: ignore[arg-type]
+def test_what_holds_no_list_is_told(filter: Filter) -> None:
+    with pytest.raises(InvalidArgument, match="expected several"):
+        check_filter(filter)

@@ -1,4 +1,4 @@
-"""How many of the nearest an approximate index finds, when more of them are asked for than it was tuned with."""
+"""How many of the nearest an approximate index finds where more are asked for than it was tuned with."""
 
 from collections.abc import Iterator
 

@@ -66,7 +66,7 @@ def test_hits_fulfil_what_is_asked(client: Client) -> None:
     for hit in asked(client, key="item 7", minimum_score=0.1)["hits"]:
         assert hit["score"] >= 0.1
     nothing = asked(client, key="item 7", filter='{"n": {"$gt": 90}}')
-    assert search.render(nothing) == "no item of gallery birds is near item 7"
+    assert search.render(nothing) == "no item of gallery birds that passes the filter is near item 7"
 
 
 @pytest.mark.parametrize(

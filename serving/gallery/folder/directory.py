@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TypeVar
@@ -20,7 +21,8 @@ __all__ = ["MOST_OPEN", "GalleryDirectory", "check_name", "split_path"]
 MOST_OPEN = 64  # each holds three files or more, and in memory what is newer than its index
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _SHOWN = 10
-_ATTEMPTS = 10  # of a call whose gallery is switched meanwhile
+# Seconds before a call whose gallery was switched meanwhile is tried anew.
+_PAUSES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 T = TypeVar("T")
 
@@ -184,11 +186,11 @@ class GalleryDirectory:
             Unavailable: It got another name again and again, or this directory has been closed.
             CrossbatchError: What `get` and `work` raise.
         """
-        for _ in range(_ATTEMPTS - 1):
+        for pause in _PAUSES:
             try:
                 return work(self.get(name))
             except Replaced:
-                continue
+                time.sleep(pause)
         return work(self.get(name))
 
     def switch(self, name: str, other: str, *, timeout: float = 60.0) -> None:

@@ -21,7 +21,7 @@ from serving.gallery.store.store import create_store
 __all__ = ["check_path", "drop_gallery", "made_aside", "make_gallery", "sweep"]
 
 _LEFTOVER = re.compile(r"\.[a-z0-9][a-z0-9_.-]{0,63}\.(new|dropped)-[0-9a-f]{8}")
-_STALE = 3600.0  # seconds; making one takes milliseconds
+_STALE = 60.0  # seconds from when on one that nobody holds is a dead one's; it is held within milliseconds
 
 
 def check_path(path: Path) -> None:
@@ -118,8 +118,8 @@ def drop_gallery(path: Path) -> None:
 def sweep(folder: Path) -> None:
     """Remove what crashes left in a folder of galleries; what cannot be removed stays.
 
-    A half-made gallery is left alone while somebody makes it, and for an hour, since that cannot be seen from
-    another machine; one that was dropped is nobody's, and may be removed by several at once.
+    A half-made gallery is left alone while somebody makes it, and for a minute, as it may be new; one that
+    was dropped is nobody's, and may be removed by several at once.
     """
     try:
         entries = list(folder.iterdir())

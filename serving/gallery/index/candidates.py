@@ -17,7 +17,7 @@ _SMALL = 1 << 22  # components that one thread compares in about a millisecond
 _FEW = 1000  # vectors below which nothing is trained
 _SAMPLE = 20_000  # vectors
 _SAMPLE_COMPONENTS = 1 << 24
-_LARGE = 200_000  # vectors from which more types come into question
+_LARGE = 50_000  # vectors from which more types come into question
 
 
 @dataclass(frozen=True, slots=True)

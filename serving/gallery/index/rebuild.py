@@ -89,9 +89,12 @@ class Rebuilder:
 
     def _in_background(self, damaged: bool) -> None:
         _lower_priority()
+        began = time.monotonic()
         try:
             with alone(self._folder, 0.0):
+                _log.info("the index of %s is being rebuilt", self._folder)
                 self._renew(threads=self._policy.background_threads, whole=damaged, only_if_due=not damaged)
+            _log.info("the index of %s is rebuilt after %.1f s", self._folder, time.monotonic() - began)
         except GivenUp:
             return
         except (Overloaded, Replaced) as error:  # most often another process is at it

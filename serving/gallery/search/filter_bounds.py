@@ -20,9 +20,10 @@ from serving.gallery.search.filter import (
     kind_of,
 )
 
-__all__ = ["MAX_CONDITIONS", "check_fields", "check_filter"]
+__all__ = ["MAX_CONDITIONS", "MAX_FILTER_BYTES", "check_fields", "check_filter"]
 
 MAX_CONDITIONS = 1000  # in one filter; each value of an `In` is one
+MAX_FILTER_BYTES = 65_536  # of all fields and strings of one; no metadata is longer
 # When the field nearest to a wrong one is looked for, which takes the product of their lengths:
 _COMPARED = 1000  # fields at most
 _LONG = 64  # characters; a longer name is not compared
@@ -35,9 +36,10 @@ def check_filter(filter: Filter) -> Filter:
         InvalidArgument: A value is of a kind that cannot be compared or not finite, a range has no bound or
             bounds of two kinds, or there are too many conditions or levels.
     """
-    conditions = 0
+    conditions = size = 0
     for condition in _conditions(filter, MAX_LEVELS):
-        conditions += max(1, len(condition.values)) if isinstance(condition, In) else 1
+        values = [] if isinstance(condition, AllOf | AnyOf) else _values(condition)
+        conditions += max(1, len(values))
         if conditions > MAX_CONDITIONS:
             raise InvalidArgument(
                 f"the filter has more than {MAX_CONDITIONS} conditions and values; use fewer"
@@ -46,9 +48,13 @@ def check_filter(filter: Filter) -> Filter:
             continue
         if not isinstance(condition.field, str):
             raise InvalidArgument(f"a field of the filter is {condition.field!r}; expected its name")
-        values = _values(condition)
         for value in values:
             _check_value(value, condition.field)
+        size += sum(
+            len(text.encode(errors="replace")) for text in (condition.field, *values) if isinstance(text, str)
+        )
+        if size > MAX_FILTER_BYTES:
+            raise InvalidArgument(f"the filter has more than {MAX_FILTER_BYTES} bytes of text; shorten it")
         if isinstance(condition, Range):
             _check_bounds(values, condition.field)
     return filter
@@ -101,6 +107,8 @@ def _conditions(filter: Filter, left: int) -> Iterator[Equal | In | Range | Exis
         case Not(inner):
             yield from _conditions(inner, left - 1)
         case AllOf(filters) | AnyOf(filters):
+            if not isinstance(filters, tuple | list):
+                raise InvalidArgument(f"expected several filters, found {type(filters).__name__}")
             if not filters:
                 yield filter
             for each in filters:
@@ -116,6 +124,8 @@ def _values(condition: Equal | In | Range | Exists) -> list[Value]:
         case Equal(_, value):
             return [value]
         case In(_, values):
+            if not isinstance(values, tuple | list):
+                raise InvalidArgument(f"expected several values, found {type(values).__name__}")
             return list(values)
         case Range(_, above, least, below, most):
             return [bound for bound in (above, least, below, most) if bound is not None]

@@ -198,14 +198,15 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        """The size of the file.
+        """The size of the file, with what is written and not yet moved into it.
 
         Raises:
             NotFound: It is gone.
             Unavailable: It cannot be looked at.
         """
         try:
-            return self.path.stat().st_size
+            journal = self.path.with_name(f"{self.path.name}-wal")
+            return self.path.stat().st_size + (journal.stat().st_size if journal.exists() else 0)
         except OSError as error:
             raise gone(self.path, error) from error
 
