@@ -1,7 +1,9 @@
 """The checksum of a large file, made by every core: SHA-256 over the SHA-256 of each of its blocks."""
 
+import errno
 import hashlib
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,8 +19,10 @@ def file_checksum(path: Path) -> str:
     """Return the checksum of a file, 64 hexadecimal digits.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or it is no regular one.
     """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # looked at first: to open a pipe would wait for a writer
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
     descriptor = os.open(path, os.O_RDONLY)
     try:
         starts = range(0, os.fstat(descriptor).st_size, _BLOCK)

@@ -16,6 +16,7 @@ from typing import Self
 from numpy.typing import ArrayLike
 
 from serving.errors import InvalidArgument, NotFound
+from serving.gallery.argument import check_number, check_text, check_whole
 from serving.gallery.folder.folder import check_path, make_gallery
 from serving.gallery.identity import ModelIdentity, check_model
 from serving.gallery.index.build import Advance
@@ -24,7 +25,7 @@ from serving.gallery.index.index import require_faiss
 from serving.gallery.index.kind import Facts
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.info import GalleryInfo
-from serving.gallery.item import MAX_K, Hit, Item, check_keys
+from serving.gallery.item import MAX_K, MAX_KEY_BYTES, Hit, Item, check_keys
 from serving.gallery.items import Items
 from serving.gallery.search.filter import Filter
 from serving.gallery.search.filter_bounds import check_fields, check_filter
@@ -76,25 +77,21 @@ class Gallery(Items):
 
         Raises:
             AlreadyExists: There is something at `path`.
-            InvalidArgument: A number is out of range, or the path is not UTF-8.
+            InvalidArgument: An argument is out of bounds, or the path is not UTF-8.
             ReadOnly: The folder cannot be written.
             Overloaded: The disk is full.
         """
-        if not 1 <= dimension <= MAX_DIMENSION:
-            raise InvalidArgument(f"the dimension is {dimension}; expected 1 to {MAX_DIMENSION}")
-        if not 0 <= thumbnail_side <= MAX_THUMBNAIL_SIDE:
-            raise InvalidArgument(
-                f"the side of thumbnails is {thumbnail_side}; expected 0 to {MAX_THUMBNAIL_SIDE}"
-            )
-        check_recall(recall)
-        check_type(index, dimension=dimension)
+        dimension = check_whole(dimension, "the dimension", least=1, most=MAX_DIMENSION)
+        side = check_whole(thumbnail_side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
+        check_recall(check_number(recall, "the wanted recall"))
+        check_type(check_text(index, "type of the index", least=0, most=MAX_KEY_BYTES), dimension=dimension)
         check_path(path)
         make_gallery(
             path,
-            model_name=model_name,
-            fingerprint=fingerprint,
+            model_name=check_text(model_name, "name of the model", least=0, most=MAX_KEY_BYTES),
+            fingerprint=check_text(fingerprint, "fingerprint of the model", least=0, most=MAX_KEY_BYTES),
             dimension=dimension,
-            thumbnail_side=thumbnail_side,
+            thumbnail_side=side,
             index=index,
             recall=recall,
         )
@@ -199,9 +196,8 @@ class Gallery(Items):
             BadArtifact: The gallery file is damaged.
         """
         queries = unit_rows(vectors, dimension=self.meta.dimension)
-        if isinstance(k, bool) or not 1 <= k <= MAX_K:
-            raise InvalidArgument(f"k is {k}; expected 1 to {MAX_K}")
-        least = -math.inf if minimum_score is None else minimum_score
+        k = check_whole(k, "k", least=1, most=MAX_K)
+        least = -math.inf if minimum_score is None else check_number(minimum_score, "the minimum score")
         if minimum_score is not None and not -1.0 <= minimum_score <= 1.0:  # NaN too
             raise InvalidArgument(f"the minimum score is {minimum_score}; expected a cosine in [-1, 1]")
         keys = check_keys(exclude)
@@ -276,9 +272,10 @@ class Gallery(Items):
 
     def _want(self, index: str | None, recall: float | None) -> None:
         if index is not None:
+            check_text(index, "type of the index", least=0, most=MAX_KEY_BYTES)
             check_type(index, dimension=self.meta.dimension)
         if recall is not None:
-            check_recall(recall)
+            check_recall(check_number(recall, "the wanted recall"))
         with self._store.write() as writer:
             state = writer.state()
             writer.want(

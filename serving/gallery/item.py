@@ -1,6 +1,6 @@
 """What a gallery holds and what a search returns, and the bounds on both."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument
+from serving.gallery.argument import check_text
 from serving.gallery.metadata import metadata_json
 from serving.gallery.unit import floats, unit
 
@@ -86,6 +87,8 @@ def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
     Raises:
         InvalidArgument: An item is out of bounds (its position and key are named), or a key comes twice.
     """
+    if not isinstance(items, Iterable):
+        raise InvalidArgument(f"expected a list of items, found {type(items).__name__}")
     given, rows = [], []
     first: dict[str, int] = {}
     for position, item in enumerate(items):
@@ -124,17 +127,19 @@ def check_key(key: str) -> str:
     Raises:
         InvalidArgument: It cannot.
     """
-    return _check_text(key, "key", least=1, most=MAX_KEY_BYTES)
+    return check_text(key, "key", least=1, most=MAX_KEY_BYTES)
 
 
 def check_keys(keys: Sequence[str]) -> list[str]:
     """Return the keys without repetition, in order.
 
     Raises:
-        InvalidArgument: One of them cannot be a key, or `keys` is a string.
+        InvalidArgument: One of them cannot be a key, or `keys` is a string or no list.
     """
     if isinstance(keys, str):
         raise InvalidArgument(f"expected a list of keys, found the single string {keys!r}; put it in a list")
+    if not isinstance(keys, Collection):
+        raise InvalidArgument(f"expected a list of keys, found {type(keys).__name__}")
     return list(dict.fromkeys(check_key(key) for key in keys))
 
 
@@ -144,15 +149,19 @@ def check_start(text: str, what: str) -> str:
     Raises:
         InvalidArgument: It is none of these; `what` is named.
     """
-    return _check_text(text, what, least=0, most=MAX_KEY_BYTES)
+    return check_text(text, what, least=0, most=MAX_KEY_BYTES)
 
 
-def check_versions(expected: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the versions that a write expects, by key.
+def check_versions(expected: Mapping[str, int] | None) -> Mapping[str, int]:
+    """Return the versions that a write expects, by key; none where it expects nothing.
 
     Raises:
         InvalidArgument: A key cannot be one, or a version is no whole number of 0 (not there) or more.
     """
+    if expected is None:
+        return {}
+    if not isinstance(expected, Mapping):
+        raise InvalidArgument(f"expected a mapping from keys to versions, found {type(expected).__name__}")
     for key, version in expected.items():
         check_key(key)
         if not isinstance(version, int) or isinstance(version, bool) or version < 0:
@@ -168,7 +177,7 @@ def check_origin(origin: str) -> str:
     Raises:
         InvalidArgument: It cannot.
     """
-    return _check_text(origin, "origin", least=1, most=MAX_URI_BYTES)
+    return check_text(origin, "origin", least=1, most=MAX_URI_BYTES)
 
 
 def check_source(source: Source) -> Source:
@@ -177,6 +186,8 @@ def check_source(source: Source) -> Source:
     Raises:
         InvalidArgument: It cannot.
     """
+    if not isinstance(source, Source):
+        raise InvalidArgument(f"expected a Source, found {type(source).__name__}")
     check_origin(source.origin)
     numbers = isinstance(source.size, int) and isinstance(source.mtime_ns, int)
     if not numbers or not (0 <= source.size < 1 << 63 and -1 << 63 <= source.mtime_ns < 1 << 63):
@@ -190,9 +201,11 @@ def check_source(source: Source) -> Source:
 
 def _check_all_but_norm(item: Item, dimension: int) -> NDArray[np.floating[Any]]:
     """Check an item; return its vector (d,), whose norm is left to check (of many at once it is faster)."""
+    if not isinstance(item, Item):
+        raise InvalidArgument(f"expected an Item, found {type(item).__name__}")
     check_key(item.key)
-    _check_text(item.label, "label", least=0, most=MAX_KEY_BYTES)
-    _check_text(item.uri, "URI", least=0, most=MAX_URI_BYTES)
+    check_text(item.label, "label", least=0, most=MAX_KEY_BYTES)
+    check_text(item.uri, "URI", least=0, most=MAX_URI_BYTES)
     metadata_json(item.metadata)
     _check_thumbnail(item.thumbnail)
     if item.source is not None:
@@ -207,18 +220,3 @@ def _check_thumbnail(jpeg: bytes) -> None:
         raise InvalidArgument(f"the thumbnail is {len(jpeg)} bytes; the limit is {MAX_THUMBNAIL_BYTES}")
     if jpeg and not jpeg.startswith(_JPEG):
         raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
-
-
-def _check_text(text: str, what: str, *, least: int, most: int) -> str:
-    if not isinstance(text, str):
-        raise InvalidArgument(f"the {what} must be a string, found {type(text).__name__}")
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"the {what} {text[:80]!r} is not valid Unicode: {error.reason}") from error
-    if "\0" in text:
-        raise InvalidArgument(f"the {what} {text[:80]!r} holds a NUL character; take it out")
-    if not least <= size <= most:
-        shown = f"{text[:40]!r}... " if size > most else ""
-        raise InvalidArgument(f"the {what} {shown}is {size} bytes of UTF-8; expected {least} to {most}")
-    return text

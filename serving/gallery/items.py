@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving.errors import InvalidArgument, NotFound
+from serving.gallery.argument import check_whole
 from serving.gallery.item import (
     Item,
     Source,
@@ -58,7 +59,7 @@ class Items:
             Unavailable: The disk fails, another gallery has this one's name, or it is closed.
         """
         checked = check_items(items, dimension=self.meta.dimension)
-        versions = check_versions(expected or {})
+        versions = check_versions(expected)
         if not self.meta.thumbnail_side:
             for item in checked:
                 if item.thumbnail:
@@ -91,7 +92,7 @@ class Items:
             ReadOnly: This process may not write to the gallery.
             Unavailable: The disk fails, another gallery has this one's name, or it is closed.
         """
-        checked, versions = check_keys(keys), check_versions(expected or {})
+        checked, versions = check_keys(keys), check_versions(expected)
         with self._store.write() as writer:
             deleted = writer.delete(checked, expected=versions)
             state = writer.state()
@@ -172,9 +173,9 @@ class Items:
         """
         check_origin(origin)
         check_start(after, "key to begin after")
-        _check_limit(limit)
+        most = _check_limit(limit)
         with self._store.read() as reader:
-            return reader.keys_of(origin, after=after, limit=limit)
+            return reader.keys_of(origin, after=after, limit=most)
 
     def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[Item]:
         """Return one page of items, ascending by key; all pages together are of no one state.
@@ -190,11 +191,10 @@ class Items:
         """
         check_start(after, "key to begin after")
         check_start(prefix, "prefix of keys")
-        _check_limit(limit)
+        most = _check_limit(limit)
         with self._store.read() as reader:
-            return reader.page(after=after, limit=limit, prefix=prefix)
+            return reader.page(after=after, limit=most, prefix=prefix)
 
 
-def _check_limit(limit: int) -> None:
-    if isinstance(limit, bool) or not 1 <= limit <= MAX_PAGE:
-        raise InvalidArgument(f"the limit of a page is {limit}; expected 1 to {MAX_PAGE}")
+def _check_limit(limit: int) -> int:
+    return check_whole(limit, "the limit of a page", least=1, most=MAX_PAGE)

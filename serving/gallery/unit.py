@@ -11,6 +11,7 @@ from serving.errors import InvalidArgument
 __all__ = ["floats", "unit", "unit_rows"]
 
 _NORM_TOLERANCE = 1e-3  # a half-precision model is off by less
+_NUMBERS = "biufO"  # kinds of NumPy's; of an object, each value is asked for its own
 _EXACT_TOLERANCE = 1e-6  # within it the bits are kept, so storing what was read changes nothing
 
 
@@ -70,7 +71,9 @@ def unit(rows: NDArray[np.floating[Any]], name: Callable[[int], str]) -> NDArray
 def _floats(values: ArrayLike, what: str) -> NDArray[np.floating[Any]]:
     try:
         array = np.asarray(values)
+        if array.dtype.kind not in _NUMBERS:
+            raise InvalidArgument(f"expected real numbers in {what}, found {array.dtype}")
         # float16 cannot hold the norm to the tolerance, float64 may arrive from Python lists.
         return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"expected numbers in {what}, found {type(values).__name__}") from error

@@ -27,7 +27,7 @@ from serving.gallery.upkeep import archive
 from serving.gallery.upkeep.archive import restore, snapshot
 from serving.gallery.upkeep.verify import verify
 from tests.serving.test_full_disk import small_disk
-from tests.serving.test_verify import COUNT, DIMENSION, flip, items, sql
+from tests.serving.test_verify import COUNT, DIMENSION, JPEG, flip, items, sql
 
 __all__ = ["small_disk"]
 
@@ -183,10 +183,15 @@ def flipped(file: Path) -> None:
     flip(file, file.read_bytes().index(items()[9].vector.tobytes()))
 
 
+def repainted(file: Path) -> None:
+    flip(file, file.read_bytes().index(JPEG) + 5)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
         (garbage, BadArtifact, "file is not a database"),
+        (repainted, BadArtifact, r"the thumbnail \d+ has been altered"),
         (cut, BadArtifact, "damaged"),
         (flipped, BadArtifact, "'k9': its checksum.*use another one"),
         (newer, BadArtifact, "format version 99.*upgrade crossbatch"),

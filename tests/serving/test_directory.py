@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,21 @@ BAD_NAMES = [
     "a b",
     "/etc",
 ]
+
+
+@pytest.mark.parametrize("name", [None, 5, b"a", ["a"], Path("a")])
+def test_names_of_another_kind_are_refused(directory: GalleryDirectory, name: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: directory.get(name),
+        lambda: directory.path_of(name),
+        lambda: directory.drop(name),
+        lambda: directory.create(name, **MODEL),
+        lambda: directory.switch(name, "a"),
+        lambda: directory.rollback(name),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument, match="the name of a gallery must be a string, found "):
+            call()
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)

@@ -313,21 +313,66 @@ def test_same_key_twice_is_refused(gallery: Gallery) -> None:
     assert gallery.info().items == 0
 
 
-@pytest.mark.parametrize("k", [0, -1, 2049, True])
-def test_bad_k_is_refused(gallery: Gallery, k: int) -> None:
-    with pytest.raises(InvalidArgument, match="expected 1 to 2048"):
+@pytest.mark.parametrize("k", [0, -1, 2049, True, np.True_, 1.5, "3", None, [1], np.ones(2, int)])
+def test_bad_k_is_refused(gallery: Gallery, k: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^k is .*; expected 1 to 2048$"):
         gallery.search(ONE[None], k)
 
 
+@pytest.mark.parametrize("k", [np.int64(2), np.uint8(2), np.array(2)])
+def test_numbers_of_numpy_are_taken(gallery: Gallery, k: Any) -> None:
+    gallery.upsert([Item(f"k{i}", row) for i, row in enumerate(units(5))])
+    least: Any = np.float32(-1.0)
+    assert len(gallery.search(units(1), k, minimum_score=least)[0]) == 2
+    assert len(gallery.list(limit=k)) == 2
+
+
 def test_bad_queries_are_refused(gallery: Gallery) -> None:
-    for vectors in (ONE, ONE[None, :8], ONE[None] * 2, ONE[None] * np.nan, "text", [[1, [2]]]):
+    rows: list[Any] = [ONE, ONE[None, :8], ONE[None] * 2, ONE[None] * np.nan, "text", [[1, [2]]], None]
+    for vectors in [*rows, ONE[None].astype(complex), [["1"] * 16], [[10**400] * 16], [[1j] * 16]]:
         with pytest.raises(InvalidArgument):
-            gallery.search(vectors, 1)  # type: ignore[arg-type]
-    for least in (float("nan"), 1.01, -1.01, float("inf")):
+            gallery.search(vectors, 1)
+    leasts: list[Any] = [float("nan"), 1.01, -1.01, float("inf"), "x", [0.5], 1j]
+    for least in leasts:
         with pytest.raises(InvalidArgument, match="minimum score"):
             gallery.search(ONE[None], 1, minimum_score=least)
     with pytest.raises(InvalidArgument, match="single string"):
         gallery.search(ONE[None], 1, exclude="abc")
+    exclusions: list[Any] = [None, 5, [5], [None]]
+    for exclude in exclusions:
+        with pytest.raises(InvalidArgument, match=r"found (NoneType|int)$"):
+            gallery.search(ONE[None], 1, exclude=exclude)
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("model_name", "\ud800", "name of the model .* is not valid Unicode"),
+    ("model_name", None, "name of the model must be a string, found NoneType"),
+    ("fingerprint", b"f", "fingerprint of the model must be a string, found bytes"),
+    ("dimension", "4", "the dimension is no whole number"),
+    ("dimension", 4.0, "the dimension is no whole number"),
+    ("thumbnail_side", None, "the side of thumbnails is no whole number"),
+    ("thumbnail_side", 1025, "the side of thumbnails is 1025; expected 0 to 1024"),
+    ("index", None, "type of the index must be a string, found NoneType"),
+    ("index", ["exact"], "type of the index must be a string, found list"),
+    ("recall", "0.9", "the wanted recall must be a number, found str"),
+    ("recall", None, "the wanted recall must be a number, found NoneType"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), WRONG)
+def test_create_refuses_arguments_of_another_kind(tmp_path: Path, name: str, value: Any, words: str) -> None:
+    right = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
+    with pytest.raises(InvalidArgument, match=words):
+        Gallery.create(tmp_path / "a", **{**right, name: value})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rebuild_refuses_arguments_of_another_kind(gallery: Gallery) -> None:
+    wrong: list[tuple[Any, Any]] = [(5, None), (b"exact", None), (None, "0.9"), (None, 1j)]
+    for index, recall in wrong:
+        with pytest.raises(InvalidArgument, match="must be a"):
+            gallery.rebuild(index, recall)
+    assert gallery.info().generation == 0
 
 
 def test_create_refuses_what_is_there(tmp_path: Path) -> None:

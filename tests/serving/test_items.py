@@ -2,7 +2,7 @@
 
 import multiprocessing
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -205,6 +205,29 @@ def test_two_processes_that_write_on_condition_lose_no_update(gallery: Gallery) 
     assert gallery.search(ONE[None], 1)[0][0].metadata == {"count": 200}
 
 
+def test_arguments_of_another_kind_are_refused(gallery: Gallery) -> None:
+    wrong: list[tuple[Callable[[Any], object], list[Any]]] = [
+        (gallery.upsert, [None, 5, [1], [None], "a", [Item("a", ONE, source="file")]]),  # type: ignore[arg-type]
+        (gallery.get, [None, 5, [5], (key for key in "a")]),
+        (gallery.delete, [None, 5, [None]]),
+        (gallery.sources, [None, 5, [b"a"]]),
+        (gallery.thumbnail, [None, 5, ["a"]]),
+        (lambda limit: gallery.list(limit=limit), [None, "1", 1.5, [1], np.True_]),
+        (lambda limit: gallery.keys_of("a", limit=limit), [None, "1"]),
+        (lambda after: gallery.list(after=after), [None, 5]),
+        (lambda expected: gallery.delete(["a"], expected=expected), [5, [("a", 1)], {5: 1}, {"a": "1"}]),
+        (lambda expected: gallery.upsert([Item("a", ONE)], expected=expected), ["a", {"a": None}]),
+        (lambda vector: gallery.upsert([Item("a", vector)]), [ONE * 1j, "text", ["1"] * 4, [10**400] * 4]),
+    ]
+    gallery.upsert([Item("a", ONE)])
+    for call, values in wrong:
+        for value in values:
+            with pytest.raises(InvalidArgument) as caught:
+                call(value)
+            assert "\n" not in str(caught.value)
+    assert gallery.get(["a"])[0].version == 1
+
+
 # -- pages, thumbnails, sources
 
 
@@ -229,6 +252,17 @@ def test_pages_and_their_bounds(gallery: Gallery) -> None:
         ):
             with pytest.raises(InvalidArgument):
                 ask()
+
+
+def test_a_thumbnail_that_was_altered_is_told(gallery: Gallery) -> None:
+    gallery.upsert([Item("a", ONE, thumbnail=JPEG), Item("b", ONE, thumbnail=JPEG + b"b")])
+    with closing(sqlite3.connect(gallery.path / "gallery.sqlite")) as connection, connection:
+        connection.execute("UPDATE thumbnails SET jpeg = ? WHERE seq = 1", (JPEG[:-1] + b"?",))
+    for read in (lambda: gallery.thumbnail("a"), lambda: gallery.get(["b", "a"], thumbnails=True)):
+        with pytest.raises(BadArtifact, match=r"the thumbnail of the item 'a' has been altered"):
+            read()
+    assert gallery.thumbnail("b") == JPEG + b"b"
+    assert gallery.get(["a"])[0].key == "a"  # without it the item can be read
 
 
 def test_thumbnails_are_kept_where_the_gallery_keeps_them(gallery: Gallery, tmp_path: Path) -> None:

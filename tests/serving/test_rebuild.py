@@ -4,7 +4,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from serving.gallery.index.kind import Facts
 from serving.gallery.index.renewal import Renewal
 from serving.gallery.store.store import Replaced
 from serving.gallery.store.transaction import State
+from serving.gallery.upkeep.verify import verify
 
 MANUAL = RebuildPolicy(automatic=False)
 DIMENSION = 16
@@ -313,6 +315,29 @@ def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
     assert RebuildPolicy(threads=2).background_threads == 2
     monkeypatch.setattr("serving.gallery.index.policy.usable_cores", lambda: 1)
     assert RebuildPolicy().background_threads == 1
+
+
+@pytest.mark.timeout(10)  # to open a pipe that nobody writes to is to wait for ever
+@pytest.mark.parametrize("end", [".faiss", ".columns"])
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_folder_in_the_place_of_an_index_file_is_damage(
+    gallery: Gallery, end: str, put: Callable[[Path], None]
+) -> None:
+    gallery.upsert(items("k", units(20)))
+    gallery.rebuild()
+    before = gallery.search(units(2), 5)
+    (file,) = gallery.path.glob(f"index-*{end}")
+    gallery.close()
+    file.unlink()
+    put(file)
+    with closing(Gallery.open(gallery.path, policy=MANUAL)) as again:
+        assert again.search(units(2), 5) == before
+        assert again.info().index_items == 0
+        again.rebuild(whole=False)
+        assert again.search(units(2), 5) == before
+        assert again.info().index_items == 20
+    assert verify(gallery.path).problems == []
+    assert file.exists() == (put is os.mkdir)  # a folder is not the gallery's
 
 
 def test_adding_mends_what_is_damaged(gallery: Gallery) -> None:

@@ -381,6 +381,38 @@ def test_vector_of_another_length_is_damage(store: Store) -> None:
         reader.items(["a"])
 
 
+@pytest.mark.parametrize("covered", [False, True])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("index_file", "'index-1'"),
+        ("index_checksum", "'0'"),
+        ("index_count", "index_count + 1"),
+        ("covers_seq", "covers_seq + 64"),
+        ("covers_removal", "covers_removal + 1"),
+        ("index_facts", """'{"of":1}'"""),
+        ("published_checksum", "published_checksum + 1"),
+    ],
+)
+def test_what_is_published_and_was_altered_is_told_as_damage(
+    store: Store, column: str, value: str, *, covered: bool
+) -> None:
+    if covered:
+        with store.write() as writer:
+            writer.upsert([item("a"), item("b")])
+            writer.delete(["a"])
+            assert published(writer, writer.state(), "one")
+    with store.read() as reader:
+        assert reader.state().index_file == ("one" if covered else "")
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        connection.execute(f"UPDATE state SET {column} = {value}")
+    with (
+        pytest.raises(BadArtifact, match=r"what its state tells of the index .* restore it"),
+        store.read() as reader,
+    ):
+        reader.state()
+
+
 DAMAGE = {
     "no dimension": "DELETE FROM meta WHERE name = 'dimension'",
     "no model": "DELETE FROM meta WHERE name = 'model_name'",

@@ -19,6 +19,7 @@ from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.index.kind import Facts
 from serving.gallery.item import Source
 from serving.gallery.search.columns import Columns
+from serving.gallery.store.publication import PUBLISHED, publication_checksum
 from serving.gallery.store.store import Store
 from serving.gallery.upkeep.verify import Verification, verify
 
@@ -68,6 +69,14 @@ def sql(path: Path, *statements: str, **values: Any) -> None:
     with closing(sqlite3.connect(path / "gallery.sqlite", isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement, values)
+
+
+def publish(path: Path, change: str, **values: Any) -> None:
+    """Change what is said of the index, with its right checksum, as a bug would."""
+    sql(path, f"UPDATE state SET {change}", **values)
+    with closing(sqlite3.connect(path / "gallery.sqlite", isolation_level=None)) as connection:
+        said = connection.execute(f"SELECT {PUBLISHED} FROM state").fetchone()
+        connection.execute("UPDATE state SET published_checksum = ?", (publication_checksum(*said),))
 
 
 def sql_value(path: Path, query: str) -> Any:
@@ -185,7 +194,7 @@ def columns_published(path: Path, columns: Columns) -> Path:
     file = index_file(path).with_suffix(".columns")
     facts = Facts.from_json(sql_value(path, "SELECT index_facts FROM state"))
     facts = dataclasses.replace(facts, columns_checksum=columns.save(file))
-    sql(path, "UPDATE state SET index_facts = :facts", facts=facts.to_json())
+    publish(path, "index_facts = :facts", facts=facts.to_json())
     return file
 
 
@@ -275,7 +284,7 @@ def test_an_index_of_other_vectors_with_its_right_checksum(path: Path, tmp_path:
     theirs, ours = index_file(tmp_path / "other"), index_file(path)
     ours.write_bytes(theirs.read_bytes())
     checksum = sql_value(tmp_path / "other", "SELECT index_checksum FROM state")
-    sql(path, "UPDATE state SET index_checksum = :checksum", checksum=checksum)
+    publish(path, "index_checksum = :checksum", checksum=checksum)
     found = verify(path).problems
     assert len(found) == 21
     assert "'k0' has another vector in the index" in found[0]
@@ -291,12 +300,17 @@ def test_an_index_of_other_vectors_with_its_right_checksum(path: Path, tmp_path:
     ],
 )
 def test_a_state_that_is_wrong(path: Path, change: str, words: str) -> None:
-    sql(path, f"UPDATE state SET {change}")
+    publish(path, change)
     assert words in " ".join(verify(path).problems)
 
 
+def test_a_state_that_was_altered(path: Path) -> None:
+    sql(path, "UPDATE state SET covers_seq = covers_seq + 64")
+    assert "what its state tells of the index has been altered" in problem(path)
+
+
 def test_an_index_that_covers_less_than_it_holds(path: Path) -> None:
-    sql(path, "UPDATE state SET covers_seq = 50")
+    publish(path, "covers_seq = 50")
     assert "holds items that are said to be newer" in problem(path)
 
 
@@ -306,14 +320,18 @@ def test_a_counter_that_went_back(path: Path) -> None:
 
 
 def test_a_gallery_whose_index_was_forgotten(path: Path) -> None:
-    sql(path, "UPDATE state SET index_file = '', index_count = 0")
+    publish(path, "index_file = '', index_count = 0")
     found = verify(path).problems
     assert len(found) == 21
     assert found[-1] == "29 more items that are missing from the index"
 
 
 def test_thumbnails(path: Path) -> None:
-    sql(path, "UPDATE thumbnails SET jpeg = x'00' WHERE seq = 8")
+    flip(path / "gallery.sqlite", (path / "gallery.sqlite").read_bytes().index(JPEG) + 4)
+    assert "has been altered: its checksum does not match" in problem(path)
+    sql(path, "DELETE FROM thumbnails WHERE seq <> 8")
+    right = zlib.crc32(b"GIF")
+    sql(path, f"UPDATE thumbnails SET jpeg = CAST('GIF' AS BLOB), checksum = {right} WHERE seq = 8")
     assert "thumbnail 8 is no JPEG" in problem(path)
     sql(path, "UPDATE thumbnails SET seq = 1000 WHERE seq = 8")
     assert "thumbnail 1000 belongs to no item" in problem(path)

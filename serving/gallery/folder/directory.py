@@ -33,6 +33,8 @@ def check_name(name: str) -> str:
     Raises:
         InvalidArgument: It cannot.
     """
+    if not isinstance(name, str):
+        raise InvalidArgument(f"the name of a gallery must be a string, found {type(name).__name__}")
     if not _NAME.fullmatch(name) or ".." in name:
         raise InvalidArgument(
             f"{name[:80]!r} cannot name a gallery; use 1 to 64 of a-z, 0-9, '_', '-' and '.', "

@@ -209,9 +209,10 @@ def _opened(store: Store) -> Iterator[Path]:
 def _remove(files: Iterable[Path], *, but: str) -> None:
     """Remove index files but those of the published one.
 
-    A process that has one of them mapped keeps it; one about to open it finds the newer one named.
+    A process that has one of them mapped keeps it; one about to open it finds the newer one named. A folder
+    of such a name is none of ours; as the names are drawn at random, it is in nobody's way.
     """
     for path in files:
-        if not but or path.stem != Path(but).stem:
+        if (not but or path.stem != Path(but).stem) and not path.is_dir():
             with suppress(FileNotFoundError):
                 path.unlink()

@@ -17,9 +17,9 @@ def damaged(path: Path, what: object) -> BadArtifact:
     )
 
 
-def altered(path: Path, key: str) -> BadArtifact:
-    """Return what a user reads when an item has another checksum than the one it was stored with."""
-    return damaged(path, f"the item {key!r} has been altered: its checksum does not match")
+def altered(path: Path, what: str) -> BadArtifact:
+    """Return what a user reads when something has another checksum than the one it was stored with."""
+    return damaged(path, f"{what} has been altered: its checksum does not match")
 
 
 @contextmanager

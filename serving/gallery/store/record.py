@@ -44,7 +44,7 @@ def item_of(record: Sequence[Any], path: Path, dimension: int) -> Item:
     with sound(path, f"the item {key!r}"):
         row = vectors_of([vector], path, dimension)[0]
         if checksum_of(key, label, uri, metadata, vector) != checksum:
-            raise altered(path, key)
+            raise altered(path, f"the item {key!r}")
         return Item(key, row, label, uri, metadata_of(metadata), source=source_of(*source), version=seq)
 
 

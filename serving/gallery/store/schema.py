@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from serving.errors import BadArtifact
 from serving.gallery.store.damage import sound
+from serving.gallery.store.publication import UNPUBLISHED, publication_checksum
 
 __all__ = [
     "FILE_NAME",
@@ -36,7 +37,7 @@ FORMAT_VERSION = 2
 MAX_DIMENSION = 65_536
 MAX_THUMBNAIL_SIDE = 1024
 
-SCHEMA = """
+SCHEMA = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
 CREATE TABLE state (
     one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -47,7 +48,8 @@ CREATE TABLE state (
     index_count INTEGER NOT NULL DEFAULT 0,
     covers_seq INTEGER NOT NULL DEFAULT 0,
     covers_removal INTEGER NOT NULL DEFAULT 0,
-    index_facts TEXT NOT NULL DEFAULT '{}',  -- JSON: `serving.gallery.index.kind.Facts`
+    index_facts TEXT NOT NULL DEFAULT '{{}}',  -- JSON: `serving.gallery.index.kind.Facts`
+    published_checksum INTEGER NOT NULL DEFAULT {publication_checksum(*UNPUBLISHED)},  -- over the six before
     wanted_index TEXT NOT NULL DEFAULT 'auto',
     wanted_recall REAL NOT NULL DEFAULT 0.99,
     previous_name TEXT NOT NULL DEFAULT '',  -- where the gallery lies whose name this one took, ...
@@ -68,17 +70,22 @@ CREATE TABLE items (
     vector BLOB NOT NULL  -- last, so that reading the columns before it skips its overflow pages
 );
 CREATE INDEX items_by_origin ON items (origin, key) WHERE origin IS NOT NULL;
-CREATE TABLE thumbnails (seq INTEGER PRIMARY KEY, jpeg BLOB NOT NULL);
+CREATE TABLE thumbnails (
+    seq INTEGER PRIMARY KEY,
+    checksum INTEGER NOT NULL,  -- CRC-32 over the picture
+    jpeg BLOB NOT NULL
+);
 CREATE TABLE removals (id INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL);
-"""
+"""  # noqa: S608 - a number
 
-DETACH = """
+DETACH = f"""
 UPDATE meta SET value = lower(hex(randomblob(16))) WHERE name = 'id';
 UPDATE state SET
     generation = 0, index_file = '', index_checksum = '', index_count = 0, covers_seq = 0, covers_removal = 0,
-    index_facts = '{}', previous_name = '', previous_id = '';
+    index_facts = '{{}}', published_checksum = {publication_checksum(*UNPUBLISHED)},
+    previous_name = '', previous_id = '';
 DELETE FROM removals;
-"""
+"""  # noqa: S608 - a number
 """Makes of a copy a gallery of its own, which has no index, and whose name was nobody's before."""
 
 

@@ -1,6 +1,7 @@
 """One transaction on a gallery file: every read is of one state (`writer` has the writing side)."""
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from serving.gallery.item import Item, Source
 from serving.gallery.store.damage import altered, sound
+from serving.gallery.store.publication import PUBLISHED, publication_checksum
 from serving.gallery.store.record import (
     COLUMNS,
     check_texts,
@@ -27,6 +29,11 @@ __all__ = ["Block", "Reader", "Row", "State"]
 _BLOCK = 4096  # rows fetched at once
 _ITEMS = f"SELECT {COLUMNS} FROM items"  # noqa: S608 - constants
 _OF_KEYS = " WHERE key IN (SELECT value FROM json_each(?))"
+_STATE = (
+    f"SELECT change, generation, {PUBLISHED}, wanted_index, wanted_recall, previous_name, previous_id,"  # noqa: S608
+    " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'items'), 0),"
+    " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'removals'), 0), published_checksum FROM state"
+)
 _STATE_KINDS = [int, int, str, str, int, int, int, str, str, float, str, str, int, int]
 
 
@@ -85,17 +92,18 @@ class Reader:
         self._dimension = dimension
 
     def state(self) -> State:
-        """Return where the gallery stands."""
-        found = self._sql.execute(
-            "SELECT change, generation, index_file, index_checksum, index_count, covers_seq, covers_removal,"
-            " index_facts, wanted_index, wanted_recall, previous_name, previous_id,"
-            " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'items'), 0),"
-            " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'removals'), 0) FROM state"
-        )
+        """Return where the gallery stands.
+
+        Raises:
+            BadArtifact: It is not as it was written.
+        """
+        found = self._sql.execute(_STATE)
         with sound(self._path, "its state"):
-            row = found.fetchone()
+            *row, checksum = found.fetchone()
             if [type(value) for value in row] != _STATE_KINDS:
                 raise TypeError("a value is of another kind")
+            if publication_checksum(*row[2:8]) != checksum:
+                raise altered(self._path, "what its state tells of the index")
         return State(*row)
 
     def rows(self, seqs: Iterable[int]) -> dict[int, Row]:
@@ -147,14 +155,21 @@ class Reader:
         return list(takewhile(lambda item: item.key.startswith(prefix), map(self._item, found)))
 
     def thumbnail(self, key: str) -> bytes | None:
-        """Return the JPEG picture of an item, None where the item or its picture is not there."""
+        """Return the JPEG picture of an item, None where the item or its picture is not there.
+
+        Raises:
+            BadArtifact: It is not the picture that was stored.
+        """
         found = self._sql.execute(
-            "SELECT jpeg FROM thumbnails WHERE seq = (SELECT seq FROM items WHERE key = ?)", (key,)
+            "SELECT jpeg, checksum FROM thumbnails WHERE seq = (SELECT seq FROM items WHERE key = ?)", (key,)
         )
-        with sound(self._path, f"the thumbnail of the item {key!r}"):
-            for (jpeg,) in found:
+        what = f"the thumbnail of the item {key!r}"
+        with sound(self._path, what):
+            for jpeg, checksum in found:
                 if not isinstance(jpeg, bytes):
                     raise TypeError("it is no bytes")
+                if zlib.crc32(jpeg) != checksum:
+                    raise altered(self._path, what)
                 return jpeg
         return None
 
@@ -197,7 +212,8 @@ class Reader:
                 sums = tuple(map(checksum_of, keys, labels, uris, metadata, blobs))
                 if sums != checksums:
                     pairs = zip(sums, checksums, strict=True)
-                    raise altered(self._path, keys[[a != b for a, b in pairs].index(True)])
+                    key = keys[[a != b for a, b in pairs].index(True)]
+                    raise altered(self._path, f"the item {key!r}")
             yield Block(np.array(seqs, np.int64), vectors, list(labels), list(metadata))
 
     def count(self) -> int:
@@ -220,10 +236,10 @@ class Reader:
         while block := found.fetchmany(_BLOCK):
             yield block
 
-    def thumbnails_as_stored(self) -> Iterator[tuple[int, bytes, bool]]:
-        """Yield the seq of each thumbnail, its first three bytes, and whether its item is there."""
+    def thumbnails_as_stored(self) -> Iterator[tuple[int, bytes, object, bool]]:
+        """Yield the seq of each thumbnail, its bytes, its checksum, and whether its item is there."""
         found = self._sql.execute(
-            "SELECT seq, CAST(substr(jpeg, 1, 3) AS BLOB),"
+            "SELECT seq, CAST(jpeg AS BLOB), checksum,"
             " EXISTS (SELECT 1 FROM items WHERE items.seq = thumbnails.seq) FROM thumbnails"
         )
         yield from found

@@ -1,9 +1,11 @@
 """The writing side of a transaction on a gallery file."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 from serving.errors import Conflict
 from serving.gallery.item import Item, Source
+from serving.gallery.store.publication import PUBLISHED, publication_checksum
 from serving.gallery.store.record import COLUMNS, record_of, source_columns
 from serving.gallery.store.transaction import Reader, State
 
@@ -30,8 +32,12 @@ class Writer(Reader):
         versions = range(first, first + len(items))
         self._sql.executemany(_INSERT, map(record_of, items, versions))
         self._sql.executemany(
-            "INSERT INTO thumbnails (seq, jpeg) VALUES (?, ?)",
-            ((seq, item.thumbnail) for seq, item in zip(versions, items, strict=True) if item.thumbnail),
+            "INSERT INTO thumbnails (seq, checksum, jpeg) VALUES (?, ?, ?)",
+            (
+                (seq, zlib.crc32(item.thumbnail), item.thumbnail)
+                for seq, item in zip(versions, items, strict=True)
+                if item.thumbnail
+            ),
         )
         self._sql.execute("UPDATE state SET change = change + 1")
         return list(versions)
@@ -82,11 +88,11 @@ class Writer(Reader):
         Returns:
             Whether it was published: not if another was since `seen`.
         """
+        published = (index_file, checksum, count, seen.last_seq, covers_removal, facts)
         done = self._sql.execute(
-            "UPDATE state SET change = change + 1, generation = generation + 1, index_file = ?,"
-            " index_checksum = ?, index_count = ?, index_facts = ?, covers_seq = ?, covers_removal = ?"
-            " WHERE generation = ?",
-            (index_file, checksum, count, facts, seen.last_seq, covers_removal, seen.generation),
+            f"UPDATE state SET change = change + 1, generation = generation + 1, ({PUBLISHED}) ="  # noqa: S608
+            " (?, ?, ?, ?, ?, ?), published_checksum = ? WHERE generation = ?",
+            (*published, publication_checksum(*published), seen.generation),
         )
         if done.rowcount != 1:
             return False

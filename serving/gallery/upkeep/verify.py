@@ -3,11 +3,12 @@
     the file     SQLite's own check of its pages and tables
     the items    each one's checksum, texts and vector
     the index    its checksum, what the gallery says of it, and item for item what it holds
-    thumbnails   each belongs to an item, and begins as a JPEG
+    thumbnails   each one's checksum; it belongs to an item, and begins as a JPEG
 
 Nothing is changed. All is of one state, while writes go on. The memory needed does not grow with the vectors.
 """
 
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
@@ -131,11 +132,15 @@ def _pass(store: Store, counts: Verification, found: _Findings, advance: Advance
             counts.fresh = comparison.fresh
             advance("verify", counts.items, total)
         found.add(comparison.rest())
-        for seq, head, owned in reader.thumbnails_as_stored():
+        for seq, jpeg, checksum, owned in reader.thumbnails_as_stored():
             counts.thumbnails += 1
             if not owned:
                 found.add([("thumbnail", f"the thumbnail {seq} belongs to no item")])
-            elif head != _JPEG:
+            elif zlib.crc32(jpeg) != checksum:
+                found.add(
+                    [("thumbnail", f"the thumbnail {seq} has been altered: its checksum does not match")]
+                )
+            elif not jpeg.startswith(_JPEG):
                 found.add([("thumbnail", f"the thumbnail {seq} is no JPEG")])
     return True
 
