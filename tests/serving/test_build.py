@@ -114,19 +114,27 @@ def test_equal_vectors_are_found_whichever_they_are() -> None:
     assert facts.recall > 0.99
 
 
-def test_queries_lie_as_far_from_a_vector_as_its_tenth_neighbour() -> None:
+def test_queries_lie_beside_vectors_along_the_line_of_two_neighbours() -> None:
     rows = isotropic(40, 8)
     draft = Draft.of(rows, threads=1)
     exam = prepared(draft)
     assert exam.queries.shape == (40, 8)  # one beside each, in their order
-    reach = np.sort(np.linalg.norm(rows[:, None] - rows, axis=2), axis=1)[:, 10]
-    shifts = np.random.default_rng(0)
-    shifts.choice(40, 40, replace=False)
-    directions = shifts.standard_normal((40, 8))
-    moved = rows + reach[:, None] * directions / np.linalg.norm(directions, axis=1, keepdims=True)
-    assert np.allclose(exam.queries, moved / np.linalg.norm(moved, axis=1, keepdims=True), atol=1e-5)
+    for row, query in zip(rows, exam.queries, strict=True):
+        near = np.argsort(-(rows @ row))[1:11]
+        reach = np.linalg.norm(rows[near[-1]] - row)
+        lines = [rows[first] - rows[second] for first in near for second in near if first != second]
+        shifted = [row + 0.6 * reach * line / np.linalg.norm(line) for line in lines]
+        cosines = [each @ query / np.linalg.norm(each) for each in shifted]
+        assert max(cosines) > 1 - 1e-5
     assert np.allclose(exam.least, np.sort(exam.queries @ rows.T, axis=1)[:, -10], atol=2e-5)
     assert measured(draft, exam, {}) == 1.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_of_few_vectors_the_queries_are_those(count: int) -> None:
+    rows = np.repeat(isotropic(1, 8), count, axis=0)
+    exam = prepared(Draft.of(rows, threads=1))
+    assert np.allclose(exam.queries, rows, atol=1e-6)
 
 
 def test_a_graph_is_not_asked_only_for_what_it_was_made_of() -> None:

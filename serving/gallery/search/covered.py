@@ -25,7 +25,7 @@ _DEPTH = (MEASURED_K + _SPARE) / MEASURED_K  # so many are fetched of one for ea
 _PRODUCTS = 1 << 24  # entries of a matrix of scores made at once
 _LARGE = 8  # the part of an index, as 1 / _LARGE, beyond which all allowed items are scored instead
 _GATHERED = 4  # gathering a row costs as much as passing over so many in order
-_VISITED = 32  # rows that an approximate type looks at, for each that it finds
+_VISITED = 12  # allowed rows that cost as much to score as an approximate type takes to find one item
 
 
 @dataclass(frozen=True, slots=True)
