@@ -1,12 +1,15 @@
 """docs/api.md has a line for every call, field, limit, error and method, and its examples run."""
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving import errors
-from serving.client import Client
+from serving.client import Client, GalleryInfo, Hit, Item, ModelInfo, StoredItem
 from serving.rpc import limits
 from serving.rpc.status import CODES, reason_of
 
@@ -54,6 +57,12 @@ def test_every_method_of_the_client_has_its_line() -> None:
     for name, _ in inspect.getmembers(Client, inspect.isfunction):
         if not name.startswith("_") and name != "close":
             assert re.search(rf"^\|.*`{name}\(", section("The Python client"), re.MULTILINE), name
+
+
+@pytest.mark.parametrize("record", [Hit, Item, StoredItem, GalleryInfo, ModelInfo])
+def test_every_attribute_of_a_record_is_named(record: type) -> None:
+    (line,) = re.findall(rf"^\| `{record.__name__}` \| (.*) \|$", section("The Python client"), re.MULTILINE)
+    assert re.findall(r"`(\w+)`", line) == [field.name for field in dataclasses.fields(record)]
 
 
 def test_every_limit_is_the_one_of_the_code() -> None:
