@@ -8,7 +8,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from serving.errors import AlreadyExists, BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
@@ -205,10 +205,12 @@ class Store:
             Unavailable: It cannot be looked at.
         """
         try:
-            journal = self.path.with_name(f"{self.path.name}-wal")
-            return self.path.stat().st_size + (journal.stat().st_size if journal.exists() else 0)
+            size = self.path.stat().st_size
+            with suppress(FileNotFoundError):  # it comes and goes
+                size += self.path.with_name(f"{self.path.name}-wal").stat().st_size
         except OSError as error:
             raise gone(self.path, error) from error
+        return size
 
     def retire(self) -> None:
         """Keep no connection between transactions from now on; the store works on, at a cost for each."""
