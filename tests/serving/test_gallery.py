@@ -17,9 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
 from serving.errors import (
@@ -72,105 +69,6 @@ def brute_force(
         if key not in exclude and score >= least:
             scored.append((key, score))
     return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:k]
-
-
-# Few keys and few vectors, so that replacement, deletion and ties all happen.
-VECTORS = np.concatenate([np.eye(4, dtype=np.float32), units(4, 4), -np.eye(4, dtype=np.float32)[:1]])
-KEYS = st.sampled_from([f"k{i}" for i in range(40)] + ["a/b.jpg", "..", "ключ", "\U0001f426", "\x01"])
-
-
-class GalleryMachine(RuleBasedStateMachine):
-    """Whatever is done in whatever order, a gallery answers as a dictionary with a loop does."""
-
-    folder: Path
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.path = self.folder / f"g{time.monotonic_ns()}"
-        self.model: dict[str, Item] = {}
-        self.gallery = created(self.path, 4)
-        self.follower = Gallery.open(self.path, policy=MANUAL)
-
-    @rule(keys=st.lists(KEYS, max_size=30, unique=True), data=st.data())
-    def upsert(self, keys: list[str], data: Any) -> None:
-        choices = st.integers(0, len(VECTORS) - 1)
-        items = [
-            Item(key, VECTORS[data.draw(choices)], str(i), metadata={"i": i}) for i, key in enumerate(keys)
-        ]
-        assert len(self.gallery.upsert(items)) == len(items)
-        self.model.update((item.key, item) for item in items)
-
-    @rule(keys=st.lists(KEYS, max_size=10))
-    def delete(self, keys: list[str]) -> None:
-        assert self.gallery.delete(keys) == len(set(keys) & set(self.model))
-        for key in keys:
-            self.model.pop(key, None)
-
-    @rule()
-    def rebuild(self) -> None:
-        self.gallery.rebuild()
-
-    @rule()
-    def reopen(self) -> None:
-        self.gallery.close()
-        self.gallery = Gallery.open(self.path, policy=MANUAL)
-
-    @rule()
-    def lose_the_index(self) -> None:
-        self.gallery.close()
-        for path in self.path.glob("index-*.faiss"):
-            path.unlink()
-        self.gallery = Gallery.open(self.path, policy=MANUAL)
-
-    @rule(
-        queries=st.lists(st.integers(0, len(VECTORS) - 1), min_size=1, max_size=4),
-        k=st.integers(1, 50),
-        least=st.none() | st.sampled_from([-1.0, 0.0, 0.3, 1.0]),
-        exclude=st.lists(KEYS, max_size=4),
-    )
-    def search(self, queries: list[int], k: int, least: float | None, exclude: list[str]) -> None:
-        found = self.gallery.search(VECTORS[queries], k, minimum_score=least, exclude=exclude)
-        for query, hits in zip(VECTORS[queries], found, strict=True):
-            expected = brute_force(self.model, query, k, -2.0 if least is None else least, tuple(exclude))
-            assert [(hit.key, hit.score) for hit in hits] == expected
-            assert all(hit.metadata == self.model[hit.key].metadata for hit in hits)
-            assert all(hit.label == self.model[hit.key].label for hit in hits)
-
-    @rule(query=st.integers(0, len(VECTORS) - 1), loading=st.booleans())
-    def follow(self, query: int, loading: bool) -> None:
-        """Another process's view, which may be in the middle of loading an index."""
-        snapshot = self.follower._view._snapshot
-        assert snapshot is not None
-        with self.gallery._store.read() as reader:
-            state = reader.state()
-        if busy := loading and snapshot.follows(state):
-            self.follower._view._loading.acquire()
-        (hits,) = self.follower.search(VECTORS[[query]], 50)
-        if busy:
-            self.follower._view._loading.release()
-        assert [(hit.key, hit.score) for hit in hits] == brute_force(self.model, VECTORS[query], 50)
-
-    @invariant()
-    def counts(self) -> None:
-        assert self.gallery.info().items == len(self.model)
-
-    def teardown(self) -> None:
-        assert {item.key: item.label for item in self.gallery.get(list(self.model))} == {
-            key: item.label for key, item in self.model.items()
-        }
-        self.gallery.close()
-        self.follower.close()
-        shutil.rmtree(self.path)
-
-
-def test_gallery_is_a_dictionary_with_exact_search(tmp_path: Path) -> None:
-    class Machine(GalleryMachine):
-        folder = tmp_path
-
-    Machine.TestCase.settings = settings(
-        max_examples=40, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
-    )
-    Machine.TestCase("runTest").debug()
 
 
 @pytest.mark.parametrize("indexed", [0, 150, 300])

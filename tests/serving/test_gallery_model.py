@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from serving.errors import AlreadyExists, Conflict, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.lock import alone
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.gallery.upkeep.verify import verify
 
@@ -317,6 +319,39 @@ class GalleryMachine(RuleBasedStateMachine):
     def restart(self, who: int) -> None:
         self.open[who].close()
         self.open[who] = self.opened()
+
+    @rule(who=st.integers(0, 1), name=names)
+    def lose_the_index(self, who: int, name: str) -> None:
+        """Files of the index go, and with the memory of `who` all that was read of them."""
+        known = self.there(name)
+        if known is None:
+            return
+        for path in (self.folder / name).glob("index-*.faiss"):
+            path.unlink()
+        self.restart(who)
+        self.finds_everything(who, name)
+        self.open[who].using(name, lambda gallery: gallery.rebuild(whole=False))
+
+    @rule(who=st.integers(0, 1), name=names)
+    def search_while_an_index_is_loaded(self, who: int, name: str) -> None:
+        """Another caller is loading the newest one: the one before is brought on, where it can be."""
+        if self.there(name) is None:
+            return
+        gallery = self.open[who].get(name)
+        with alone(gallery.path, 20.0):  # nobody publishes meanwhile
+            snapshot = gallery._view._snapshot
+            with gallery._store.read() as reader:
+                follows = snapshot is not None and snapshot.follows(reader.state())
+            with gallery._view._loading if follows else nullcontext():
+                self.finds_everything(who, name)
+
+    def finds_everything(self, who: int, name: str) -> None:
+        known = self.known[name]
+        (hits,) = self.open[who].using(name, partial(Gallery.search, vectors=POOL[:1], k=len(KEYS)))
+        if known.index not in self.approximate:
+            assert [(hit.key, hit.score) for hit in hits] == self.ranked(
+                known, POOL[0], None, [], None, False
+            )
 
     @rule(who=st.integers(0, 1), name=names, other=names)
     def switch(self, who: int, name: str, other: str) -> None:
