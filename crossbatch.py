@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("training.export", "Write a run's best weights as one ONNX file"),
     "index": ("serving.indexing.command", "Embed a folder of images into a gallery"),
     "gallery": ("serving.gallery.command", "Look after galleries: verify, snapshot, switch, drop and more"),
-    "serve": ("serving.rpc.server", "Answer searches over gRPC"),
+    "serve": ("serving.rpc.server.command", "Answer searches over gRPC"),
     "search": ("serving.search", "Ask a server for the nearest items of a photo"),
     "demo": ("training.demo", "All of the above on a small catalogue that it draws itself"),
 }

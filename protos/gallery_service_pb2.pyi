@@ -38,16 +38,18 @@ class Gallery(_message.Message):
     def __init__(self, name: _Optional[str] = ..., model_name: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dimension: _Optional[int] = ..., items: _Optional[int] = ..., problem: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., index_type: _Optional[str] = ..., recall: _Optional[float] = ..., fresh_items: _Optional[int] = ..., deleted_items: _Optional[int] = ..., generation: _Optional[int] = ..., thumbnail_side: _Optional[int] = ...) -> None: ...
 
 class CreateGalleryRequest(_message.Message):
-    __slots__ = ("name", "thumbnail_side", "index", "recall")
+    __slots__ = ("name", "thumbnail_side", "index", "recall", "model")
     NAME_FIELD_NUMBER: _ClassVar[int]
     THUMBNAIL_SIDE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     RECALL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     name: str
     thumbnail_side: int
     index: str
     recall: float
-    def __init__(self, name: _Optional[str] = ..., thumbnail_side: _Optional[int] = ..., index: _Optional[str] = ..., recall: _Optional[float] = ...) -> None: ...
+    model: str
+    def __init__(self, name: _Optional[str] = ..., thumbnail_side: _Optional[int] = ..., index: _Optional[str] = ..., recall: _Optional[float] = ..., model: _Optional[str] = ...) -> None: ...
 
 class CreateGalleryResponse(_message.Message):
     __slots__ = ("gallery",)
@@ -82,6 +84,66 @@ class ListGalleriesResponse(_message.Message):
     galleries: _containers.RepeatedCompositeFieldContainer[Gallery]
     next_page_token: str
     def __init__(self, galleries: _Optional[_Iterable[_Union[Gallery, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class DeleteGalleryRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteGalleryResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class BuildIndexRequest(_message.Message):
+    __slots__ = ("name", "index", "recall")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    index: str
+    recall: float
+    def __init__(self, name: _Optional[str] = ..., index: _Optional[str] = ..., recall: _Optional[float] = ...) -> None: ...
+
+class BuildIndexResponse(_message.Message):
+    __slots__ = ("stage", "done", "total", "gallery")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    done: int
+    total: int
+    gallery: Gallery
+    def __init__(self, stage: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., gallery: _Optional[_Union[Gallery, _Mapping]] = ...) -> None: ...
+
+class SwitchGalleryRequest(_message.Message):
+    __slots__ = ("name", "other")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    other: str
+    def __init__(self, name: _Optional[str] = ..., other: _Optional[str] = ...) -> None: ...
+
+class SwitchGalleryResponse(_message.Message):
+    __slots__ = ("gallery",)
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    gallery: Gallery
+    def __init__(self, gallery: _Optional[_Union[Gallery, _Mapping]] = ...) -> None: ...
+
+class RollbackGalleryRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RollbackGalleryResponse(_message.Message):
+    __slots__ = ("gallery", "other")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    gallery: Gallery
+    other: str
+    def __init__(self, gallery: _Optional[_Union[Gallery, _Mapping]] = ..., other: _Optional[str] = ...) -> None: ...
 
 class Item(_message.Message):
     __slots__ = ("key", "image", "vector", "label", "uri", "metadata", "expected_version")

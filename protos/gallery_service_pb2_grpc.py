@@ -50,6 +50,26 @@ class GalleryServiceStub:
                 request_serializer=protos_dot_gallery__service__pb2.ListGalleriesRequest.SerializeToString,
                 response_deserializer=protos_dot_gallery__service__pb2.ListGalleriesResponse.FromString,
                 _registered_method=True)
+        self.DeleteGallery = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/DeleteGallery',
+                request_serializer=protos_dot_gallery__service__pb2.DeleteGalleryRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.DeleteGalleryResponse.FromString,
+                _registered_method=True)
+        self.BuildIndex = channel.unary_stream(
+                '/crossbatch.v1.GalleryService/BuildIndex',
+                request_serializer=protos_dot_gallery__service__pb2.BuildIndexRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.BuildIndexResponse.FromString,
+                _registered_method=True)
+        self.SwitchGallery = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/SwitchGallery',
+                request_serializer=protos_dot_gallery__service__pb2.SwitchGalleryRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.SwitchGalleryResponse.FromString,
+                _registered_method=True)
+        self.RollbackGallery = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/RollbackGallery',
+                request_serializer=protos_dot_gallery__service__pb2.RollbackGalleryRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.RollbackGalleryResponse.FromString,
+                _registered_method=True)
         self.UpsertItems = channel.unary_unary(
                 '/crossbatch.v1.GalleryService/UpsertItems',
                 request_serializer=protos_dot_gallery__service__pb2.UpsertItemsRequest.SerializeToString,
@@ -77,14 +97,14 @@ class GalleryServiceServicer:
     """
 
     def CreateGallery(self, request, context):
-        """Makes an empty gallery for the model that is served. ALREADY_EXISTS when the name is taken.
+        """Makes an empty gallery for a model that is served. ALREADY_EXISTS when the name is taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetGallery(self, request, context):
-        """Describes one gallery, also one that cannot be used with the model that is served.
+        """Describes one gallery, also one that cannot be used with any model that is served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,6 +112,41 @@ class GalleryServiceServicer:
 
     def ListGalleries(self, request, context):
         """Describes all galleries, in the order of their names, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGallery(self, request, context):
+        """Removes a gallery and everything in it, also one that is damaged. Its name is free at once; calls that are
+        searching it still end well.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BuildIndex(self, request, context):
+        """Makes the search index of a gallery anew and tells how far it is, at least once a second; searches and writes
+        go on meanwhile. The last message has the gallery as it is then. A call that is cancelled, or whose deadline
+        passes, breaks the work off and leaves the index as it was. RESOURCE_EXHAUSTED when another rebuild of the
+        gallery does not end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SwitchGallery(self, request, context):
+        """Gives the name of one gallery to another one, in one step that no call sees half of. The gallery that had the
+        name gets the other one's, so that it can be searched still and RollbackGallery can give the name back.
+        RESOURCE_EXHAUSTED when one of them is being rebuilt for longer than the call has time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollbackGallery(self, request, context):
+        """Undoes the switch by which a gallery got its name. NOT_FOUND when there was none or the gallery before it was
+        deleted, FAILED_PRECONDITION when another one lies where that was.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,6 +202,26 @@ def add_GalleryServiceServicer_to_server(servicer, server):
                     servicer.ListGalleries,
                     request_deserializer=protos_dot_gallery__service__pb2.ListGalleriesRequest.FromString,
                     response_serializer=protos_dot_gallery__service__pb2.ListGalleriesResponse.SerializeToString,
+            ),
+            'DeleteGallery': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGallery,
+                    request_deserializer=protos_dot_gallery__service__pb2.DeleteGalleryRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.DeleteGalleryResponse.SerializeToString,
+            ),
+            'BuildIndex': grpc.unary_stream_rpc_method_handler(
+                    servicer.BuildIndex,
+                    request_deserializer=protos_dot_gallery__service__pb2.BuildIndexRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.BuildIndexResponse.SerializeToString,
+            ),
+            'SwitchGallery': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwitchGallery,
+                    request_deserializer=protos_dot_gallery__service__pb2.SwitchGalleryRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.SwitchGalleryResponse.SerializeToString,
+            ),
+            'RollbackGallery': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollbackGallery,
+                    request_deserializer=protos_dot_gallery__service__pb2.RollbackGalleryRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.RollbackGalleryResponse.SerializeToString,
             ),
             'UpsertItems': grpc.unary_unary_rpc_method_handler(
                     servicer.UpsertItems,
@@ -251,6 +326,114 @@ class GalleryService:
             '/crossbatch.v1.GalleryService/ListGalleries',
             protos_dot_gallery__service__pb2.ListGalleriesRequest.SerializeToString,
             protos_dot_gallery__service__pb2.ListGalleriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGallery(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/DeleteGallery',
+            protos_dot_gallery__service__pb2.DeleteGalleryRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.DeleteGalleryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BuildIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/BuildIndex',
+            protos_dot_gallery__service__pb2.BuildIndexRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.BuildIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwitchGallery(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/SwitchGallery',
+            protos_dot_gallery__service__pb2.SwitchGalleryRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.SwitchGalleryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollbackGallery(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/RollbackGallery',
+            protos_dot_gallery__service__pb2.RollbackGalleryRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.RollbackGalleryResponse.FromString,
             options,
             channel_credentials,
             insecure,

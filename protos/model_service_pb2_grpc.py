@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Tells what the server computes embeddings with.
+    """Tells what the server computes embeddings with, and loads what has changed.
     """
 
     def __init__(self, channel):
@@ -40,14 +40,40 @@ class ModelServiceStub:
                 request_serializer=protos_dot_model__service__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=protos_dot_model__service__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/crossbatch.v1.ModelService/ListModels',
+                request_serializer=protos_dot_model__service__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=protos_dot_model__service__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.ReloadModels = channel.unary_unary(
+                '/crossbatch.v1.ModelService/ReloadModels',
+                request_serializer=protos_dot_model__service__pb2.ReloadModelsRequest.SerializeToString,
+                response_deserializer=protos_dot_model__service__pb2.ReloadModelsResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
-    """Tells what the server computes embeddings with.
+    """Tells what the server computes embeddings with, and loads what has changed.
     """
 
     def GetModel(self, request, context):
-        """Describes the model that is served.
+        """Describes one model that is served.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Describes every model that is served; the first one is used where a request names none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadModels(self, request, context):
+        """Looks at the model files and the folder of galleries again, as SIGHUP does: loads and warms up models that are
+        new or changed, then serves them in place of the old ones, which finish the calls they have. No call fails for
+        it. FAILED_PRECONDITION when a file cannot be served; then everything stays as it was.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +87,16 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_model__service__pb2.GetModelRequest.FromString,
                     response_serializer=protos_dot_model__service__pb2.GetModelResponse.SerializeToString,
             ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=protos_dot_model__service__pb2.ListModelsRequest.FromString,
+                    response_serializer=protos_dot_model__service__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'ReloadModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadModels,
+                    request_deserializer=protos_dot_model__service__pb2.ReloadModelsRequest.FromString,
+                    response_serializer=protos_dot_model__service__pb2.ReloadModelsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'crossbatch.v1.ModelService', rpc_method_handlers)
@@ -70,7 +106,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """Tells what the server computes embeddings with.
+    """Tells what the server computes embeddings with, and loads what has changed.
     """
 
     @staticmethod
@@ -90,6 +126,60 @@ class ModelService:
             '/crossbatch.v1.ModelService/GetModel',
             protos_dot_model__service__pb2.GetModelRequest.SerializeToString,
             protos_dot_model__service__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.ModelService/ListModels',
+            protos_dot_model__service__pb2.ListModelsRequest.SerializeToString,
+            protos_dot_model__service__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.ModelService/ReloadModels',
+            protos_dot_model__service__pb2.ReloadModelsRequest.SerializeToString,
+            protos_dot_model__service__pb2.ReloadModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,10 +9,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("images",)
+    __slots__ = ("images", "model")
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     images: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, images: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    model: str
+    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
     __slots__ = ("results", "model_name", "model_fingerprint", "dimension", "timings")
@@ -37,7 +39,7 @@ class EmbedResult(_message.Message):
     def __init__(self, vector: _Optional[bytes] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class SearchRequest(_message.Message):
-    __slots__ = ("gallery", "queries", "k", "minimum_score", "exclude_keys", "filter", "group_by_label")
+    __slots__ = ("gallery", "queries", "k", "minimum_score", "exclude_keys", "filter", "group_by_label", "model")
     GALLERY_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,7 @@ class SearchRequest(_message.Message):
     EXCLUDE_KEYS_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_BY_LABEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     gallery: str
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     k: int
@@ -52,7 +55,8 @@ class SearchRequest(_message.Message):
     exclude_keys: _containers.RepeatedScalarFieldContainer[str]
     filter: Filter
     group_by_label: bool
-    def __init__(self, gallery: _Optional[str] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., k: _Optional[int] = ..., minimum_score: _Optional[float] = ..., exclude_keys: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[Filter, _Mapping]] = ..., group_by_label: _Optional[bool] = ...) -> None: ...
+    model: str
+    def __init__(self, gallery: _Optional[str] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., k: _Optional[int] = ..., minimum_score: _Optional[float] = ..., exclude_keys: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[Filter, _Mapping]] = ..., group_by_label: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Query(_message.Message):
     __slots__ = ("image", "vector", "key")
@@ -156,6 +160,42 @@ class Hit(_message.Message):
     metadata: _struct_pb2.Struct
     version: int
     def __init__(self, key: _Optional[str] = ..., score: _Optional[float] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("images", "model")
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    images: _containers.RepeatedScalarFieldContainer[bytes]
+    model: str
+    def __init__(self, images: _Optional[_Iterable[bytes]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("results", "model_name", "model_fingerprint", "prototypes", "timings")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PROTOTYPES_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ExplainResult]
+    model_name: str
+    model_fingerprint: str
+    prototypes: int
+    timings: Timings
+    def __init__(self, results: _Optional[_Iterable[_Union[ExplainResult, _Mapping]]] = ..., model_name: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prototypes: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class ExplainResult(_message.Message):
+    __slots__ = ("histogram", "assignments", "height", "width", "error")
+    HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    histogram: bytes
+    assignments: bytes
+    height: int
+    width: int
+    error: _status_pb2.Status
+    def __init__(self, histogram: _Optional[bytes] = ..., assignments: _Optional[bytes] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_us", "queue_us", "encode_us", "gallery_us", "total_us")

@@ -28,7 +28,7 @@ if _version_not_supported:
 class RetrievalServiceStub:
     """Turns images into embeddings, and finds the nearest items of a gallery.
 
-    Both calls take many inputs and answer each for itself: an input that fails carries its own status and
+    Every call takes many inputs and answer each for itself: an input that fails carries its own status and
     leaves the others alone. A call fails as a whole when the request itself is wrong, when there is no room
     (RESOURCE_EXHAUSTED with google.rpc.RetryInfo), when its time ran out, or when every input failed; then it
     carries the status of the first input.
@@ -50,19 +50,24 @@ class RetrievalServiceStub:
                 request_serializer=protos_dot_retrieval__service__pb2.SearchRequest.SerializeToString,
                 response_deserializer=protos_dot_retrieval__service__pb2.SearchResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/crossbatch.v1.RetrievalService/Explain',
+                request_serializer=protos_dot_retrieval__service__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=protos_dot_retrieval__service__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class RetrievalServiceServicer:
     """Turns images into embeddings, and finds the nearest items of a gallery.
 
-    Both calls take many inputs and answer each for itself: an input that fails carries its own status and
+    Every call takes many inputs and answer each for itself: an input that fails carries its own status and
     leaves the others alone. A call fails as a whole when the request itself is wrong, when there is no room
     (RESOURCE_EXHAUSTED with google.rpc.RetryInfo), when its time ran out, or when every input failed; then it
     carries the status of the first input.
     """
 
     def Embed(self, request, context):
-        """Embeds images with the model that is served.
+        """Embeds images with a model that is served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,6 +75,14 @@ class RetrievalServiceServicer:
 
     def Search(self, request, context):
         """Finds the items of one gallery that are nearest to each query.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Tells which of the model's prototypes make up each image, and where in it they are. FAILED_PRECONDITION when the
+        model was exported without them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,6 +101,11 @@ def add_RetrievalServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_retrieval__service__pb2.SearchRequest.FromString,
                     response_serializer=protos_dot_retrieval__service__pb2.SearchResponse.SerializeToString,
             ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=protos_dot_retrieval__service__pb2.ExplainRequest.FromString,
+                    response_serializer=protos_dot_retrieval__service__pb2.ExplainResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'crossbatch.v1.RetrievalService', rpc_method_handlers)
@@ -99,7 +117,7 @@ def add_RetrievalServiceServicer_to_server(servicer, server):
 class RetrievalService:
     """Turns images into embeddings, and finds the nearest items of a gallery.
 
-    Both calls take many inputs and answer each for itself: an input that fails carries its own status and
+    Every call takes many inputs and answer each for itself: an input that fails carries its own status and
     leaves the others alone. A call fails as a whole when the request itself is wrong, when there is no room
     (RESOURCE_EXHAUSTED with google.rpc.RetryInfo), when its time ran out, or when every input failed; then it
     carries the status of the first input.
@@ -149,6 +167,33 @@ class RetrievalService:
             '/crossbatch.v1.RetrievalService/Search',
             protos_dot_retrieval__service__pb2.SearchRequest.SerializeToString,
             protos_dot_retrieval__service__pb2.SearchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.RetrievalService/Explain',
+            protos_dot_retrieval__service__pb2.ExplainRequest.SerializeToString,
+            protos_dot_retrieval__service__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,7 +10,7 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.errors import CrossbatchError, InvalidArgument
-from serving.rpc.answers import (
+from serving.rpc.asking.answers import (
     GalleryInfo,
     Hit,
     Item,
@@ -21,14 +21,14 @@ from serving.rpc.answers import (
     model_info_of,
     stored_item_of,
 )
-from serving.rpc.connection import Connection
-from serving.rpc.given import ImageLike, text
+from serving.rpc.asking.connection import Connection
+from serving.rpc.asking.given import ImageLike, text
+from serving.rpc.asking.query import FilterLike, images_of, queries_of, search_request
+from serving.rpc.asking.splitting import answers_to
+from serving.rpc.asking.writes import create_request, delete_items, upsert_items
 from serving.rpc.limits import DEFAULT_K, MAX_HITS, MAX_INPUTS, MAX_PAGE
-from serving.rpc.query import FilterLike, images_of, queries_of, search_request
-from serving.rpc.splitting import answers_to
 from serving.rpc.status import from_status
 from serving.rpc.wire import vector_of
-from serving.rpc.writes import create_request, delete_items, upsert_items
 
 __all__ = ["Client", "GalleryInfo", "Hit", "Item", "ModelInfo", "StoredItem"]
 

@@ -11,6 +11,8 @@
     ├── Mismatch              two things that do not fit each other: both are named
     │   ├── ModelMismatch     a gallery or query of another model
     │   └── BadArtifact       a model file or gallery that is damaged or of a newer format
+    ├── Unauthenticated       a call without a key, or with one that is not known
+    ├── PermissionDenied      a key whose role does not allow the call
     ├── ReadOnly              something that cannot be written
     ├── Overloaded            no room now; try again later
     ├── Draining              the server is stopping
@@ -36,7 +38,9 @@ __all__ = [
     "ModelMismatch",
     "NotFound",
     "Overloaded",
+    "PermissionDenied",
     "ReadOnly",
+    "Unauthenticated",
     "Unavailable",
 ]
 
@@ -92,6 +96,14 @@ class ModelMismatch(Mismatch):
 
 class BadArtifact(Mismatch):
     """A model file or gallery that is damaged or of a newer format."""
+
+
+class Unauthenticated(CrossbatchError):
+    """A call that brings no API key, or one that is not known."""
+
+
+class PermissionDenied(CrossbatchError):
+    """An API key whose role does not allow the call."""
 
 
 class ReadOnly(CrossbatchError):

@@ -20,7 +20,8 @@ from serving.client import Client
 from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 from serving.model.spec import ModelSpec
-from serving.rpc.server import Server, Settings
+from serving.rpc.server.server import Server
+from serving.rpc.server.settings import Settings
 
 __all__ = ["main", "make"]
 
@@ -78,7 +79,9 @@ class GalleryServer:
 
 
 class _NoEncoder:
-    """Stands for a model that embeds nothing but the server's own trial batch."""
+    """Stands for a model that embeds nothing but the server's own trial batch; is its own source."""
+
+    name = stamp = ""
 
     def __init__(self, dimension: int) -> None:
         self.spec = ModelSpec(
@@ -93,6 +96,12 @@ class _NoEncoder:
 
     def preprocess(self, data: bytes) -> NDArray[np.uint8]:
         raise NotImplementedError("no image is embedded here")
+
+    def look(self) -> "list[_NoEncoder]":
+        return [self]
+
+    def load(self) -> "_NoEncoder":
+        return self
 
     def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         return np.eye(len(images), self.spec.dimension, dtype=np.float32)
@@ -111,7 +120,7 @@ def main(folder: str) -> None:
 async def _serve(folder: Path) -> None:
     galleries = GalleryDirectory(folder, policy=RebuildPolicy(automatic=False))
     encoder: Any = _NoEncoder(galleries.get(_NAME).meta.dimension)
-    server = Server(encoder, galleries, Settings(model=folder / "none.onnx", galleries=folder, port=0))
+    server = Server(encoder, galleries, Settings(model=("none.onnx",), galleries=folder, port=0))
     await server.start()
     sys.stdout.write(f"{server.address}\n")
     sys.stdout.flush()

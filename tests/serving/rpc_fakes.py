@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import BadImage
-from serving.rpc.server import Server, Settings
+from serving.rpc.server.server import Server
+from serving.rpc.server.settings import Settings
 
 DIMENSION = 8
 SIZE = 4
@@ -28,6 +29,7 @@ class FakeSpec:
     dimension: int = DIMENSION
     image_size: int = SIZE
     precision: str = "fp32"
+    prototypes: int = 0
 
     def model_dump_json(self) -> str:
         return '{"name": "fake"}'
@@ -83,12 +85,40 @@ class FakeEncoder:
         return np.stack([vector_for(self.known[each]) for each in sums])
 
 
+@dataclass(frozen=True)
+class FakeSource:
+    """Loads an encoder that is there already."""
+
+    encoder: Any
+    name: str = ""
+
+    @property
+    def stamp(self) -> int:
+        return id(self.encoder)
+
+    def load(self) -> Any:
+        return self.encoder
+
+
+@dataclass
+class FakeSources:
+    """Encoders by name, to be changed at will between two looks; an empty name is that of the spec."""
+
+    models: dict[str, Any]
+
+    def look(self) -> list[FakeSource]:
+        return [FakeSource(encoder, name) for name, encoder in self.models.items()]
+
+
 @contextmanager
 def serving(encoder: Any, galleries: Any, **settings: Any) -> Iterator[Server]:
-    """Run a server in a thread with a loop of its own; `server.address` is where it answers."""
+    """Run a server in a thread with a loop of its own; `server.address` is where it answers.
+
+    `encoder` is one, or the `FakeSources` of several.
+    """
+    sources = encoder if isinstance(encoder, FakeSources) else FakeSources({"": encoder})
     given = Settings.model_validate(
-        {"model": Path("model.onnx"), "galleries": Path("galleries"), "port": 0, "decode_threads": 2}
-        | settings
+        {"model": ["model.onnx"], "galleries": Path("galleries"), "port": 0, "decode_threads": 2} | settings
     )
     started: Future[Server] = Future()
     loop = asyncio.new_event_loop()
@@ -96,7 +126,7 @@ def serving(encoder: Any, galleries: Any, **settings: Any) -> Iterator[Server]:
 
     async def live() -> None:
         try:
-            server = Server(encoder, galleries, given)
+            server = Server(sources, galleries, given)
             await server.start()
         except BaseException as error:
             started.set_exception(error)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import Draining, Overloaded
-from serving.rpc.admission import Admission
+from serving.rpc.gate.admission import Admission
 
 WAYS: dict[str, Callable[[Admission, int], AbstractContextManager[None]]] = {
     "inputs": Admission.admit,

@@ -35,7 +35,7 @@ from serving.errors import (
 from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.search.filter import Equal, Exists
 from serving.model import preprocess
-from serving.rpc import caller, given, splitting
+from serving.rpc.asking import caller, given, splitting
 from serving.rpc.status import to_status
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
 

@@ -22,8 +22,9 @@ from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item
 from serving.gallery.search.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.model.preprocess import open_rgb
-from serving.rpc import limits, page
+from serving.rpc import limits
 from serving.rpc.filters import filter_message
+from serving.rpc.services import page
 from serving.rpc.wire import bytes_of, metadata_of, vector_of
 from tests.pictures import encoded, picture
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for

@@ -10,9 +10,9 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as pb
 from serving.errors import BadArtifact, BadImage, DeadlineExceeded, InvalidArgument
 from serving.gallery.item import Hit
-from serving.rpc import neighbours
 from serving.rpc.loose import loosened
-from serving.rpc.neighbours import Options, search_results
+from serving.rpc.services import neighbours
+from serving.rpc.services.neighbours import Options, search_results
 from serving.rpc.status import Refusal
 from serving.rpc.wire import metadata_of, struct_of
 

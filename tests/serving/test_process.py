@@ -33,14 +33,14 @@ KILLS = 20
 NURSERY = """
 import json, os, sys
 import faiss, grpc, onnxruntime, serving.model.encoder, serving.gallery.folder.directory
-from serving.rpc import server
+from serving.rpc.server import command
 for line in sys.stdin:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         sys.stdin.close()
         sys.stdout = os.fdopen(write, "w")
-        server.run(server.Settings.model_validate_json(line))
+        command.run(command.Settings.model_validate_json(line))
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as said:
@@ -180,7 +180,7 @@ class Nursery:
 
     def __init__(self, model: Path, galleries: Path) -> None:
         self.settings = {
-            "model": str(model), "galleries": str(galleries), "port": 0, "log_level": "ERROR", "threads": 1,
+            "model": [str(model)], "galleries": str(galleries), "port": 0, "log_level": "ERROR", "threads": 1,
         }  # fmt: skip
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(

@@ -31,10 +31,13 @@ from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.search.filter import AnyOf, Equal, Exists, Not, Range
 from serving.model import preprocess
-from serving.rpc import arrivals, limits, neighbours, server
-from serving.rpc.address import check_address
+from serving.rpc import limits
 from serving.rpc.filters import filter_message
-from serving.rpc.server import Server
+from serving.rpc.gate.address import check_address
+from serving.rpc.server import server
+from serving.rpc.server.server import Server
+from serving.rpc.server.settings import Settings
+from serving.rpc.services import arrivals, neighbours
 from serving.rpc.wire import bytes_of, metadata_of, vector_of
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
 from tests.serving.stubs import Stubs, connected, fields_of, image, item, refused
@@ -479,7 +482,7 @@ def test_when_no_image_can_be_embedded_any_more_health_says_so(
 ) -> None:
     watch = stubs.health.Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-    running._pipeline._batcher._next_batch = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    running._fleet.get()._batcher._next_batch = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(grpc.RpcError) as failure:
         stubs.embed(b"1")
     refused("UNAVAILABLE", failure, "UNAVAILABLE")
@@ -635,14 +638,14 @@ def test_fuzzed_messages_never_show_a_bug_of_ours(stubs: Stubs) -> None:
 
 
 def test_a_reply_past_the_limit_is_refused_with_advice(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.rpc.boundary.MAX_MESSAGE_BYTES", 100)
+    monkeypatch.setattr("serving.rpc.gate.boundary.MAX_MESSAGE_BYTES", 100)
     with pytest.raises(grpc.RpcError) as failure:
         stubs.embed(*[b"x"] * 10)
     assert "split the call" in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
 
 
 def test_the_request_id_comes_back_and_is_in_the_log(stubs: Stubs, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="serving.rpc.boundary"):
+    with caplog.at_level(logging.INFO, logger="serving.rpc.gate.boundary"):
         request = retrieval_pb.EmbedRequest(images=[b"x"])
         _, call = stubs.retrieval.Embed.with_call(request, metadata=(("x-request-id", "my-id"),))
         assert ("x-request-id", "my-id") in call.trailing_metadata()
@@ -793,14 +796,14 @@ def test_a_host_that_cannot_be_used_is_one_sentence(encoder: FakeEncoder, tmp_pa
 def test_settings_hold_their_bounds() -> None:
     for wrong in (
         {"port": 70_000},
-        {"max_batch": 0},
+        {"max_batch": -1},
         {"grace": -1},
         {"max_wait_ms": -1},
         {"nope": 1},
         {"max_in_flight": limits.MAX_INPUTS - 1},
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            server.Settings.model_validate({"model": "m", "galleries": "g"} | wrong)
+            Settings.model_validate({"model": ["m"], "galleries": "g"} | wrong)
 
 
 def test_the_limits_are_those_of_the_parts_behind() -> None:

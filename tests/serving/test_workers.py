@@ -7,7 +7,7 @@ import time
 import pytest
 
 from serving.errors import DeadlineExceeded, Overloaded
-from serving.rpc.workers import Workers, check_time
+from serving.rpc.work.workers import Workers, check_time
 from serving.telemetry import request_id
 
 

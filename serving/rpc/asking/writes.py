@@ -6,11 +6,11 @@ from typing import Any
 from protos import gallery_service_pb2 as pb
 from serving.errors import CrossbatchError, InvalidArgument
 from serving.gallery.store.schema import MAX_THUMBNAIL_SIDE
-from serving.rpc.answers import Item, item_message
-from serving.rpc.caller import Caller, faults_of
-from serving.rpc.given import check_number, check_version, check_whole, many, text, texts
+from serving.rpc.asking.answers import Item, item_message
+from serving.rpc.asking.caller import Caller, faults_of
+from serving.rpc.asking.given import check_number, check_version, check_whole, many, text, texts
+from serving.rpc.asking.splitting import chunks_of, moved_field
 from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS
-from serving.rpc.splitting import chunks_of, moved_field
 
 __all__ = ["create_request", "delete_items", "upsert_items"]
 

@@ -18,7 +18,7 @@ from serving.errors import (
     Overloaded,
     Unavailable,
 )
-from serving.rpc.given import text
+from serving.rpc.asking.given import text
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import Violation, from_status, violations_of
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from serving.errors import CrossbatchError, InvalidArgument, NotFound
-from serving.rpc.caller import faults_of
+from serving.rpc.asking.caller import faults_of
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 
 __all__ = ["answered_each", "answers_to", "chunks_of", "moved_field"]

@@ -14,15 +14,28 @@ from serving.batcher import Batcher
 from serving.errors import BadImage
 from serving.gallery.item import MAX_THUMBNAIL_BYTES
 from serving.model.preprocess import MAX_BYTES, thumbnail
-from serving.rpc.workers import Workers
+from serving.rpc.work.workers import Workers
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.model.encoder import Encoder
+    from serving.model.spec import ModelSpec
 
-__all__ = ["Outcome", "Pipeline", "Stages", "check_size"]
+__all__ = ["Bounds", "Outcome", "Pipeline", "Stages", "check_size"]
 
 Outcome: TypeAlias = NDArray[np.float32] | Exception
 """A unit vector float32 (d,), or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much a model's pipeline takes on at once."""
+
+    max_batch: int
+    """Most images in one run; 0 takes what a trial finds best."""
+    max_wait: float
+    """Longest time in seconds that an image waits for company."""
+    capacity: int
+    """Most images that wait to be decoded, and most that are decoded and wait for a model."""
 
 
 @dataclass(slots=True)
@@ -51,37 +64,40 @@ def check_size(image: bytes) -> None:
 
 
 class Pipeline:
-    """One encoder with its decoding threads and its batcher."""
+    """One model with its batcher; the threads that decode are those of all models."""
 
     def __init__(
-        self,
-        encoder: "Encoder",
-        *,
-        decode_threads: int,
-        max_batch: int,
-        max_wait: float,
-        capacity: int,
-        failed: Callable[[], None],
+        self, name: str, encoder: "Encoder", decoders: Workers, bounds: Bounds, failed: Callable[[], None]
     ) -> None:
         """Store the limits.
 
         Args:
+            name: That the model is served by.
             encoder: Decodes single images and encodes batches.
-            decode_threads: Threads that decode.
-            max_batch: Most images in one run of the model.
-            max_wait: Longest time in seconds that an image waits for company.
-            capacity: Most images that wait to be decoded, and most that are decoded and wait for the model.
+            decoders: Threads that decode.
+            bounds: How much is taken on at once.
             failed: Called once, in the event loop, should no image be embedded any more.
 
         Raises:
             ValueError: if a limit makes no sense.
         """
+        self.name = name
         self.encoder = encoder
-        self._decoders = Workers("decode", decode_threads, most=capacity, what="the image was decoded")
+        self._decoders = decoders
+        max_batch = bounds.max_batch or 32
         self._batcher: Batcher[NDArray[np.uint8], NDArray[np.float32]] = Batcher(
-            self._encode, max_batch=max_batch, max_wait=max_wait, capacity=capacity, failed=failed
+            self._encode,
+            max_batch=max_batch,
+            max_wait=bounds.max_wait,
+            capacity=bounds.capacity,
+            failed=failed,
         )
         self._warm_sizes = sorted({1, max_batch})
+
+    @property
+    def spec(self) -> "ModelSpec":
+        """What the model is."""
+        return self.encoder.spec
 
     async def start(self) -> None:
         """Run the model once for the smallest and the largest batch, then accept images.
@@ -95,9 +111,8 @@ class Pipeline:
         await self._batcher.start()
 
     async def stop(self) -> None:
-        """Finish what was accepted and end the threads."""
+        """Finish what was accepted."""
         await self._batcher.stop()
-        await asyncio.to_thread(self._decoders.close)
 
     async def embed(self, images: Sequence[bytes], deadline: float | None, stages: Stages) -> list[Outcome]:
         """Embed each image for itself.

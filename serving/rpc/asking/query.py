@@ -8,8 +8,7 @@ from numpy.typing import ArrayLike
 from protos import retrieval_service_pb2 as pb
 from serving.errors import InvalidArgument
 from serving.gallery.search.filter import Filter, parse_filter
-from serving.rpc.filters import filter_message
-from serving.rpc.given import (
+from serving.rpc.asking.given import (
     ImageLike,
     check_k,
     check_score,
@@ -20,6 +19,7 @@ from serving.rpc.given import (
     text,
     texts,
 )
+from serving.rpc.filters import filter_message
 from serving.rpc.wire import bytes_of
 
 __all__ = ["FilterLike", "images_of", "queries_of", "search_request"]

@@ -9,7 +9,7 @@ from serving.gallery.metadata import MAX_METADATA_BYTES
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.loose import loosened
 from serving.rpc.wire import bytes_of, struct_of
-from serving.rpc.workers import check_time
+from serving.rpc.work.workers import check_time
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.errors import CrossbatchError, InvalidArgument
-from serving.rpc.given import ImageLike, check_version, floats_of, image_bytes, text
+from serving.rpc.asking.given import ImageLike, check_version, floats_of, image_bytes, text
 from serving.rpc.status import from_status
 from serving.rpc.wire import bytes_of, metadata_of, struct_of, vector_of
 

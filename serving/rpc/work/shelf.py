@@ -5,12 +5,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from serving.errors import CrossbatchError
-from serving.rpc.workers import Workers
+from serving.rpc.work.fleet import Fleet
+from serving.rpc.work.pipeline import Pipeline
+from serving.rpc.work.workers import Workers
 
 if TYPE_CHECKING:  # both bring an engine, which whoever imports only the settings does not need
     from serving.gallery.folder.directory import GalleryDirectory
     from serving.gallery.gallery import Gallery
-    from serving.model.spec import ModelSpec
 
 __all__ = ["Shelf"]
 
@@ -26,44 +27,43 @@ class Shelf:
     Reads and writes have threads of their own, so that a search never waits for a disk to confirm a write.
     """
 
-    def __init__(self, galleries: "GalleryDirectory", spec: "ModelSpec", *, most: int) -> None:
-        """Keep the galleries and the model that they must fit.
+    def __init__(self, galleries: "GalleryDirectory", fleet: Fleet, *, most: int) -> None:
+        """Keep the galleries and the models of which one must fit each.
 
         Args:
             galleries: The folder; an absolute path, so that it is known in a message.
-            spec: Of the model.
+            fleet: The models.
             most: Most reads, and most writes, that wait or run.
         """
         self.galleries = galleries
-        self.spec = spec
+        self._fleet = fleet
         self._path = re.compile(re.escape(str(galleries.path)) + r"(/|(?![\w.-]))")
         self._readers = Workers("gallery-read", READERS, most=most, what="the gallery was read")
         self._writers = Workers("gallery-write", WRITERS, most=most, what="anything was stored")
 
-    def using(self, name: str, work: "Callable[[Gallery], T]") -> T:
-        """Work on the gallery that has a name now, if it fits the model; blocks, so call it through `read`.
+    def using(self, name: str, work: "Callable[[Gallery, Pipeline], T]", *, model: str = "") -> T:
+        """Work on the gallery that has a name now, with the model that fits it; blocks, so use `read`.
 
         The work is begun anew where another gallery took the name meanwhile, so that a switch fails no call.
 
-        Raises:
-            NotFound: if there is none of that name.
-            Mismatch: if it belongs to another model or is damaged.
-        """
-
-        def checked(gallery: "Gallery") -> T:
-            gallery.check_model(self.spec)
-            return work(gallery)
-
-        return self.galleries.using(name, checked)
-
-    def check(self, name: str) -> None:
-        """Look whether a gallery can be used; blocks.
+        Args:
+            name: Of the gallery.
+            work: What to do.
+            model: Name of the model that must fit; any that is served when empty.
 
         Raises:
-            NotFound: if there is none of that name.
+            NotFound: if there is none of that name, or no such model.
             Mismatch: if it belongs to another model or is damaged.
         """
-        self.using(name, lambda _: None)
+        return self.galleries.using(name, lambda gallery: work(gallery, self._fleet.fitting(gallery, model)))
+
+    async def model_for(self, deadline: float | None, name: str, model: str = "") -> str:
+        """Name the model that embeds what is looked for in a gallery, or added to it.
+
+        Raises:
+            CrossbatchError: as `using` does.
+        """
+        return await self.read(deadline, self.using, name, lambda _, pipeline: pipeline.name, model=model)
 
     async def read(
         self, deadline: float | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -12,10 +12,10 @@ from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.search.filter import Filter
 from serving.rpc.limits import DEFAULT_K, MAX_MESSAGE_BYTES
 from serving.rpc.loose import loosened
-from serving.rpc.pipeline import Outcome
 from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import struct_of
-from serving.rpc.workers import check_time
+from serving.rpc.work.pipeline import Outcome
+from serving.rpc.work.workers import check_time
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery

@@ -7,7 +7,7 @@ from typing import Self
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import gallery_service_pb2_grpc, model_service_pb2_grpc, retrieval_service_pb2_grpc
-from serving.rpc.caller import Caller
+from serving.rpc.asking.caller import Caller
 from serving.rpc.limits import DEFAULT_PORT
 
 __all__ = ["Connection"]

@@ -12,16 +12,17 @@ from protos import retrieval_service_pb2_grpc
 from serving.errors import CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.item import check_keys
 from serving.gallery.unit import unit_rows
-from serving.rpc.admission import Admission
-from serving.rpc.boundary import deadline_of
 from serving.rpc.filters import filter_of
+from serving.rpc.gate.admission import Admission
+from serving.rpc.gate.boundary import deadline_of
 from serving.rpc.limits import DEFAULT_K, MAX_EXCLUDED, MAX_HITS, MAX_INPUTS, MAX_K
 from serving.rpc.loose import loosened
-from serving.rpc.neighbours import Options, search_results
-from serving.rpc.pipeline import Outcome, Pipeline, Stages
-from serving.rpc.shelf import Shelf
+from serving.rpc.services.neighbours import Options, search_results
 from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import bytes_of, vector_of
+from serving.rpc.work.fleet import Fleet
+from serving.rpc.work.pipeline import Outcome, Pipeline, Stages
+from serving.rpc.work.shelf import Shelf
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
@@ -34,9 +35,9 @@ UnreadResponse = loosened(pb.SearchResponse)
 class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
     """Answers Embed and Search."""
 
-    def __init__(self, pipeline: Pipeline, shelf: Shelf, admission: Admission) -> None:
+    def __init__(self, fleet: Fleet, shelf: Shelf, admission: Admission) -> None:
         """Keep what the calls pass through."""
-        self._pipeline = pipeline
+        self._fleet = fleet
         self._shelf = shelf
         self._admission = admission
 
@@ -48,17 +49,18 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
 
         Raises:
             InvalidArgument: if there are none or too many.
+            NotFound: if there is no such model.
             Exception: the first image's, if every image failed.
         """
         stages = Stages()
         check_count("images", len(request.images), MAX_INPUTS)
-        with self._admission.admit(len(request.images)):
-            outcomes = await self._pipeline.embed(request.images, deadline_of(context), stages)
+        with self._admission.admit(len(request.images)), self._fleet.holding(request.model) as pipeline:
+            outcomes = await pipeline.embed(request.images, deadline_of(context), stages)
         _refuse_if_all_failed(outcomes, [f"images[{i}]" for i in range(len(outcomes))])
-        spec = self._shelf.spec
+        spec = pipeline.spec
         return pb.EmbedResponse(
             results=[_embed_result(outcome) for outcome in outcomes],
-            model_name=spec.name,
+            model_name=pipeline.name,
             model_fingerprint=spec.fingerprint,
             dimension=spec.dimension,
             timings=timings_of(stages),
@@ -82,28 +84,49 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         queries = request.queries
         images = {i: query.image for i, query in enumerate(queries) if query.WhichOneof("source") == "image"}
         with self._admission.admit(len(queries)):
-            if images:  # before anything is spent on them
-                await self._shelf.read(deadline, self._shelf.check, request.gallery)
-            embedded = await self._pipeline.embed(list(images.values()), deadline, stages)
-            outcomes = dict(zip(images, embedded, strict=True))
+            outcomes: dict[int, Outcome] = {}
+            model = request.model
+            if images:
+                # Before anything is spent on them.
+                model = await self._shelf.model_for(deadline, request.gallery, request.model)
+                with self._fleet.holding(model) as pipeline:
+                    embedded = await pipeline.embed(list(images.values()), deadline, stages)
+                outcomes = dict(zip(images, embedded, strict=True))
 
-            def answer(gallery: "Gallery") -> list[bytes]:
+            def answer(gallery: "Gallery", pipeline: Pipeline) -> tuple[list[bytes], str]:
                 """Read what is looked for and search for it, all in the one gallery."""
+                spec = pipeline.spec
                 vectors = [
-                    outcomes[i] if i in outcomes else _given_vector(self._shelf, gallery, query)
+                    outcomes[i] if i in outcomes else self._given_vector(gallery, spec.dimension, query)
                     for i, query in enumerate(queries)
                 ]
                 _refuse_if_all_failed(vectors, [_field_of(i, query) for i, query in enumerate(queries)])
-                return search_results(gallery, vectors, options, deadline)
+                return search_results(gallery, vectors, options, deadline), spec.fingerprint
 
             began = time.monotonic()
-            results = await self._shelf.read(deadline, self._shelf.using, request.gallery, answer)
+            results, fingerprint = await self._shelf.read(
+                deadline, self._shelf.using, request.gallery, answer, model=model
+            )
             stages.gallery += time.monotonic() - began
             return UnreadResponse(
                 results=results,
-                model_fingerprint=self._shelf.spec.fingerprint,
+                model_fingerprint=fingerprint,
                 timings=timings_of(stages).SerializeToString(),
             )
+
+    def _given_vector(self, gallery: "Gallery", dimension: int, query: pb.Query) -> Outcome:
+        """The unit vector (d,) of a query that is no image, or why it has none."""
+        try:
+            match query.WhichOneof("source"):
+                case "vector":
+                    rows: NDArray[np.float32] = unit_rows(vector_of(query.vector)[None], dimension=dimension)
+                    return rows.reshape(dimension)
+                case "key":
+                    return gallery.get([query.key])[0].vector
+                case _:
+                    return InvalidArgument("The query is empty; give an image, a vector or a key.")
+        except (InvalidArgument, NotFound) as error:  # this query's alone
+            return self._shelf.hide(error)
 
 
 def check_count(field: str, count: int, most: int) -> None:
@@ -148,22 +171,6 @@ def _checked_options(request: pb.SearchRequest) -> Options:
     except InvalidArgument as error:
         raise refusal("filter", str(error)) from error
     return Options(k, minimum, exclude, wanted, request.group_by_label)
-
-
-def _given_vector(shelf: Shelf, gallery: "Gallery", query: pb.Query) -> Outcome:
-    """The unit vector (d,) of a query that is no image, or why it has none."""
-    dimension = shelf.spec.dimension
-    try:
-        match query.WhichOneof("source"):
-            case "vector":
-                rows: NDArray[np.float32] = unit_rows(vector_of(query.vector)[None], dimension=dimension)
-                return rows.reshape(dimension)
-            case "key":
-                return gallery.get([query.key])[0].vector
-            case _:
-                return InvalidArgument("The query is empty; give an image, a vector or a key.")
-    except (InvalidArgument, NotFound) as error:  # this query's alone
-        return shelf.hide(error)
 
 
 def _embed_result(outcome: Outcome) -> pb.EmbedResult:

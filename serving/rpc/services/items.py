@@ -10,15 +10,16 @@ from protos import gallery_service_pb2 as pb
 from protos import gallery_service_pb2_grpc
 from serving.errors import InvalidArgument
 from serving.gallery.item import check_key, check_keys
-from serving.rpc.admission import Admission
-from serving.rpc.arrivals import Arrivals, made_of, read_items
-from serving.rpc.boundary import deadline_of
+from serving.rpc.gate.admission import Admission
+from serving.rpc.gate.boundary import deadline_of
 from serving.rpc.limits import DEFAULT_PAGE, MAX_DELETED_KEYS, MAX_INPUTS, MAX_PAGE
-from serving.rpc.page import UnreadPage, item_of, page_of
-from serving.rpc.pipeline import Pipeline, Stages
-from serving.rpc.retrieval import check_count, timings_of
-from serving.rpc.shelf import Shelf
+from serving.rpc.services.arrivals import Arrivals, made_of, read_items
+from serving.rpc.services.page import UnreadPage, item_of, page_of
+from serving.rpc.services.retrieval import check_count, timings_of
 from serving.rpc.status import refusal
+from serving.rpc.work.fleet import Fleet
+from serving.rpc.work.pipeline import Pipeline, Stages
+from serving.rpc.work.shelf import Shelf
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
@@ -29,9 +30,9 @@ __all__ = ["Items", "page_size"]
 class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
     """Answers UpsertItems, DeleteItems, GetItem and ListItems."""
 
-    def __init__(self, pipeline: Pipeline, shelf: Shelf, admission: Admission) -> None:
+    def __init__(self, fleet: Fleet, shelf: Shelf, admission: Admission) -> None:
         """Keep what the calls pass through."""
-        self._pipeline = pipeline
+        self._fleet = fleet
         self._shelf = shelf
         self._admission = admission
 
@@ -53,31 +54,22 @@ class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
         check_count("items", len(request.items), MAX_INPUTS)
         with self._admission.admit(len(request.items)):
             # Before anything is spent on the items.
-            side = await self._shelf.read(
-                deadline, self._shelf.using, request.gallery, lambda gallery: gallery.meta.thumbnail_side
+            side, model, dimension = await self._shelf.read(
+                deadline,
+                self._shelf.using,
+                request.gallery,
+                lambda gallery, fits: (gallery.meta.thumbnail_side, fits.name, gallery.meta.dimension),
             )
             # With the writers, so that it keeps no search waiting.
-            arrived = await self._shelf.write(
-                deadline, read_items, request.items, self._shelf.spec.dimension, deadline
-            )
-            await self._complete(arrived, side, deadline, stages)
+            arrived = await self._shelf.write(deadline, read_items, request.items, dimension, deadline)
+            with self._fleet.holding(model) as pipeline:
+                await _complete(arrived, pipeline, side, deadline, stages)
             began = time.monotonic()
             versions = await self._shelf.write(
-                deadline, self._shelf.using, request.gallery, partial(_stored, arrived)
+                deadline, self._shelf.using, request.gallery, partial(_stored, arrived), model=model
             )
         stages.gallery = time.monotonic() - began
         return pb.UpsertItemsResponse(stored=len(versions), versions=versions, timings=timings_of(stages))
-
-    async def _complete(self, arrived: Arrivals, side: int, deadline: float | None, stages: Stages) -> None:
-        """Give the items that came as images their vectors and, with a `side`, their thumbnails."""
-        places, images = list(arrived.images), list(arrived.images.values())
-        embedded = await self._pipeline.embed(images, deadline, stages)
-        for i, vector in made_of(dict(zip(places, embedded, strict=True))).items():
-            arrived.items[i] = replace(arrived.items[i], vector=vector)
-        if side:
-            pictures = await self._pipeline.thumbnails(images, side, deadline)
-            for i, picture in made_of(dict(zip(places, pictures, strict=True))).items():
-                arrived.items[i] = replace(arrived.items[i], thumbnail=picture)
 
     async def DeleteItems(self, request: pb.DeleteItemsRequest, context: Any) -> pb.DeleteItemsResponse:  # noqa: N802
         """Remove items by key.
@@ -100,7 +92,7 @@ class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
                 deadline,
                 self._shelf.using,
                 request.gallery,
-                lambda gallery: gallery.delete(keys, expected=expected),
+                lambda gallery, _: gallery.delete(keys, expected=expected),
             )
         return pb.DeleteItemsResponse(deleted=deleted)
 
@@ -118,7 +110,7 @@ class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
                 deadline_of(context),
                 self._shelf.using,
                 request.gallery,
-                lambda gallery: item_of(gallery, request.key, with_thumbnail=request.with_thumbnail),
+                lambda gallery, _: item_of(gallery, request.key, with_thumbnail=request.with_thumbnail),
             )
 
     async def ListItems(self, request: pb.ListItemsRequest, context: Any) -> Any:  # noqa: N802
@@ -143,7 +135,7 @@ class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
                 deadline,
                 self._shelf.using,
                 request.gallery,
-                lambda gallery: page_of(
+                lambda gallery, _: page_of(
                     gallery,
                     deadline,
                     size=size,
@@ -155,7 +147,21 @@ class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
         return UnreadPage(items=parts, next_page_token=token)
 
 
-def _stored(arrived: Arrivals, gallery: "Gallery") -> list[int]:
+async def _complete(
+    arrived: Arrivals, pipeline: Pipeline, side: int, deadline: float | None, stages: Stages
+) -> None:
+    """Give the items that came as images their vectors and, with a `side`, their thumbnails."""
+    places, images = list(arrived.images), list(arrived.images.values())
+    embedded = await pipeline.embed(images, deadline, stages)
+    for i, vector in made_of(dict(zip(places, embedded, strict=True))).items():
+        arrived.items[i] = replace(arrived.items[i], vector=vector)
+    if side:
+        pictures = await pipeline.thumbnails(images, side, deadline)
+        for i, picture in made_of(dict(zip(places, pictures, strict=True))).items():
+            arrived.items[i] = replace(arrived.items[i], thumbnail=picture)
+
+
+def _stored(arrived: Arrivals, gallery: "Gallery", _: Pipeline) -> list[int]:
     """Store what arrived; return the versions."""
     items = arrived.items
     if not gallery.meta.thumbnail_side:  # that of a gallery which had the name before may have been asked for

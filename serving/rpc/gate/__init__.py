@@ -1,0 +1,1 @@
+"""What every call passes before it is answered, and where the server may listen."""

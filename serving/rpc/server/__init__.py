@@ -1,0 +1,1 @@
+"""The serve command: its settings, its process, its parts put together."""

@@ -1,0 +1,170 @@
+"""Models and a folder of galleries behind gRPC: every part put together, started and stopped."""
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos import (
+    gallery_service_pb2,
+    gallery_service_pb2_grpc,
+    model_service_pb2,
+    model_service_pb2_grpc,
+    retrieval_service_pb2,
+    retrieval_service_pb2_grpc,
+)
+from serving.cores import usable_cores
+from serving.errors import CrossbatchError, Unavailable
+from serving.rpc.gate.access import Access
+from serving.rpc.gate.address import check_address, written_address
+from serving.rpc.gate.admission import Admission
+from serving.rpc.gate.audit import Audit
+from serving.rpc.gate.boundary import Boundary
+from serving.rpc.limits import MAX_MESSAGE_BYTES
+from serving.rpc.server.metrics import Metrics
+from serving.rpc.server.settings import Settings
+from serving.rpc.services.galleries import READERS, Galleries
+from serving.rpc.services.models import Models
+from serving.rpc.services.retrieval import Retrieval
+from serving.rpc.work.fleet import Fleet
+from serving.rpc.work.library import Sources
+from serving.rpc.work.pipeline import Bounds
+from serving.rpc.work.shelf import Shelf
+
+if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
+    from serving.gallery.folder.directory import GalleryDirectory
+
+__all__ = ["SERVICES", "Server"]
+
+logger = logging.getLogger(__name__)
+
+SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (retrieval_service_pb2, "RetrievalService"),
+        (gallery_service_pb2, "GalleryService"),
+        (model_service_pb2, "ModelService"),
+    )
+)
+
+# Each call that works holds a permit; as many again may be arriving, leaving, refused or about health.
+CALLS_PER_PERMIT = 2
+# Watchers of the health service never hang up, so the last replies get this long to leave and no longer.
+FLUSH_SECONDS = 0.5
+
+
+class Server:
+    """All services on one port. Belongs to the event loop in which `start` was awaited."""
+
+    def __init__(self, sources: Sources, galleries: "GalleryDirectory", settings: Settings) -> None:
+        """Put the parts together; nothing runs yet.
+
+        Args:
+            sources: Where the models are.
+            galleries: The folder of galleries; an absolute path.
+            settings: Everything else.
+
+        Raises:
+            ValueError: if a limit makes no sense.
+        """
+        self.address = ""
+        self._settings = settings
+        self._admission = Admission(settings.max_in_flight)
+        self._fleet = Fleet(
+            sources,
+            Bounds(
+                max_batch=settings.max_batch,
+                max_wait=settings.max_wait_ms / 1e3,
+                capacity=settings.max_in_flight,
+            ),
+            decode_threads=settings.decode_threads or usable_cores(),
+            failed=self._failed,
+        )
+        self._shelf = Shelf(galleries, self._fleet, most=settings.max_in_flight)
+        self._boundary = Boundary(self._admission, Access(), Audit(), Metrics(), READERS)
+        self._health = health.aio.HealthServicer()
+        self._grpc: grpc.aio.Server | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take the port, load the models and warm them up, look at the galleries, then answer.
+
+        Raises:
+            BadSetting: if the host may not be used.
+            Unavailable: if the port is in use.
+            CrossbatchError: if a model cannot be served.
+        """
+        host, port = self._settings.host, self._settings.port
+        await asyncio.to_thread(check_address, host, port, insecure=self._settings.insecure)
+        self._grpc = grpc.aio.server(
+            interceptors=[self._boundary],
+            maximum_concurrent_rpcs=CALLS_PER_PERMIT * self._settings.max_in_flight,
+            options=[
+                # On by default on Linux, where a second server would silently share the port.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                # Allows clients to keep an idle connection open; gRPC's own default hangs up on them.
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ],
+        )
+        self._add_services(self._grpc)
+        try:
+            port = self._grpc.add_insecure_port(written_address(host, port))
+        except RuntimeError as error:
+            raise Unavailable(f"Port {port} on {host} cannot be used; choose another with --port.") from error
+        await self._fleet.start()
+        await asyncio.to_thread(self._report_galleries)
+        await self._grpc.start()
+        for service in ("", *SERVICES):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self.address = written_address(host, port)
+
+    async def stop(self, grace: float) -> None:
+        """Say NOT_SERVING, refuse new work, finish what runs, and end.
+
+        Args:
+            grace: Seconds that running calls have; those that are not done by then are cancelled.
+
+        Raises:
+            CrossbatchError: if a gallery cannot be closed.
+        """
+        deadline = time.monotonic() + grace
+        self._admission.draining = True
+        await self._health.enter_graceful_shutdown()
+        await self._boundary.wait_idle(deadline - time.monotonic())
+        if self._grpc is not None:
+            await self._grpc.stop(min(FLUSH_SECONDS, max(0.0, deadline - time.monotonic())))
+        await self._fleet.stop()
+        await asyncio.to_thread(self._shelf.close)
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        parts = (self._fleet, self._shelf, self._admission)
+        retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(Retrieval(*parts), server)
+        gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(Galleries(*parts), server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(self._fleet), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+
+    def _failed(self) -> None:
+        """Say NOT_SERVING from now on, since no image can be embedded any more."""
+        self._telling = asyncio.create_task(self._health.enter_graceful_shutdown())
+
+    def _report_galleries(self) -> None:
+        """Open each gallery, so that one that cannot be used shows in the log and not only in a call."""
+        folder = self._shelf.galleries.path
+        if not folder.is_dir():
+            logger.warning("there is no folder %s yet; it is made with the first gallery", folder)
+        for name in self._shelf.galleries.names():
+            try:
+                self._shelf.using(name, lambda *_: None)
+            except CrossbatchError as error:
+                logger.warning("gallery %s cannot be used: %s", name, error, extra={"gallery": name})
+            except Exception:  # a bug that one gallery shows must not keep the others from being served
+                logger.exception("gallery %s cannot be opened", name, extra={"gallery": name})

@@ -1,0 +1,112 @@
+"""What `crossbatch serve` can be told."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.rpc.limits import DEFAULT_PORT, MAX_INPUTS
+
+__all__ = ["Settings"]
+
+
+class Settings(BaseModel):
+    """What `crossbatch serve` can be told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: tuple[str, ...] = Field(
+        min_length=1,
+        description="ONNX file written by `crossbatch export`, or a folder of them; NAME=FILE to serve one "
+        "by another name. May be given several times; where a call names no model, the first one is meant.",
+    )
+    galleries: Path = Field(description="Folder that holds the galleries; each is a folder in it.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on; loopback unless --insecure.")
+    port: int = Field(
+        default=DEFAULT_PORT, ge=0, le=65_535, description="Port to listen on; 0 for a free one."
+    )
+    insecure: bool = Field(default=False, description="Allow plain text to and from other machines.")
+    tls_certificate: Path | None = Field(
+        default=None, description="PEM file with the server's certificate chain; read again when it changes."
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file with that certificate's private key.")
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="PEM file with the authorities whose certificates clients must show (mutual TLS).",
+    )
+    keys: Path | None = Field(
+        default=None,
+        description="File of API keys made by `crossbatch keys`; every call must then bring one. Read again "
+        "when it changes.",
+    )
+    audit_log: Path | None = Field(
+        default=None, description="File that gets a line for each write, beside the log."
+    )
+    workers: int = Field(
+        default=1, ge=1, le=256, description="Processes that share the port and the galleries."
+    )
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu", description="What runs the model; a GPU must then be there."
+    )
+    search_device: Literal["cpu", "cuda"] = Field(
+        default="cpu",
+        description="Where galleries are searched; a GPU, which must then be there, compares every vector.",
+    )
+    threads: int = Field(
+        default=0,
+        ge=0,
+        le=1_024,
+        description="Threads of one run of a model; 0 takes every core, shared among the workers.",
+    )
+    decode_threads: int = Field(
+        default=0,
+        ge=0,
+        le=1_024,
+        description="Threads that decode images; 0 takes one a core, shared among the workers.",
+    )
+    max_batch: int = Field(
+        default=0,
+        ge=0,
+        le=1_024,
+        description="Most images in one run of a model; 0 takes what a trial at the start finds best.",
+    )
+    max_wait_ms: float = Field(
+        default=2.0,
+        ge=0,
+        le=1_000,
+        description="Longest time in milliseconds that an image waits for others to join it.",
+    )
+    max_in_flight: int = Field(
+        default=512,
+        ge=MAX_INPUTS,
+        le=65_536,
+        description="Most images, queries and items on their way at once in a worker; more are refused.",
+    )
+    max_in_flight_per_client: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="Most of them for one API key; 0 sets no limit beside the common one.",
+    )
+    grace: float = Field(
+        default=10.0,
+        ge=0,
+        le=3_600,
+        description="Seconds that calls have to finish after SIGTERM or Ctrl-C.",
+    )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65_535,
+        description="Port for Prometheus, at /metrics; 0 for a free one. None by default.",
+    )
+    metrics_host: str = Field(
+        default="127.0.0.1", description="Address that the metrics are served on; they are plain text."
+    )
+    trace: str | None = Field(
+        default=None,
+        description="URL of an OpenTelemetry collector (OTLP over HTTP) that traces are sent to.",
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Least severe log line that is written to standard error."
+    )

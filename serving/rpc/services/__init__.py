@@ -1,0 +1,1 @@
+"""What answers each call: a service a file, and what they share."""

@@ -1,0 +1,1 @@
+"""Where the work of calls is done: models, galleries, threads."""
