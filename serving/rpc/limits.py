@@ -25,8 +25,11 @@ __all__ = [
 ]
 
 DEFAULT_PORT = 50051
+"""Port that the server listens on."""
 DEFAULT_K = 10
+"""Neighbours of a query where the call does not say."""
 DEFAULT_PAGE = 100
+"""Galleries or items on a page where the call does not say."""
 
 MAX_INPUTS = 256
 """Most images, queries or items in one call."""

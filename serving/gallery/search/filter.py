@@ -32,7 +32,8 @@ __all__ = [
 LABEL = "$label"
 """The field that stands for an item's label; an item whose label is empty has none."""
 
-MAX_LEVELS = 30  # of filters within filters
+MAX_LEVELS = 30
+"""Most levels of filters within filters."""
 _RANGES = {"$gt": "above", "$gte": "least", "$lt": "below", "$lte": "most"}
 _OPERATORS = ("$eq", "$ne", *_RANGES, "$in", "$nin", "$exists")
 _JOINTS = ("$and", "$or", "$not", LABEL)

@@ -22,7 +22,8 @@ from serving.gallery.search.filter import (
 
 __all__ = ["MAX_CONDITIONS", "MAX_FILTER_BYTES", "check_fields", "check_filter"]
 
-MAX_CONDITIONS = 1000  # in one filter; each value of an `In` is one
+MAX_CONDITIONS = 1000
+"""Most conditions in one filter; each value that a field may be among is one."""
 MAX_FILTER_BYTES = 65_536  # of all fields and strings of one; no metadata is longer
 # When the field nearest to a wrong one is looked for, which takes the product of their lengths:
 _COMPARED = 1000  # fields at most
