@@ -4,9 +4,10 @@ import asyncio
 import copy
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,13 +39,20 @@ class _Entry(Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """A bounded first-in-first-out queue in front of one worker thread.
+    """A bounded queue in front of one worker thread.
 
-    A batch starts when `max_batch` items wait or the oldest has waited `max_wait` seconds, whichever is
-    first; while a batch is computed, the next one gathers. Every submitted item ends with exactly one
-    outcome. An item that was cancelled or whose deadline has passed is dropped before its batch starts.
-    Should the batcher itself fail, every item that waits fails with it, and every later one at once. Belongs
-    to the event loop in which `start` was awaited.
+    A batch starts as soon as the worker is free, unless there is room in it for an item that is said to be on
+    its way: then it waits for that, until the oldest item has waited `max_wait` seconds. While a batch is
+    computed, the next one gathers. Flows take turns, an item each, so that one with many items holds up none
+    with few; within a flow, items keep their order. Every submitted item ends with exactly one outcome. An
+    item that was cancelled or whose deadline has passed is dropped before its batch starts. Should the
+    batcher itself fail, every item that waits fails with it, and every later one at once. Belongs to the
+    event loop in which `start` was awaited.
+
+    Attributes:
+        max_batch: Most items in one batch; may be changed at any time.
+        expired: Items that were dropped since their deadline had passed.
+        cancelled: Items that were dropped since nobody waited for them.
     """
 
     def __init__(
@@ -61,7 +69,7 @@ class Batcher(Generic[Item, Result]):
         Args:
             compute: Runs in the worker thread; gives one result an item, in order.
             max_batch: Most items in one batch.
-            max_wait: Longest time in seconds that an item waits for company.
+            max_wait: Longest time in seconds that an item waits for one that is on its way.
             capacity: Most items that wait; one more is refused.
             failed: Called once, in the event loop, should the batcher itself fail.
 
@@ -71,11 +79,17 @@ class Batcher(Generic[Item, Result]):
         if max_batch < 1 or capacity < 1 or max_wait < 0:
             raise ValueError(f"max_batch={max_batch}, capacity={capacity}, max_wait={max_wait} cannot batch")
         self._compute = compute
-        self._max_batch = max_batch
+        self.max_batch = max_batch
+        self.expired = 0
+        self.cancelled = 0
         self._max_wait = max_wait
         self._capacity = capacity
         self._failed = failed
-        self._queue: deque[_Entry[Item, Result]] = deque()
+        self._flows: OrderedDict[Hashable, deque[_Entry[Item, Result]]] = (
+            OrderedDict()
+        )  # that whose turn it is first
+        self._waiting = 0
+        self._coming = 0
         self._batch: list[_Entry[Item, Result]] = []
         self._changed = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="batcher")
@@ -101,12 +115,25 @@ class Batcher(Generic[Item, Result]):
             await asyncio.wait([self._loop_task])
         await asyncio.to_thread(self._worker.shutdown)
 
-    def submit(self, item: Item, deadline: float | None = None) -> "asyncio.Future[Computed[Result]]":
-        """Put an item at the end of the queue.
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Say while the block runs that an item is on its way, for which a batch may wait a little."""
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
+            self._changed.set()
+
+    def submit(
+        self, item: Item, deadline: float | None = None, *, flow: Hashable = None
+    ) -> "asyncio.Future[Computed[Result]]":
+        """Put an item at the end of its flow's queue.
 
         Args:
             item: What `compute` is to see.
             deadline: The `time.monotonic()` after which nobody wants the result.
+            flow: Whom the item belongs to; each flow gets its turn.
 
         Returns:
             A future of the item's outcome; cancel it to withdraw the item.
@@ -120,19 +147,20 @@ class Batcher(Generic[Item, Result]):
             raise Draining("The server is stopping and takes no new work; try another one.")
         if self._loop_task.done():
             raise _failure()
-        if len(self._queue) >= self._capacity:
-            self._queue = deque(entry for entry in self._queue if not entry.future.done())
-        if len(self._queue) >= self._capacity:
+        if self._waiting >= self._capacity:
+            self._sweep()
+        if self._waiting >= self._capacity:
             raise Overloaded(
                 f"{self._capacity} items wait for the model, which is the most; try again later."
             )
         future: asyncio.Future[Computed[Result]] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Entry(item, deadline, time.monotonic(), future))
+        self._flows.setdefault(flow, deque()).append(_Entry(item, deadline, time.monotonic(), future))
+        self._waiting += 1
         self._changed.set()
         return future
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return self._waiting
 
     async def _run(self) -> None:
         while await self._gather():
@@ -146,21 +174,23 @@ class Batcher(Generic[Item, Result]):
         if error is None and self._stopping and not task.cancelled():
             return
         logger.critical("the batcher has failed, and no image can be embedded any more", exc_info=error)
-        for entry in (*self._batch, *self._queue):
-            if not entry.future.done():
-                entry.future.set_exception(_failure())
-        self._queue.clear()
+        for entries in (self._batch, *self._flows.values()):
+            for entry in entries:
+                if not entry.future.done():
+                    entry.future.set_exception(_failure())
+        self._flows.clear()
+        self._waiting = 0
         self._failed()
 
     async def _gather(self) -> bool:
         """Wait until a batch is due; False when there will be none any more."""
-        while not self._queue:
+        while not self._waiting:
             if self._stopping:
                 return False
             self._changed.clear()
             await self._changed.wait()
-        due = self._queue[0].submitted + self._max_wait
-        while len(self._queue) < self._max_batch and not self._stopping:
+        due = min(entries[0].submitted for entries in self._flows.values()) + self._max_wait
+        while self._coming and self._waiting < self.max_batch and not self._stopping:
             left = due - time.monotonic()
             if left <= 0:
                 break
@@ -172,23 +202,39 @@ class Batcher(Generic[Item, Result]):
         return True
 
     def _next_batch(self) -> list[_Entry[Item, Result]]:
-        """Take up to `max_batch` items that somebody still waits for."""
+        """Take up to `max_batch` items that somebody still waits for, one of each flow in turn."""
         batch: list[_Entry[Item, Result]] = []
         now = time.monotonic()
-        while self._queue and len(batch) < self._max_batch:
-            entry = self._queue.popleft()
+        while self._flows and len(batch) < self.max_batch:
+            flow, entries = self._flows.popitem(last=False)
+            entry = entries.popleft()
+            self._waiting -= 1
+            if entries:
+                self._flows[flow] = entries
             if entry.future.done():
-                continue
-            if entry.deadline is not None and entry.deadline <= now:
+                self.cancelled += 1
+            elif entry.deadline is not None and entry.deadline <= now:
+                self.expired += 1
                 late = now - entry.submitted
                 entry.future.set_exception(
                     DeadlineExceeded(
                         f"The deadline passed after {late:.3f} s in the queue, before the model ran."
                     )
                 )
-                continue
-            batch.append(entry)
+            else:
+                batch.append(entry)
         return batch
+
+    def _sweep(self) -> None:
+        """Free the places of items that nobody waits for."""
+        for flow, entries in list(self._flows.items()):
+            kept = deque(entry for entry in entries if not entry.future.done())
+            self.cancelled += len(entries) - len(kept)
+            self._waiting -= len(entries) - len(kept)
+            if kept:
+                self._flows[flow] = kept
+            else:
+                del self._flows[flow]
 
     async def _answer(self, batch: list[_Entry[Item, Result]]) -> None:
         started = time.monotonic()

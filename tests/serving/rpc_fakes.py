@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import BadImage
+from serving.errors import BadImage, InvalidArgument
 from serving.rpc.server.server import Server
 from serving.rpc.server.settings import Settings
 
@@ -41,6 +41,17 @@ def vector_for(image: bytes) -> NDArray[np.float32]:
     return (vector / np.linalg.norm(vector)).astype(np.float32)
 
 
+def explanation_for(checksum: int, prototypes: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """The histogram (m,) and the assignments (2, 3) that the fake encoder gives to bytes of this CRC-32."""
+    shares = np.random.default_rng(checksum).random(prototypes, np.float32)
+    assignments = np.random.default_rng(checksum).integers(0, prototypes, (2, 3), np.uint8)
+    return shares / shares.sum(), assignments
+
+
+def _checksums(images: NDArray[np.uint8]) -> list[int]:
+    return [int.from_bytes(image.reshape(-1)[:4].tobytes(), "little") for image in images]
+
+
 @dataclass
 class FakeEncoder:
     """Knows an image by its checksum, which travels in the first four pixels; counts what it encodes."""
@@ -48,6 +59,7 @@ class FakeEncoder:
     spec: FakeSpec = field(default_factory=FakeSpec)
     decoded: list[bytes] = field(default_factory=list)
     encoded: int = 0
+    explained: int = 0
     batches: list[int] = field(default_factory=list)
     decode_gate: threading.Event = field(default_factory=threading.Event)
     encode_gate: threading.Event = field(default_factory=threading.Event)
@@ -81,8 +93,19 @@ class FakeEncoder:
             raise self.failing
         self.encoded += len(images)
         self.batches.append(len(images))
-        sums = [int.from_bytes(image.reshape(-1)[:4].tobytes(), "little") for image in images]
-        return np.stack([vector_for(self.known[each]) for each in sums])
+        return np.stack([vector_for(self.known[each]) for each in _checksums(images)])
+
+    def run(self, images: NDArray[np.uint8], *outputs: str) -> dict[str, NDArray[Any]]:
+        """Histograms and assignments that tell the images apart, of a model with prototypes."""
+        if not self.spec.prototypes or not set(outputs) <= {"histograms", "assignments"}:
+            raise InvalidArgument(f"the model {self.spec.name} has no output {outputs}")
+        self.explained += len(images)
+        found = [explanation_for(each, self.spec.prototypes) for each in _checksums(images)]
+        arrays: dict[str, NDArray[Any]] = {
+            "histograms": np.stack([histogram for histogram, _ in found]),
+            "assignments": np.stack([assignments for _, assignments in found]),
+        }
+        return {name: arrays[name] for name in outputs}
 
 
 @dataclass(frozen=True)
@@ -91,6 +114,10 @@ class FakeSource:
 
     encoder: Any
     name: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.name or self.encoder.spec.name}.onnx"
 
     @property
     def stamp(self) -> int:

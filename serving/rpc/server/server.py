@@ -30,7 +30,7 @@ from serving.rpc.server.settings import Settings
 from serving.rpc.services.galleries import READERS, Galleries
 from serving.rpc.services.models import Models
 from serving.rpc.services.retrieval import Retrieval
-from serving.rpc.work.fleet import Fleet
+from serving.rpc.work.fleet import Change, Fleet
 from serving.rpc.work.library import Sources
 from serving.rpc.work.pipeline import Bounds
 from serving.rpc.work.shelf import Shelf
@@ -73,6 +73,7 @@ class Server:
         """
         self.address = ""
         self._settings = settings
+        self._metrics = Metrics()
         self._admission = Admission(settings.max_in_flight)
         self._fleet = Fleet(
             sources,
@@ -81,11 +82,12 @@ class Server:
                 max_wait=settings.max_wait_ms / 1e3,
                 capacity=settings.max_in_flight,
             ),
-            decode_threads=settings.decode_threads or usable_cores(),
+            decode_threads=settings.decode_threads or max(1, usable_cores() // settings.workers),
+            metrics=self._metrics,
             failed=self._failed,
         )
         self._shelf = Shelf(galleries, self._fleet, most=settings.max_in_flight)
-        self._boundary = Boundary(self._admission, Access(), Audit(), Metrics(), READERS)
+        self._boundary = Boundary(self._admission, Access(), Audit(), self._metrics, READERS)
         self._health = health.aio.HealthServicer()
         self._grpc: grpc.aio.Server | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -143,11 +145,25 @@ class Server:
         await self._fleet.stop()
         await asyncio.to_thread(self._shelf.close)
 
+    async def reload(self) -> Change:
+        """Look at the model files and the folder of galleries again; no call fails for it.
+
+        Returns:
+            Which models are served since, and which no more.
+
+        Raises:
+            CrossbatchError: if a model cannot be served; then everything stays as it was.
+        """
+        change = await self._fleet.reload()
+        await asyncio.to_thread(self._report_galleries)
+        logger.info("loaded anew", extra={"loaded": change.loaded, "removed": change.removed})
+        return change
+
     def _add_services(self, server: grpc.aio.Server) -> None:
         parts = (self._fleet, self._shelf, self._admission)
         retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(Retrieval(*parts), server)
         gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(Galleries(*parts), server)
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(self._fleet), server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(self._fleet, self.reload), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)

@@ -17,12 +17,14 @@ from serving.rpc.services.arrivals import Arrivals, made_of, read_items
 from serving.rpc.services.page import UnreadPage, item_of, page_of
 from serving.rpc.services.retrieval import check_count, timings_of
 from serving.rpc.status import refusal
+from serving.rpc.work.fitted import on_gallery_of, with_fitting_model
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.pipeline import Pipeline, Stages
 from serving.rpc.work.shelf import Shelf
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
+    from serving.gallery.store.schema import Meta
 
 __all__ = ["Items", "page_size"]
 
@@ -52,23 +54,24 @@ class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
         stages = Stages()
         deadline = deadline_of(context)
         check_count("items", len(request.items), MAX_INPUTS)
-        with self._admission.admit(len(request.items)):
-            # Before anything is spent on the items.
-            side, model, dimension = await self._shelf.read(
-                deadline,
-                self._shelf.using,
-                request.gallery,
-                lambda gallery, fits: (gallery.meta.thumbnail_side, fits.name, gallery.meta.dimension),
-            )
+
+        async def complete_and_store(meta: "Meta", pipeline: Pipeline) -> list[int]:
             # With the writers, so that it keeps no search waiting.
-            arrived = await self._shelf.write(deadline, read_items, request.items, dimension, deadline)
-            with self._fleet.holding(model) as pipeline:
-                await _complete(arrived, pipeline, side, deadline, stages)
+            arrived = await self._shelf.write(deadline, read_items, request.items, meta.dimension, deadline)
+            await _complete(arrived, pipeline, meta.thumbnail_side, deadline, stages)
             began = time.monotonic()
+            store = partial(_stored, arrived)
             versions = await self._shelf.write(
-                deadline, self._shelf.using, request.gallery, partial(_stored, arrived), model=model
+                deadline, on_gallery_of, self._shelf, request.gallery, pipeline, store
             )
-        stages.gallery = time.monotonic() - began
+            stages.gallery = time.monotonic() - began
+            return versions
+
+        with self._admission.admit(len(request.items)):
+            # The model is asked for before anything is spent on the items.
+            versions = await with_fitting_model(
+                self._shelf, self._fleet, deadline, request.gallery, complete_and_store
+            )
         return pb.UpsertItemsResponse(stored=len(versions), versions=versions, timings=timings_of(stages))
 
     async def DeleteItems(self, request: pb.DeleteItemsRequest, context: Any) -> pb.DeleteItemsResponse:  # noqa: N802

@@ -1,21 +1,26 @@
 """ModelService: what the server computes embeddings with."""
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from protos import model_service_pb2 as pb
 from protos import model_service_pb2_grpc
-from serving.rpc.work.fleet import Fleet
+from serving.errors import InvalidArgument, Mismatch, NotFound
+from serving.rpc.work.fleet import Change, Fleet
 from serving.rpc.work.pipeline import Pipeline
 
 __all__ = ["Models"]
 
 
 class Models(model_service_pb2_grpc.ModelServiceServicer):
-    """Answers GetModel and ListModels."""
+    """Answers GetModel, ListModels and ReloadModels."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        """Keep the models."""
+    def __init__(self, fleet: Fleet, reload: Callable[[], Coroutine[Any, Any, Change]]) -> None:
+        """Keep the models and what loads them anew."""
         self._fleet = fleet
+        self._reload = reload
+        self._reloading: set[asyncio.Task[Change]] = set()
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
         """Describe one model.
@@ -28,6 +33,27 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:  # noqa: N802
         """Describe every model, the first one first."""
         return pb.ListModelsResponse(models=[_described(pipeline) for pipeline in self._fleet.all()])
+
+    async def ReloadModels(  # noqa: N802
+        self, request: pb.ReloadModelsRequest, context: Any
+    ) -> pb.ReloadModelsResponse:
+        """Look at the model files and the galleries again, as SIGHUP does.
+
+        Raises:
+            Mismatch: if a file cannot be served; then everything stays as it was.
+        """
+        task = asyncio.create_task(self._reload())
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+        try:
+            change = await asyncio.shield(task)  # what was begun is carried through, though its caller leaves
+        except (NotFound, InvalidArgument) as error:  # nothing that the request asked for
+            raise Mismatch(str(error)) from error
+        return pb.ReloadModelsResponse(
+            models=[_described(pipeline) for pipeline in self._fleet.all()],
+            loaded=change.loaded,
+            removed=change.removed,
+        )
 
 
 def _described(pipeline: Pipeline) -> pb.Model:

@@ -20,12 +20,14 @@ from serving.rpc.loose import loosened
 from serving.rpc.services.neighbours import Options, search_results
 from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import bytes_of, vector_of
+from serving.rpc.work.fitted import on_gallery_of, with_fitting_model
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.pipeline import Outcome, Pipeline, Stages
 from serving.rpc.work.shelf import Shelf
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
+    from serving.gallery.store.schema import Meta
 
 __all__ = ["Retrieval", "check_count", "timings_of"]
 
@@ -83,31 +85,40 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         deadline = deadline_of(context)
         queries = request.queries
         images = {i: query.image for i, query in enumerate(queries) if query.WhichOneof("source") == "image"}
-        with self._admission.admit(len(queries)):
-            outcomes: dict[int, Outcome] = {}
-            model = request.model
-            if images:
-                # Before anything is spent on them.
-                model = await self._shelf.model_for(deadline, request.gallery, request.model)
-                with self._fleet.holding(model) as pipeline:
-                    embedded = await pipeline.embed(list(images.values()), deadline, stages)
-                outcomes = dict(zip(images, embedded, strict=True))
+        outcomes: dict[int, Outcome] = {}
 
-            def answer(gallery: "Gallery", pipeline: Pipeline) -> tuple[list[bytes], str]:
-                """Read what is looked for and search for it, all in the one gallery."""
-                spec = pipeline.spec
-                vectors = [
-                    outcomes[i] if i in outcomes else self._given_vector(gallery, spec.dimension, query)
-                    for i, query in enumerate(queries)
-                ]
-                _refuse_if_all_failed(vectors, [_field_of(i, query) for i, query in enumerate(queries)])
-                return search_results(gallery, vectors, options, deadline), spec.fingerprint
+        def answer(gallery: "Gallery", pipeline: Pipeline) -> tuple[list[bytes], str]:
+            """Read what is looked for and search for it, all in the one gallery."""
+            spec = pipeline.spec
+            vectors = [
+                outcomes[i] if i in outcomes else self._given_vector(gallery, spec.dimension, query)
+                for i, query in enumerate(queries)
+            ]
+            _refuse_if_all_failed(vectors, [_field_of(i, query) for i, query in enumerate(queries)])
+            return search_results(gallery, vectors, options, deadline), spec.fingerprint
 
+        async def embed_and_answer(_: "Meta", pipeline: Pipeline) -> tuple[list[bytes], str]:
+            embedded = await pipeline.embed(list(images.values()), deadline, stages)
+            outcomes.update(zip(images, embedded, strict=True))
             began = time.monotonic()
-            results, fingerprint = await self._shelf.read(
-                deadline, self._shelf.using, request.gallery, answer, model=model
+            found = await self._shelf.read(
+                deadline, on_gallery_of, self._shelf, request.gallery, pipeline, answer
             )
             stages.gallery += time.monotonic() - began
+            return found
+
+        with self._admission.admit(len(queries)):
+            if images:
+                # The model is asked for before anything is spent on them.
+                results, fingerprint = await with_fitting_model(
+                    self._shelf, self._fleet, deadline, request.gallery, embed_and_answer, model=request.model
+                )
+            else:
+                began = time.monotonic()
+                results, fingerprint = await self._shelf.read(
+                    deadline, self._shelf.using, request.gallery, answer, model=request.model
+                )
+                stages.gallery += time.monotonic() - began
             return UnreadResponse(
                 results=results,
                 model_fingerprint=fingerprint,

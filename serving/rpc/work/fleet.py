@@ -1,26 +1,47 @@
 """The models that are served, by name."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from serving.errors import ModelMismatch, NotFound
-from serving.rpc.work.library import Sources
+from serving.errors import Mismatch, ModelMismatch, NotFound
+from serving.rpc.work.library import Source, Sources, served_name
 from serving.rpc.work.pipeline import Bounds, Pipeline
-from serving.rpc.work.workers import Workers
+from serving.rpc.work.workers import Threads
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
+    from serving.rpc.server.metrics import Metrics
 
-__all__ = ["Fleet"]
+__all__ = ["Change", "Fleet"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a reload changed."""
+
+    loaded: tuple[str, ...]
+    """Names of the models that are new or of another file than before."""
+    removed: tuple[str, ...]
+    """Names of those that are served no more."""
 
 
 class Fleet:
     """Belongs to the event loop in which `start` was awaited; `get` and `fitting` serve any thread."""
 
     def __init__(
-        self, sources: Sources, bounds: Bounds, *, decode_threads: int, failed: Callable[[], None]
+        self,
+        sources: Sources,
+        bounds: Bounds,
+        *,
+        decode_threads: int,
+        metrics: "Metrics",
+        failed: Callable[[], None],
     ) -> None:
         """Keep where models are found; nothing is loaded yet.
 
@@ -28,13 +49,17 @@ class Fleet:
             sources: What there is to serve.
             bounds: Of each pipeline.
             decode_threads: Threads that decode, for all models together.
+            metrics: Is told of each run of a model.
             failed: Called in the event loop should a model embed no image any more.
         """
         self._sources = sources
         self._bounds = bounds
+        self._metrics = metrics
         self._failed = failed
-        self._decoders = Workers("decode", decode_threads, most=bounds.capacity, what="the image was decoded")
-        self._pipelines: dict[str, Pipeline] = {}
+        self.threads = Threads(decode_threads, most=bounds.capacity)
+        self._served: Mapping[str, _Served] = {}
+        self._turn = asyncio.Lock()
+        self._retiring: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Load every model and warm it up.
@@ -42,23 +67,96 @@ class Fleet:
         Raises:
             CrossbatchError: if one cannot be served.
         """
-        for source in await asyncio.to_thread(self._sources.look):
-            encoder = await asyncio.to_thread(source.load)
-            pipeline = Pipeline(
-                source.name or encoder.spec.name, encoder, self._decoders, self._bounds, self._failed
-            )
-            await pipeline.start()
-            self._pipelines[pipeline.name] = pipeline
+        await self.reload()
 
     async def stop(self) -> None:
         """Finish what was accepted and end the threads."""
-        for pipeline in self._pipelines.values():
-            await pipeline.stop()
-        await asyncio.to_thread(self._decoders.close)
+        async with self._turn:
+            for served in self._served.values():
+                await served.pipeline.stop()
+            for task in list(self._retiring):
+                task.cancel()
+            if self._retiring:
+                await asyncio.wait(list(self._retiring))
+        await asyncio.to_thread(self.threads.close)
+
+    async def reload(self) -> Change:
+        """Look again: load and warm up what is new or another file than before, then serve it, all at once.
+
+        A model that is replaced or gone finishes the calls that hold it, then its memory is free. One whose
+        file is the same is not loaded anew. Two reloads take turns.
+
+        Returns:
+            What is served since, and what no more.
+
+        Raises:
+            CrossbatchError: if a model cannot be served; then everything stays as it was.
+        """
+        async with self._turn:
+            known = {served.source: served for served in self._served.values()}
+            fresh: dict[str, _Served] = {}
+            loaded: list[_Served] = []
+            try:
+                for source in await asyncio.to_thread(self._sources.look):
+                    served = known.get((source.name, source.stamp))
+                    if served is None or served in fresh.values():
+                        served = await self._load(source)
+                        loaded.append(served)
+                    name = served.pipeline.name
+                    if name in fresh:
+                        raise Mismatch(
+                            f"{fresh[name].place} and {served.place} would both be served as {name}; give "
+                            "one of them another name with --model NAME=FILE"
+                        )
+                    fresh[name] = served
+            except BaseException:
+                for served in loaded:
+                    await served.pipeline.stop()
+                raise
+            before, self._served = self._served, fresh
+            for served in before.values():
+                if served not in fresh.values():
+                    self._retire(served)
+            return Change(
+                tuple(served.pipeline.name for served in loaded),
+                tuple(name for name in before if name not in fresh),
+            )
+
+    async def _load(self, source: Source) -> "_Served":
+        """Load a model and start it.
+
+        Raises:
+            CrossbatchError: if it cannot be served.
+        """
+        encoder = await asyncio.to_thread(source.load)
+        pipeline = Pipeline(
+            source.name or served_name(encoder.spec),
+            encoder,
+            self.threads,
+            self._bounds,
+            metrics=self._metrics,
+            failed=self._failed,
+        )
+        await pipeline.start()
+        return _Served(pipeline, (source.name, source.stamp), source.place)
+
+    def _retire(self, served: "_Served") -> None:
+        """Stop a model when nobody holds it any more, without waiting for that."""
+
+        async def retire(served: _Served) -> None:
+            try:
+                await served.free.wait()
+            finally:
+                await served.pipeline.stop()
+            logger.info("model %s has ended", served.pipeline.name)
+
+        task = asyncio.create_task(retire(served), name=f"retire {served.pipeline.name}")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     def all(self) -> Sequence[Pipeline]:
         """Return the pipelines of all models, the first one first."""
-        return tuple(self._pipelines.values())
+        return tuple(served.pipeline for served in self._served.values())
 
     def get(self, name: str = "") -> Pipeline:
         """Return the pipeline of a model; the first one's for an empty name.
@@ -66,12 +164,7 @@ class Fleet:
         Raises:
             NotFound: if no model has that name; names those that are served.
         """
-        pipelines = self._pipelines
-        if not name:
-            return next(iter(pipelines.values()))
-        if name not in pipelines:
-            raise NotFound(f"There is no model {name[:80]!r}; {', '.join(pipelines)} is served.")
-        return pipelines[name]
+        return self._get(name).pipeline
 
     def fitting(self, gallery: "Gallery", name: str = "") -> Pipeline:
         """Return the pipeline whose model fits a gallery: the named one, or else the first that does.
@@ -97,4 +190,36 @@ class Fleet:
         Raises:
             NotFound: if no model has that name.
         """
-        yield self.get(name)
+        served = self._get(name)
+        served.holders += 1
+        served.free.clear()
+        try:
+            yield served.pipeline
+        finally:
+            served.holders -= 1
+            if not served.holders:
+                served.free.set()
+
+    def _get(self, name: str) -> "_Served":
+        served = self._served  # once, as another thread may replace it
+        if not name:
+            return next(iter(served.values()))
+        if name not in served:
+            raise NotFound(f"There is no model {name[:80]!r}; {', '.join(served)} is served.")
+        return served[name]
+
+
+@dataclass(slots=True, eq=False)
+class _Served:
+    """A model that is served, or was until now and finishes its calls."""
+
+    pipeline: Pipeline
+    source: Hashable
+    """What it was loaded from."""
+    place: str
+    holders: int = 0
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while nobody holds it."""
+
+    def __post_init__(self) -> None:
+        self.free.set()

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from serving.cores import usable_cores
+from serving.errors import BadArtifact, BadSetting, NotFound
+
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.model.encoder import Encoder
+    from serving.model.spec import ModelSpec
     from serving.rpc.server.settings import Settings
 
-__all__ = ["Library", "Source", "Sources"]
+__all__ = ["Library", "Source", "Sources", "served_name"]
 
 
 class Source(Protocol):
@@ -18,6 +22,10 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """The name to serve it by; that of its spec when empty."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, as a message names it."""
 
     @property
     def stamp(self) -> Hashable:
@@ -49,23 +57,70 @@ class _File:
     stamp: Hashable
     settings: "Settings"
 
+    @property
+    def place(self) -> str:
+        return str(self.path)
+
     def load(self) -> "Encoder":
         from serving.model.encoder import Encoder
 
-        return Encoder(self.path, threads=self.settings.threads, device=self.settings.device)
+        settings = self.settings
+        threads = settings.threads or max(1, usable_cores() // settings.workers)
+        return Encoder(self.path, threads=threads, device=settings.device)
 
 
 class Library:
-    """The files of `--model`."""
+    """The files that the words of `--model` stand for: FILE, FOLDER or NAME=FILE."""
 
     def __init__(self, settings: "Settings") -> None:
         """Keep what was said; nothing is looked at yet."""
         self._settings = settings
 
     def look(self) -> Sequence[Source]:
-        """Tell which files there are now.
+        """Tell which files there are now; those of a folder by name.
 
         Raises:
-            CrossbatchError: if one is not there.
+            NotFound: if one is not there.
+            BadSetting: if a folder holds none, or a word says something else.
+            BadArtifact: if one cannot be read.
         """
-        return [_File("", Path(word), word, self._settings) for word in self._settings.model]
+        return [
+            _File(name, path, _stamp(path), self._settings)
+            for word in self._settings.model
+            for name, path in _files(word)
+        ]
+
+
+def served_name(spec: "ModelSpec") -> str:
+    """Name a model that was given no name, another way for each precision of one run."""
+    return spec.name if spec.precision == "fp32" else f"{spec.name}-{spec.precision}"
+
+
+def _files(word: str) -> list[tuple[str, Path]]:
+    """Names, empty ones where the model's own is meant, and files."""
+    name, equals, rest = word.partition("=")
+    if not equals or Path(word).exists():
+        name, rest = "", word
+    elif not name or not rest:
+        raise BadSetting(f"--model {word} names no file; give FILE, FOLDER or NAME=FILE")
+    path = Path(rest)
+    if not path.is_dir():
+        return [(name, path)]
+    if name:
+        raise BadSetting(f"--model {word} names a folder; only a file can be served by another name")
+    found = sorted(each for each in path.glob("*.onnx") if each.is_file())
+    if not found:
+        raise BadSetting(f"the folder {path} holds no .onnx file; give the one that export wrote to")
+    return [("", each) for each in found]
+
+
+def _stamp(path: Path) -> Hashable:
+    try:
+        status = path.stat()
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"the model file {path} is not there; give the .onnx file that export wrote"
+        ) from error
+    except OSError as error:
+        raise BadArtifact(f"the model file {path} cannot be read: {error.strerror or error}") from error
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

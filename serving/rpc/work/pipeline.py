@@ -2,25 +2,31 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.batcher import Batcher
-from serving.errors import BadImage
+from serving.errors import BadImage, InvalidArgument, Mismatch
 from serving.gallery.item import MAX_THUMBNAIL_BYTES
 from serving.model.preprocess import MAX_BYTES, thumbnail
-from serving.rpc.work.workers import Workers
+from serving.rpc.work.trial import best_batch
+from serving.rpc.work.workers import Threads
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.model.encoder import Encoder
     from serving.model.spec import ModelSpec
+    from serving.rpc.server.metrics import Metrics
 
-__all__ = ["Bounds", "Outcome", "Pipeline", "Stages", "check_size"]
+__all__ = ["Bounds", "Explanation", "Outcome", "Pipeline", "Stages", "check_size"]
+
+_EXPLAINED_AT_ONCE = 4
 
 Outcome: TypeAlias = NDArray[np.float32] | Exception
 """A unit vector float32 (d,), or why there is none."""
@@ -33,9 +39,19 @@ class Bounds:
     max_batch: int
     """Most images in one run; 0 takes what a trial finds best."""
     max_wait: float
-    """Longest time in seconds that an image waits for company."""
+    """Longest time in seconds that an image waits for one that is being decoded."""
     capacity: int
     """Most images that wait to be decoded, and most that are decoded and wait for a model."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explanation:
+    """What a model sees in an image."""
+
+    histogram: NDArray[np.float32]
+    """Share of each prototype, float32 (m,); sums to one."""
+    assignments: NDArray[np.uint8]
+    """The dominant prototype at each location, uint8 (h, w)."""
 
 
 @dataclass(slots=True)
@@ -67,15 +83,23 @@ class Pipeline:
     """One model with its batcher; the threads that decode are those of all models."""
 
     def __init__(
-        self, name: str, encoder: "Encoder", decoders: Workers, bounds: Bounds, failed: Callable[[], None]
+        self,
+        name: str,
+        encoder: "Encoder",
+        threads: Threads,
+        bounds: Bounds,
+        *,
+        metrics: "Metrics",
+        failed: Callable[[], None],
     ) -> None:
         """Store the limits.
 
         Args:
             name: That the model is served by.
             encoder: Decodes single images and encodes batches.
-            decoders: Threads that decode.
+            threads: Those that all models share.
             bounds: How much is taken on at once.
+            metrics: Is told of each run.
             failed: Called once, in the event loop, should no image be embedded any more.
 
         Raises:
@@ -83,36 +107,30 @@ class Pipeline:
         """
         self.name = name
         self.encoder = encoder
-        self._decoders = decoders
-        max_batch = bounds.max_batch or 32
-        self._batcher: Batcher[NDArray[np.uint8], NDArray[np.float32]] = Batcher(
-            self._encode,
-            max_batch=max_batch,
+        self.spec: ModelSpec = encoder.spec
+        self._threads = threads
+        self._chosen = bounds.max_batch
+        self.batcher: Batcher[NDArray[np.uint8], NDArray[np.float32]] = Batcher(
+            # Without this object, so that the model's memory is free as soon as nobody has the object.
+            partial(_encoded, encoder, partial(metrics.batch, name)),
+            max_batch=bounds.max_batch or 1,
             max_wait=bounds.max_wait,
             capacity=bounds.capacity,
             failed=failed,
         )
-        self._warm_sizes = sorted({1, max_batch})
-
-    @property
-    def spec(self) -> "ModelSpec":
-        """What the model is."""
-        return self.encoder.spec
 
     async def start(self) -> None:
-        """Run the model once for the smallest and the largest batch, then accept images.
+        """Warm the model up, unless it was said before find the size of a batch, then accept images.
 
         Raises:
             CrossbatchError: if the model cannot be run.
         """
-        size = self.encoder.spec.image_size
-        for batch in self._warm_sizes:
-            await asyncio.to_thread(self.encoder.encode, np.zeros((batch, size, size, 3), np.uint8))
-        await self._batcher.start()
+        self.batcher.max_batch = await asyncio.to_thread(best_batch, self.encoder, self._chosen)
+        await self.batcher.start()
 
     async def stop(self) -> None:
         """Finish what was accepted."""
-        await self._batcher.stop()
+        await self.batcher.stop()
 
     async def embed(self, images: Sequence[bytes], deadline: float | None, stages: Stages) -> list[Outcome]:
         """Embed each image for itself.
@@ -125,7 +143,64 @@ class Pipeline:
         Returns:
             One vector or exception an image, in order.
         """
-        return await asyncio.gather(*(self._embed_one(image, deadline, stages) for image in images))
+        call = _Call(deadline, stages, asyncio.Semaphore(self._threads.window))
+        return await asyncio.gather(*(self._embed_one(image, call) for image in images))
+
+    async def encode(
+        self, pixels: NDArray[np.uint8], deadline: float | None, stages: Stages
+    ) -> list[Outcome]:
+        """Embed images that are decoded already, each for itself, in batches with those of other calls.
+
+        Args:
+            pixels: uint8 (B, S, S, 3), RGB, as many as have been admitted.
+            deadline: The `time.monotonic()` after which nobody wants the result.
+            stages: Takes up the times.
+
+        Returns:
+            One vector or exception an image, in order.
+
+        Raises:
+            InvalidArgument: if the pixels have another shape or type.
+        """
+        side = self.spec.image_size
+        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != (side, side, 3):
+            raise InvalidArgument(
+                f"The model {self.name} takes images as uint8 (B, {side}, {side}, 3), and was given "
+                f"{pixels.dtype} {pixels.shape}."
+            )
+        call = _Call(deadline, stages, asyncio.Semaphore(self._threads.window))
+        return await asyncio.gather(*(self._encode_one(image, call) for image in pixels))
+
+    async def explain(
+        self, images: Sequence[bytes], deadline: float | None, stages: Stages
+    ) -> list[Explanation | Exception]:
+        """Tell which prototypes the model sees in each image, and where.
+
+        What this needs of the model is loaded the first time, and shares no batch with what is embedded; few
+        ask for it, so that one thread does for all.
+
+        Args:
+            images: Encoded images, as many as have been admitted.
+            deadline: The `time.monotonic()` after which nobody wants the result.
+            stages: Takes up the times.
+
+        Returns:
+            One explanation or exception an image, in order.
+
+        Raises:
+            Mismatch: if the model has no prototypes.
+        """
+        if not self.spec.prototypes:
+            raise Mismatch(
+                f"The model {self.name} has no prototypes to explain images by; serve one that was trained "
+                "with the XML loss."
+            )
+        call = _Call(deadline, stages, asyncio.Semaphore(self._threads.window))
+        found: list[Explanation | Exception] = []
+        for start in range(0, len(images), _EXPLAINED_AT_ONCE):
+            some = images[start : start + _EXPLAINED_AT_ONCE]
+            found += await self._explain_some(some, call)
+        return found
 
     async def thumbnails(
         self, images: Sequence[bytes], side: int, deadline: float | None
@@ -140,28 +215,85 @@ class Pipeline:
         Returns:
             One picture or exception an image, in order.
         """
-        return await asyncio.gather(*(self._thumbnail_of(image, side, deadline) for image in images))
+        call = _Call(deadline, Stages(), asyncio.Semaphore(self._threads.window))
+        return await asyncio.gather(*(self._thumbnail_of(image, side, call) for image in images))
 
-    async def _thumbnail_of(self, image: bytes, side: int, deadline: float | None) -> bytes | Exception:
+    async def _thumbnail_of(self, image: bytes, side: int, call: "_Call") -> bytes | Exception:
         make = partial(thumbnail, image, side=side, most_bytes=MAX_THUMBNAIL_BYTES)
         try:
-            return await self._decoders.run(deadline, make)
-        except Exception as error:  # as in `_embed_one`
+            async with call.window:
+                return await self._threads.decode.run(call.deadline, make)
+        except Exception as error:  # as in `_decode`
             return error
 
-    async def _embed_one(self, image: bytes, deadline: float | None, stages: Stages) -> Outcome:
+    async def _embed_one(self, image: bytes, call: "_Call") -> Outcome:
+        pixels = await self._decode(image, call, self.batcher.expecting)
+        if isinstance(pixels, Exception):
+            return pixels
+        return await self._encode_one(pixels, call)
+
+    async def _decode(
+        self, image: bytes, call: "_Call", meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> NDArray[np.uint8] | Exception:
+        began = time.monotonic()
         try:
             check_size(image)
-            began = time.monotonic()
-            pixels = await self._decoders.run(deadline, self.encoder.preprocess, image)
-            stages.decode = max(stages.decode, time.monotonic() - began)
-            answer = await self._batcher.submit(pixels, deadline)
+            async with call.window:
+                with meanwhile():
+                    pixels = await self._threads.decode.run(call.deadline, self.encoder.preprocess, image)
         except Exception as error:  # whatever it is, it is this image's alone; `to_status` sorts out the bugs
+            return error
+        call.stages.decode = max(call.stages.decode, time.monotonic() - began)
+        return pixels
+
+    async def _encode_one(self, pixels: NDArray[np.uint8], call: "_Call") -> Outcome:
+        stages = call.stages
+        try:
+            answer = await self.batcher.submit(pixels, call.deadline, flow=call)
+        except Exception as error:  # as in `_decode`
             return error
         stages.queue = max(stages.queue, answer.waited)
         stages.encode = max(stages.encode, answer.computed)
         return answer.result
 
-    def _encode(self, images: list[NDArray[np.uint8]]) -> list[NDArray[np.float32]]:
-        """Images (S, S, 3) to rows (d,)."""
-        return list(self.encoder.encode(np.stack(images)))
+    async def _explain_some(self, images: Sequence[bytes], call: "_Call") -> list[Explanation | Exception]:
+        decoded = await asyncio.gather(*(self._decode(image, call) for image in images))
+        good = [each for each in decoded if not isinstance(each, Exception)]
+        explained: Iterator[Explanation | Exception] = iter(())
+        if good:
+            began = time.monotonic()
+            explain = partial(_explained, self.encoder, np.stack(good))
+            try:
+                explained = iter(await self._threads.explain.run(call.deadline, explain))
+            except Exception as error:  # as in `_decode`
+                explained = repeat(error)
+            call.stages.encode += time.monotonic() - began
+        return [each if isinstance(each, Exception) else next(explained) for each in decoded]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """One call on its way, which takes turns with the others."""
+
+    deadline: float | None
+    stages: Stages
+    window: asyncio.Semaphore
+
+
+def _encoded(
+    encoder: "Encoder", ran: Callable[[int, float], None], images: list[NDArray[np.uint8]]
+) -> list[NDArray[np.float32]]:
+    """Images (S, S, 3) to rows (d,); blocks."""
+    began = time.monotonic()
+    rows = encoder.encode(np.stack(images))
+    ran(len(images), time.monotonic() - began)
+    return list(rows)
+
+
+def _explained(encoder: "Encoder", images: NDArray[np.uint8]) -> list[Explanation]:
+    """Images (B, S, S, 3) to one explanation each; blocks."""
+    found = encoder.run(images, "histograms", "assignments")
+    return [
+        Explanation(histogram, assignments)
+        for histogram, assignments in zip(found["histograms"], found["assignments"], strict=True)
+    ]

@@ -2,20 +2,24 @@
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from serving.errors import DeadlineExceeded, Overloaded
+from serving.errors import DeadlineExceeded, Draining, Overloaded
 
-__all__ = ["Workers", "check_time"]
+__all__ = ["Threads", "Workers", "check_time"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 # Set for each job: tells whether anybody waits for it still.
 _caller_left: ContextVar[Callable[[], bool]] = ContextVar("caller_left", default=lambda: False)
+
+# Jobs that are handed to each thread; the second one spares it a wait for the event loop between two.
+_HANDED = 2
 
 
 def check_time(deadline: float | None, what: str) -> None:
@@ -37,9 +41,13 @@ def check_time(deadline: float | None, what: str) -> None:
 class Workers:
     """Belongs to one event loop.
 
-    A job whose caller has left stays in the queue until a thread comes by and drops it. It counts until then,
-    which is why a flood of calls that are given up cannot fill the memory. One that runs ends at its next
+    A job whose caller leaves while it waits gives up its place at once, with all that it holds; the one or
+    two that each thread has been handed are dropped when it comes to them. One that runs ends at its next
     `check_time`, so that a stop does not wait for work whose callers have been cancelled.
+
+    Attributes:
+        expired: Jobs that were given up since their deadline had passed.
+        cancelled: Jobs whose callers left.
     """
 
     def __init__(self, name: str, threads: int, *, most: int, what: str) -> None:
@@ -51,10 +59,17 @@ class Workers:
             most: Most jobs that wait or run.
             what: What a job does, as "the images were decoded".
         """
+        self.threads = threads
+        self.expired = 0
+        self.cancelled = 0
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._most = most
         self._what = what
-        self._jobs = 0
+        self._handed = 0
+        self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._handed + len(self._waiting)
 
     async def run(
         self, deadline: float | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -65,8 +80,8 @@ class Workers:
             Overloaded: if the queue is full.
             DeadlineExceeded: if the deadline passed before a thread was free.
         """
-        if self._jobs >= self._most:
-            raise Overloaded(f"{self._jobs} jobs wait until {self._what}, the most; try again later.")
+        if len(self) >= self._most:
+            raise Overloaded(f"{len(self)} jobs wait until {self._what}, the most; try again later.")
         left = False
         context = copy_context()  # the request id of log lines
         context.run(_caller_left.set, lambda: left)
@@ -75,11 +90,18 @@ class Workers:
             context.run(check_time, deadline, self._what)
             return context.run(function, *args, **kwargs)
 
-        running = asyncio.wrap_future(self._executor.submit(job))
-        self._jobs += 1
-        running.add_done_callback(self._finished)
         try:
+            check_time(deadline, self._what)
+            await self._turn()
+            running = asyncio.wrap_future(self._submitted(job))
+            running.add_done_callback(self._ended)
             return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        except DeadlineExceeded:
+            self.expired += 1
+            raise
         finally:
             left = True
 
@@ -87,5 +109,58 @@ class Workers:
         """Finish what runs and end the threads; blocks."""
         self._executor.shutdown(wait=True)
 
-    def _finished(self, job: "asyncio.Future[T]") -> None:
-        self._jobs -= 1
+    def _submitted(self, job: Callable[[], T]) -> "Future[T]":
+        try:
+            return self._executor.submit(job)
+        except RuntimeError as error:  # it has been closed
+            self._pass_on()
+            raise Draining("The server is stopping and takes no new work; try another one.") from error
+
+    async def _turn(self) -> None:
+        """Wait until a thread can be handed a job, first come first served."""
+        if self._handed < _HANDED * self.threads:
+            self._handed += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = None
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._waiting.pop(turn, None)
+            else:  # its turn had come
+                self._pass_on()
+            raise
+
+    def _ended(self, _: "asyncio.Future[Any]") -> None:
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let the next one have its turn."""
+        while self._waiting:
+            turn, _ = self._waiting.popitem(last=False)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._handed -= 1
+
+
+class Threads:
+    """The threads that all models share."""
+
+    def __init__(self, decode: int, *, most: int) -> None:
+        """Make them as they are needed.
+
+        Args:
+            decode: Threads that decode.
+            most: Most images that wait or are decoded.
+        """
+        self.decode = Workers("decode", decode, most=most, what="the image was decoded")
+        self.window = 2 * decode
+        """Most images of one call that wait or are decoded, so that one with many keeps no other waiting."""
+        self.explain = Workers("explain", 1, most=most, what="the images were explained")
+
+    def close(self) -> None:
+        """Finish what runs and end the threads; blocks."""
+        self.decode.close()
+        self.explain.close()
