@@ -174,6 +174,7 @@ class Gallery(Items):
         exclude: Sequence[str] = (),
         filter: Filter | None = None,
         group_by_label: bool = False,
+        at_once: bool = False,
     ) -> list[list[Hit]]:
         """Find the k items nearest to each query.
 
@@ -185,6 +186,7 @@ class Gallery(Items):
             filter: What the label and metadata of a hit must fulfil.
             group_by_label: Whether of the items of one label only the best is a hit; an item with an empty
                 label stands for itself.
+            at_once: Whether to search only what is in memory and needs nothing first.
 
         Returns:
             For each query its hits, best first, ties in the order of their keys. Hits of one item share
@@ -194,6 +196,7 @@ class Gallery(Items):
             InvalidArgument: A vector, k, the minimum, a key or the filter is out of bounds, no item has a
                 field of the filter, or none holds a value there of the kind that it is compared with.
             BadArtifact: The gallery file is damaged.
+            NotAtHand: What is newer, or a new index, had first to be read, though it was to be `at_once`.
         """
         queries = unit_rows(vectors, dimension=self.meta.dimension)
         k = check_whole(k, "k", least=1, most=MAX_K)
@@ -202,7 +205,7 @@ class Gallery(Items):
             raise InvalidArgument(f"the minimum score is {minimum_score}; expected a cosine in [-1, 1]")
         keys = check_keys(exclude)
         demanded = None if filter is None else check_filter(filter)
-        with self._view.open() as (snapshot, reader):
+        with self._view.open(at_once=at_once) as (snapshot, reader):
             if demanded is not None and snapshot.count:
                 check_fields(demanded, snapshot.kinds_of, snapshot.fields)
             found = snapshot.search(

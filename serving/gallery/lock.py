@@ -7,7 +7,7 @@ the folder itself   shared while a gallery in it is opened, alone while one in i
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,11 +23,16 @@ _MOVE = 10.0  # seconds; opening a gallery file takes a millisecond
 
 
 @contextmanager
-def alone(gallery: Path, timeout: float) -> Iterator[None]:
+def alone(gallery: Path, timeout: float, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a gallery's lock; while it is held, the gallery keeps its name (but may be dropped).
 
+    Args:
+        gallery: Its folder.
+        timeout: Seconds to wait for somebody else who holds it.
+        waiting: Called again and again meanwhile; what it raises ends the wait.
+
     Raises:
-        Overloaded: Somebody else held it for longer than `timeout` seconds.
+        Overloaded: Somebody else held it for longer.
         OSError: The gallery's folder cannot be written.
     """
     deadline = time.monotonic() + timeout
@@ -36,7 +41,7 @@ def alone(gallery: Path, timeout: float) -> Iterator[None]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            _acquire(descriptor, fcntl.LOCK_EX, deadline=deadline, pause=_PAUSE, busy=busy)
+            _acquire(descriptor, fcntl.LOCK_EX, deadline=deadline, pause=_PAUSE, busy=busy, waiting=waiting)
             held, found = os.fstat(descriptor), path.stat()
             if (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino):
                 yield
@@ -126,7 +131,15 @@ def is_in_the_making(folder: Path) -> bool:
     return False
 
 
-def _acquire(descriptor: int, kind: int, *, deadline: float, pause: float, busy: str) -> None:
+def _acquire(
+    descriptor: int,
+    kind: int,
+    *,
+    deadline: float,
+    pause: float,
+    busy: str,
+    waiting: Callable[[], None] = lambda: None,
+) -> None:
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -134,4 +147,5 @@ def _acquire(descriptor: int, kind: int, *, deadline: float, pause: float, busy:
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
                 raise Overloaded(busy, retry_after=5.0) from error
+        waiting()
         time.sleep(pause)

@@ -15,6 +15,7 @@ __all__ = [
     "MAX_BYTES_IN_FLIGHT",
     "MAX_DELETED_KEYS",
     "MAX_EXCLUDED",
+    "MAX_EXPLAINED",
     "MAX_FILTER_CONDITIONS",
     "MAX_FILTER_LEVELS",
     "MAX_HITS",
@@ -37,6 +38,8 @@ MAX_HITS = 65_536
 """Most neighbours in one reply: queries times k."""
 MAX_EXCLUDED = 1_000
 """Most keys that one search leaves out."""
+MAX_EXPLAINED = 32
+"""Most images in one Explain."""
 MAX_DELETED_KEYS = 1_000
 """Most keys in one DeleteItems."""
 MAX_PAGE = 1_000

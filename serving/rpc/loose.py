@@ -26,6 +26,10 @@ def loosened(kind: Any) -> Any:
         if field.type == descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE:
             field.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
             field.ClearField("type_name")
+            alone = field.label != descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
+            if alone and not field.HasField("oneof_index"):  # it still can be told whether it was set
+                field.proto3_optional, field.oneof_index = True, len(described.oneof_decl)
+                described.oneof_decl.add(name=f"_{field.name}")
     file = descriptor_pb2.FileDescriptorProto(
         name=f"loose/{described.name}.proto", package="loose", syntax="proto3", message_type=[described]
     )

@@ -60,6 +60,7 @@ class FakeEncoder:
     decoded: list[bytes] = field(default_factory=list)
     encoded: int = 0
     explained: int = 0
+    encoding: bool = False
     batches: list[int] = field(default_factory=list)
     decode_gate: threading.Event = field(default_factory=threading.Event)
     encode_gate: threading.Event = field(default_factory=threading.Event)
@@ -88,7 +89,9 @@ class FakeEncoder:
         assert images.shape[1:] == (SIZE, SIZE, 3)
         if not images.any():  # the warm-up
             return np.eye(len(images), DIMENSION, dtype=np.float32)
+        self.encoding = True
         assert self.encode_gate.wait(20)
+        self.encoding = False
         if self.failing is not None:
             raise self.failing
         self.encoded += len(images)
@@ -135,6 +138,9 @@ class FakeSources:
 
     def look(self) -> list[FakeSource]:
         return [FakeSource(encoder, name) for name, encoder in self.models.items()]
+
+    def hide(self, text: str) -> str:
+        return text.replace("/secret/", "")
 
 
 @contextmanager

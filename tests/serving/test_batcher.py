@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 import pytest
@@ -30,7 +31,7 @@ class Recorder:
         self.batches.append(items)
         self.busy.set()
         assert self.gate.wait(10)
-        if self.poison & set(items):
+        if self.poison & {item % 100 for item in items}:
             raise BadImage(f"batch {items}")
         return [2 * item for item in items]
 
@@ -49,18 +50,27 @@ async def _as_coroutine(main: Callable[[], Awaitable[T]]) -> T:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    data=st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["wait", "cancel", "expired"])), max_size=40),
+    data=st.lists(
+        st.tuples(
+            st.integers(0, 30),
+            st.sampled_from(["wait", "cancel", "expired"]),
+            st.sampled_from(["a", "b", "c"]),
+        ),
+        max_size=40,
+    ),
     max_batch=st.integers(1, 7),
     max_wait=st.sampled_from([0.0, 0.002]),
     poison=st.frozensets(st.integers(0, 30), max_size=3),
     breaks=st.frozensets(st.integers(0, 40)),
+    expecting=st.booleans(),
 )
 def test_each_item_has_exactly_one_outcome_its_own(
-    data: list[tuple[int, str]],
+    data: list[tuple[int, str, str]],
     max_batch: int,
     max_wait: float,
     poison: frozenset[int],
     breaks: frozenset[int],
+    expecting: bool,
 ) -> None:
     compute = Recorder(poison)
 
@@ -68,33 +78,80 @@ def test_each_item_has_exactly_one_outcome_its_own(
         batcher = Batcher(compute, max_batch=max_batch, max_wait=max_wait, capacity=100)
         await batcher.start()
         futures = []
-        for position, (item, fate) in enumerate(data):
-            future = batcher.submit(item, time.monotonic() - 1 if fate == "expired" else None)
-            if fate == "cancel":
-                future.cancel()
-            futures.append(future)
-            if position in breaks:
-                await asyncio.sleep(0)
-        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        with batcher.expecting() if expecting else nullcontext():
+            for position, (item, fate, flow) in enumerate(data):
+                deadline = time.monotonic() - 1 if fate == "expired" else None
+                future = batcher.submit(100 * position + item, deadline, flow=flow)
+                if fate == "cancel":
+                    future.cancel()
+                futures.append(future)
+                if position in breaks:
+                    await asyncio.sleep(0)
+            outcomes = await asyncio.gather(*futures, return_exceptions=True)
         await batcher.stop()
+        fates = [fate for _, fate, _ in data]
+        assert len(batcher) == 0
+        assert (batcher.expired, batcher.cancelled) == (fates.count("expired"), fates.count("cancel"))
         return outcomes
 
     outcomes = run(main)
     assert len(outcomes) == len(data)
     assert all(1 <= len(batch) <= max_batch for batch in compute.batches)
-    assert compute.seen == [item for item, fate in data if fate == "wait"]  # FIFO; nothing for nobody
-    batch_of = iter([batch for batch in compute.batches for _ in batch])
-    for (item, fate), outcome in zip(data, outcomes, strict=True):
+    wanted = [(100 * i + item, flow) for i, (item, fate, flow) in enumerate(data) if fate == "wait"]
+    assert sorted(compute.seen) == [number for number, _ in wanted]  # nothing for nobody
+    for each in "abc":  # in order within a flow
+        numbers = [number for number, flow in wanted if flow == each]
+        assert [number for number in compute.seen if number in numbers] == numbers
+    batch_of = {number: batch for batch in compute.batches for number in batch}
+    for position, ((item, fate, _), outcome) in enumerate(zip(data, outcomes, strict=True)):
+        number = 100 * position + item
         match fate:
             case "cancel":
                 assert isinstance(outcome, asyncio.CancelledError)
             case "expired":
                 assert isinstance(outcome, DeadlineExceeded)
-            case _ if poison & set(next(batch_of)):
+            case _ if poison & {each % 100 for each in batch_of[number]}:
                 assert isinstance(outcome, BadImage)
             case _:
                 assert isinstance(outcome, Computed)
-                assert outcome.result == 2 * item
+                assert outcome.result == 2 * number
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    crowds=st.lists(st.integers(1, 40), max_size=6),
+    ahead=st.integers(0, 3),
+    max_batch=st.integers(1, 9),
+)
+def test_a_single_item_waits_for_one_round_of_the_others_at_most(
+    crowds: list[int], ahead: int, max_batch: int
+) -> None:
+    """However many items each of the others has, and wherever their turns stand."""
+    compute = Recorder()
+
+    async def main() -> None:
+        batcher = Batcher(compute, max_batch=max_batch, max_wait=0.0, capacity=1000)
+        await batcher.start()
+        compute.gate.clear()
+        futures = [batcher.submit(0, flow="first")]
+        await asyncio.to_thread(compute.busy.wait, 5)
+        for flow, count in enumerate(crowds):
+            futures += [batcher.submit(1 + flow, flow=flow) for _ in range(count)]
+        for _ in range(ahead):  # some rounds go by
+            compute.busy.clear()
+            compute.gate.set()
+            await asyncio.sleep(0)
+            compute.gate.clear()
+        before = len(compute.batches)
+        futures.append(batcher.submit(-1, flow="single"))
+        compute.gate.set()
+        await asyncio.gather(*futures)
+        await batcher.stop()
+        position = next(i for i, batch in enumerate(compute.batches) if -1 in batch)
+        # One of each other flow may go first; and batches that had begun.
+        assert position - before <= len(crowds) // max_batch + 1
+
+    run(main)
 
 
 @settings(max_examples=30, deadline=None)
@@ -163,15 +220,50 @@ def test_while_one_batch_is_computed_the_next_gathers_and_then_starts_at_once() 
     assert compute.batches == [[0], list(range(1, 9)), [9, 10, 11]]
 
 
-def test_a_lone_item_waits_for_company_and_no_longer_than_max_wait() -> None:
+def test_a_lone_item_does_not_wait() -> None:
     async def main() -> Computed[int]:
-        batcher = Batcher(Recorder(), max_batch=8, max_wait=0.05, capacity=10)
+        batcher = Batcher(Recorder(), max_batch=8, max_wait=10.0, capacity=10)
         await batcher.start()
+        with batcher.expecting():  # the item itself
+            await asyncio.sleep(0)
         answer = await batcher.submit(1)
         await batcher.stop()
         return answer
 
+    assert run(main).waited < 1
+
+
+def test_an_item_waits_for_one_that_is_on_its_way_and_no_longer_than_max_wait() -> None:
+    async def main() -> Computed[int]:
+        batcher = Batcher(Recorder(), max_batch=8, max_wait=0.05, capacity=10)
+        await batcher.start()
+        with batcher.expecting():
+            answer = await batcher.submit(1)
+        await batcher.stop()
+        return answer
+
     assert 0.045 <= run(main).waited < 1
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_batch_starts_when_what_was_on_its_way_has_come_or_will_not_come(comes: bool) -> None:
+    compute = Recorder()
+
+    async def main() -> Computed[int]:
+        batcher = Batcher(compute, max_batch=8, max_wait=10.0, capacity=10)
+        await batcher.start()
+        with batcher.expecting():
+            first = batcher.submit(1)
+            await asyncio.sleep(0.02)
+            assert compute.batches == []
+        if comes:
+            await batcher.submit(2)
+        answer = await first
+        await batcher.stop()
+        return answer
+
+    assert run(main).waited < 2
+    assert compute.batches == [[1, 2] if comes else [1]]
 
 
 def test_a_full_batch_does_not_wait() -> None:
@@ -180,7 +272,8 @@ def test_a_full_batch_does_not_wait() -> None:
     async def main() -> list[Computed[int]]:
         batcher = Batcher(compute, max_batch=3, max_wait=30.0, capacity=10)
         await batcher.start()
-        answers = await asyncio.gather(*map(batcher.submit, range(3)))
+        with batcher.expecting():
+            answers = await asyncio.gather(*map(batcher.submit, range(3)))
         await batcher.stop()
         return answers
 

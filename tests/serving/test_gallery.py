@@ -467,7 +467,7 @@ def test_lost_publication_leaves_the_winners_file(gallery: Gallery, monkeypatch:
     gallery.upsert([Item("k0", ONE)])
     gallery.rebuild()
     gallery.upsert([Item("k1", ONE)])
-    monkeypatch.setattr("serving.gallery.index.rebuild.alone", lambda *_: nullcontext())
+    monkeypatch.setattr("serving.gallery.index.rebuild.alone", lambda *_, **__: nullcontext())
 
     def overtaken(*given: Any, **more: Any) -> Any:
         result = build_index(*given, **more)

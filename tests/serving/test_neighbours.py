@@ -135,3 +135,20 @@ def test_metadata_as_deep_as_it_may_be_travels_both_ways_and_deeper_is_refused_a
     for metadata in (nested(31), nested(5_000), circular, {"x": lists}):
         with pytest.raises(InvalidArgument, match="nested more than 30 levels"):
             struct_of(metadata)
+
+
+def test_neither_two_thousand_results_with_metadata_nor_many_searches_slow_down() -> None:
+    metadata = {"price": 3, "tags": ["a", "b"], "text": "x" * 200}
+    gallery = FakeGallery(*[dict(metadata) for _ in range(2_000)])
+
+    def seconds_a_hit(k: int, rounds: int) -> float:
+        took = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            found_by(gallery, [UNIT], k)
+            took.append(time.perf_counter() - began)
+        return min(took) / k
+
+    few = seconds_a_hit(10, 30)
+    assert seconds_a_hit(2_000, 4) < 20 * few
+    assert seconds_a_hit(10, 30) < 20 * few  # nor does it take longer after many

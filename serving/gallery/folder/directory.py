@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from serving.errors import InvalidArgument, NotFound, Unavailable
+from serving.gallery.at_hand import NotAtHand
 from serving.gallery.folder.folder import check_path, drop_gallery, sweep
 from serving.gallery.folder.generation import give_back_name, take_free_name, take_name
 from serving.gallery.folder.handles import Handles
@@ -139,6 +140,25 @@ class GalleryDirectory:
             return self._handles.keep(
                 name, Gallery.open(self.path / name, policy=self._policy, device=self._device)
             )
+
+    def at_once(self, name: str, work: Callable[[Gallery], T]) -> T:
+        """Return what `work` does with the gallery of that name, which is open already; waits for nobody.
+
+        Raises:
+            NotAtHand: It is not open, or another took its name; `using` does what is needed.
+            CrossbatchError: What `work` raises.
+        """
+        try:
+            status = os.stat(os.path.join(self.path, check_name(name), FILE_NAME))  # quicker than by Path
+        except OSError as error:
+            raise NotAtHand from error
+        known = self._handles.known(name, (status.st_dev, status.st_ino))
+        if known is None:
+            raise NotAtHand
+        try:
+            return work(known)
+        except Replaced as error:
+            raise NotAtHand from error
 
     def create(
         self,

@@ -4,6 +4,7 @@ The two exchange their names, so the one served before lies under the other's. T
 notes first whose it was: by that note it is given back, one switch at a time, while the gallery is there.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -104,13 +105,14 @@ def give_back_name(path: Path, *, timeout: float) -> Path:
 
 @contextmanager
 def _held(paths: list[Path], timeout: float) -> Iterator[list[Store]]:
-    """Open galleries that nobody rebuilds or renames meanwhile."""
+    """Open galleries that nobody rebuilds or renames meanwhile; `timeout` is for all of them together."""
+    deadline = time.monotonic() + timeout
     with ExitStack() as stack:
         for path in sorted(paths):  # all in one order, so that no two wait for each other
             if not (path / FILE_NAME).is_file():
                 raise NotFound(f"there is no gallery {path.name} in {path.parent}; check the name")
             try:
-                stack.enter_context(alone(path, timeout))
+                stack.enter_context(alone(path, deadline - time.monotonic()))
             except OSError as error:
                 raise disk_error(error, f"the gallery {path}") from error
         yield [stack.enter_context(closing(Store(path / FILE_NAME))) for path in paths]

@@ -67,13 +67,14 @@ class Rebuilder:
             Replaced: The gallery was closed meanwhile, or has lost its name.
         """
         try:
-            with alone(self._folder, timeout):
+            with alone(self._folder, timeout, waiting=lambda: progress("wait", 0, 0)):
                 self._renew(threads=usable_cores(), whole=whole, only_if_due=False, progress=progress)
         except GivenUp as error:
             raise Replaced(
                 f"the gallery {self._folder} was closed while its index was made; open it again"
             ) from error
         except OSError as error:
+            self._store.check_name()  # or the folder is not there because the gallery was dropped
             raise disk_error(error, f"the index of the gallery {self._folder}") from error
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from serving.rpc.gate.access import Access, identity
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.audit import Audit
 from serving.rpc.limits import MAX_MESSAGE_BYTES
+from serving.rpc.parts import check_parts
 from serving.rpc.server.metrics import Metrics
 from serving.rpc.status import to_status
 from serving.telemetry import new_request_id, request_id
@@ -162,6 +163,7 @@ def _sent_id(context: "grpc.aio.ServicerContext[Any, Any]") -> str:
 
 def _parsed(method: str, read: Callable[[bytes], Any] | None, data: bytes) -> Any:
     try:
+        check_parts(data)
         return read(data) if read is not None else data
     except (DecodeError, ValueError) as error:
         raise InvalidArgument(

@@ -27,7 +27,9 @@ from serving.rpc.gate.boundary import Boundary
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.server.metrics import Metrics
 from serving.rpc.server.settings import Settings
-from serving.rpc.services.galleries import READERS, Galleries
+from serving.rpc.services import galleries as gallery_calls
+from serving.rpc.services import retrieval as retrieval_calls
+from serving.rpc.services.galleries import Galleries
 from serving.rpc.services.models import Models
 from serving.rpc.services.retrieval import Retrieval
 from serving.rpc.work.fleet import Change, Fleet
@@ -50,6 +52,8 @@ SERVICES = tuple(
         (model_service_pb2, "ModelService"),
     )
 )
+
+READERS = {**gallery_calls.READERS, **retrieval_calls.READERS}
 
 # Each call that works holds a permit; as many again may be arriving, leaving, refused or about health.
 CALLS_PER_PERMIT = 2

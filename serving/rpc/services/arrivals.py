@@ -11,6 +11,7 @@ from protos import gallery_service_pb2 as pb
 from serving.errors import CrossbatchError, InvalidArgument
 from serving.gallery.item import Item, check_item
 from serving.rpc.loose import loosened
+from serving.rpc.parts import LARGE, check_parts, parts_of
 from serving.rpc.status import Refusal, Violation
 from serving.rpc.wire import metadata_of, vector_of
 from serving.rpc.work.pipeline import check_size
@@ -19,6 +20,11 @@ from serving.rpc.work.workers import check_time
 __all__ = ["Arrivals", "UnreadItems", "made_of", "read_items"]
 
 T = TypeVar("T")
+
+MAX_METADATA_MESSAGE = 1_048_576
+"""Most bytes of an item's metadata as it travels: 64 KiB of JSON never take as many."""
+
+_METADATA = pb.Item.DESCRIPTOR.fields_by_name["metadata"].number
 
 UnreadItems = loosened(pb.UpsertItemsRequest)
 """An UpsertItemsRequest whose `items` are bytes."""
@@ -113,6 +119,14 @@ def made_of(outcomes: Mapping[int, T | Exception]) -> dict[int, T]:
 
 def _item_message(part: bytes) -> pb.Item:
     try:
+        if len(part) > LARGE:
+            check_parts(part)
+            size = sum(size for number, size in parts_of(part) if number == _METADATA)
+            if size > MAX_METADATA_MESSAGE:
+                raise InvalidArgument(
+                    f"The metadata takes {size:,} bytes; what is at most 64 KiB as JSON takes less than "
+                    f"{MAX_METADATA_MESSAGE:,}. Store less with the item."
+                )
         return pb.Item.FromString(part)
     except (DecodeError, ValueError) as error:
         raise InvalidArgument(

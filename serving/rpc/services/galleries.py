@@ -1,17 +1,16 @@
-"""GalleryService: makes and describes galleries; `Items` adds, removes and reads their items."""
+"""GalleryService: makes and describes galleries; `Items` and `Generations` have its other calls."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from protos import gallery_service_pb2 as pb
-from serving.errors import CrossbatchError, Mismatch, NotFound
+from serving.errors import CrossbatchError, NotFound
 from serving.rpc.gate.boundary import deadline_of
 from serving.rpc.services.arrivals import UnreadItems
+from serving.rpc.services.description import described
+from serving.rpc.services.generations import Generations
 from serving.rpc.services.items import Items, page_size
 from serving.rpc.status import to_status
-
-if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
-    from serving.gallery.gallery import Gallery
 
 __all__ = ["READERS", "Galleries"]
 
@@ -19,8 +18,8 @@ READERS: Mapping[str, Callable[[bytes], Any]] = {"GalleryService/UpsertItems": U
 """What unpacks the requests of the calls that do not take their own message class."""
 
 
-class Galleries(Items):
-    """Answers the calls on galleries, beside those on their items."""
+class Galleries(Generations, Items):
+    """Answers the calls that make and describe galleries, beside those on items and on generations."""
 
     async def CreateGallery(self, request: pb.CreateGalleryRequest, context: Any) -> pb.CreateGalleryResponse:  # noqa: N802
         """Make an empty gallery for a model that is served.
@@ -47,7 +46,7 @@ class Galleries(Items):
                 thumbnail_side=request.thumbnail_side,
                 **wanted,
             )
-            made = await self._shelf.read(deadline, self._described, request.name)
+            made = await self._shelf.read(deadline, described, self._shelf, self._fleet, request.name)
         return pb.CreateGalleryResponse(gallery=made)
 
     async def GetGallery(self, request: pb.GetGalleryRequest, context: Any) -> pb.GetGalleryResponse:  # noqa: N802
@@ -57,7 +56,9 @@ class Galleries(Items):
             NotFound: if there is none of that name.
         """
         with self._admission.admit():
-            found = await self._shelf.read(deadline_of(context), self._described, request.name)
+            found = await self._shelf.read(
+                deadline_of(context), described, self._shelf, self._fleet, request.name
+            )
         return pb.GetGalleryResponse(gallery=found)
 
     async def ListGalleries(self, request: pb.ListGalleriesRequest, context: Any) -> pb.ListGalleriesResponse:  # noqa: N802
@@ -70,36 +71,12 @@ class Galleries(Items):
         with self._admission.admit():
             return await self._shelf.read(deadline_of(context), self._page, size, request.page_token)
 
-    def _described(self, name: str) -> pb.Gallery:
-        """Describe a gallery, also one that is damaged or of another model."""
-        described = pb.Gallery(name=name)
-
-        def describe(gallery: "Gallery") -> None:
-            info = gallery.info()
-            described.model_name = info.model_name
-            described.model_fingerprint = info.fingerprint
-            described.dimension = info.dimension
-            described.items = info.items
-            described.index_type = info.index_type
-            described.recall = info.recall
-            described.fresh_items = info.fresh
-            described.deleted_items = info.deleted
-            described.generation = info.generation
-            described.thumbnail_side = gallery.meta.thumbnail_side
-            self._fleet.fitting(gallery)
-
-        try:
-            self._shelf.galleries.using(name, describe)
-        except Mismatch as error:
-            described.problem.CopyFrom(to_status(self._shelf.hide(error)))
-        return described
-
     def _page(self, size: int, after: str) -> pb.ListGalleriesResponse:
         names = sorted(name for name in self._shelf.galleries.names() if name > after)
         reply = pb.ListGalleriesResponse()
         for name in names[:size]:
             try:
-                reply.galleries.append(self._described(name))
+                reply.galleries.append(described(self._shelf, self._fleet, name))
             except NotFound:  # dropped since the names were read
                 continue
             except CrossbatchError as error:  # one that cannot be read now must not hide the others

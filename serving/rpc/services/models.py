@@ -1,16 +1,19 @@
 """ModelService: what the server computes embeddings with."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from protos import model_service_pb2 as pb
 from protos import model_service_pb2_grpc
-from serving.errors import InvalidArgument, Mismatch, NotFound
+from serving.errors import CrossbatchError, InvalidArgument, Mismatch, NotFound
 from serving.rpc.work.fleet import Change, Fleet
 from serving.rpc.work.pipeline import Pipeline
 
 __all__ = ["Models"]
+
+logger = logging.getLogger(__name__)
 
 
 class Models(model_service_pb2_grpc.ModelServiceServicer):
@@ -47,8 +50,12 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
         task.add_done_callback(self._reloading.discard)
         try:
             change = await asyncio.shield(task)  # what was begun is carried through, though its caller leaves
-        except (NotFound, InvalidArgument) as error:  # nothing that the request asked for
-            raise Mismatch(str(error)) from error
+        except CrossbatchError as error:
+            logger.warning("every model stays as it was: %s", str(error))  # before it is cut
+            self._fleet.hide(error)
+            if isinstance(error, NotFound | InvalidArgument):  # nothing that the request asked for
+                raise Mismatch(str(error)) from error
+            raise
         return pb.ReloadModelsResponse(
             models=[_described(pipeline) for pipeline in self._fleet.all()],
             loaded=change.loaded,

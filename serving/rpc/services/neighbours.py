@@ -26,6 +26,7 @@ __all__ = ["Options", "search_results"]
 HITS_AT_ONCE = 1_024
 """Most neighbours that are read from a gallery before their bytes are counted, but for those of one query."""
 
+_FEW = 32  # neighbours, whose metadata seldom takes longer to write than a hand-over to a thread
 _SPARE_BYTES = 65_536  # for what stands beside the results in a reply
 _FRAME_BYTES = 12  # at most, around each part
 _UnreadResult = loosened(pb.SearchResult)
@@ -47,12 +48,19 @@ class Options:
     group_by_label: bool = False
     """Whether only the nearest item of each label is one."""
 
+    @property
+    def are_plain(self) -> bool:
+        """Whether they ask for a few nearest items and nothing else."""
+        return self.k <= _FEW and not self.exclude and self.filter is None and not self.group_by_label
+
 
 def search_results(
     gallery: "Gallery",
     outcomes: Sequence[Outcome],
     options: Options,
     deadline: float | None,
+    *,
+    at_once: bool = False,
 ) -> list[bytes]:
     """Search for each vector that there is; blocks.
 
@@ -61,6 +69,7 @@ def search_results(
         outcomes: Unit vectors (d,), or why there is none.
         options: What to find for each.
         deadline: The `time.monotonic()` until which somebody waits.
+        at_once: Whether to search only what needs nothing first.
 
     Returns:
         A message of the type SearchResult for each outcome.
@@ -69,6 +78,7 @@ def search_results(
         Refusal: if they are more than a reply may hold, or the filter cannot be applied to this gallery.
         DeadlineExceeded: if there was no time for all of them.
         BadArtifact: if an item holds metadata that cannot be sent.
+        NotAtHand: if something had to be done first, though it was to be `at_once`.
     """
     vectors = [each for each in outcomes if not isinstance(each, Exception)]
     room = MAX_MESSAGE_BYTES - _SPARE_BYTES
@@ -86,6 +96,7 @@ def search_results(
                 exclude=options.exclude,
                 filter=options.filter,
                 group_by_label=options.group_by_label,
+                at_once=at_once,
             )
         except InvalidArgument as error:
             if options.filter is None:

@@ -1,7 +1,9 @@
-"""RetrievalService: images to embeddings, and queries to their nearest items."""
+"""RetrievalService: images to embeddings and explanations, and queries to their nearest items."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,18 +12,20 @@ from numpy.typing import NDArray
 from protos import retrieval_service_pb2 as pb
 from protos import retrieval_service_pb2_grpc
 from serving.errors import CrossbatchError, InvalidArgument, NotFound
-from serving.gallery.item import check_keys
+from serving.gallery.at_hand import NotAtHand
 from serving.gallery.unit import unit_rows
-from serving.rpc.filters import filter_of
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.boundary import deadline_of
-from serving.rpc.limits import DEFAULT_K, MAX_EXCLUDED, MAX_HITS, MAX_INPUTS, MAX_K
+from serving.rpc.limits import MAX_EXPLAINED, MAX_INPUTS
 from serving.rpc.loose import loosened
-from serving.rpc.services.neighbours import Options, search_results
+from serving.rpc.services.asked import Asked, Request, is_quickly_read, read_search, search_request
+from serving.rpc.services.explanation import explain_result
+from serving.rpc.services.neighbours import search_results
 from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import bytes_of, vector_of
 from serving.rpc.work.fitted import on_gallery_of, with_fitting_model
 from serving.rpc.work.fleet import Fleet
+from serving.rpc.work.pace import Pace
 from serving.rpc.work.pipeline import Outcome, Pipeline, Stages
 from serving.rpc.work.shelf import Shelf
 
@@ -29,19 +33,23 @@ if TYPE_CHECKING:  # it brings an engine, which whoever imports only the setting
     from serving.gallery.gallery import Gallery
     from serving.gallery.store.schema import Meta
 
-__all__ = ["Retrieval", "check_count", "timings_of"]
+__all__ = ["READERS", "Retrieval", "check_count", "timings_of"]
+
+READERS: Mapping[str, Callable[[bytes], Any]] = {"RetrievalService/Search": search_request}
+"""What unpacks the requests of the calls that do not take their own message class."""
 
 UnreadResponse = loosened(pb.SearchResponse)
 
 
 class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
-    """Answers Embed and Search."""
+    """Answers Embed, Explain and Search."""
 
     def __init__(self, fleet: Fleet, shelf: Shelf, admission: Admission) -> None:
         """Keep what the calls pass through."""
         self._fleet = fleet
         self._shelf = shelf
         self._admission = admission
+        self._pace = Pace()
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:  # noqa: N802
         """Embed each image of the request.
@@ -68,7 +76,32 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             timings=timings_of(stages),
         )
 
-    async def Search(self, request: pb.SearchRequest, context: Any) -> Any:  # noqa: N802
+    async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainResponse:  # noqa: N802
+        """Tell which prototypes make up each image of the request, and where.
+
+        Returns:
+            One result an image.
+
+        Raises:
+            InvalidArgument: if there are none or too many.
+            NotFound: if there is no such model.
+            Mismatch: if it has no prototypes.
+            Exception: the first image's, if every image failed.
+        """
+        stages = Stages()
+        check_count("images", len(request.images), MAX_EXPLAINED)
+        with self._admission.admit(len(request.images)), self._fleet.holding(request.model) as pipeline:
+            outcomes = await pipeline.explain(request.images, deadline_of(context), stages)
+        _refuse_if_all_failed(outcomes, [f"images[{i}]" for i in range(len(outcomes))])
+        return pb.ExplainResponse(
+            results=[explain_result(outcome) for outcome in outcomes],
+            model_name=pipeline.name,
+            model_fingerprint=pipeline.spec.fingerprint,
+            prototypes=pipeline.spec.prototypes,
+            timings=timings_of(stages),
+        )
+
+    async def Search(self, request: Request, context: Any) -> Any:  # noqa: N802
         """Find the nearest items to each query of the request.
 
         Returns:
@@ -81,21 +114,41 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             Exception: the first query's, if every query failed.
         """
         stages = Stages()
-        options = _checked_options(request)
         deadline = deadline_of(context)
-        queries = request.queries
-        images = {i: query.image for i, query in enumerate(queries) if query.WhichOneof("source") == "image"}
-        outcomes: dict[int, Outcome] = {}
+        check_count("queries", len(request.queries), MAX_INPUTS)
+        with self._admission.admit(len(request.queries)):
+            if is_quickly_read(request):
+                asked = read_search(request)
+            else:
+                asked = await self._shelf.read(deadline, read_search, request)
+            results, fingerprint = await self._found(request, asked, deadline, stages)
+        return UnreadResponse(
+            results=results,
+            model_fingerprint=fingerprint,
+            timings=timings_of(stages).SerializeToString(),
+        )
 
-        def answer(gallery: "Gallery", pipeline: Pipeline) -> tuple[list[bytes], str]:
+    async def _found(
+        self, request: Request, asked: Asked, deadline: float | None, stages: Stages
+    ) -> tuple[list[bytes], str]:
+        """The results of a search, each as bytes, and the fingerprint of the model that it was made with."""
+        queries = asked.queries
+        images = {i: query.image for i, query in enumerate(queries) if query.HasField("image")}
+        outcomes: dict[int, Outcome] = {}
+        is_plain = len(queries) == 1 and queries[0].HasField("vector") and asked.options.are_plain
+
+        def answer(
+            gallery: "Gallery", pipeline: Pipeline, *, at_once: bool = False
+        ) -> tuple[list[bytes], str]:
             """Read what is looked for and search for it, all in the one gallery."""
+            began = time.monotonic()
             spec = pipeline.spec
-            vectors = [
-                outcomes[i] if i in outcomes else self._given_vector(gallery, spec.dimension, query)
-                for i, query in enumerate(queries)
-            ]
+            vectors = self._vectors(gallery, queries, outcomes, spec.dimension)
             _refuse_if_all_failed(vectors, [_field_of(i, query) for i, query in enumerate(queries)])
-            return search_results(gallery, vectors, options, deadline), spec.fingerprint
+            results = search_results(gallery, vectors, asked.options, deadline, at_once=at_once)
+            if is_plain:
+                self._pace.note(request.gallery, time.monotonic() - began, in_loop=at_once)
+            return results, spec.fingerprint
 
         async def embed_and_answer(_: "Meta", pipeline: Pipeline) -> tuple[list[bytes], str]:
             embedded = await pipeline.embed(list(images.values()), deadline, stages)
@@ -107,23 +160,42 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             stages.gallery += time.monotonic() - began
             return found
 
-        with self._admission.admit(len(queries)):
-            if images:
-                # The model is asked for before anything is spent on them.
-                results, fingerprint = await with_fitting_model(
-                    self._shelf, self._fleet, deadline, request.gallery, embed_and_answer, model=request.model
-                )
-            else:
-                began = time.monotonic()
-                results, fingerprint = await self._shelf.read(
-                    deadline, self._shelf.using, request.gallery, answer, model=request.model
+        if images:
+            # The model is asked for before anything is spent on them.
+            return await with_fitting_model(
+                self._shelf, self._fleet, deadline, request.gallery, embed_and_answer, model=request.model
+            )
+        began = time.monotonic()
+        if is_plain and self._admission.inputs == 1 and self._pace.is_quick(request.gallery):
+            # Nobody else is there to be kept waiting.
+            with suppress(NotAtHand):
+                found = self._shelf.at_once(
+                    request.gallery, partial(answer, at_once=True), model=request.model
                 )
                 stages.gallery += time.monotonic() - began
-            return UnreadResponse(
-                results=results,
-                model_fingerprint=fingerprint,
-                timings=timings_of(stages).SerializeToString(),
-            )
+                return found
+        found = await self._shelf.read(
+            deadline, self._shelf.using, request.gallery, answer, model=request.model
+        )
+        stages.gallery += time.monotonic() - began
+        return found
+
+    def _vectors(
+        self,
+        gallery: "Gallery",
+        queries: Sequence[pb.Query],
+        embedded: Mapping[int, Outcome],
+        dimension: int,
+    ) -> Sequence[Outcome]:
+        """The unit vector (d,) of each query, or why it has none; of the images it is there already."""
+        given = [query.vector for query in queries if query.HasField("vector")]
+        if len(given) == len(queries):  # one check of all takes a fraction of the time
+            with suppress(InvalidArgument, ValueError):
+                return list(unit_rows(np.stack([vector_of(each) for each in given]), dimension=dimension))
+        return [
+            embedded[i] if i in embedded else self._given_vector(gallery, dimension, query)
+            for i, query in enumerate(queries)
+        ]
 
     def _given_vector(self, gallery: "Gallery", dimension: int, query: pb.Query) -> Outcome:
         """The unit vector (d,) of a query that is no image, or why it has none."""
@@ -157,33 +229,6 @@ def timings_of(stages: Stages) -> pb.Timings:
     return pb.Timings(decode_us=decode, queue_us=queue, encode_us=encode, gallery_us=gallery, total_us=total)
 
 
-def _checked_options(request: pb.SearchRequest) -> Options:
-    check_count("queries", len(request.queries), MAX_INPUTS)
-    k = request.k if request.HasField("k") else DEFAULT_K
-    if not 1 <= k <= MAX_K:
-        raise refusal("k", f"{k} neighbours were asked for; 1 to {MAX_K:,} can be had.")
-    if k * len(request.queries) > MAX_HITS:
-        raise refusal(
-            "k", f"{k} neighbours of {len(request.queries)} queries are more than {MAX_HITS:,} in all."
-        )
-    if len(request.exclude_keys) > MAX_EXCLUDED:
-        raise refusal(
-            "exclude_keys", f"{len(request.exclude_keys)} were sent; a call takes at most {MAX_EXCLUDED:,}."
-        )
-    minimum = request.minimum_score if request.HasField("minimum_score") else None
-    if minimum is not None and not -1 <= minimum <= 1:  # NaN too
-        raise refusal("minimum_score", f"{minimum} is not a score; scores lie between -1 and 1.")
-    try:
-        exclude = check_keys(list(request.exclude_keys))
-    except InvalidArgument as error:
-        raise refusal("exclude_keys", str(error)) from error
-    try:
-        wanted = filter_of(request.filter) if request.HasField("filter") else None
-    except InvalidArgument as error:
-        raise refusal("filter", str(error)) from error
-    return Options(k, minimum, exclude, wanted, request.group_by_label)
-
-
 def _embed_result(outcome: Outcome) -> pb.EmbedResult:
     if isinstance(outcome, Exception):
         return pb.EmbedResult(error=to_status(outcome))
@@ -195,7 +240,7 @@ def _field_of(position: int, query: pb.Query) -> str:
     return f"queries[{position}].{source}" if source else f"queries[{position}]"
 
 
-def _refuse_if_all_failed(outcomes: Sequence[Outcome], fields: Sequence[str]) -> None:
+def _refuse_if_all_failed(outcomes: Sequence[object], fields: Sequence[str]) -> None:
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     if len(errors) < len(outcomes):
         return

@@ -4,16 +4,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from serving.errors import Mismatch, ModelMismatch, NotFound
+from serving.errors import CrossbatchError, Mismatch, ModelMismatch, NotFound
 from serving.rpc.work.library import Source, Sources, served_name
 from serving.rpc.work.pipeline import Bounds, Pipeline
 from serving.rpc.work.workers import Threads
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
+    from serving.model.encoder import Encoder
     from serving.rpc.server.metrics import Metrics
 
 __all__ = ["Change", "Fleet"]
@@ -122,6 +123,11 @@ class Fleet:
                 tuple(name for name in before if name not in fresh),
             )
 
+    def hide(self, error: CrossbatchError) -> CrossbatchError:
+        """Take out of what `reload` raised where the models lie, which a caller need not know."""
+        error.args = (self._sources.hide(str(error)),)
+        return error
+
     async def _load(self, source: Source) -> "_Served":
         """Load a model and start it.
 
@@ -129,16 +135,26 @@ class Fleet:
             CrossbatchError: if it cannot be served.
         """
         encoder = await asyncio.to_thread(source.load)
+        name = source.name or served_name(encoder.spec)
         pipeline = Pipeline(
-            source.name or served_name(encoder.spec),
+            name,
             encoder,
             self.threads,
-            self._bounds,
+            self._bounds_like(self._served.get(name), encoder),
             metrics=self._metrics,
             failed=self._failed,
         )
         await pipeline.start()
         return _Served(pipeline, (source.name, source.stamp), source.place)
+
+    def _bounds_like(self, before: "_Served | None", encoder: "Encoder") -> Bounds:
+        """Spare a model that replaces one of its kind the trial, which would take cores from calls."""
+        if before is None:
+            return self._bounds
+        old, new = before.pipeline.spec, encoder.spec
+        if (old.image_size, old.precision, old.dimension) != (new.image_size, new.precision, new.dimension):
+            return self._bounds
+        return replace(self._bounds, max_batch=before.pipeline.batcher.max_batch)
 
     def _retire(self, served: "_Served") -> None:
         """Stop a model when nobody holds it any more, without waiting for that."""

@@ -49,6 +49,9 @@ class Sources(Protocol):
             CrossbatchError: if there are none, or a file is not there.
         """
 
+    def hide(self, text: str) -> str:
+        """Take out of a message where the models lie, which a caller need not know."""
+
 
 @dataclass(frozen=True, slots=True)
 class _File:
@@ -89,6 +92,16 @@ class Library:
             for word in self._settings.model
             for name, path in _files(word)
         ]
+
+    def hide(self, text: str) -> str:
+        """Take the folders that models lie in out of a message; the names of the files stay."""
+        paths = {
+            Path(part) for word in self._settings.model for part in (word, word.partition("=")[2]) if part
+        }
+        for folder in sorted({str(path.parent) for path in paths}, key=len, reverse=True):
+            if folder not in (".", "/"):
+                text = text.replace(f"{folder}/", "")
+        return text
 
 
 def served_name(spec: "ModelSpec") -> str:

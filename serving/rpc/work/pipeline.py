@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -227,20 +226,18 @@ class Pipeline:
             return error
 
     async def _embed_one(self, image: bytes, call: "_Call") -> Outcome:
-        pixels = await self._decode(image, call, self.batcher.expecting)
+        with self.batcher.expecting():
+            pixels = await self._decode(image, call)
         if isinstance(pixels, Exception):
             return pixels
         return await self._encode_one(pixels, call)
 
-    async def _decode(
-        self, image: bytes, call: "_Call", meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> NDArray[np.uint8] | Exception:
+    async def _decode(self, image: bytes, call: "_Call") -> NDArray[np.uint8] | Exception:
         began = time.monotonic()
         try:
             check_size(image)
             async with call.window:
-                with meanwhile():
-                    pixels = await self._threads.decode.run(call.deadline, self.encoder.preprocess, image)
+                pixels = await self._threads.decode.run(call.deadline, self.encoder.preprocess, image)
         except Exception as error:  # whatever it is, it is this image's alone; `to_status` sorts out the bugs
             return error
         call.stages.decode = max(call.stages.decode, time.monotonic() - began)

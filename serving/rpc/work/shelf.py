@@ -1,10 +1,13 @@
 """The galleries as calls see them: opened by name, checked against the model, worked on in threads."""
 
+import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from serving.errors import CrossbatchError
+from serving.rpc.work.builds import Build, Builds
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.pipeline import Pipeline
 from serving.rpc.work.workers import Workers
@@ -18,13 +21,16 @@ __all__ = ["Shelf"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-READERS, WRITERS = 4, 2
+READERS, WRITERS, KEEPERS = 4, 2, 4
+MOST_UPKEEP = 32
+"""Most switches, rollbacks and removals that wait or run: each may have to wait for a lock."""
 
 
 class Shelf:
     """A folder of galleries and the threads that work on them.
 
-    Reads and writes have threads of their own, so that a search never waits for a disk to confirm a write.
+    Reads and writes have threads of their own, so that a search never waits for a disk to confirm a write. So
+    has upkeep, which waits for locks that a rebuild holds, and so has each rebuild.
     """
 
     def __init__(self, galleries: "GalleryDirectory", fleet: Fleet, *, most: int) -> None:
@@ -40,6 +46,10 @@ class Shelf:
         self._path = re.compile(re.escape(str(galleries.path)) + r"(/|(?![\w.-]))")
         self._readers = Workers("gallery-read", READERS, most=most, what="the gallery was read")
         self._writers = Workers("gallery-write", WRITERS, most=most, what="anything was stored")
+        self._keepers = Workers(
+            "gallery-upkeep", KEEPERS, most=MOST_UPKEEP, what="anything was done to the gallery"
+        )
+        self._builds = Builds()
 
     def using(self, name: str, work: "Callable[[Gallery, Pipeline], T]", *, model: str = "") -> T:
         """Work on the gallery that has a name now, with the model that fits it; blocks, so use `read`.
@@ -56,6 +66,21 @@ class Shelf:
             Mismatch: if it belongs to another model or is damaged.
         """
         return self.galleries.using(name, lambda gallery: work(gallery, self._fleet.fitting(gallery, model)))
+
+    def at_once(self, name: str, work: "Callable[[Gallery, Pipeline], T]", *, model: str = "") -> T:
+        """Work, as `using` does, on a gallery that is open already; waits for nobody.
+
+        Raises:
+            NotAtHand: if it is not.
+            CrossbatchError: as `using` does; names no path.
+        """
+        try:
+            return self.galleries.at_once(
+                name, lambda gallery: work(gallery, self._fleet.fitting(gallery, model))
+            )
+        except CrossbatchError as error:
+            self.hide(error)
+            raise
 
     async def model_for(self, deadline: float | None, name: str, model: str = "") -> str:
         """Name the model that embeds what is looked for in a gallery, or added to it.
@@ -85,6 +110,51 @@ class Shelf:
             self.hide(error)
             raise
 
+    async def upkeep(
+        self, deadline: float | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a function that changes a gallery as a whole in a thread; what it raises names no path."""
+        try:
+            return await self._keepers.run(deadline, function, *args, **kwargs)
+        except CrossbatchError as error:
+            self.hide(error)
+            raise
+
+    @asynccontextmanager
+    async def building(
+        self, deadline: float | None, name: str, index: str | None, recall: float | None
+    ) -> "AsyncIterator[tuple[Build, asyncio.Future[None]]]":
+        """Make the index of a gallery anew while the block runs; one that is left breaks the work off.
+
+        Args:
+            deadline: The `time.monotonic()` until which somebody waits.
+            name: Of the gallery.
+            index: The type wanted from now on; None for that which was wanted before.
+            recall: The recall wanted from now on; None for that which was wanted before.
+
+        Yields:
+            How far it is, and what is done when it is.
+
+        Raises:
+            Overloaded: if too many are being made.
+        """
+        build = Build(deadline)
+
+        def rebuild() -> None:
+            try:
+                self.galleries.using(
+                    name, lambda gallery: gallery.rebuild(index, recall, progress=build.advance)
+                )
+            except CrossbatchError as error:
+                self.hide(error)
+                raise
+
+        done = self._builds.start(name, rebuild)
+        try:
+            yield build, done
+        finally:
+            build.leave()
+
     def hide(self, error: CrossbatchError) -> CrossbatchError:
         """Take the folder's path, which a caller need not know, out of an error; the gallery's name stays."""
         if self.galleries.path.is_absolute():
@@ -93,11 +163,12 @@ class Shelf:
         return error
 
     def close(self) -> None:
-        """Finish the writes that have begun, and close the galleries; blocks.
+        """Finish what has begun but for rebuilds, which are broken off, and close the galleries; blocks.
 
         Raises:
             CrossbatchError: if a gallery cannot be closed.
         """
+        self._keepers.close()
         self._writers.close()
         self._readers.close()
         self.galleries.close()

@@ -1,0 +1,265 @@
+"""New models and galleries in a server that runs: no call fails, and none is answered by another model."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protos import gallery_service_pb2 as gallery_pb
+from protos import model_service_pb2 as pb
+from protos import retrieval_service_pb2 as retrieval_pb
+from serving.errors import BadArtifact, BadSetting, CrossbatchError, NotFound
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.item import Item
+from serving.rpc.server.server import Server
+from serving.rpc.work import fitted
+from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, vector_for
+from tests.serving.stubs import Stubs, connected, image, refused
+
+
+@dataclass
+class Turned(FakeEncoder):
+    """Another model: its vectors point the other way."""
+
+    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return -super().encode(images)
+
+
+@pytest.fixture
+def a() -> FakeEncoder:
+    return FakeEncoder(FakeSpec("a", "a" * 64, "a" * 64))
+
+
+@pytest.fixture
+def b() -> FakeEncoder:
+    return Turned(FakeSpec("b", "b" * 64, "b" * 64))
+
+
+@pytest.fixture
+def sources(a: FakeEncoder, b: FakeEncoder) -> FakeSources:
+    return FakeSources({"a": a, "b": b})
+
+
+@pytest.fixture
+def galleries(tmp_path: Path) -> GalleryDirectory:
+    """`birds` is of the model a and `next` of b; each has the picture `x` as its model embeds it."""
+    galleries = GalleryDirectory(tmp_path)
+    for name, model, vector in (("birds", "a", vector_for(b"x")), ("next", "b", -vector_for(b"x"))):
+        gallery = galleries.create(
+            name, model_name=model, fingerprint=model * 64, dimension=DIMENSION, thumbnail_side=0
+        )
+        gallery.upsert([Item(key=f"x of {model}", vector=vector)])
+    return galleries
+
+
+@pytest.fixture
+def running(sources: FakeSources, galleries: GalleryDirectory) -> Iterator[Server]:
+    with serving(sources, galleries, max_batch=4) as running:
+        yield running
+
+
+@pytest.fixture
+def stubs(running: Server) -> Iterator[Stubs]:
+    with connected(running.address) as stubs:
+        yield stubs
+
+
+def _until(true: Callable[[], bool]) -> None:
+    for _ in range(5000):
+        if true():
+            return
+        time.sleep(0.001)
+    raise AssertionError("it did not come true")
+
+
+def _reload(stubs: Stubs) -> pb.ReloadModelsResponse:
+    reply: pb.ReloadModelsResponse = stubs.models.ReloadModels(pb.ReloadModelsRequest(), timeout=10)
+    return reply
+
+
+def test_a_search_whose_gallery_goes_to_another_model_is_embedded_again(
+    stubs: Stubs, a: FakeEncoder, b: FakeEncoder, galleries: GalleryDirectory
+) -> None:
+    a.encode_gate.clear()
+    request = retrieval_pb.SearchRequest(gallery="birds", queries=[image(b"x")], k=1)
+    search = stubs.retrieval.Search.future(request, timeout=10)
+    _until(lambda: a.decoded == [b"x"])
+    galleries.switch("birds", "next")
+    a.encode_gate.set()
+
+    reply = search.result()
+
+    assert reply.model_fingerprint == "b" * 64
+    (hit,) = reply.results[0].hits
+    assert (hit.key, round(hit.score, 5)) == ("x of b", 1)
+    assert (a.encoded, b.encoded) == (1, 1)
+
+
+def test_an_upsert_whose_gallery_goes_to_another_model_is_embedded_again(
+    stubs: Stubs, a: FakeEncoder, galleries: GalleryDirectory
+) -> None:
+    a.encode_gate.clear()
+    request = gallery_pb.UpsertItemsRequest(gallery="birds", items=[gallery_pb.Item(key="new", image=b"n")])
+    upsert = stubs.galleries.UpsertItems.future(request, timeout=10)
+    _until(lambda: a.decoded == [b"n"])
+    galleries.switch("birds", "next")
+    a.encode_gate.set()
+
+    assert upsert.result().stored == 1
+
+    (stored,) = galleries.get("birds").get(["new"])
+    np.testing.assert_allclose(stored.vector, -vector_for(b"n"), atol=1e-6)
+    assert [each.key for each in galleries.get("next").list(limit=9)] == ["x of a"]
+
+
+def test_a_gallery_that_goes_to_another_model_again_and_again_is_given_up(
+    stubs: Stubs, a: FakeEncoder, b: FakeEncoder, galleries: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for encoder, goes in ((a, "switch"), (b, "rollback")):
+
+        def encode(images: NDArray[np.uint8], encode: Any = encoder.encode, goes: str = goes) -> Any:
+            if goes == "switch":
+                galleries.switch("birds", "next")
+            else:
+                galleries.rollback("birds")
+            return encode(images)
+
+        monkeypatch.setattr(encoder, "encode", encode)
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.search("birds", image(b"x"))
+    refused("FAILED_PRECONDITION", failure, "MODEL_MISMATCH")
+    assert a.encoded + b.encoded == fitted.TRIES
+
+
+def test_a_call_that_is_on_its_way_is_finished_by_the_model_it_began_with(
+    stubs: Stubs, a: FakeEncoder, sources: FakeSources
+) -> None:
+    a.encode_gate.clear()
+    request = retrieval_pb.SearchRequest(gallery="birds", queries=[image(b"x")], k=1)
+    search = stubs.retrieval.Search.future(request, timeout=10)
+    _until(lambda: a.decoded == [b"x"])
+    sources.models = {"a": Turned(FakeSpec("a", "c" * 64, "c" * 64))}  # of which there is no gallery
+    assert list(_reload(stubs).removed) == ["b"]
+    a.encode_gate.set()
+    assert search.result().model_fingerprint == "a" * 64
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.search("birds", image(b"x"))
+    refused("FAILED_PRECONDITION", failure, "MODEL_MISMATCH")
+
+
+def test_models_are_loaded_anew_and_no_call_fails(
+    running: Server, stubs: Stubs, a: FakeEncoder, sources: FakeSources
+) -> None:
+    done = threading.Event()
+    seen: set[str] = set()
+    failures: list[grpc.RpcError] = []
+    calls = 0
+
+    def ask() -> None:
+        nonlocal calls
+        with connected(running.address) as mine:
+            while not done.is_set():
+                try:
+                    seen.add(mine.embed(b"1", b"2").model_fingerprint)
+                    calls += 1
+                except grpc.RpcError as error:
+                    failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for letter in "cdefg":
+            sources.models = {"new": FakeEncoder(FakeSpec("new", letter * 64)), "a": a}
+            reply = _reload(stubs)
+            assert [model.name for model in reply.models] == ["new", "a"]
+            assert reply.models[0].fingerprint == letter * 64
+            assert list(reply.loaded) == ["new"]
+            assert list(reply.removed) == (["b"] if letter == "c" else [])
+            before = calls
+            _until(lambda before=before: calls > before + 3)  # type: ignore[misc]
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(10)
+    assert failures == []
+    assert {letter * 64 for letter in "cdefg"} <= seen
+    assert stubs.models.GetModel(pb.GetModelRequest(name="new")).model.fingerprint == "g" * 64
+
+
+def test_a_reload_that_is_refused_says_why_and_changes_nothing(
+    stubs: Stubs,
+    sources: FakeSources,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sources.models = {**sources.models, "": FakeEncoder(FakeSpec("a", "c" * 64))}
+    with pytest.raises(grpc.RpcError) as failure:
+        _reload(stubs)
+    message = refused("FAILED_PRECONDITION", failure, "MISMATCH")
+    assert "a.onnx and a.onnx would both be served as a" in message
+
+    for error in (
+        BadArtifact("/secret/m.onnx is damaged"),
+        NotFound("/secret/m.onnx is not there"),
+        BadSetting("empty"),
+        FileNotFoundError("a bug"),
+    ):
+
+        def look(error: Exception = error) -> list[object]:
+            raise error
+
+        monkeypatch.setattr(sources, "look", look)
+        with pytest.raises(grpc.RpcError) as failure:
+            _reload(stubs)
+        assert "secret" not in str(failure.value.details())
+        assert failure.value.code().name == (
+            "FAILED_PRECONDITION" if isinstance(error, CrossbatchError) else "INTERNAL"
+        )
+    assert "every model stays as it was: /secret/m.onnx is damaged" in caplog.messages
+    reply = stubs.models.ListModels(pb.ListModelsRequest())
+    assert [(model.name, model.fingerprint[0]) for model in reply.models] == [("a", "a"), ("b", "b")]
+    stubs.embed(b"x")
+
+
+def test_a_reload_looks_at_the_galleries_again(
+    stubs: Stubs, galleries: GalleryDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "gallery.sqlite").write_bytes(b"nothing")
+    with caplog.at_level(logging.INFO):
+        _reload(stubs)
+    assert [record.gallery for record in caplog.records if "cannot be used" in record.message] == ["broken"]  # type: ignore[attr-defined]
+    other = GalleryDirectory(tmp_path)  # as another process
+    other.create("later", model_name="a", fingerprint="a" * 64, dimension=DIMENSION)
+    assert list(stubs.search("later", image(b"x")).results[0].hits) == []
+
+
+@pytest.mark.parametrize("way", ["expired", "cancelled"])
+def test_a_request_that_is_given_up_frees_its_place_before_the_batch_that_runs_has_ended(
+    running: Server, stubs: Stubs, a: FakeEncoder, way: str
+) -> None:
+    """Not so in triton server#7512, and in #6920 it is computed besides."""
+    a.encode_gate.clear()
+    blocking = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"first"]), timeout=10)
+    _until(lambda: a.encoding)
+    late = stubs.retrieval.Embed.future(
+        retrieval_pb.EmbedRequest(images=[b"1", b"2", b"3"]), timeout=0.2 if way == "expired" else 10
+    )
+    _until(lambda: running._admission.inputs == 4)
+    if way == "cancelled":
+        late.cancel()
+    _until(lambda: running._admission.inputs == 1)
+    a.encode_gate.set()
+    blocking.result()
+    stubs.embed(b"after")
+    assert a.encoded == 2

@@ -1,0 +1,72 @@
+"""The trial that finds the size of a batch, on a clock that only the model moves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from serving.rpc.work import trial
+from serving.rpc.work.trial import best_batch
+from tests.serving.rpc_fakes import FakeSpec
+
+
+class Machine:
+    """A model whose run takes a known time, and the clock beside it."""
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self.spec = FakeSpec()
+        self.seconds = seconds
+        self.sizes: list[int] = []
+        self.now = 0.0
+
+    def encode(self, images: NDArray[np.uint8]) -> None:
+        self.sizes.append(len(images))
+        self.now += self.seconds(len(images))
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def found(machine: Any, chosen: int = 0) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "time", machine)
+        return best_batch(machine, chosen)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [
+        (lambda size: 0.010 * size, 1),  # nothing gained by company
+        (lambda size: 0.004 + 0.001 * size, 32),  # much gained
+        (lambda size: 0.010 * max(4, size), 4),  # four cores, one image each
+        (lambda size: 0.001 * size * (1 if size <= 8 else 1.5), 8),  # too much for the cache
+    ],
+)
+def test_the_smallest_batch_that_is_about_as_fast_as_any_is_taken(
+    seconds: Callable[[int], float], best: int
+) -> None:
+    assert found(Machine(seconds)) == best
+
+
+def test_each_size_is_run_before_it_is_measured() -> None:
+    """The first run of a size makes room in memory, and on a GPU searches for kernels (onnxruntime#19838)."""
+    machine = Machine(lambda size: 0.010 * max(4, size) + (0.1 if machine.sizes.count(size) == 1 else 0.0))
+    assert found(machine) == 4
+
+
+@given(each=st.floats(1e-4, 3.0), fixed=st.floats(0, 1.0))
+def test_a_trial_takes_about_two_seconds_or_one_image_twice(each: float, fixed: float) -> None:
+    machine = Machine(lambda size: fixed + each * size)
+    assert found(machine) in trial.SIZES
+    assert machine.sizes[:2] == [1, 1]
+    assert machine.now <= max(2 * trial.BUDGET, 2 * (fixed + each) + trial.BUDGET)
+
+
+def test_a_size_that_was_said_is_warmed_up_and_taken() -> None:
+    machine = Machine(lambda size: 0.001)
+    assert found(machine, 24) == 24
+    assert machine.sizes == [1, 24]
