@@ -30,6 +30,7 @@ class FakeSpec:
     image_size: int = SIZE
     precision: str = "fp32"
     prototypes: int = 0
+    grid: tuple[int, int] | None = None
 
     def model_dump_json(self) -> str:
         return '{"name": "fake"}'

@@ -11,7 +11,12 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_status import rpc_status
 
 from protos import gallery_service_pb2 as gallery_pb
-from protos import gallery_service_pb2_grpc, model_service_pb2_grpc, retrieval_service_pb2_grpc
+from protos import (
+    gallery_service_pb2_grpc,
+    model_service_pb2_grpc,
+    open_inference_pb2_grpc,
+    retrieval_service_pb2_grpc,
+)
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.rpc.wire import bytes_of
 from tests.serving.rpc_fakes import vector_for
@@ -25,6 +30,7 @@ class Stubs:
         self.retrieval = retrieval_service_pb2_grpc.RetrievalServiceStub(channel)
         self.galleries = gallery_service_pb2_grpc.GalleryServiceStub(channel)
         self.models = model_service_pb2_grpc.ModelServiceStub(channel)
+        self.inference = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
 
     def embed(self, *images: bytes, **options: Any) -> retrieval_pb.EmbedResponse:

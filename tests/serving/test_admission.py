@@ -1,13 +1,14 @@
 """Permits count inputs and bytes, are always given back, and a refusal tells when to return."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import Draining, Overloaded
+from serving.rpc.gate.access import Identity, identity
 from serving.rpc.gate.admission import Admission
 
 WAYS: dict[str, Callable[[Admission, int], AbstractContextManager[None]]] = {
@@ -79,3 +80,59 @@ def test_a_draining_server_receives_nothing_and_lets_what_runs_go_on() -> None:
 def test_a_limit_below_one_is_refused(limits: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="admits nothing"):
         Admission(*limits)
+
+
+@contextmanager
+def called_by(name: str) -> Iterator[None]:
+    token = identity.set(Identity(name, "write"))
+    try:
+        yield
+    finally:
+        identity.reset(token)
+
+
+def test_a_batch_cannot_pass_by_the_limit_that_single_inputs_meet() -> None:
+    """Of a client as of all: one call of ten is refused where ten calls of one are."""
+    admission = Admission(100, most_a_client=9)
+    with called_by("shop"):
+        with pytest.raises(Overloaded, match="0 of at most 9 inputs of the key shop"), admission.admit(10):
+            pass
+        with ExitStack() as held:
+            for _ in range(9):
+                held.enter_context(admission.admit())
+            with pytest.raises(Overloaded) as refusal, admission.admit():
+                pass
+    assert 0.05 <= refusal.value.retry_after <= 5
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_at_its_limit_stops_no_other(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.rpc.gate.admission.MAX_MESSAGE_BYTES", 1)
+    admission = Admission(10, 10, most_a_client=6)
+    with called_by("greedy"), WAYS[way](admission, 6):
+        with pytest.raises(Overloaded, match=r"6 of at most 6 .* of the key greedy"), WAYS[way](admission, 1):
+            pass
+        with called_by("modest"), WAYS[way](admission, 4):
+            with pytest.raises(Overloaded, match="10 of at most 10"), WAYS[way](admission, 1):
+                pass
+            assert getattr(admission, way) == 10
+    assert getattr(admission, way) == 0
+    with called_by("greedy"), WAYS[way](admission, 6):
+        pass
+
+
+def test_a_client_has_room_for_one_message_of_any_size_that_is_allowed() -> None:
+    admission = Admission(1_000, 256 << 20, most_a_client=1)
+    with called_by("shop"), admission.receive(64 << 20):
+        pass
+
+
+def test_clients_of_the_past_take_no_room() -> None:
+    admission = Admission(10, most_a_client=5)
+    for i in range(100):
+        with called_by(f"k{i}"), admission.receive(1), admission.admit(1):
+            pass
+        with called_by(f"k{i}"), pytest.raises(Overloaded), admission.admit(6):
+            pass
+    assert not admission._inputs_of
+    assert not admission._bytes_of

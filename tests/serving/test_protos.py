@@ -13,8 +13,11 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("retrieval_service", "gallery_service", "model_service")
+NAMES = ("retrieval_service", "gallery_service", "model_service", "open_inference")
+PACKAGES = ("crossbatch.v1", "inference")
 BUF = shutil.which("buf") or shutil.which("buf", path=Path(sys.executable).parent)
+
+needs_buf = pytest.mark.skipif(BUF is None, reason="buf is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def test_the_committed_stubs_are_those_that_the_script_writes(tmp_path: Path) ->
         )
 
 
-@pytest.mark.skipif(BUF is None, reason="buf is not installed")
+@needs_buf
 def test_buf_finds_nothing(image: Path) -> None:
     assert BUF is not None
     done = subprocess.run(
@@ -61,9 +64,47 @@ def test_buf_finds_nothing(image: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@needs_buf
+def test_the_contract_breaks_no_client_of_the_one_that_was_released(image: Path) -> None:
+    """`scripts/protos --baseline` renews the baseline at a release; a break needs a package v2."""
+    assert _breaks(image) == ""
+
+
+@needs_buf
+@pytest.mark.parametrize("change", ["field deleted", "number changed", "type changed", "call deleted"])
+def test_a_change_that_breaks_clients_is_found(image: Path, tmp_path: Path, change: str) -> None:
+    files = descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes())
+    (file,) = (each for each in files.file if each.name == "protos/retrieval_service.proto")
+    (message,) = (each for each in file.message_type if each.name == "EmbedRequest")
+    (images,) = (each for each in message.field if each.name == "images")
+    match change:
+        case "field deleted":
+            message.field.remove(images)
+        case "number changed":
+            images.number = 77
+        case "type changed":
+            images.type = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
+        case "call deleted":
+            del file.service[0].method[0]
+    changed = tmp_path / "changed.binpb"
+    changed.write_bytes(files.SerializeToString())
+    told = _breaks(changed)
+    assert "protos/retrieval_service.proto" in told
+    assert ("RetrievalService" if change == "call deleted" else "EmbedRequest") in told
+
+
+def _breaks(image: Path) -> str:
+    """What buf says of the changes from the committed baseline to an image."""
+    assert BUF is not None
+    line = [BUF, "breaking", str(image), "--against", "protos/baseline.binpb", "--config", "buf.yaml"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 100), done.stderr  # 100: something was found
+    return done.stdout
+
+
 def test_every_service_call_message_and_field_is_explained(image: Path) -> None:
     files = descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes()).file
-    ours = [file for file in files if file.package == "crossbatch.v1"]
+    ours = [file for file in files if file.package in PACKAGES]
     assert len(ours) == len(NAMES)
     for file in ours:
         explained = {
@@ -77,6 +118,8 @@ def test_every_service_call_message_and_field_is_explained(image: Path) -> None:
             for f, field in enumerate(message.field):
                 assert explained.get((4, n, 2, f)), f"{message.name}.{field.name}"
             for i, inner in enumerate(message.nested_type):
+                if inner.options.map_entry:  # made by the compiler
+                    continue
                 assert explained.get((4, n, 3, i)), inner.name
                 for f, field in enumerate(inner.field):
                     assert explained.get((4, n, 3, i, 2, f)), f"{inner.name}.{field.name}"

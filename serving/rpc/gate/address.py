@@ -9,10 +9,16 @@ from serving.errors import BadSetting, Unavailable
 __all__ = ["check_address", "written_address"]
 
 
-def check_address(host: str, port: int, *, insecure: bool) -> None:
+def check_address(host: str, port: int, *, insecure: bool, encrypted: bool = False) -> None:
     """Find out whether a server may and can listen on an address.
 
     gRPC itself says only that it failed, after lines of its own on standard error.
+
+    Args:
+        host: Name or address.
+        port: 0 for a free one.
+        insecure: Whether plain text off loopback is allowed.
+        encrypted: Whether the server speaks TLS.
 
     Raises:
         BadSetting: if the host is unknown, not of this machine, or off loopback without leave.
@@ -25,10 +31,11 @@ def check_address(host: str, port: int, *, insecure: bool) -> None:
         raise BadSetting(f"The host {host!r} is not known ({reason}); give --host an address.") from error
     # A scope such as %eth0 is no part of the address itself.
     addresses = [str(place[4][0]).split("%")[0] for place in found]
-    if not insecure and not all(ipaddress.ip_address(each).is_loopback for each in addresses):
+    if not (insecure or encrypted) and not all(ipaddress.ip_address(each).is_loopback for each in addresses):
         raise BadSetting(
             f"The host {host} can be reached from other machines and the traffic is plain text; "
-            "add --insecure if the network is trusted, or listen on 127.0.0.1."
+            "give --tls-certificate and --tls-key, add --insecure if the network is trusted, "
+            "or listen on 127.0.0.1."
         )
     family, kind, protocol, _, place = found[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -1,11 +1,13 @@
 """Permits: how many inputs, and how many bytes, may be on their way through the server at once."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from serving.errors import Draining, Overloaded
-from serving.rpc.limits import MAX_BYTES_IN_FLIGHT
+from serving.rpc.gate.access import identity
+from serving.rpc.limits import MAX_BYTES_IN_FLIGHT, MAX_MESSAGE_BYTES
 
 __all__ = ["Admission"]
 
@@ -17,16 +19,21 @@ class Admission:
     """Counts inputs and bytes in flight, not calls, so that a call that holds many cannot pass by the limits.
 
     Every call is received, which counts its message before anything is unpacked, and then admitted with the
-    inputs that it turned out to hold. Both refuse at once rather than let a call wait. Belongs to one event
-    loop; takes no lock.
+    inputs that it turned out to hold. Both refuse at once rather than let a call wait. A client, told by the
+    name of his key, may have a limit below the common one, so that when he is at it there is room for others.
+    Belongs to one event loop; takes no lock.
     """
 
-    def __init__(self, most_inputs: int, most_bytes: int = MAX_BYTES_IN_FLIGHT) -> None:
+    def __init__(
+        self, most_inputs: int, most_bytes: int = MAX_BYTES_IN_FLIGHT, *, most_a_client: int = 0
+    ) -> None:
         """Set the limits; each must be at least what the largest call needs, which else is never admitted.
 
         Args:
             most_inputs: Most inputs in flight.
             most_bytes: Most bytes of the messages in flight.
+            most_a_client: Most inputs of one client, who then has the same share of the bytes, yet room for
+                one message; 0 for no limit of his own.
 
         Raises:
             ValueError: if a limit is below 1.
@@ -34,10 +41,25 @@ class Admission:
         if most_inputs < 1 or most_bytes < 1:
             raise ValueError(f"a limit of {most_inputs} inputs and {most_bytes} bytes admits nothing")
         self.most_inputs, self.most_bytes = most_inputs, most_bytes
+        self.most_a_client = most_a_client or most_inputs
+        share = most_bytes * self.most_a_client // most_inputs
+        self._most_bytes_a_client = max(share, min(most_bytes, MAX_MESSAGE_BYTES))
         self.inputs = 0
         self.bytes = 0
+        self._inputs_of: Counter[str] = Counter()
+        self._bytes_of: Counter[str] = Counter()
         self.draining = False
         self._usual_stay = SHORTEST_RETRY
+
+    def check_room(self) -> None:
+        """Find out, before a message is received, whether a call with one input would be admitted.
+
+        Raises:
+            Draining: if the server is stopping.
+            Overloaded: if it would not.
+        """
+        self._check_open()
+        self._check_inputs(identity.get().name, 1)
 
     @contextmanager
     def receive(self, size: int) -> Iterator[None]:
@@ -47,36 +69,62 @@ class Admission:
             Draining: if the server is stopping.
             Overloaded: if there is no room for so many bytes now.
         """
-        if self.draining:
-            raise Draining("The server is stopping and takes no new work; try another one.")
+        self._check_open()
+        client = identity.get().name
         if self.bytes + size > self.most_bytes:
             raise self._full(f"{self.bytes:,} of at most {self.most_bytes:,} bytes", f"{size:,} more")
+        if self._bytes_of[client] + size > self._most_bytes_a_client:
+            most = f"{self._most_bytes_a_client:,} bytes of the key {client}"
+            raise self._full(f"{self._bytes_of[client]:,} of at most {most}", f"{size:,} more")
         self.bytes += size
+        self._bytes_of[client] += size
         try:
             yield
         finally:
             self.bytes -= size
+            _give_back(self._bytes_of, client, size)
 
     @contextmanager
     def admit(self, inputs: int = 1) -> Iterator[None]:
         """Hold a permit for each input while the block runs; a call without inputs holds one.
 
+        Not for a call that goes on for minutes: it would make the others come back too late.
+
         Raises:
             Overloaded: if too many inputs are in flight now.
         """
-        if self.inputs + inputs > self.most_inputs:
-            raise self._full(f"{self.inputs} of at most {self.most_inputs} inputs", f"{inputs} more")
+        client = identity.get().name
+        self._check_inputs(client, inputs)
         self.inputs += inputs
+        self._inputs_of[client] += inputs
         began = time.monotonic()
         try:
             yield
         finally:
             self.inputs -= inputs
+            _give_back(self._inputs_of, client, inputs)
             # A place becomes free about when a call of usual length ends, so that is when to come back.
             self._usual_stay += SMOOTHING * (time.monotonic() - began - self._usual_stay)
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise Draining("The server is stopping and takes no new work; try another one.")
+
+    def _check_inputs(self, client: str, inputs: int) -> None:
+        if self.inputs + inputs > self.most_inputs:
+            raise self._full(f"{self.inputs} of at most {self.most_inputs} inputs", f"{inputs} more")
+        if self._inputs_of[client] + inputs > self.most_a_client:
+            most = f"{self.most_a_client} inputs of the key {client}"
+            raise self._full(f"{self._inputs_of[client]} of at most {most}", f"{inputs} more")
 
     def _full(self, taken: str, wanted: str) -> Overloaded:
         return Overloaded(
             f"{taken} are in flight, {wanted} do not fit; try again later.",
             retry_after=min(max(self._usual_stay, SHORTEST_RETRY), LONGEST_RETRY),
         )
+
+
+def _give_back(held: Counter[str], client: str, amount: int) -> None:
+    held[client] -= amount
+    if not held[client]:  # names of the past take no room
+        del held[client]

@@ -1,12 +1,13 @@
-"""Where calls enter and leave: request id, decoding of the message, the error table, one log line a call."""
+"""Where calls enter and leave: request id, who calls, decoding, the error table, one log line a call."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import aclosing, nullcontext, suppress
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import grpc
 import grpc.aio
@@ -18,40 +19,43 @@ from serving.errors import InvalidArgument
 from serving.rpc.gate.access import Access, identity
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.audit import Audit
+from serving.rpc.gate.roles import PACKAGES, brings_inputs, short_name
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.parts import check_parts
 from serving.rpc.server.metrics import Metrics
 from serving.rpc.status import to_status
 from serving.telemetry import new_request_id, request_id
 
-__all__ = ["PACKAGES", "Boundary", "deadline_of"]
+__all__ = ["Boundary", "deadline_of"]
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("crossbatch.v1.", "inference.")
 REQUEST_ID = "x-request-id"
+# Asked whether the server is ready, it has to say no while it stops, and yes while it is busy.
+PROBES = frozenset(f"GRPCInferenceService/{name}" for name in ("ServerLive", "ServerReady", "ModelReady"))
 
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[AnyHandler | None]]"
 AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
-def deadline_of(context: "grpc.aio.ServicerContext[Any, Any]") -> float | None:
+def deadline_of(context: Context) -> float | None:
     """Tell the `time.monotonic()` at which the caller stops to wait; None when he waits for ever."""
     left = context.time_remaining()
     return None if left is None else time.monotonic() + left
 
 
-@dataclass(slots=True)
-class _Passage:
-    """A call on its way through."""
+class _Door(NamedTuple):
+    """A handler, and what stands before it."""
 
+    handler: "AnyHandler"
     name: str
-    context: "grpc.aio.ServicerContext[Any, Any]"
-    request: Any = None
+    guarded: "AnyHandler | None"
+    brings_inputs: bool
 
 
 class Boundary(grpc.aio.ServerInterceptor):
-    """Wraps every call of our own packages that has one request; health and reflection pass as they are."""
+    """Lets calls in, and sees those of our own packages out; others, once in, go as they are."""
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class Boundary(grpc.aio.ServerInterceptor):
         self._audit = audit
         self._metrics = metrics
         self._readers = readers
+        self._doors: dict[str, _Door] = {}
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -84,78 +89,147 @@ class Boundary(grpc.aio.ServerInterceptor):
         continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "AnyHandler | None":
-        """Put the wrapper around a handler of ours."""
+        """Turn away whom there is no key or room for before his message is received; wrap handlers of ours.
+
+        The task is the call's own: what is set here is seen wherever the call is worked for, and ends so.
+        """
         handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
         method = str(handler_call_details.method)
-        package = next((each for each in PACKAGES if method.startswith(f"/{each}")), None)
-        if handler is None or package is None:
-            return handler
-        name = method.removeprefix(f"/{package}")
-        read: Any = self._readers.get(name, handler.request_deserializer)
-        whole: Any = handler.unary_unary
-        streamed: Any = handler.unary_stream
-
-        async def answer(data: bytes, context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
-            async with self._passing(name, method, data, context) as passage:
-                passage.request = _parsed(method, read, data)
-                return _written(await whole(passage.request, context))
-            raise AssertionError("abort always raises")
-
-        async def stream(data: bytes, context: "grpc.aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
-            async with self._passing(name, method, data, context) as passage:
-                passage.request = _parsed(method, read, data)
-                async for reply in streamed(passage.request, context):
-                    yield _written(reply)
-
-        # No serialisers here: a message that cannot be read or is too long has its place in the error table.
-        if whole is not None:
-            return grpc.unary_unary_rpc_method_handler(answer)
-        return grpc.unary_stream_rpc_method_handler(stream)
+        door = self._doors.get(method)
+        if door is None or door.handler is not handler:
+            door = self._doors[method] = _Door(
+                handler, short_name(method), self._guarded(method, handler), brings_inputs(method)
+            )
+        metadata = handler_call_details.invocation_metadata or ()
+        request_id.set(new_request_id(_sent_id(metadata)))
+        try:
+            caller = self._access.identify(method, metadata)
+            identity.set(caller)
+            self._access.allow(method, caller)
+            if door.brings_inputs:
+                self._admission.check_room()
+        except Exception as error:
+            return self._refusing(door.name, to_status(error))
+        return door.guarded
 
     async def wait_idle(self, longest: float) -> None:
         """Wait until no call of ours is in progress, for `longest` seconds at most."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), longest)
 
-    @asynccontextmanager
-    async def _passing(
-        self, name: str, method: str, data: bytes, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> AsyncIterator[_Passage]:
-        """Let one call in, and see it out with the status that its end deserves."""
-        passage = _Passage(name, context)
-        mark = new_request_id(_sent_id(context))
-        marked = request_id.set(mark)
-        context.set_trailing_metadata(((REQUEST_ID, mark),))
-        began = time.monotonic()
-        code, status = "CANCELLED", None
+    def _guarded(self, method: str, handler: "AnyHandler") -> "AnyHandler | None":
+        """Wrap a handler; None, which gRPC answers with UNIMPLEMENTED, for a kind that none of ours is of."""
+        if not method.startswith(tuple(f"/{each}" for each in PACKAGES)):
+            return handler
+        if handler.request_streaming:
+            return None
+        name = short_name(method)
+        read: Any = self._readers.get(name, handler.request_deserializer)
+        receive: Any = nullcontext if name in PROBES else self._admission.receive
+        whole: Any = handler.unary_unary
+        streamed: Any = handler.unary_stream
+
+        async def answer(data: bytes, context: Context) -> bytes:
+            reply = b""
+            with _Passage(self, name, context) as passage, receive(len(data)):
+                passage.request = _parsed(method, read, data)
+                reply = _written(await whole(passage.request, context))
+            await passage.leave()
+            return reply
+
+        async def stream(data: bytes, context: Context) -> None:
+            with _Passage(self, name, context) as passage, self._admission.receive(len(data)):
+                passage.request = _parsed(method, read, data)
+                async with aclosing(streamed(passage.request, context)) as replies:
+                    async for reply in replies:
+                        # Not by `yield`: a call that is cancelled there ends only when it is collected.
+                        await context.write(_written(reply))
+            await passage.leave()
+
+        # No serialisers here: a message that cannot be read or is too long has its place in the error table.
+        if whole is not None:
+            return grpc.unary_unary_rpc_method_handler(answer)
+        return grpc.unary_stream_rpc_method_handler(stream)
+
+    def _refusing(self, name: str, status: status_pb2.Status) -> "AnyHandler":
+        """Answer a call with a status, whatever its kind."""
+
+        async def refuse(_: object, context: Context) -> None:
+            with _Passage(self, name, context) as passage:
+                passage.status = status
+            await passage.leave()
+
+        # As a stream, which is the same on the wire, since its message is then not received first: of who has
+        # no key, and of an overload, not much is left to do.
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _entered(self, name: str) -> None:
         self._calls += 1
         self._idle.clear()
         self._metrics.began(name)
-        try:
-            identity.set(self._access.check(method, context.invocation_metadata() or ()))
-            with self._admission.receive(len(data)):
-                yield passage
-            code = "OK"
-        except Exception as error:
-            status = to_status(error)
-            code = _name_of(status)
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self._idle.set()
-            took = time.monotonic() - began
-            self._metrics.ended(name, code, took)
-            self._audit.record(name, passage.request, code, peer=context.peer())
-            told = {"rpc": name, "code": code, "milliseconds": round(took * 1e3, 3)}
-            logger.info("%s %s", name, code, extra=told)
-            request_id.reset(marked)
-        if status is not None:
-            rich = rpc_status.to_status(status)
-            await context.abort(rich.code, rich.details, (*rich.trailing_metadata, (REQUEST_ID, mark)))
+
+    def _left(self, passage: "_Passage", code: str) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self._idle.set()
+        name, took = passage.name, time.monotonic() - passage.began
+        self._metrics.ended(name, code, took)
+        peer = passage.context.peer()
+        passage.noted = self._audit.record(name, passage.request, code, peer=peer, seconds=took)
+        told = {"rpc": name, "code": code, "milliseconds": round(took * 1e3, 3)}
+        logger.info("%s %s", name, code, extra=told)
 
 
-def _sent_id(context: "grpc.aio.ServicerContext[Any, Any]") -> str:
-    for key, value in context.invocation_metadata() or ():
+class _Passage:
+    """A call on its way through: what it fails with ends here, and becomes the status that it deserves."""
+
+    __slots__ = ("_boundary", "began", "context", "name", "noted", "request", "status")
+
+    def __init__(self, boundary: Boundary, name: str, context: Context) -> None:
+        self._boundary = boundary
+        self.name = name
+        self.context = context
+        self.request: Any = None
+        self.status: status_pb2.Status | None = None
+        self.noted: Future[None] | None = None
+        self.began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self.context.set_trailing_metadata(((REQUEST_ID, request_id.get()),))
+        self._boundary._entered(self.name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, Exception):
+            self.status = to_status(error)
+        # What is no Exception cancels: the caller has gone, or his time, or the server's.
+        code = "OK" if error is None else "CANCELLED"
+        if self.status is not None:
+            code = _name_of(self.status)
+        self._boundary._left(self, code)
+        return isinstance(error, Exception)
+
+    async def leave(self) -> None:
+        """See a call out that was not cancelled, after its audit line is written.
+
+        Not by `context.abort`: gRPC's state of the call keeps the exception that it raises, and with that the
+        frames it passed, and what these hold: the message of up to 64 MiB.
+        """
+        if self.noted is not None:
+            await asyncio.wait([asyncio.wrap_future(self.noted)], timeout=Audit.LONGEST_WAIT)
+        if self.status is not None:
+            rich = rpc_status.to_status(self.status)
+            self.context.set_code(rich.code)
+            self.context.set_details(rich.details)
+            self.context.set_trailing_metadata((*rich.trailing_metadata, (REQUEST_ID, request_id.get())))
+
+
+def _sent_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    for key, value in metadata:
         if key == REQUEST_ID and isinstance(value, str):
             return value
     return ""
@@ -181,5 +255,8 @@ def _written(reply: Any) -> bytes:
     return data
 
 
+_CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
 def _name_of(status: status_pb2.Status) -> str:
-    return next(code.name for code in grpc.StatusCode if code.value[0] == status.code)
+    return _CODE_NAMES[status.code]

@@ -31,7 +31,12 @@ def run(settings: Settings) -> dict[str, Any]:
 
     configure_logs(settings.log_level)
     # Before the seconds that models take to load.
-    check_address(settings.host, settings.port, insecure=settings.insecure)
+    check_address(
+        settings.host,
+        settings.port,
+        insecure=settings.insecure,
+        encrypted=settings.tls_certificate is not None,
+    )
     galleries = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
     return asyncio.run(_serve(Server(Library(settings), galleries, settings), settings.grace))
 

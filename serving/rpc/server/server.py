@@ -14,6 +14,8 @@ from protos import (
     gallery_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
+    open_inference_pb2,
+    open_inference_pb2_grpc,
     retrieval_service_pb2,
     retrieval_service_pb2_grpc,
 )
@@ -24,12 +26,15 @@ from serving.rpc.gate.address import check_address, written_address
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.boundary import Boundary
+from serving.rpc.gate.certificates import Certificates
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.server.metrics import Metrics
 from serving.rpc.server.settings import Settings
 from serving.rpc.services import galleries as gallery_calls
+from serving.rpc.services import inference as inference_calls
 from serving.rpc.services import retrieval as retrieval_calls
 from serving.rpc.services.galleries import Galleries
+from serving.rpc.services.inference import Inference
 from serving.rpc.services.models import Models
 from serving.rpc.services.retrieval import Retrieval
 from serving.rpc.work.fleet import Change, Fleet
@@ -50,10 +55,11 @@ SERVICES = tuple(
         (retrieval_service_pb2, "RetrievalService"),
         (gallery_service_pb2, "GalleryService"),
         (model_service_pb2, "ModelService"),
+        (open_inference_pb2, "GRPCInferenceService"),
     )
 )
 
-READERS = {**gallery_calls.READERS, **retrieval_calls.READERS}
+READERS = {**gallery_calls.READERS, **retrieval_calls.READERS, **inference_calls.READERS}
 
 # Each call that works holds a permit; as many again may be arriving, leaving, refused or about health.
 CALLS_PER_PERMIT = 2
@@ -74,11 +80,14 @@ class Server:
 
         Raises:
             ValueError: if a limit makes no sense.
+            CrossbatchError: if the keys, certificates or the audit log cannot be used.
         """
         self.address = ""
         self._settings = settings
         self._metrics = Metrics()
-        self._admission = Admission(settings.max_in_flight)
+        self._certificates = Certificates.of(settings)
+        self._audit = Audit(settings.audit_log)
+        self._admission = Admission(settings.max_in_flight, most_a_client=settings.max_in_flight_per_client)
         self._fleet = Fleet(
             sources,
             Bounds(
@@ -91,7 +100,7 @@ class Server:
             failed=self._failed,
         )
         self._shelf = Shelf(galleries, self._fleet, most=settings.max_in_flight)
-        self._boundary = Boundary(self._admission, Access(), Audit(), self._metrics, READERS)
+        self._boundary = Boundary(self._admission, Access(settings.keys), self._audit, self._metrics, READERS)
         self._health = health.aio.HealthServicer()
         self._grpc: grpc.aio.Server | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -105,7 +114,9 @@ class Server:
             CrossbatchError: if a model cannot be served.
         """
         host, port = self._settings.host, self._settings.port
-        await asyncio.to_thread(check_address, host, port, insecure=self._settings.insecure)
+        await asyncio.to_thread(
+            check_address, host, port, insecure=self._settings.insecure, encrypted=bool(self._certificates)
+        )
         self._grpc = grpc.aio.server(
             interceptors=[self._boundary],
             maximum_concurrent_rpcs=CALLS_PER_PERMIT * self._settings.max_in_flight,
@@ -121,7 +132,7 @@ class Server:
         )
         self._add_services(self._grpc)
         try:
-            port = self._grpc.add_insecure_port(written_address(host, port))
+            port = self._open(self._grpc, written_address(host, port))
         except RuntimeError as error:
             raise Unavailable(f"Port {port} on {host} cannot be used; choose another with --port.") from error
         await self._fleet.start()
@@ -148,6 +159,15 @@ class Server:
             await self._grpc.stop(min(FLUSH_SECONDS, max(0.0, deadline - time.monotonic())))
         await self._fleet.stop()
         await asyncio.to_thread(self._shelf.close)
+        await asyncio.to_thread(self._audit.close)
+
+    def _open(self, server: grpc.aio.Server, address: str) -> int:
+        known = self._settings.keys or self._settings.tls_client_ca
+        if not known and (self._settings.insecure or self._certificates):
+            logger.warning("whoever reaches %s may read and write; --keys asks for API keys", address)
+        if self._certificates:
+            return server.add_secure_port(address, self._certificates.credentials())
+        return server.add_insecure_port(address)
 
     async def reload(self) -> Change:
         """Look at the model files and the folder of galleries again; no call fails for it.
@@ -168,6 +188,8 @@ class Server:
         retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(Retrieval(*parts), server)
         gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(Galleries(*parts), server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(self._fleet, self.reload), server)
+        inference = Inference(self._fleet, self._admission, self._health)
+        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)

@@ -1,9 +1,9 @@
 """What `crossbatch serve` can be told."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serving.rpc.limits import DEFAULT_PORT, MAX_INPUTS
 
@@ -21,11 +21,15 @@ class Settings(BaseModel):
         "by another name. May be given several times; where a call names no model, the first one is meant.",
     )
     galleries: Path = Field(description="Folder that holds the galleries; each is a folder in it.")
-    host: str = Field(default="127.0.0.1", description="Address to listen on; loopback unless --insecure.")
+    host: str = Field(
+        default="127.0.0.1", description="Address to listen on; off loopback it needs TLS or --insecure."
+    )
     port: int = Field(
         default=DEFAULT_PORT, ge=0, le=65_535, description="Port to listen on; 0 for a free one."
     )
-    insecure: bool = Field(default=False, description="Allow plain text to and from other machines.")
+    insecure: bool = Field(
+        default=False, description="Allow plain text to and from other machines, keys too."
+    )
     tls_certificate: Path | None = Field(
         default=None, description="PEM file with the server's certificate chain; read again when it changes."
     )
@@ -86,7 +90,7 @@ class Settings(BaseModel):
         default=0,
         ge=0,
         le=65_536,
-        description="Most of them for one API key; 0 sets no limit beside the common one.",
+        description="Most of them for one API key, 256 at least; 0 sets no limit beside the common one.",
     )
     grace: float = Field(
         default=10.0,
@@ -110,3 +114,20 @@ class Settings(BaseModel):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least severe log line that is written to standard error."
     )
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            given, lacks = ("--tls-key", "--tls-certificate")[:: 1 if self.tls_key else -1]
+            raise ValueError(f"{given} was given without {lacks}; give both or neither")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key; give all three or none")
+        if self.max_in_flight_per_client:
+            if not self.keys:
+                raise ValueError("--max-in-flight-per-client tells clients by their keys; give --keys too")
+            if self.max_in_flight_per_client < MAX_INPUTS:
+                raise ValueError(
+                    f"--max-in-flight-per-client {self.max_in_flight_per_client} never admits a call of "
+                    f"{MAX_INPUTS} inputs; give at least {MAX_INPUTS}, or 0 for no limit"
+                )
+        return self

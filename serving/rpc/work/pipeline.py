@@ -171,7 +171,7 @@ class Pipeline:
         return await asyncio.gather(*(self._encode_one(image, call) for image in pixels))
 
     async def explain(
-        self, images: Sequence[bytes], deadline: float | None, stages: Stages
+        self, images: Sequence[bytes] | NDArray[np.uint8], deadline: float | None, stages: Stages
     ) -> list[Explanation | Exception]:
         """Tell which prototypes the model sees in each image, and where.
 
@@ -179,7 +179,7 @@ class Pipeline:
         ask for it, so that one thread does for all.
 
         Args:
-            images: Encoded images, as many as have been admitted.
+            images: Encoded images, or pixels uint8 (B, S, S, 3), RGB, as many as have been admitted.
             deadline: The `time.monotonic()` after which nobody wants the result.
             stages: Takes up the times.
 
@@ -253,8 +253,14 @@ class Pipeline:
         stages.encode = max(stages.encode, answer.computed)
         return answer.result
 
-    async def _explain_some(self, images: Sequence[bytes], call: "_Call") -> list[Explanation | Exception]:
-        decoded = await asyncio.gather(*(self._decode(image, call) for image in images))
+    async def _explain_some(
+        self, images: Sequence[bytes] | NDArray[np.uint8], call: "_Call"
+    ) -> list[Explanation | Exception]:
+        decoded: Sequence[NDArray[np.uint8] | Exception]
+        if isinstance(images, np.ndarray):
+            decoded = list(images)
+        else:
+            decoded = await asyncio.gather(*(self._decode(image, call) for image in images))
         good = [each for each in decoded if not isinstance(each, Exception)]
         explained: Iterator[Explanation | Exception] = iter(())
         if good:

@@ -1,0 +1,258 @@
+"""TLS and mutual TLS with certificates made on the spot, and what a server that is given none will not do."""
+
+import logging
+import socket
+import ssl
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from pydantic import ValidationError
+
+import crossbatch
+from serving.errors import BadSetting
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.rpc.gate import certificates
+from serving.rpc.gate.address import check_address
+from serving.rpc.gate.certificates import Certificates
+from serving.rpc.gate.keys import add_key
+from serving.rpc.server.settings import Settings
+from tests.serving.certificates import Authority, Pair, encrypted
+from tests.serving.rpc_fakes import FakeEncoder, serving
+from tests.serving.stubs import Stubs
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@contextmanager
+def secured(folder: Path, pair: Pair, **more: Any) -> Iterator[str]:
+    """A server that speaks TLS; gives its address."""
+    certificate, key = pair.write(folder)
+    given = {"tls_certificate": certificate, "tls_key": key} | more
+    with serving(FakeEncoder(), GalleryDirectory(folder / "g"), **given) as server:
+        yield server.address
+
+
+@contextmanager
+def trusting(address: str, authority: Authority, client: Pair | None = None) -> Iterator[Stubs]:
+    credentials = grpc.ssl_channel_credentials(
+        authority.certificate, client.key if client else None, client.certificate if client else None
+    )
+    # A channel of its own each time: gRPC shares connections between channels of equal options.
+    with grpc.secure_channel(address, credentials, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield Stubs(channel)
+
+
+def unreachable(stubs: Stubs) -> str:
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.embed(b"x", timeout=5)
+    assert failure.value.code() == grpc.StatusCode.UNAVAILABLE
+    return str(failure.value.details())
+
+
+def shown_by(address: str) -> bytes:
+    """The certificate (DER) that a server shows to a new connection."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host, int(port)), timeout=5) as plain,
+        context.wrap_socket(plain) as encrypted,
+    ):
+        return encrypted.getpeercert(binary_form=True) or b""
+
+
+def test_a_client_that_trusts_the_authority_is_answered_and_others_are_not(
+    tmp_path: Path, authority: Authority
+) -> None:
+    with secured(tmp_path, authority.sign()) as address:
+        with trusting(address, authority) as stubs:
+            assert stubs.embed(b"x").results[0].vector
+        with trusting(address, Authority("another")) as stubs:
+            assert "CERTIFICATE_VERIFY_FAILED" in unreachable(stubs)
+        with grpc.insecure_channel(address) as channel:
+            unreachable(Stubs(channel))
+
+
+def test_tls_older_than_1_2_is_not_spoken(tmp_path: Path, authority: Authority) -> None:
+    with secured(tmp_path, authority.sign()) as address, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the old versions themselves
+        host, _, port = address.rpartition(":")
+
+        def spoken(version: ssl.TLSVersion) -> str | None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.set_ciphers("ALL:@SECLEVEL=0")
+            context.set_alpn_protocols(["h2"])
+            context.minimum_version = context.maximum_version = version
+            with (
+                socket.create_connection((host, int(port)), timeout=5) as plain,
+                context.wrap_socket(plain) as encrypted,
+            ):
+                return encrypted.version()
+
+        assert spoken(ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+        with pytest.raises(ssl.SSLError, match=r"UNEXPECTED_EOF|PROTOCOL_VERSION"):
+            spoken(ssl.TLSVersion.TLSv1_1)
+
+
+def test_mutual_tls_lets_in_whom_the_authority_has_signed(tmp_path: Path, authority: Authority) -> None:
+    clients = Authority("clients")
+    trusted = tmp_path / "clients.pem"
+    trusted.write_bytes(clients.certificate)
+    with secured(tmp_path, authority.sign(), tls_client_ca=trusted) as address:
+        with trusting(address, authority, clients.sign("shop")) as stubs:
+            assert stubs.embed(b"x").results[0].vector
+        for stranger in (None, authority.sign("shop"), clients.sign("shop", days=1, since=3)):
+            with trusting(address, authority, stranger) as stubs:
+                unreachable(stubs)
+
+
+def test_new_certificates_are_used_for_new_connections_and_old_ones_go_on(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.0)
+    first, second = authority.sign("first"), authority.sign("second")
+    with secured(tmp_path, first) as address, trusting(address, authority) as stubs:
+        stubs.embed(b"x")
+        assert shown_by(address) == ssl.PEM_cert_to_DER_cert(first.certificate.decode())
+        second.write(tmp_path)
+        assert shown_by(address) == ssl.PEM_cert_to_DER_cert(second.certificate.decode())
+        stubs.embed(b"x")
+        with trusting(address, authority) as others:
+            assert others.embed(b"x").results[0].vector
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder, authority: (folder / "tls.crt").write_bytes(authority.sign().certificate),
+        lambda folder, authority: (folder / "tls.key").write_bytes(authority.sign().key[:40]),
+        lambda folder, authority: (folder / "tls.key").unlink(),
+        lambda folder, authority: authority.sign(days=1, since=3).write(folder),
+        lambda folder, authority: encrypted(authority.sign()).write(folder),
+    ],
+    ids=["mismatched", "half-written", "removed", "expired", "encrypted"],
+)
+def test_files_that_cannot_be_used_leave_the_certificate_as_it_was_and_are_logged_once(
+    tmp_path: Path,
+    authority: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path, Authority], Any],
+) -> None:
+    monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.0)
+    held = Certificates(*authority.sign().write(tmp_path))
+    assert held._changed() is None
+    spoil(tmp_path, authority)
+    for _ in range(3):
+        assert held._changed() is None
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "stays in use" in caplog.text
+    authority.sign().write(tmp_path)
+    assert held._changed() is not None
+    assert held._changed() is None
+
+
+def test_files_are_looked_at_once_a_second_at_most(tmp_path: Path, authority: Authority) -> None:
+    held = Certificates(*authority.sign().write(tmp_path))
+    authority.sign().write(tmp_path)
+    assert held._changed() is None
+    held._looked = time.monotonic() - 1.1
+    assert held._changed() is not None
+
+
+def write(folder: Path, pair: Pair, certificate: bytes | None = None, key: bytes | None = None) -> None:
+    pair.write(folder)
+    if certificate is not None:
+        (folder / "tls.crt").write_bytes(certificate)
+    if key is not None:
+        (folder / "tls.key").write_bytes(key)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "told"),
+    [
+        (lambda folder, by: None, "cannot be read"),
+        (lambda folder, by: write(folder, by.sign(), key=by.sign().key), "is not that of the certificate"),
+        (lambda folder, by: write(folder, by.sign(), key=b"no key"), "are no certificate and key"),
+        (lambda folder, by: write(folder, by.sign(), certificate=b""), "are no certificate and key"),
+        (lambda folder, by: write(folder, by.sign(days=1, since=3)), "has expired"),
+        (lambda folder, by: write(folder, by.sign(since=-3)), "is not valid yet"),
+        (lambda folder, by: write(folder, encrypted(by.sign())), "is encrypted"),
+    ],
+)
+def test_bad_files_at_the_start_are_one_sentence(
+    tmp_path: Path,
+    authority: Authority,
+    capsys: pytest.CaptureFixture[str],
+    prepare: Callable[[Path, Authority], None],
+    told: str,
+) -> None:
+    prepare(tmp_path, authority)
+    words = ["serve", "--model", "model.onnx", "--galleries", str(tmp_path), "--port", "0"]
+    words += ["--tls-certificate", str(tmp_path / "tls.crt"), "--tls-key", str(tmp_path / "tls.key")]
+    assert crossbatch.main(words) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("crossbatch serve: ")
+    assert told in error
+    assert str(tmp_path) in error
+
+
+def test_an_authority_without_a_certificate_is_one_sentence(tmp_path: Path, authority: Authority) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.write_text("")
+    with pytest.raises(BadSetting, match="holds no certificate"):
+        Certificates(*authority.sign().write(tmp_path), empty)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"tls_key": "k"}, "--tls-key was given without --tls-certificate"),
+        ({"tls_certificate": "c"}, "--tls-certificate was given without --tls-key"),
+        ({"tls_client_ca": "a"}, "--tls-client-ca needs"),
+        ({"max_in_flight_per_client": 300}, "give --keys"),
+        ({"max_in_flight_per_client": 8, "keys": "k"}, "at least 256"),
+    ],
+)
+def test_settings_that_go_together_are_asked_for_together(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        Settings.model_validate({"model": ["m"], "galleries": "g"} | given)
+
+
+def test_the_server_is_secure_by_default(tmp_path: Path, authority: Authority) -> None:
+    """Off loopback nothing is plain text that was not asked to be, keys least of all."""
+    settings = Settings.model_validate({"model": ["m"], "galleries": "g"})
+    assert settings.host == "127.0.0.1"
+    assert not settings.insecure
+    file = tmp_path / "keys.json"
+    add_key(file, "a", "read")
+    galleries = GalleryDirectory(tmp_path / "g")
+    for more in (dict[str, Any](), {"keys": file}):
+        with (
+            pytest.raises(BadSetting, match="--tls-certificate and --tls-key, add --insecure"),
+            serving(FakeEncoder(), galleries, host="0.0.0.0", **more),
+        ):
+            pass
+    check_address("0.0.0.0", 0, insecure=False, encrypted=True)
+
+
+def test_a_server_that_anybody_can_write_to_says_so(
+    tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys.json"
+    add_key(file, "a", "read")
+    with secured(tmp_path, authority.sign(), keys=file):
+        assert "may read and write" not in caplog.text
+    with secured(tmp_path, authority.sign()):
+        assert "may read and write" in caplog.text
