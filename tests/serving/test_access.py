@@ -17,6 +17,7 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+import crossbatch
 import protos
 from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as retrieval_pb
@@ -26,6 +27,7 @@ from serving.rpc.gate import access, keys
 from serving.rpc.gate.access import ANYBODY, Access, Identity
 from serving.rpc.gate.keys import add_key, revoke_key
 from serving.rpc.gate.roles import ROLES, is_write
+from serving.rpc.server import command
 from serving.rpc.server.server import Server
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected, refused
@@ -180,6 +182,17 @@ def test_a_server_does_not_start_with_keys_that_let_nobody_in(file: Path) -> Non
     revoke_key(file, "a")
     with pytest.raises(BadSetting, match="no key that may be used"):
         Access(file)
+
+
+def test_a_start_with_such_keys_ends_with_one_sentence(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "configure_logs", lambda *_, **__: None)  # those of the tests stay
+    words = ["serve", "--model", "model.onnx", "--galleries", str(file.parent), "--port", "0"]
+    assert crossbatch.main([*words, "--keys", str(file)]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1
+    assert error[0].startswith(f"crossbatch serve: there is no key file {file}; ")
 
 
 def test_a_changed_file_is_read_again_and_looked_at_once_a_second_at_most(

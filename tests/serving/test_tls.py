@@ -21,8 +21,9 @@ from serving.rpc.gate import certificates
 from serving.rpc.gate.address import check_address
 from serving.rpc.gate.certificates import Certificates
 from serving.rpc.gate.keys import add_key
+from serving.rpc.server import command
 from serving.rpc.server.settings import Settings
-from tests.serving.certificates import Authority, Pair, encrypted
+from tests.serving.authority import Authority, Pair, encrypted
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs
 
@@ -195,9 +196,11 @@ def test_bad_files_at_the_start_are_one_sentence(
     tmp_path: Path,
     authority: Authority,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     prepare: Callable[[Path, Authority], None],
     told: str,
 ) -> None:
+    monkeypatch.setattr(command, "configure_logs", lambda *_, **__: None)  # those of the tests stay
     prepare(tmp_path, authority)
     words = ["serve", "--model", "model.onnx", "--galleries", str(tmp_path), "--port", "0"]
     words += ["--tls-certificate", str(tmp_path / "tls.crt"), "--tls-key", str(tmp_path / "tls.key")]

@@ -217,7 +217,8 @@ class _Passage:
         """See a call out that was not cancelled, after its audit line is written.
 
         Not by `context.abort`: gRPC's state of the call keeps the exception that it raises, and with that the
-        frames it passed, and what these hold: the message of up to 64 MiB.
+        frames it passed, in a circle. What these hold, the message of up to 64 MiB, would stay until the next
+        collection.
         """
         if self.noted is not None:
             await asyncio.wait([asyncio.wrap_future(self.noted)], timeout=Audit.LONGEST_WAIT)
