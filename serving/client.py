@@ -1,62 +1,88 @@
-"""The Python client: images and arrays in, arrays and records out; needs the base installation only."""
+"""The Python client: images and arrays in, arrays and records out; needs the base installation only.
+
+`serving.async_client` has the same for asyncio.
+"""
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, overload
+from types import TracebackType
+from typing import Literal, Self, Unpack, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from protos import gallery_service_pb2 as gallery_pb
-from protos import model_service_pb2 as model_pb
-from protos import retrieval_service_pb2 as retrieval_pb
-from serving.errors import CrossbatchError, InvalidArgument
+from serving.errors import CrossbatchError
+from serving.rpc.asking.administration import Administration
 from serving.rpc.asking.answers import (
+    BuildProgress,
+    Explanation,
     GalleryInfo,
     Hit,
     Item,
     ModelInfo,
+    Reloaded,
     StoredItem,
-    gallery_info_of,
-    hits_of,
-    model_info_of,
-    stored_item_of,
 )
-from serving.rpc.asking.connection import Connection
-from serving.rpc.asking.given import ImageLike, text
-from serving.rpc.asking.query import FilterLike, images_of, queries_of, search_request
-from serving.rpc.asking.splitting import answers_to
-from serving.rpc.asking.writes import create_request, delete_items, upsert_items
-from serving.rpc.limits import DEFAULT_K, MAX_HITS, MAX_INPUTS, MAX_PAGE
-from serving.rpc.status import from_status
-from serving.rpc.wire import vector_of
+from serving.rpc.asking.given import ImageLike
+from serving.rpc.asking.items import delete_items, get_item, list_items, upsert_items
+from serving.rpc.asking.models import ready
+from serving.rpc.asking.query import SearchOptions
+from serving.rpc.asking.retrieval import embed_images, explain_images, search_gallery
 
-__all__ = ["Client", "GalleryInfo", "Hit", "Item", "ModelInfo", "StoredItem"]
+__all__ = [
+    "BuildProgress",
+    "Client",
+    "Explanation",
+    "GalleryInfo",
+    "Hit",
+    "Item",
+    "ModelInfo",
+    "Reloaded",
+    "StoredItem",
+]
 
 
-class Client(Connection):
-    """A connection to one server; may be used from several threads.
+class Client(Administration):
+    """A connection whose calls wait for their answer; may be used from several threads. A context manager."""
 
-    Every call has `timeout` seconds, retries included. A call that is refused for want of room, or that finds
-    no server, is made again up to `retries` times while time is left; as many as by default last more than 4
-    seconds, so that a server's restart is ridden out. Inputs beyond the limits of one call
-    are sent in several, one after the other; each of them has the whole `timeout`.
-    """
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; calls of other threads end with an error."""
+        self._line.close()
+
+    def ready(self, *, wait: float = 0.0) -> bool:
+        """Ask whether the server serves.
+
+        Args:
+            wait: Seconds to go on asking for.
+
+        Returns:
+            True as soon as it does; False when it does not, or is not there.
+        """
+        return self._driver.run(ready(wait))
 
     @overload
     def embed(
-        self, images: Iterable[ImageLike], *, on_error: Literal["raise"] = "raise"
+        self, images: Iterable[ImageLike], *, model: str = "", on_error: Literal["raise"] = "raise"
     ) -> NDArray[np.float32]: ...
     @overload
     def embed(
-        self, images: Iterable[ImageLike], *, on_error: Literal["return"]
+        self, images: Iterable[ImageLike], *, model: str = "", on_error: Literal["return"]
     ) -> list[NDArray[np.float32] | CrossbatchError]: ...
     def embed(
-        self, images: Iterable[ImageLike], *, on_error: Literal["raise", "return"] = "raise"
+        self, images: Iterable[ImageLike], *, model: str = "", on_error: Literal["raise", "return"] = "raise"
     ) -> NDArray[np.float32] | list[NDArray[np.float32] | CrossbatchError]:
         """Embed images.
 
         Args:
             images: Encoded bytes, or paths (`Path` or `str`) that are read as they are needed.
+            model: Name of the model; the first one served when empty.
             on_error: "raise" the first bad image's error, or "return" each error in its image's place.
 
         Returns:
@@ -65,113 +91,90 @@ class Client(Connection):
         Raises:
             BadImage: if an image is bad; says which.
             InvalidArgument: if an argument is of another kind.
+            NotFound: if there is no such model.
             CrossbatchError: if the call as a whole fails.
         """
-        _check_on_error(on_error)
-        raising = on_error == "raise"
-        rows = answers_to(images_of(images), len, MAX_INPUTS, self._embed, raising=raising)
-        if not raising:
-            return rows
-        return np.stack(rows) if rows else np.zeros((0, self.model().dimension), np.float32)
+        rows: NDArray[np.float32] | list[NDArray[np.float32] | CrossbatchError]
+        rows = self._driver.run(embed_images(images, model=model, on_error=on_error))
+        return rows
 
     @overload
     def search(
-        self,
-        gallery: str,
-        *,
-        images: Iterable[ImageLike] | None = None,
-        vectors: ArrayLike | None = None,
-        keys: Iterable[str] | None = None,
-        k: int = DEFAULT_K,
-        minimum_score: float | None = None,
-        exclude: Iterable[str] = (),
-        filter: FilterLike | None = None,
-        group_by_label: bool = False,
-        on_error: Literal["raise"] = "raise",
+        self, gallery: str, *, on_error: Literal["raise"] = "raise", **options: Unpack[SearchOptions]
     ) -> list[list[Hit]]: ...
     @overload
     def search(
-        self,
-        gallery: str,
-        *,
-        images: Iterable[ImageLike] | None = None,
-        vectors: ArrayLike | None = None,
-        keys: Iterable[str] | None = None,
-        k: int = DEFAULT_K,
-        minimum_score: float | None = None,
-        exclude: Iterable[str] = (),
-        filter: FilterLike | None = None,
-        group_by_label: bool = False,
-        on_error: Literal["return"],
+        self, gallery: str, *, on_error: Literal["return"], **options: Unpack[SearchOptions]
     ) -> list[list[Hit] | CrossbatchError]: ...
     def search(
         self,
         gallery: str,
         *,
-        images: Iterable[ImageLike] | None = None,
-        vectors: ArrayLike | None = None,
-        keys: Iterable[str] | None = None,
-        k: int = DEFAULT_K,
-        minimum_score: float | None = None,
-        exclude: Iterable[str] = (),
-        filter: FilterLike | None = None,
-        group_by_label: bool = False,
         on_error: Literal["raise", "return"] = "raise",
+        **options: Unpack[SearchOptions],
     ) -> list[list[Hit]] | list[list[Hit] | CrossbatchError]:
         """Find the nearest items to each query; give exactly one of `images`, `vectors` and `keys`.
 
         Args:
             gallery: Where to look.
-            images: Encoded bytes, or paths (`Path` or `str`) that are read as they are needed.
-            vectors: float32 (Q, d), unit rows.
-            keys: Items of the gallery; each finds itself unless it is excluded.
-            k: Neighbours of each query, 1 to 2,048.
-            minimum_score: Leaves out items with a lower score, -1 to 1.
-            exclude: Keys of items to leave out, at most 1,000.
-            filter: What every hit must fulfil, as {"brand": "acme", "price": {"$lt": 9}} (`parse_filter`) or
-                made of the classes of `serving.gallery.search.filter`.
-            group_by_label: Whether to return only the nearest item of each label.
             on_error: "raise" the first bad query's error, or "return" each error in its query's place.
+            options:
+                images: Encoded bytes, or paths (`Path` or `str`) that are read as they are needed.
+                vectors: float32 (Q, d), unit rows.
+                keys: Items of the gallery; each finds itself unless it is excluded.
+                k: Neighbours of each query, 1 to 2,048; 10 by default.
+                minimum_score: Leaves out items with a lower score, -1 to 1.
+                exclude: Keys of items to leave out, at most 1,000.
+                filter: What every hit must fulfil, as {"brand": "acme", "price": {"$lt": 9}} (`parse_filter`)
+                    or made of the classes of `serving.gallery.search.filter`.
+                group_by_label: Whether to return only the nearest item of each label.
+                model: Name of the model that embeds the images; the first one that fits when empty.
 
         Returns:
             One list of hits a query, nearest first.
 
         Raises:
             InvalidArgument: if a query or an option is bad.
-            NotFound: if there is no such gallery or key.
+            NotFound: if there is no such gallery, key or model.
             ModelMismatch: if the gallery belongs to another model.
             CrossbatchError: if the call as a whole fails.
         """
-        _check_on_error(on_error)
-        asked = search_request(
-            gallery,
-            k=k,
-            minimum_score=minimum_score,
-            exclude=exclude,
-            filter=filter,
-            group_by_label=group_by_label,
-        )
+        return self._driver.run(search_gallery(gallery, on_error=on_error, **options))
 
-        def search_once(queries: list[retrieval_pb.Query]) -> list[list[Hit] | CrossbatchError]:
-            request = retrieval_pb.SearchRequest(queries=queries)
-            request.MergeFrom(asked)
-            results = self._caller.call(self._retrieval.Search, request).results
-            return [from_status(each.error) if each.HasField("error") else hits_of(each) for each in results]
+    @overload
+    def explain(
+        self, images: Iterable[ImageLike], *, model: str = "", on_error: Literal["raise"] = "raise"
+    ) -> list[Explanation]: ...
+    @overload
+    def explain(
+        self, images: Iterable[ImageLike], *, model: str = "", on_error: Literal["return"]
+    ) -> list[Explanation | CrossbatchError]: ...
+    def explain(
+        self, images: Iterable[ImageLike], *, model: str = "", on_error: Literal["raise", "return"] = "raise"
+    ) -> list[Explanation] | list[Explanation | CrossbatchError]:
+        """Tell which of the model's prototypes make up each image, and where; arguments as in `embed`.
 
-        return answers_to(
-            queries_of(images, vectors, keys),
-            retrieval_pb.Query.ByteSize,
-            min(MAX_INPUTS, MAX_HITS // asked.k),
-            search_once,
-            raising=on_error == "raise",
-        )
+        Returns:
+            One explanation an image; `overlap` compares two of them.
+
+        Raises:
+            BadImage: if an image is bad; says which.
+            Mismatch: if the model was exported without prototypes.
+            CrossbatchError: if the call as a whole fails, as in `embed`.
+        """
+        return self._driver.run(explain_images(images, model=model, on_error=on_error))
 
     def upsert(self, gallery: str, items: Iterable[Item]) -> list[int]:
         """Store items, replacing those with the same keys; under the condition that an item may have.
 
-        Items are sent in calls of at most 256; each call stores all of its items or none, and what an earlier
-        call has stored stays. A call whose reply was lost is made again, but for one with an
-        `expected_version`: that raises Unavailable, and `get` tells whether it was carried out.
+        Up to 256 items (or about 32 MB) are one call, which stores all of them or none. More are taken as
+        there is room for them and sent in smaller calls, four at a time, each of which stores all of its
+        items or none; of two items with the same key the later one wins. The first error ends it: its
+        `stored` tells how many items, from the first on, are stored for certain; some of the 256 after them
+        may be, too.
+
+        A call whose reply was lost is made again, but for one with an `expected_version`: that raises
+        Unavailable, and `get` tells whether it was carried out.
 
         Returns:
             The new version of each item, in order; all of them are on disk.
@@ -183,7 +186,7 @@ class Client(Connection):
             ModelMismatch: if the gallery belongs to another model.
             CrossbatchError: if a call fails for another reason.
         """
-        return upsert_items(self._caller, self._galleries.UpsertItems, gallery, items)
+        return self._driver.run(upsert_items(gallery, items))
 
     def delete(
         self, gallery: str, keys: Iterable[str], *, expected_versions: Iterable[int] | None = None
@@ -203,7 +206,7 @@ class Client(Connection):
             NotFound: if there is no such gallery.
             CrossbatchError: if a call fails for another reason.
         """
-        return delete_items(self._caller, self._galleries.DeleteItems, gallery, keys, expected_versions)
+        return self._driver.run(delete_items(gallery, keys, expected_versions))
 
     def get(self, gallery: str, key: str, *, thumbnail: bool = False) -> StoredItem:
         """Read one item with its vector, and with its thumbnail if that is wanted.
@@ -213,11 +216,7 @@ class Client(Connection):
             ModelMismatch: if the gallery belongs to another model.
             CrossbatchError: if the call fails for another reason.
         """
-        request = gallery_pb.GetItemRequest(
-            gallery=text(gallery, "gallery"), key=text(key, "key"), with_thumbnail=bool(thumbnail)
-        )
-        reply = self._caller.call(self._galleries.GetItem, request)
-        return stored_item_of(reply.item, reply.thumbnail)
+        return self._driver.run(get_item(gallery, key, thumbnail=thumbnail))
 
     def items(self, gallery: str, *, prefix: str = "", vectors: bool = False) -> Iterator[StoredItem]:
         """Read all items in the order of their keys, those whose key begins with `prefix`, page by page.
@@ -232,70 +231,4 @@ class Client(Connection):
             ModelMismatch: if the gallery belongs to another model.
             CrossbatchError: if a call fails for another reason.
         """
-        request = gallery_pb.ListItemsRequest(
-            gallery=text(gallery, "gallery"),
-            key_prefix=text(prefix, "prefix"),
-            with_vectors=bool(vectors),
-            page_size=MAX_PAGE,
-        )
-        pages = self._caller.pages(self._galleries.ListItems, request)
-        return (stored_item_of(item) for page in pages for item in page.items)
-
-    def create(
-        self, gallery: str, *, thumbnail_side: int = 0, index: str = "auto", recall: float | None = None
-    ) -> GalleryInfo:
-        """Make an empty gallery for the model that is served.
-
-        Args:
-            gallery: Its name.
-            thumbnail_side: Longer side in pixels of the thumbnails of its images, to 1,024; 0: it keeps none.
-            index: "auto" (chosen by measurement), "exact" or a FAISS factory string.
-            recall: Share of the true ten nearest neighbours that the index is to find; 0.99 when None.
-
-        Raises:
-            AlreadyExists: if the name is taken.
-            InvalidArgument: if the name breaks the rule, or an option is out of range.
-            CrossbatchError: if the call fails for another reason.
-        """
-        request = create_request(gallery, thumbnail_side=thumbnail_side, index=index, recall=recall)
-        # Made again after a lost reply, it would find its own gallery and say that the name is taken.
-        reply = self._caller.call(self._galleries.CreateGallery, request, idempotent=False)
-        return gallery_info_of(reply.gallery)
-
-    def gallery(self, name: str) -> GalleryInfo:
-        """Describe one gallery.
-
-        Raises:
-            NotFound: if there is none of that name; names those that there are.
-            CrossbatchError: if the call fails for another reason.
-        """
-        request = gallery_pb.GetGalleryRequest(name=text(name, "name"))
-        return gallery_info_of(self._caller.call(self._galleries.GetGallery, request).gallery)
-
-    def galleries(self) -> list[GalleryInfo]:
-        """Describe all galleries, in the order of their names.
-
-        Raises:
-            CrossbatchError: if a call fails.
-        """
-        pages = self._caller.pages(self._galleries.ListGalleries, gallery_pb.ListGalleriesRequest())
-        return [gallery_info_of(gallery) for page in pages for gallery in page.galleries]
-
-    def model(self) -> ModelInfo:
-        """Describe the model that is served.
-
-        Raises:
-            CrossbatchError: if the call fails.
-        """
-        return model_info_of(self._caller.call(self._models.GetModel, model_pb.GetModelRequest()).model)
-
-    def _embed(self, images: list[bytes]) -> list[NDArray[np.float32] | CrossbatchError]:
-        results = self._caller.call(self._retrieval.Embed, retrieval_pb.EmbedRequest(images=images)).results
-        return [
-            from_status(each.error) if each.HasField("error") else vector_of(each.vector) for each in results
-        ]
-
-
-def _check_on_error(choice: str) -> None:
-    if choice not in ("raise", "return"):
-        raise InvalidArgument(f"on_error cannot be {choice!r}; it must be 'raise' or 'return'.")
+        return self._driver.stream(list_items(gallery, prefix=prefix, vectors=vectors))

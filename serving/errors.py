@@ -46,7 +46,13 @@ __all__ = [
 
 
 class CrossbatchError(Exception):
-    """Base of every error that is not a bug of ours."""
+    """Base of every error that is not a bug of ours.
+
+    `stored` is set on what ends a client's `upsert`: how many items, from the first on, are stored for
+    certain.
+    """
+
+    stored: int = 0
 
 
 class InvalidArgument(CrossbatchError):

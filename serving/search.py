@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from serving.client import Client, Hit
 from serving.errors import InvalidArgument
@@ -41,6 +41,26 @@ class Settings(BaseModel):
     exclude: tuple[str, ...] = Field(
         default=(), description="Key of an item to leave out; may be given several times."
     )
+    model: str = Field(
+        default="", description="Name of the model that embeds the photo; the first one that fits by default."
+    )
+    show: tuple[str, ...] = Field(
+        default=(), description="Field of the metadata to show in a column; may be given several times."
+    )
+    api_key: SecretStr | None = Field(
+        default=None,
+        description="API key, if the server wants one. Set the variable rather than the flag, which other "
+        "users of the machine can see.",
+    )
+    tls: bool = Field(default=False, description="Use TLS, trusting the system's authorities.")
+    ca: Path | None = Field(default=None, description="Use TLS, trusting the authorities in this PEM file.")
+    certificate: Path | None = Field(
+        default=None, description="PEM file with your own certificate, for a server that wants one."
+    )
+    private_key: Path | None = Field(default=None, description="PEM file with that certificate's key.")
+    insecure: bool = Field(
+        default=False, description="Send the API key to another machine in plain text if need be."
+    )
     timeout: float = Field(
         default=10.0, gt=0, le=3_600, description="Seconds to wait for the answer, retries included."
     )
@@ -75,7 +95,7 @@ def run(settings: Settings) -> dict[str, Any]:
         CrossbatchError: if the server is not there or refuses.
     """
     photo, key = settings.photo, settings.key
-    with Client(settings.address, timeout=settings.timeout, retries=RETRIES) as client:
+    with _client(settings) as client:
         (hits,) = client.search(
             settings.gallery,
             images=None if photo is None else [photo],
@@ -85,12 +105,14 @@ def run(settings: Settings) -> dict[str, Any]:
             exclude=settings.exclude if key is None else (*settings.exclude, key),
             filter=None if settings.filter is None else json.loads(settings.filter),
             group_by_label=settings.group_by_label,
+            model=settings.model,
         )
     return {
         "photo": None if photo is None else str(photo),
         "key": key,
         "gallery": settings.gallery,
         "filter": settings.filter,
+        "show": list(settings.show),
         "hits": [_told(rank, hit) for rank, hit in enumerate(hits, start=1)],
     }
 
@@ -99,23 +121,52 @@ def render(result: dict[str, Any]) -> str:
     """Lay the hits out in a table.
 
     Returns:
-        A head and one line a hit: rank, score, label, key, and the URI where it says more than the key.
+        A head and one line a hit: rank, score, label, the metadata that is to be shown, key, and the URI
+        where it says more than the key.
     """
     if not result["hits"]:
         passing = " that passes the filter" if result["filter"] else ""
         return f"no item of gallery {result['gallery']}{passing} is near {result['photo'] or result['key']}"
-    rows = [("rank", "score", "label", "key")]
+    shown = result["show"]
+    rows = [("rank", "score", "label", *shown, "key")]
     rows += [
         (
             str(hit["rank"]),
             f"{hit['score']:.4f}",
             hit["label"],
+            *(_worded(hit["metadata"].get(field, "")) for field in shown),
             hit["key"] if hit["uri"] in ("", hit["key"]) else f"{hit['key']}  {hit['uri']}",
         )
         for hit in result["hits"]
     ]
-    rank, score, label = (max(len(row[column]) for row in rows) for column in range(3))
-    return "\n".join(f"{a:>{rank}}  {b:>{score}}  {c:<{label}}  {d}".rstrip() for a, b, c, d in rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def _client(settings: Settings) -> Client:
+    return Client(
+        settings.address,
+        timeout=settings.timeout,
+        retries=RETRIES,
+        api_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
+        tls=settings.tls,
+        ca=settings.ca,
+        certificate=settings.certificate,
+        private_key=settings.private_key,
+        insecure=settings.insecure,
+    )
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    """Lay out a row: the two numbers before it to the right, all but the last column padded."""
+    numbers = [f"{cell:>{width}}" for cell, width in zip(row[:2], widths[:2], strict=True)]
+    words = [f"{cell:<{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
+    return "  ".join([*numbers, *words]).rstrip()
+
+
+def _worded(value: Any) -> str:
+    """Write a value of the metadata as one would say it, on one line."""
+    return " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).split())
 
 
 def _told(rank: int, hit: Hit) -> dict[str, Any]:

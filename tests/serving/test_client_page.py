@@ -7,8 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from serving.client import Client, GalleryInfo, Hit, Item, ModelInfo, StoredItem
+from serving.client import (
+    BuildProgress,
+    Client,
+    Explanation,
+    GalleryInfo,
+    Hit,
+    Item,
+    ModelInfo,
+    Reloaded,
+    StoredItem,
+)
 
+RECORDS = [Hit, Item, StoredItem, GalleryInfo, ModelInfo, Explanation, BuildProgress, Reloaded]
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text()
 
 
@@ -18,7 +29,7 @@ def test_every_method_of_the_client_has_its_line() -> None:
             assert re.search(rf"^\|.*`{name}\(", PAGE, re.MULTILINE), name
 
 
-@pytest.mark.parametrize("record", [Hit, Item, StoredItem, GalleryInfo, ModelInfo])
+@pytest.mark.parametrize("record", RECORDS)
 def test_every_attribute_of_a_record_is_named(record: type) -> None:
     (line,) = re.findall(rf"^\| `{record.__name__}` \| (.*) \|$", PAGE, re.MULTILINE)
     assert re.findall(r"`(\w+)`", line) == [field.name for field in dataclasses.fields(record)]

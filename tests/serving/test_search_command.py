@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+import crossbatch
 from serving import search
 from serving.client import Client, Item
 from serving.errors import BadImage, NotFound
@@ -27,7 +28,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 
 def asked(client: Client, **settings: Any) -> dict[str, Any]:
-    address = client._caller.address
+    address = client.address
     return search.run(search.Settings.model_validate({"gallery": "birds", "address": address} | settings))
 
 
@@ -84,3 +85,41 @@ def test_hits_fulfil_what_is_asked(client: Client) -> None:
 def test_what_makes_no_sense_is_said_before_anything_is_asked(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         search.Settings.model_validate({"gallery": "birds"} | settings)
+
+
+def test_metadata_is_shown_when_it_is_asked_for(client: Client) -> None:
+    client.upsert("birds", [Item("item 5", image=b"5", label="b", metadata={"n": [1, "ü"], "name": "a\nb"})])
+    head, *lines = search.render(asked(client, key="item 7", show=["name", "n"], k=11)).splitlines()
+    assert head.split() == ["rank", "score", "label", "name", "n", "key"]
+    cells = {line[head.index("key") :].split("  ")[0]: line for line in lines}
+    shown = cells["item 5"][head.index("name") : head.index("key")]
+    assert [shown[:3], shown[3:].strip()] == ["a b", '[1, "ü"]']
+    assert cells["item 3"][head.index("n ") - 1 : head.index("key")].split() == ["3"]
+
+
+def test_an_api_key_comes_by_a_variable_and_is_never_shown(
+    client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CROSSBATCH_SEARCH_API_KEY", "s3cret of mine")  # with a space: no key
+    words = ["search", "--gallery", "birds", "--key", "item 7", "--address"]
+    assert crossbatch.main([*words, client.address]) == 2
+    monkeypatch.setenv("CROSSBATCH_SEARCH_API_KEY", "s3cret")
+    assert crossbatch.main([*words, "shop.example:50051"]) == 2
+    assert crossbatch.main([*words, client.address, "-k", "many"]) == 2
+    said = capsys.readouterr().err
+    assert "visible ASCII" in said
+    assert "plain text" in said
+    assert crossbatch.main([*words, client.address, "--json"]) == 0
+    said += capsys.readouterr().out
+    assert "s3cret" not in said
+    assert "s3cret" not in repr(
+        search.Settings.model_validate({"gallery": "a", "key": "b", "api_key": "s3cret"})
+    )
+
+
+def test_a_model_is_named(client: Client, tmp_path: Path) -> None:
+    photo = tmp_path / "photo.jpg"
+    photo.write_bytes(b"7")
+    assert asked(client, photo=photo, k=1, model="fake")["hits"][0]["key"] == "item 7"
+    with pytest.raises(NotFound, match="nobody"):
+        asked(client, photo=photo, model="nobody")

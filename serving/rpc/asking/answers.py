@@ -14,15 +14,20 @@ from serving.rpc.status import from_status
 from serving.rpc.wire import bytes_of, metadata_of, struct_of, vector_of
 
 __all__ = [
+    "BuildProgress",
+    "Explanation",
     "GalleryInfo",
     "Hit",
     "Item",
     "ModelInfo",
+    "Reloaded",
     "StoredItem",
+    "explanation_of",
     "gallery_info_of",
     "hits_of",
     "item_message",
     "model_info_of",
+    "progress_of",
     "stored_item_of",
 ]
 
@@ -97,8 +102,53 @@ class GalleryInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """How far an index is: `done` of `total` (0 when not known) of a `stage`, in words such as "training".
+
+    The last one has the `gallery` with its new index.
+    """
+
+    stage: str
+    done: int
+    total: int
+    gallery: GalleryInfo | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explanation:
+    """What a model sees in an image, in terms of its m prototypes.
+
+    `histogram` is float32 (m,), the share of each prototype, 0 to 1, summing to 1. `assignments` is uint8 (h,
+    w), the prototype that prevails at each location of the square that the model sees, the top row first.
+    """
+
+    histogram: NDArray[np.float32]
+    assignments: NDArray[np.uint8]
+
+    def overlap(self, other: "Explanation") -> float:
+        """Tell how much of one image is in another one, by prototypes: Σᵢ min(zᵢ, z'ᵢ).
+
+        Returns:
+            0 (no prototype in common) to 1 (the same shares).
+
+        Raises:
+            InvalidArgument: if they have not the same number of prototypes; those of two models have nothing
+                in common.
+        """
+        if self.histogram.shape != other.histogram.shape:
+            raise InvalidArgument(
+                f"Explanations of {len(self.histogram)} and {len(other.histogram)} prototypes differ; "
+                "both must come from the same model."
+            )
+        return float(np.minimum(self.histogram, other.histogram).sum())
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model that is served; `spec_json` is its whole record."""
+    """A model that is served; `spec_json` is its whole record.
+
+    `prototypes` is how many its explanations have, 0 where it gives none.
+    """
 
     name: str
     fingerprint: str
@@ -106,6 +156,16 @@ class ModelInfo:
     image_size: int
     precision: str
     spec_json: str = field(repr=False)
+    prototypes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What a reload came to: every model served now, names of those loaded and of those removed."""
+
+    models: tuple[ModelInfo, ...]
+    loaded: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 def item_message(item: Item) -> gallery_service_pb2.Item:
@@ -175,8 +235,26 @@ def gallery_info_of(gallery: gallery_service_pb2.Gallery) -> GalleryInfo:
     )
 
 
+def progress_of(reply: gallery_service_pb2.BuildIndexResponse) -> BuildProgress:
+    """Read how far an index is."""
+    gallery = gallery_info_of(reply.gallery) if reply.HasField("gallery") else None
+    return BuildProgress(reply.stage, reply.done, reply.total, gallery)
+
+
+def explanation_of(result: retrieval_service_pb2.ExplainResult) -> Explanation:
+    """Read what a model sees in one image."""
+    assignments = np.frombuffer(result.assignments, np.uint8)
+    return Explanation(vector_of(result.histogram), assignments.reshape(result.height, result.width))
+
+
 def model_info_of(model: model_service_pb2.Model) -> ModelInfo:
-    """Read the description of the model."""
+    """Read the description of a model."""
     return ModelInfo(
-        model.name, model.fingerprint, model.dimension, model.image_size, model.precision, model.spec_json
+        model.name,
+        model.fingerprint,
+        model.dimension,
+        model.image_size,
+        model.precision,
+        model.spec_json,
+        model.prototypes,
     )

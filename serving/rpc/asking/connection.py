@@ -1,64 +1,72 @@
-"""The client's connection: one channel with every stub on it, opened and closed."""
+"""What both clients are made of: an address, how it is trusted, and how patient a call is."""
 
-import time
-from types import TracebackType
-from typing import Self
-
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from protos import gallery_service_pb2_grpc, model_service_pb2_grpc, retrieval_service_pb2_grpc
-from serving.rpc.asking.caller import Caller
+from serving.rpc.asking.line import Line
+from serving.rpc.asking.security import Pem, security_of
 from serving.rpc.limits import DEFAULT_PORT
 
 __all__ = ["Connection"]
 
 
 class Connection:
-    """A channel to one server; a context manager."""
+    """A line to one server, taken by the first call and kept for all that follow.
+
+    Every call has `timeout` seconds, retries included. A call that is refused for want of room, or that finds
+    no server, is made again up to `retries` times while time is left; as many as by default last more than 4
+    seconds, so that a server's restart, or a worker that dies, is ridden out. A call that may have been
+    carried out already is made again only where that does no harm.
+
+    Inputs beyond the limits of one call are sent in several, at most four at a time and together no more than
+    one call's worth; each of them has the whole `timeout`.
+
+    It does not survive a fork: make a client in each process. A proxy that the environment names
+    (`http_proxy`, `https_proxy`, `no_proxy`) is used, but never for this machine itself.
+    """
 
     def __init__(
-        self, address: str = f"127.0.0.1:{DEFAULT_PORT}", *, timeout: float = 10.0, retries: int = 12
+        self,
+        address: str = f"127.0.0.1:{DEFAULT_PORT}",
+        *,
+        timeout: float = 10.0,
+        retries: int = 12,
+        api_key: str | None = None,
+        tls: bool = False,
+        ca: Pem | None = None,
+        certificate: Pem | None = None,
+        private_key: Pem | None = None,
+        insecure: bool = False,
     ) -> None:
         """Keep the address; the first call connects.
 
-        Raises:
-            InvalidArgument: if an argument makes no sense.
-        """
-        self._caller = Caller(address, timeout=timeout, retries=retries)
-        channel = self._caller.channel
-        self._retrieval = retrieval_service_pb2_grpc.RetrievalServiceStub(channel)
-        self._galleries = gallery_service_pb2_grpc.GalleryServiceStub(channel)
-        self._models = model_service_pb2_grpc.ModelServiceStub(channel)
-        self._health = health_pb2_grpc.HealthStub(channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Hang up."""
-        self._caller.close()
-
-    def ready(self, *, wait: float = 0.0) -> bool:
-        """Ask whether the server serves.
-
         Args:
-            wait: Seconds to go on asking for.
+            address: HOST:PORT, or a target in gRPC's own spelling (`dns:///HOST:PORT`, `unix:/PATH`).
+            timeout: Seconds that a call has.
+            retries: Most tries after the first.
+            api_key: Sent with each call as `authorization: Bearer KEY`.
+            tls: Whether to use TLS with the system's authorities.
+            ca: PEM, bytes or a path: TLS with these authorities instead.
+            certificate: PEM of the client's own chain, for a server that wants one (mutual TLS).
+            private_key: PEM of that certificate's key.
+            insecure: Whether the key may be sent to another machine in plain text.
 
-        Returns:
-            True as soon as it does; False when it does not, or is not there.
+        Raises:
+            InvalidArgument: if an argument makes no sense, a file cannot be read, or the key would be sent to
+                another machine in plain text.
         """
-        deadline = time.monotonic() + wait
-        while True:
-            try:
-                reply = self._health.Check(health_pb2.HealthCheckRequest(), timeout=max(1.0, min(wait, 5.0)))
-                serving = reply.status == health_pb2.HealthCheckResponse.SERVING
-            except Exception:  # whatever it is, it is not an answer
-                serving = False
-            if serving or time.monotonic() >= deadline:
-                return bool(serving)
-            time.sleep(0.05)
+        security = security_of(
+            address,
+            api_key=api_key,
+            tls=tls,
+            ca=ca,
+            certificate=certificate,
+            private_key=private_key,
+            insecure=insecure,
+        )
+        self._line = Line(address, security, timeout=timeout, retries=retries)
+
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return self._line.address
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.address!r})"

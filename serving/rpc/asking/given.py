@@ -16,6 +16,7 @@ from serving.rpc.limits import MAX_EXCLUDED, MAX_K, MAX_MESSAGE_BYTES
 
 __all__ = [
     "ImageLike",
+    "at_hand",
     "check_k",
     "check_number",
     "check_score",
@@ -50,6 +51,13 @@ def many(values: Iterable[Any], what: str) -> Iterator[Any]:
         pass
     raise InvalidArgument(
         f"{what} must be a list; found {type(values).__name__}. Put a single one into a list."
+    )
+
+
+def at_hand(values: Any) -> bool:
+    """Whether going through some inputs neither reads a file nor runs code of the caller's."""
+    return isinstance(values, list | tuple) and not any(
+        isinstance(getattr(each, "image", each), str | PathLike) for each in values
     )
 
 
@@ -113,11 +121,11 @@ def check_score(score: float | None) -> float | None:
     return None if score is None else check_number(score, "minimum_score", least=-1)
 
 
-def check_number(number: float, what: str, *, least: float) -> float:
-    """Check a number of at most 1.
+def check_number(number: float, what: str, *, least: float, most: float = 1) -> float:
+    """Check a number.
 
     Raises:
-        InvalidArgument: if it is not a number from `least` to 1.
+        InvalidArgument: if it is not one from `least` to `most`.
     """
     if not isinstance(number, Real) or isinstance(number, bool):
         raise InvalidArgument(f"{what} must be a number; found {type(number).__name__}.")
@@ -125,8 +133,8 @@ def check_number(number: float, what: str, *, least: float) -> float:
         value = float(number)
     except OverflowError:
         value = math.inf
-    if not least <= value <= 1:  # the negation also finds NaN
-        raise InvalidArgument(f"{what} cannot be {value}; it must lie between {least} and 1.")
+    if not least <= value <= most:  # the negation also finds NaN
+        raise InvalidArgument(f"{what} cannot be {value}; it must lie between {least} and {most:,}.")
     return value
 
 

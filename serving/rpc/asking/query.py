@@ -1,7 +1,7 @@
 """What the Python client asks for in a search, as it travels."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from numpy.typing import ArrayLike
 
@@ -20,22 +20,38 @@ from serving.rpc.asking.given import (
     texts,
 )
 from serving.rpc.filters import filter_message
+from serving.rpc.limits import DEFAULT_K
 from serving.rpc.wire import bytes_of
 
-__all__ = ["FilterLike", "images_of", "queries_of", "search_request"]
+__all__ = ["FilterLike", "SearchOptions", "images_of", "queries_of", "search_request"]
 
 FilterLike = Filter | Mapping[str, Any]
 """A filter, or the mapping that `parse_filter` makes one of."""
 
 
+class SearchOptions(TypedDict, total=False):
+    """What a search can be told; exactly one of `images`, `vectors` and `keys` must be given."""
+
+    images: Iterable[ImageLike] | None
+    vectors: ArrayLike | None
+    keys: Iterable[str] | None
+    k: int
+    minimum_score: float | None
+    exclude: Iterable[str]
+    filter: FilterLike | None
+    group_by_label: bool
+    model: str
+
+
 def search_request(
     gallery: str,
     *,
-    k: int,
-    minimum_score: float | None,
-    exclude: Iterable[str],
-    filter: FilterLike | None,
-    group_by_label: bool,
+    k: int = DEFAULT_K,
+    minimum_score: float | None = None,
+    exclude: Iterable[str] = (),
+    filter: FilterLike | None = None,
+    group_by_label: bool = False,
+    model: str = "",
 ) -> pb.SearchRequest:
     """Write all of a search but its queries.
 
@@ -52,6 +68,7 @@ def search_request(
         exclude_keys=excluded(exclude),
         filter=None if wanted is None else filter_message(wanted),
         group_by_label=group_by_label,
+        model=text(model, "model"),
     )
 
 

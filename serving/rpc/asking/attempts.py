@@ -1,0 +1,137 @@
+"""How often one call is tried, how long it pauses between, and what its failure is called in our own tree."""
+
+import random
+import time
+from typing import Any
+
+import grpc
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from serving.errors import (
+    CrossbatchError,
+    DeadlineExceeded,
+    Draining,
+    InvalidArgument,
+    Overloaded,
+    Unavailable,
+)
+from serving.rpc.asking.line import Line
+from serving.rpc.asking.step import Call
+from serving.rpc.limits import MAX_MESSAGE_BYTES
+from serving.rpc.status import Violation, from_status, violations_of
+
+__all__ = ["Attempts", "error_of", "faults_of", "pause_before"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+
+
+class Attempts:
+    """The tries of one call: all of them share its deadline."""
+
+    def __init__(self, line: Line, call: Call) -> None:
+        """Start the clock."""
+        self._line = line
+        self._timeout = line.timeout if call.timeout is None else call.timeout
+        self._most = line.retries if call.retries is None else call.retries
+        self._deadline = time.monotonic() + self._timeout
+        # Refused calls were not carried out; what came of one that found no server, nobody knows.
+        self._passing = (Overloaded, Draining, Unavailable) if call.idempotent else (Overloaded, Draining)
+        self._tries = 0
+
+    def left(self) -> float:
+        """Tell how many seconds the next try has.
+
+        Raises:
+            InvalidArgument: if the line can make no call.
+        """
+        self._line.check()
+        return self._deadline - time.monotonic()
+
+    def pause_after(self, failure: Any) -> float:
+        """Tell how many seconds to wait before the next try.
+
+        Raises:
+            CrossbatchError: what the failure means, if there is to be no other try; `faults_of` tells the
+                fields.
+        """
+        error = error_of(failure, self._line.address, self._timeout)
+        pause = pause_before(self._tries, error)
+        late = time.monotonic() + pause >= self._deadline
+        lasting = failure.code() is grpc.StatusCode.UNIMPLEMENTED or not isinstance(error, self._passing)
+        if lasting or self._tries >= self._most or late:
+            raise error from failure
+        self._tries += 1
+        return pause
+
+
+def pause_before(tries: int, error: CrossbatchError) -> float:
+    """Choose how long to wait before a call is tried again.
+
+    Args:
+        tries: Tries after the first that have been made.
+        error: What the last try ended with; an overload tells when to come back.
+
+    Returns:
+        Seconds: twice as long each time, with jitter so that clients refused together do not return together.
+    """
+    pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**tries) * random.uniform(0.5, 1.0)  # noqa: S311
+    if isinstance(error, Overloaded):
+        return max(pause, error.retry_after * random.uniform(1.0, 1.5))  # noqa: S311
+    return pause
+
+
+def error_of(failure: Any, address: str, timeout: float) -> CrossbatchError:
+    """Say in our own words what a failed call ended with.
+
+    Args:
+        failure: What gRPC raised.
+        address: Of the server.
+        timeout: Seconds that the call had.
+
+    Returns:
+        An error of the class that the server named, or else of the nearest one.
+    """
+    code, details = failure.code(), failure.details() or ""
+    status = _status_of(failure)
+    if status is not None and status.details:
+        return from_status(status)
+    # From here on it is gRPC that speaks, not the server.
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return Unavailable(
+            f"No server answers at {address} ({details}); "
+            "start one with `crossbatch serve`, or give its address."
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(f"The server at {address} did not answer within {timeout:g} s.")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Unavailable(
+            f"The server at {address} does not know this call; it is no crossbatch server, or an older one."
+        )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return InvalidArgument(f"The message is larger than {MAX_MESSAGE_BYTES:,} bytes; split the call.")
+    return from_status(status_pb2.Status(code=code.value[0], message=details))
+
+
+def faults_of(error: CrossbatchError) -> tuple[Violation, ...]:
+    """Read which fields of a request the server complained about.
+
+    Args:
+        error: What a call raised.
+
+    Returns:
+        One violation a field; none if no field is to blame.
+    """
+    if not isinstance(error.__cause__, grpc.RpcError):
+        return ()
+    status = _status_of(error.__cause__)
+    return () if status is None else violations_of(status)
+
+
+def _status_of(failure: Any) -> status_pb2.Status | None:
+    """The rich status of a call; None when there is none or when it contradicts the code."""
+    try:
+        status: status_pb2.Status | None = rpc_status.from_call(failure)
+    except ValueError:
+        return None
+    return status

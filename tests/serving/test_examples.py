@@ -1,0 +1,202 @@
+"""The examples for other languages: every call, message and field that they name is one of the contract."""
+
+import asyncio
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format, message_factory
+from google.protobuf.descriptor import Descriptor
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2
+
+from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
+from serving.client import Client, Item
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.rpc.limits import MAX_MESSAGE_BYTES
+from serving.rpc.status import reason_of
+from tests.serving.rpc_fakes import FakeEncoder, serving
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+FILES = [each.DESCRIPTOR for each in (retrieval_service_pb2, gallery_service_pb2, model_service_pb2)]
+SERVICES = {service.name: service for file in FILES for service in file.services_by_name.values()}
+METHODS = {method.name: method for service in SERVICES.values() for method in service.methods}
+
+
+def messages(found: Any = None) -> Iterator[Descriptor]:
+    for each in (
+        [each for file in FILES for each in file.message_types_by_name.values()] if found is None else found
+    ):
+        yield each
+        yield from messages(each.nested_types)
+
+
+MESSAGES = list(messages())
+FIELDS = {field.name for message in MESSAGES for field in message.fields}
+
+
+def blocks(page: str, language: str) -> str:
+    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```", (EXAMPLES / page).read_text(), re.M | re.S))
+
+
+def camel(name: str) -> str:
+    """A field's name as @grpc/proto-loader writes it, unless it is told to keep the case."""
+    return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
+
+
+def go(name: str) -> str:
+    """A name as protoc-gen-go writes it."""
+    return re.sub(r"(?:^|_)([a-z])", lambda found: found[1].upper(), name)
+
+
+def go_message(message: Descriptor) -> str:
+    parents: list[str] = []
+    parent: Any = message
+    while parent is not None:
+        parents.insert(0, go(parent.name))
+        parent = parent.containing_type
+    return "_".join(parents)
+
+
+def go_structs() -> dict[str, set[str]]:
+    """Every struct of the Go stubs with its fields; each field of a oneof is in one of its own."""
+    structs: dict[str, set[str]] = {}
+    for message in MESSAGES:
+        name = go_message(message)
+        nested = {go_message(each) for each in message.nested_types}
+        # proto3 makes a oneof of each optional field, which Go does not show.
+        shown = [each for each in message.oneofs if not each.name.startswith("_")]
+        within = {field.name for each in shown for field in each.fields}
+        structs[name] = {go(field.name) for field in message.fields if field.name not in within}
+        structs[name] |= {go(each.name) for each in shown}
+        for each in within:
+            wrapper = f"{name}_{go(each)}"
+            structs[wrapper + ("_" if wrapper in nested else "")] = {go(each)}
+    return structs
+
+
+def composites(text: str, start: str) -> Iterator[tuple[str, str]]:
+    """Each `pb.Name{...}` with what stands between its own braces, those of inner ones left out."""
+    for found in re.finditer(start, text):
+        depth, body, at = 1, "", found.end()
+        while depth:
+            letter = text[at]
+            depth += (letter == "{") - (letter == "}")
+            body += letter if depth == 1 and letter != "}" else ""
+            at += 1
+        yield found[1], body
+
+
+def test_grpcurl_asks_with_requests_of_the_contract() -> None:
+    text = blocks("grpcurl.md", "sh").replace("\\\n", " ")
+    asked = re.findall(r"-d '(\{.*?\})'\s+localhost:50051\s+crossbatch\.v1\.(\w+)/(\w+)", text, re.S)
+    assert len(asked) == text.count("-d '{") == 11
+    for body, service, method in asked:
+        assert method in {each.name for each in SERVICES[service].methods}
+        request = message_factory.GetMessageClass(METHODS[method].input_type)
+        json_format.ParseDict(json.loads(body), request())
+    through_input = re.findall(
+        r"printf '(.*?)' .*? -d @ localhost:50051 crossbatch\.v1\.(\w+)/(\w+)", text, re.S
+    )
+    assert len(through_input) == text.count("-d @") == 2
+    for body, service, method in through_input:
+        assert method in {each.name for each in SERVICES[service].methods}
+        request = message_factory.GetMessageClass(METHODS[method].input_type)
+        json_format.ParseDict(json.loads(body.replace("%s", "AAAA")), request())
+    assert set(re.findall(r"crossbatch\.v1\.(\w+)\b", text)) <= set(SERVICES)
+    for service, method in re.findall(r"crossbatch\.v1\.(\w+)/(\w+)", text):
+        assert method in {each.name for each in SERVICES[service].methods}
+    assert health_pb2.DESCRIPTOR.services_by_name["Health"].full_name in text
+    assert f"-max-msg-sz {MAX_MESSAGE_BYTES}" in text
+
+
+def test_node_names_calls_and_fields_as_its_loader_does() -> None:
+    text = blocks("node.md", "js")
+    clients = dict(re.findall(r"const (\w+) = new crossbatch\.v1\.(\w+)\(", text))
+    assert set(clients.values()) == set(SERVICES)
+    asked = re.findall(r"(?:call|patiently)\((\w+), '(\w+)', (\{.*?\})\)", text)
+    assert len(asked) >= 7
+    for client, method, body in asked:
+        names = {each.name[0].lower() + each.name[1:]: each for each in SERVICES[clients[client]].methods}
+        given = re.findall(r"^\{ (\w+)|, (\w+)(?=[:,} ])", re.sub(r"(?<!^)[\[{].*?[\]}]+(?!\))", "", body))
+        fields = {camel(field.name) for field in names[method].input_type.fields}
+        assert {a or b for a, b in given} <= fields, (method, body)
+    known = {camel(name) for name in FIELDS} | {"fields", "stringValue", "numberValue"}
+    for body in re.findall(r"const (?:metadata|items|filter|queries) = (.*);", text):
+        assert set(re.findall(r"(\w+):(?!//)", body)) <= known | {"brand", "price"}, body
+    read = set(re.findall(r"\b(?:hit|model|each|results\[0\])\.(\w+)", text)) - {"type_url", "close"}
+    assert read <= known
+    assert {"hits", "score", "versions", "results"} <= known
+    assert "64 * 1024 * 1024" in text
+    assert "64 MiB" in text
+    prose = (EXAMPLES / "node.md").read_text()
+    assert "galleries.buildIndex({ name:" in prose
+    assert METHODS["BuildIndex"].server_streaming
+
+
+def test_go_names_messages_fields_and_calls_as_its_generator_does() -> None:
+    text, structs = blocks("go.md", "go"), go_structs()
+    used = list(composites(text, r"\bpb\.(\w+)\{"))
+    assert len(used) >= 14
+    for name, body in used:
+        assert name in structs, name
+        assert set(re.findall(r"\b([A-Z]\w*):", body)) <= structs[name], name
+    queries = re.findall(r"\{Source: &pb\.(\w+)\{", text)
+    assert "Source" in structs["Query"]
+    assert {each for each in queries if each not in structs} == set()
+    clients = dict(re.findall(r"(\w+) := pb\.New(\w+)Client\(", text))
+    assert set(clients.values()) <= set(SERVICES)
+    calls = re.findall(rf"\b({'|'.join(clients)})\.(\w+)\(ctx, &pb\.(\w+)\{{", text)
+    assert len(calls) == 5
+    for client, method, request in calls:
+        assert method in {each.name for each in SERVICES[clients[client]].methods}
+        assert request == METHODS[method].input_type.name
+    details = [error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo, status_pb2.Status]
+    fields = FIELDS | {field.name for each in details for field in each.DESCRIPTOR.fields}
+    assert set(re.findall(r"\.Get(\w+)\(\)", text)) <= {go(name) for name in fields}
+    assert {f"pb.{name}" for name in re.findall(r"\*?pb\.([A-Z]\w*)(?=[^\w{(])", text)} <= {
+        f"pb.{name}" for name in structs
+    }
+    assert "limit = 64 << 20" in text
+
+
+@pytest.mark.parametrize("page", ["go.md", "node.md", "grpcurl.md"])
+def test_each_page_tells_of_deadlines_keys_tls_imports_vectors_and_errors(page: str) -> None:
+    text = (EXAMPLES / page).read_text()
+    said = [
+        "deadline",
+        "authorization",
+        "Bearer",
+        "TLS",
+        "google/rpc/status.proto",
+        "googleapis-common-protos",
+    ]
+    for each in (*said, "little-endian", "64 MiB", "ErrorInfo", "RetryInfo"):
+        if (page, each) != ("grpcurl.md", "google/rpc/status.proto"):
+            assert each in text, each
+    from serving import errors
+
+    reasons = {reason_of(getattr(errors, name)("x")) for name in errors.__all__}
+    named = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", text)) - {"UNAVAILABLE", "GOOGLEAPIS"}
+    assert named <= reasons
+
+
+def test_the_asynchronous_service_answers(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("async_service", EXAMPLES / "async_service.py")
+    assert spec is not None
+    assert spec.loader is not None
+    service = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(service)
+    with serving(FakeEncoder(), GalleryDirectory(tmp_path)) as running:
+        with Client(running.address) as client:
+            client.create("shoes")
+            client.upsert("shoes", [Item("boot", image=b"boot"), Item("shoe", image=b"shoe")])
+        answers = asyncio.run(service.main(running.address, "shoes", b"boot", b"bad", b"shoe"))
+    assert [status for status, _ in answers] == [200, 400, 200]
+    assert [told[0].key for status, told in answers if status == 200] == ["boot", "shoe"]
+    ((status, told),) = asyncio.run(service.main("127.0.0.1:1", "shoes", b"boot"))
+    assert (status, "try again" in told) == (503, True)
