@@ -15,13 +15,15 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, get_args, get_origin
-
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from serving.errors import BadSetting, CrossbatchError
+
+if TYPE_CHECKING:  # imported where it is needed: Ctrl-C in that time is then one word, and no traceback
+    from pydantic import BaseModel, ValidationError
+    from pydantic.fields import FieldInfo
 
 __all__ = ["COMMANDS", "main", "parser_of", "spelled"]
 
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parser_of(name: str, settings: type[BaseModel]) -> argparse.ArgumentParser:
+def parser_of(name: str, settings: "type[BaseModel]") -> argparse.ArgumentParser:
     """Build the parser of command `name` from its settings: flags, defaults, variables, help.
 
     Values are left as text for pydantic to read, and a flag that is not given leaves no trace.
@@ -90,7 +92,7 @@ def parser_of(name: str, settings: type[BaseModel]) -> argparse.ArgumentParser:
     return parser
 
 
-def spelled(field: str, info: FieldInfo) -> str:
+def spelled(field: str, info: "FieldInfo") -> str:
     """Return how a setting is given: `--max-batch`, or `MODEL.onnx` where it goes by place."""
     extra = info.json_schema_extra
     if isinstance(extra, dict) and extra.get("positional"):
@@ -116,9 +118,10 @@ def _run(name: str, words: list[str]) -> int:
         raise BadSetting(
             f"There is no command {name!r}; {_nearest(name, COMMANDS)}`crossbatch --help` lists all."
         )
-    command = _load(name)
-    settings, as_json = _settings(name, command.Settings, words)
-    result = command.run(settings)
+    with _naming_what_is_missing(name):
+        command: Any = importlib.import_module(COMMANDS[name][0])
+        settings, as_json = _settings(name, command.Settings, words)
+        result = command.run(settings)
     if os.environ.get("RANK", "0") != "0":  # torchrun runs one command several times: the first one speaks
         return 0
     _say(json.dumps(result, indent=2, ensure_ascii=False) if as_json else command.render(result))
@@ -126,12 +129,13 @@ def _run(name: str, words: list[str]) -> int:
     return _fail(name, complaint) if complaint else 0
 
 
-def _load(name: str) -> Any:
-    module = COMMANDS[name][0]
+@contextmanager
+def _naming_what_is_missing(name: str) -> Iterator[None]:
+    """Say what to install, should a package be missing that a command imports at once or when it runs."""
     try:
-        return importlib.import_module(module)
+        yield
     except ModuleNotFoundError as error:
-        half, missing = module.partition(".")[0], (error.name or "").partition(".")[0]
+        half, missing = COMMANDS[name][0].partition(".")[0], (error.name or "").partition(".")[0]
         if missing in ("", "training", "serving", "protos"):
             raise
         raise BadSetting(
@@ -139,7 +143,9 @@ def _load(name: str) -> Any:
         ) from error
 
 
-def _settings(name: str, settings: type[BaseModel], words: list[str]) -> tuple[BaseModel, bool]:
+def _settings(name: str, settings: "type[BaseModel]", words: list[str]) -> "tuple[BaseModel, bool]":
+    from pydantic import ValidationError
+
     known, unknown = parser_of(name, settings).parse_known_args(words)
     if unknown:
         flags = [flag for field, info in settings.model_fields.items() for flag in _names(field, info)]
@@ -165,7 +171,7 @@ def _settings(name: str, settings: type[BaseModel], words: list[str]) -> tuple[B
         ) from error
 
 
-def _sentence(error: ValidationError, settings: type[BaseModel], variable: str) -> str:
+def _sentence(error: "ValidationError", settings: "type[BaseModel]", variable: str) -> str:
     """Say what is wrong with the first bad setting; `variable` is where it came from, if not from a flag."""
     first = error.errors()[0]
     if not first["loc"]:
@@ -179,14 +185,14 @@ def _sentence(error: ValidationError, settings: type[BaseModel], variable: str) 
     return f"{name} cannot be {first['input']!r}: {reason[:1].lower()}{reason[1:]}."
 
 
-def _names(field: str, info: FieldInfo) -> list[str]:
+def _names(field: str, info: "FieldInfo") -> list[str]:
     if _positional(info):
         return [field]
     flag = f"--{field.replace('_', '-')}"
     return [f"-{field}", flag] if len(field) == 1 else [flag]
 
 
-def _options(name: str, field: str, info: FieldInfo) -> dict[str, Any]:
+def _options(name: str, field: str, info: "FieldInfo") -> dict[str, Any]:
     wanted: dict[str, Any] = {"help": _help(name, field, info)}
     if _positional(info):
         wanted["metavar"] = spelled(field, info)
@@ -199,7 +205,7 @@ def _options(name: str, field: str, info: FieldInfo) -> dict[str, Any]:
     return wanted | {"action": "append"} if _many(info) else wanted
 
 
-def _help(name: str, field: str, info: FieldInfo) -> str:
+def _help(name: str, field: str, info: "FieldInfo") -> str:
     text = str(info.description).rstrip(".").replace("%", "%%")
     if _positional(info):
         return text
@@ -210,12 +216,12 @@ def _help(name: str, field: str, info: FieldInfo) -> str:
     return f"{text} [{_variable(name, field)}]"
 
 
-def _many(info: FieldInfo) -> bool:
+def _many(info: "FieldInfo") -> bool:
     """Whether a flag may be given several times, and its variable holds a comma-separated list."""
     return get_origin(info.annotation) in (list, tuple)
 
 
-def _positional(info: FieldInfo) -> bool:
+def _positional(info: "FieldInfo") -> bool:
     extra = info.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("positional"))
 

@@ -28,7 +28,7 @@ if _version_not_supported:
 class RetrievalServiceStub:
     """Turns images into embeddings, and finds the nearest items of a gallery.
 
-    Every call takes many inputs and answer each for itself: an input that fails carries its own status and
+    Every call takes many inputs and answers each for itself: an input that fails carries its own status and
     leaves the others alone. A call fails as a whole when the request itself is wrong, when there is no room
     (RESOURCE_EXHAUSTED with google.rpc.RetryInfo), when its time ran out, or when every input failed; then it
     carries the status of the first input.
@@ -60,7 +60,7 @@ class RetrievalServiceStub:
 class RetrievalServiceServicer:
     """Turns images into embeddings, and finds the nearest items of a gallery.
 
-    Every call takes many inputs and answer each for itself: an input that fails carries its own status and
+    Every call takes many inputs and answers each for itself: an input that fails carries its own status and
     leaves the others alone. A call fails as a whole when the request itself is wrong, when there is no room
     (RESOURCE_EXHAUSTED with google.rpc.RetryInfo), when its time ran out, or when every input failed; then it
     carries the status of the first input.
@@ -117,7 +117,7 @@ def add_RetrievalServiceServicer_to_server(servicer, server):
 class RetrievalService:
     """Turns images into embeddings, and finds the nearest items of a gallery.
 
-    Every call takes many inputs and answer each for itself: an input that fails carries its own status and
+    Every call takes many inputs and answers each for itself: an input that fails carries its own status and
     leaves the others alone. A call fails as a whole when the request itself is wrong, when there is no room
     (RESOURCE_EXHAUSTED with google.rpc.RetryInfo), when its time ran out, or when every input failed; then it
     carries the status of the first input.

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -184,3 +185,17 @@ def serving(encoder: Any, galleries: Any, **settings: Any) -> Iterator[Server]:
             loop.call_soon_threadsafe(done.set)
         thread.join(20)
         assert not thread.is_alive()
+
+
+def stop(running: Any, grace: float) -> None:
+    """Stop a server of `serving` before its block ends."""
+    asyncio.run_coroutine_threadsafe(running.stop(grace), running.loop).result(20)
+
+
+def until(condition: Callable[[], Any], patience: float = 10.0) -> Any:
+    """Wait until something holds, and return it."""
+    deadline = time.monotonic() + patience
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found

@@ -14,6 +14,7 @@ import pytest
 from serving.errors import BadArtifact, CrossbatchError, Mismatch, ModelMismatch, NotFound
 from serving.rpc.server.metrics import Metrics
 from serving.rpc.server.settings import Settings
+from serving.rpc.work import fleet as fleet_module
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.library import Library
 from serving.rpc.work.pipeline import Bounds, Stages
@@ -260,8 +261,12 @@ def test_calls_are_answered_while_a_model_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("way", ["replaced", "removed"])
-def test_a_model_that_is_held_finishes_its_calls_and_then_its_memory_is_free(way: str) -> None:
+def test_a_model_that_is_held_finishes_its_calls_and_then_its_memory_is_free(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources = Changing(a=encoder("a"), b=encoder("b"))
+    given_back: list[object] = []
+    seen = weakref.ref(sources.models["b"])
 
     async def use(fleet: Fleet) -> None:
         held = asyncio.Event()
@@ -276,21 +281,22 @@ def test_a_model_that_is_held_finishes_its_calls_and_then_its_memory_is_free(way
 
         tasks = [asyncio.create_task(call()) for _ in range(2)]
         await held.wait()
-        seen = weakref.ref(sources.models["b"])
         models = {"a": sources.models["a"]}
         sources.models = models if way == "removed" else models | {"b": encoder("b")}
         change = await fleet.reload()
         assert change.removed == (("b",) if way == "removed" else ())
         await asyncio.sleep(0.02)
         assert seen() is not None
+        given_back.clear()  # those after a model was loaded
         go_on.set()
         assert await asyncio.gather(*tasks) == [True, True]
-        for _ in range(100):
+        for _ in range(500):
             await asyncio.sleep(0.01)
-            if seen() is None:
+            if given_back:
                 break
-        assert seen() is None
+        assert given_back == [None], "the model is gone, and then what it freed is given back"
 
+    monkeypatch.setattr(fleet_module, "give_back", lambda: given_back.append(seen()))
     run(sources, use)
 
 

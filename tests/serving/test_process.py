@@ -1,9 +1,8 @@
-"""The serve command as a process: start, signals, and `kill -9` in the middle of writing."""
+"""The serve command as a process: start, drained stop, and `kill -9` in the middle of writing."""
 
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -23,9 +21,9 @@ from serving.client import Client, Item
 from serving.errors import CrossbatchError
 from serving.gallery.folder.directory import GalleryDirectory
 from serving.model.encoder import Encoder
+from tests.serving.processes import ROOT, Launched, command, launched
 from tests.tiny_model import DIMENSION, write_tiny_model
 
-ROOT = Path(__file__).resolve().parents[2]
 KILLS = 20
 
 # Forks a server for each line on standard input. The engines are imported once, and nothing else is done
@@ -66,32 +64,15 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "tiny.onnx"
 
 
-def command(model: Path, galleries: Path, *words: str) -> list[str]:
-    paths = ["--model", str(model), "--galleries", str(galleries)]
-    return [sys.executable, "-m", "crossbatch", "serve", *paths, "--port", "0", *words]
-
-
 @pytest.fixture
-def started(model: Path, tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command(model, tmp_path / "g"), stdout=pipe, stderr=pipe, text=True, cwd=ROOT
-    ) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            found = re.fullmatch(r"serving on (127\.0\.0\.1:\d+)\n", line)
-            assert found, (line, process.stderr.read() if process.stderr else "")
-            yield process, found[1]
-        finally:
-            process.kill()
+def started(model: Path, tmp_path: Path) -> Iterator[Launched]:
+    with launched(model, tmp_path / "g") as started:
+        yield started
 
 
-def test_the_real_parts_from_photo_to_answer_then_a_drained_stop(
-    started: tuple["subprocess.Popen[str]", str], model: Path
-) -> None:
-    process, address = started
-    with Client(address) as client:
+def test_the_real_parts_from_photo_to_answer_then_a_drained_stop(started: Launched, model: Path) -> None:
+    process = started.process
+    with Client(started.address) as client:
         assert client.ready()
         assert client.model().name == "tiny"
         client.create("birds")
@@ -107,13 +88,12 @@ def test_the_real_parts_from_photo_to_answer_then_a_drained_stop(
         bad = client.embed([pictures[0], b"text", pictures[0][:40]], on_error="return")
         assert [isinstance(each, CrossbatchError) for each in bad] == [False, True, True]
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=15)
-    assert process.returncode == 0, err
+    out, _ = process.communicate(timeout=15)
+    assert process.returncode == 0
     assert "served 127.0.0.1" in out
-    records = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
-    assert any(record["message"].startswith("serving on") for record in records)
-    assert any(record.get("rpc") == "RetrievalService/Embed" and record["request_id"] for record in records)
-    assert any(record["message"].startswith("draining") for record in records)
+    assert started.said("serving on")
+    assert all(each["request_id"] for each in started.said("", rpc="RetrievalService/Embed"))
+    assert started.said("draining")
 
 
 def test_with_json_what_follows_the_first_line_is_json(model: Path, tmp_path: Path) -> None:
@@ -131,18 +111,6 @@ def test_with_json_what_follows_the_first_line_is_json(model: Path, tmp_path: Pa
     result = json.loads(rest)
     assert first == f"serving on {result['address']}\n"
     assert result["seconds"] >= 0
-
-
-def test_ctrl_c_ends_the_server_while_a_call_is_in_progress(
-    started: tuple["subprocess.Popen[str]", str],
-) -> None:
-    process, address = started
-    with grpc.insecure_channel(address) as channel:
-        watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
-        next(iter(watch(b"", timeout=30)))
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=15)
-        assert process.returncode == 0
 
 
 @pytest.mark.parametrize("fault", ["port", "model", "folder", "off loopback", "host", "no FAISS"])

@@ -1,17 +1,21 @@
-"""The serve command: from start to drained stop."""
+"""The serve command: one process, or several under a supervisor, from start to drained stop."""
 
 import asyncio
 import logging
-import signal
+import resource
 import sys
 import time
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from serving.rpc.gate.address import check_address
-from serving.rpc.server.server import Server
+from serving.rpc.server.process import live
 from serving.rpc.server.settings import Settings
-from serving.rpc.work.library import Library
+from serving.rpc.server.signals import Signals, ignore_hangups
+from serving.rpc.server.supervisor import Supervisor
 from serving.telemetry import configure_logs
+
+if TYPE_CHECKING:
+    from serving.rpc.server.process import Serves
 
 __all__ = ["Settings", "render", "run"]
 
@@ -27,18 +31,10 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
         CrossbatchError: if the model or the folder cannot be used, or the port is taken.
     """
-    from serving.gallery.folder.directory import GalleryDirectory
-
+    ignore_hangups()
     configure_logs(settings.log_level)
-    # Before the seconds that models take to load.
-    check_address(
-        settings.host,
-        settings.port,
-        insecure=settings.insecure,
-        encrypted=settings.tls_certificate is not None,
-    )
-    galleries = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
-    return asyncio.run(_serve(Server(Library(settings), galleries, settings), settings.grace))
+    _allow_connections()
+    return asyncio.run(_serve(settings))
 
 
 def render(result: dict[str, Any]) -> str:
@@ -46,19 +42,37 @@ def render(result: dict[str, Any]) -> str:
     return f"served {result['address']} for {result['seconds']:.0f} s"
 
 
-async def _serve(server: Server, grace: float) -> dict[str, Any]:
-    told_to_stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
-    await server.start()
+async def _serve(settings: Settings) -> dict[str, Any]:
+    signals = Signals()
+    server = Supervisor(settings) if settings.workers > 1 else _alone(settings)
     began = time.monotonic()
-    # Scripts that chose port 0, or that wait for the start, read this line.
-    sys.stdout.write(f"serving on {server.address}\n")
-    sys.stdout.flush()
-    logger.info("serving on %s", server.address, extra={"address": server.address})
-    await told_to_stop.wait()
-    logger.info("draining for up to %g s", grace)
-    await server.stop(grace)
+
+    def announce() -> None:
+        nonlocal began
+        began = time.monotonic()
+        # Scripts that chose port 0, or that wait for the start, read this line.
+        sys.stdout.write(f"serving on {server.address}\n")
+        sys.stdout.flush()
+        logger.info("serving on %s", server.address, extra={"address": server.address})
+
+    await live(server, signals, settings.grace, serving=announce)
     seconds = time.monotonic() - began
     logger.info("stopped after %.0f s", seconds)
     return {"address": server.address, "seconds": round(seconds, 3)}
+
+
+def _alone(settings: Settings) -> "Serves":
+    # Here, since a supervisor loads no engine, and since imports take time in which Ctrl-C must work.
+    from serving.gallery.folder.directory import GalleryDirectory
+    from serving.rpc.server.server import Server
+    from serving.rpc.work.library import Library
+
+    galleries = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
+    return Server(Library(settings), galleries, settings)
+
+
+def _allow_connections() -> None:
+    """Allow as many open files as the system does; the usual 1,024 are as many connections and no more."""
+    with suppress(OSError, ValueError):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -22,13 +23,15 @@ from protos import (
 from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Unavailable
 from serving.rpc.gate.access import Access
-from serving.rpc.gate.address import check_address, written_address
+from serving.rpc.gate.address import written_address
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.boundary import Boundary
 from serving.rpc.gate.certificates import Certificates
-from serving.rpc.limits import MAX_MESSAGE_BYTES
+from serving.rpc.server.channel import channel_options
+from serving.rpc.server.fuse import Fuse
 from serving.rpc.server.metrics import Metrics
+from serving.rpc.server.port import Port
 from serving.rpc.server.settings import Settings
 from serving.rpc.services import galleries as gallery_calls
 from serving.rpc.services import inference as inference_calls
@@ -61,7 +64,7 @@ SERVICES = tuple(
 
 READERS = {**gallery_calls.READERS, **retrieval_calls.READERS, **inference_calls.READERS}
 
-# Each call that works holds a permit; as many again may be arriving, leaving, refused or about health.
+# Each call that works holds a permit; as many again may be arriving, leaving or refused.
 CALLS_PER_PERMIT = 2
 # Watchers of the health service never hang up, so the last replies get this long to leave and no longer.
 FLUSH_SECONDS = 0.5
@@ -83,6 +86,8 @@ class Server:
             CrossbatchError: if the keys, certificates or the audit log cannot be used.
         """
         self.address = ""
+        self.failed = asyncio.Event()
+        self.asked_to_reload: Callable[[], None] = lambda: None
         self._settings = settings
         self._metrics = Metrics()
         self._certificates = Certificates.of(settings)
@@ -101,62 +106,65 @@ class Server:
         )
         self._shelf = Shelf(galleries, self._fleet, most=settings.max_in_flight)
         self._boundary = Boundary(self._admission, Access(settings.keys), self._audit, self._metrics, READERS)
+        self._fuse = Fuse(CALLS_PER_PERMIT * settings.max_in_flight)
         self._health = health.aio.HealthServicer()
         self._grpc: grpc.aio.Server | None = None
         self._telling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Take the port, load the models and warm them up, look at the galleries, then answer.
+        """Take the port, load and warm up the models, look at the galleries; only then listen, and answer.
+
+        Where there are several workers, their supervisor has the port and each of them listens on it.
 
         Raises:
             BadSetting: if the host may not be used.
             Unavailable: if the port is in use.
             CrossbatchError: if a model cannot be served.
         """
-        host, port = self._settings.host, self._settings.port
-        await asyncio.to_thread(
-            check_address, host, port, insecure=self._settings.insecure, encrypted=bool(self._certificates)
-        )
+        host, number = self._settings.host, self._settings.port
+        held = await asyncio.to_thread(Port, self._settings) if self._settings.workers == 1 else None
+        try:
+            await self._fleet.start()
+            await asyncio.to_thread(self._report_galleries)
+        finally:
+            if held is not None:
+                number = held.number
+                held.close()
         self._grpc = grpc.aio.server(
-            interceptors=[self._boundary],
-            maximum_concurrent_rpcs=CALLS_PER_PERMIT * self._settings.max_in_flight,
-            options=[
-                # On by default on Linux, where a second server would silently share the port.
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-                # Allows clients to keep an idle connection open; gRPC's own default hangs up on them.
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            ],
+            interceptors=[self._fuse, self._boundary], options=channel_options(self._settings)
         )
         self._add_services(self._grpc)
         try:
-            port = self._open(self._grpc, written_address(host, port))
+            number = self._open(self._grpc, written_address(host, number))
         except RuntimeError as error:
-            raise Unavailable(f"Port {port} on {host} cannot be used; choose another with --port.") from error
-        await self._fleet.start()
-        await asyncio.to_thread(self._report_galleries)
+            raise Unavailable(
+                f"Port {number} on {host} cannot be used; choose another with --port."
+            ) from error
         await self._grpc.start()
         for service in ("", *SERVICES):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        self.address = written_address(host, port)
+        self.address = written_address(host, number)
 
     async def stop(self, grace: float) -> None:
         """Say NOT_SERVING, refuse new work, finish what runs, and end.
 
         Args:
-            grace: Seconds that running calls have; those that are not done by then are cancelled.
+            grace: Seconds that running calls have, after the delay that is set; those that are not done by
+                then are cancelled.
 
         Raises:
             CrossbatchError: if a gallery cannot be closed.
         """
+        await self._health.enter_graceful_shutdown()
+        await asyncio.sleep(self._settings.drain_delay)
         deadline = time.monotonic() + grace
         self._admission.draining = True
-        await self._health.enter_graceful_shutdown()
         await self._boundary.wait_idle(deadline - time.monotonic())
+        left = max(0.0, deadline - time.monotonic())
+        if not left:
+            self._fuse.cancel()
         if self._grpc is not None:
-            await self._grpc.stop(min(FLUSH_SECONDS, max(0.0, deadline - time.monotonic())))
+            await self._grpc.stop(min(FLUSH_SECONDS, left))
         await self._fleet.stop()
         await asyncio.to_thread(self._shelf.close)
         await asyncio.to_thread(self._audit.close)
@@ -183,11 +191,19 @@ class Server:
         logger.info("loaded anew", extra={"loaded": change.loaded, "removed": change.removed})
         return change
 
+    async def _reload_by_call(self) -> Change:
+        """Reload as a client asks for; he may mean other processes too, which saw nothing of his call."""
+        change = await self.reload()
+        self.asked_to_reload()
+        return change
+
     def _add_services(self, server: grpc.aio.Server) -> None:
         parts = (self._fleet, self._shelf, self._admission)
         retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(Retrieval(*parts), server)
         gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(Galleries(*parts), server)
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(self._fleet, self.reload), server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(
+            Models(self._fleet, self._reload_by_call), server
+        )
         inference = Inference(self._fleet, self._admission, self._health)
         open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -196,6 +212,7 @@ class Server:
 
     def _failed(self) -> None:
         """Say NOT_SERVING from now on, since no image can be embedded any more."""
+        self.failed.set()
         self._telling = asyncio.create_task(self._health.enter_graceful_shutdown())
 
     def _report_galleries(self) -> None:

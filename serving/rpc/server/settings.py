@@ -98,6 +98,13 @@ class Settings(BaseModel):
         le=3_600,
         description="Seconds that calls have to finish after SIGTERM or Ctrl-C.",
     )
+    drain_delay: float = Field(
+        default=0.0,
+        ge=0,
+        le=3_600,
+        description="Seconds before that in which health says NOT_SERVING and calls are still taken, for "
+        "load balancers to notice.",
+    )
     metrics_port: int | None = Field(
         default=None,
         ge=0,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from serving.errors import CrossbatchError, Mismatch, ModelMismatch, NotFound
 from serving.rpc.work.library import Source, Sources, served_name
+from serving.rpc.work.memory import give_back
 from serving.rpc.work.pipeline import Bounds, Pipeline
 from serving.rpc.work.workers import Threads
 
@@ -135,6 +136,7 @@ class Fleet:
             CrossbatchError: if it cannot be served.
         """
         encoder = await asyncio.to_thread(source.load)
+        await asyncio.to_thread(give_back)  # a model is unpacked several times until it runs
         name = source.name or served_name(encoder.spec)
         pipeline = Pipeline(
             name,
@@ -159,12 +161,14 @@ class Fleet:
     def _retire(self, served: "_Served") -> None:
         """Stop a model when nobody holds it any more, without waiting for that."""
 
-        async def retire(served: _Served) -> None:
+        async def retire(served: "_Served") -> None:
             try:
                 await served.free.wait()
             finally:
                 await served.pipeline.stop()
             logger.info("model %s has ended", served.pipeline.name)
+            del served
+            await asyncio.to_thread(give_back)
 
         task = asyncio.create_task(retire(served), name=f"retire {served.pipeline.name}")
         self._retiring.add(task)

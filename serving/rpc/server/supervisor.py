@@ -1,0 +1,137 @@
+"""Several processes on one port: started, replaced when they die, told to load anew, drained."""
+
+import asyncio
+import logging
+import signal
+import time
+
+from serving.errors import CrossbatchError
+from serving.rpc.gate.address import written_address
+from serving.rpc.server.child import Child
+from serving.rpc.server.port import Port
+from serving.rpc.server.settings import Settings
+
+__all__ = ["Supervisor"]
+
+logger = logging.getLogger(__name__)
+
+# A worker that served this long is replaced at once, and one that did not after a pause that doubles.
+STEADY_SECONDS = 30.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
+# Beyond the grace, to flush and to close; what has not ended by then is killed.
+END_SECONDS = 5.0
+
+
+class Supervisor:
+    """Holds the port and keeps `workers` processes listening on it. Loads no engine itself.
+
+    The kernel deals new connections out among the workers (SO_REUSEPORT). Since a client keeps its connection
+    each worker hangs up gently after a while, by the options of `serving.rpc.server.channel`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Keep the settings; nothing runs yet."""
+        self.address = ""
+        self.failed = asyncio.Event()  # never set, as a worker that fails is replaced
+        self._settings = settings
+        self._port: Port | None = None
+        self._children: dict[int, Child] = {}
+        self._keeping: set[asyncio.Task[None]] = set()
+        self._reloading = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Take the port, start the workers, and wait until each of them serves.
+
+        Raises:
+            BadSetting: if the host may not be used.
+            Unavailable: if the port is in use, or a worker cannot start; with its reason.
+        """
+        self._port = await asyncio.to_thread(Port, self._settings)
+        self._settings = self._settings.model_copy(update={"port": self._port.number})
+        numbers = range(1, self._settings.workers + 1)
+        starting = [asyncio.create_task(self._begin(number)) for number in numbers]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await self._kill()
+            self._port.close()
+            raise
+        self.address = written_address(self._settings.host, self._port.number)
+        self._keeping = {asyncio.create_task(self._keep(number)) for number in numbers}
+
+    async def stop(self, grace: float) -> None:
+        """Let every worker drain, and end those that have not done so a while after the grace.
+
+        Args:
+            grace: Seconds that running calls have.
+        """
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        for child in self._children.values():
+            child.signal(signal.SIGTERM)
+        longest = self._settings.drain_delay + grace + END_SECONDS
+        ending = [asyncio.create_task(child.ended()) for child in self._children.values()]
+        _, late = await asyncio.wait(ending, timeout=longest)
+        if late:
+            logger.error("%d workers have not ended after %g s and are killed", len(late), longest)
+        await self._kill()
+        if self._port is not None:
+            self._port.close()
+
+    async def reload(self, but: int = 0) -> None:
+        """Let the workers load anew, one after the other, so that the others have the cores meanwhile.
+
+        Args:
+            but: The number of one that has done so by itself.
+
+        Raises:
+            Unavailable: if one could not, in which case those after it were not told.
+        """
+        async with self._reloading:
+            ready = [child for child in self._children.values() if child.ready and child.number != but]
+            for child in ready:
+                await child.reload()
+            logger.info("loaded anew", extra={"workers": len(ready)})
+
+    async def _begin(self, number: int) -> None:
+        child = self._children[number] = await Child.begin(number, self._settings)
+        child.asked_to_reload = lambda: self._follow(number)
+        await child.serving()
+        logger.info("worker %d serves", number, extra={"worker": number, "pid": child.process.pid})
+
+    async def _keep(self, number: int) -> None:
+        """Replace a worker whenever it ends."""
+        pause = 0.0
+        while True:
+            began = time.monotonic()
+            status = await self._children[number].ended()
+            steady = time.monotonic() - began >= STEADY_SECONDS
+            pause = 0.0 if steady else min(max(2 * pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+            told = {"worker": number, "status": status}
+            logger.error("worker %d ended; another starts in %g s", number, pause, extra=told)
+            await asyncio.sleep(pause)
+            try:
+                await self._begin(number)
+            except (CrossbatchError, OSError) as error:
+                logger.error("worker %d cannot start: %s", number, error, extra={"worker": number})
+
+    def _follow(self, number: int) -> None:
+        """Let the others do what a client has let one worker do."""
+        task = asyncio.create_task(self._reload_others(number))
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    async def _reload_others(self, number: int) -> None:
+        try:
+            await self.reload(but=number)
+        except CrossbatchError as error:
+            logger.error("not every worker has loaded anew: %s", error)
+
+    async def _kill(self) -> None:
+        for child in self._children.values():
+            child.signal(signal.SIGKILL)
+            await child.ended()

@@ -1,0 +1,106 @@
+"""A worker: one of the processes that share a port, as it sees itself.
+
+It is told its number and its settings by a line on standard input, which stays open for as long as its
+supervisor lives, and tells how it fares by lines of JSON on standard output.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+from serving.errors import CrossbatchError
+from serving.rpc.server.process import Serves, live
+from serving.rpc.server.server import Server
+from serving.rpc.server.settings import Settings
+from serving.rpc.server.signals import Signals
+from serving.rpc.work.library import Library
+from serving.telemetry import configure_logs
+
+__all__ = ["main"]
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Serve until told to stop or left alone.
+
+    Returns:
+        The exit status: 0, 2 if it could not start, 1 if it cannot embed any more.
+    """
+    told = json.loads(sys.stdin.readline() or "{}")
+    if not told:  # the supervisor ended before it said anything
+        return 0
+    settings = Settings.model_validate(told["settings"])
+    configure_logs(settings.log_level)
+    number = int(told["worker"])
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: _numbered(record, number))
+    try:
+        return asyncio.run(_work(settings))
+    except CrossbatchError as error:
+        _tell(failed=str(error))
+    except OSError as error:
+        what = error.strerror or type(error).__name__
+        _tell(failed=f"{error.filename}: {what}" if error.filename else what)
+    return 2
+
+
+async def _work(settings: Settings) -> int:
+    from serving.gallery.folder.directory import GalleryDirectory
+
+    signals = Signals(once=True)
+    galleries = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
+    server = Server(Library(settings), galleries, settings)
+    server.asked_to_reload = lambda: _tell(reload=True)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sys.stdin.fileno(), _listen, signals)
+    failing = asyncio.create_task(_stop_when_failed(server, signals))
+    try:
+        await live(
+            server,
+            signals,
+            settings.grace,
+            serving=lambda: _tell(serving=server.address),
+            reloaded=lambda failure: _tell(reloaded=failure),
+        )
+    finally:
+        failing.cancel()
+        loop.remove_reader(sys.stdin.fileno())
+    return int(server.failed.is_set())
+
+
+def _listen(signals: Signals) -> None:
+    """Notice that the supervisor has ended: its end of the pipe closes, however it died."""
+    if not os.read(sys.stdin.fileno(), 1_024):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        logger.warning("the supervisor is gone")
+        if signals.stopping.is_set():  # it was told twice
+            signals.end(signal.SIGTERM)
+        signals.stop(signal.SIGTERM)
+
+
+async def _stop_when_failed(server: Serves, signals: Signals) -> None:
+    """Make room for a worker that works; alone on its port, a server stays and says NOT_SERVING."""
+    await server.failed.wait()
+    if not signals.stopping.is_set():
+        signals.stop(signal.SIGTERM)
+
+
+def _tell(**said: Any) -> None:
+    with suppress(BrokenPipeError):  # that the supervisor is gone shows elsewhere
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+
+
+def _numbered(record: logging.LogRecord, number: int) -> bool:
+    record.worker = number
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""A server with a fake encoder and a folder of galleries, and its stubs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.rpc.server.server import Server
+from tests.serving.rpc_fakes import FakeEncoder, serving
+from tests.serving.stubs import Stubs, connected
+
+
+@pytest.fixture
+def encoder() -> FakeEncoder:
+    return FakeEncoder()
+
+
+@pytest.fixture
+def running(encoder: FakeEncoder, tmp_path: Path) -> Iterator[Server]:
+    with serving(encoder, GalleryDirectory(tmp_path)) as running:
+        yield running
+
+
+@pytest.fixture
+def stubs(running: Server) -> Iterator[Stubs]:
+    with connected(running.address) as stubs:
+        yield stubs

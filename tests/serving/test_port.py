@@ -1,0 +1,126 @@
+"""The port: whose it is before anything listens, and which sentence tells that it cannot be had."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from serving.errors import BadSetting, Unavailable
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.rpc.gate.address import check_address
+from serving.rpc.server.port import Port
+from serving.rpc.server.settings import Settings
+from tests.serving.rpc_fakes import FakeEncoder, serving
+
+
+def test_a_port_in_use_is_one_sentence(encoder: FakeEncoder, tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with (
+            pytest.raises(Unavailable, match=rf"Port {port} on 127.0.0.1 is in use.*--port"),
+            serving(encoder, GalleryDirectory(tmp_path), port=port),
+        ):
+            pass
+
+
+def test_two_servers_do_not_share_a_port(encoder: FakeEncoder, tmp_path: Path) -> None:
+    galleries = GalleryDirectory(tmp_path)
+    with serving(encoder, galleries) as running:
+        port = int(running.address.rpartition(":")[2])
+        with pytest.raises(Unavailable, match="in use"), serving(encoder, galleries, port=port):
+            pass
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_plain_text_off_loopback_needs_leave(encoder: FakeEncoder, tmp_path: Path, host: str) -> None:
+    with (
+        pytest.raises(BadSetting, match="--insecure"),
+        serving(encoder, GalleryDirectory(tmp_path), host=host),
+    ):
+        pass
+
+
+def test_a_host_that_cannot_be_used_is_one_sentence(encoder: FakeEncoder, tmp_path: Path) -> None:
+    galleries = GalleryDirectory(tmp_path)
+    with (
+        pytest.raises(BadSetting, match="not known"),
+        serving(encoder, galleries, host="no-such-host.invalid"),
+    ):
+        pass
+    for host in ("a" * 64 + ".invalid", "a..b", "a\0b", "\udcff", ".", ""):
+        with pytest.raises(BadSetting, match="not known"):
+            check_address(host, 0, insecure=False)
+    with (
+        pytest.raises(BadSetting, match="not an address of this machine"),
+        serving(encoder, galleries, host="192.0.2.1", insecure=True),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_port_is_shared_by_our_own_workers_only(tmp_path: Path, workers: int) -> None:
+    """By default, and in silence, any two servers of gRPC share one (grpc#10755, grpc#19773, grpc#16920)."""
+    held = Port(settings(0, workers))
+    for others in (1, 2):  # while the first one loads its models, before anything listens
+        with pytest.raises(Unavailable, match="in use"):
+            Port(settings(held.number, others))
+    with serving(
+        FakeEncoder(), GalleryDirectory(tmp_path), port=held.number if workers > 1 else 0, workers=2
+    ):
+        if workers > 1:
+            for others in (1, 2):
+                with pytest.raises(Unavailable, match="in use"):
+                    Port(settings(held.number, others))
+    held.close()
+    Port(settings(held.number, workers)).close()
+
+
+def test_a_port_is_had_again_at_once_after_a_server_has_hung_up_on_its_clients() -> None:
+    with socket.socket() as before, socket.socket() as client:
+        before.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        before.bind(("127.0.0.1", 0))
+        before.listen()
+        client.connect(before.getsockname())
+        before.accept()[0].close()  # the side that closes first keeps the connection, in TIME_WAIT
+        assert client.recv(1) == b""
+        port = before.getsockname()[1]
+    for workers in (1, 2):
+        Port(settings(port, workers)).close()
+
+
+def test_a_server_of_others_that_shares_its_port_does_not_share_ours(
+    encoder: FakeEncoder, tmp_path: Path
+) -> None:
+    with serving(encoder, GalleryDirectory(tmp_path)) as running:
+        other = grpc.server(None)  # type: ignore[arg-type]  # by default it would
+        with pytest.raises(RuntimeError, match="Failed to bind"):
+            other.add_insecure_port(running.address)
+        other.stop(None).wait()
+
+
+def test_a_port_that_another_takes_in_the_last_moment_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.rpc.server.port.check_address", lambda *_, **__: None)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(Unavailable, match=r"cannot be used .*choose another with --port"):
+            Port(settings(holder.getsockname()[1], 1))
+
+
+def test_every_address_of_a_name_is_held() -> None:
+    held = Port(settings(0, 1, host="localhost"))
+    for family, _, _, _, place in socket.getaddrinfo("localhost", held.number, type=socket.SOCK_STREAM):
+        with socket.socket(family) as other, pytest.raises(OSError, match="in use"):
+            other.bind(place)
+    held.close()
+
+
+def settings(port: int, workers: int, **more: Any) -> Settings:
+    told = {"model": ["m"], "galleries": "g", "port": port, "workers": workers}
+    return Settings.model_validate(told | more)
