@@ -21,7 +21,8 @@ from serving.rpc.gate.access import Access
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.boundary import Boundary
-from serving.rpc.server.metrics import Metrics
+from serving.rpc.watch.call import Call
+from serving.rpc.watch.metrics import Metrics
 from serving.telemetry import request_id
 
 METHOD = "/crossbatch.v1.TestService/{}"
@@ -33,7 +34,7 @@ class Counted(Metrics):
 
     codes: list[str] = field(default_factory=list)
 
-    def ended(self, rpc: str, code: str, seconds: float) -> None:
+    def ended(self, call: Call, code: str, seconds: float, *, reason: str = "", late: bool = False) -> None:
         self.codes.append(code)
 
 

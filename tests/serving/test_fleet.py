@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from serving.errors import BadArtifact, CrossbatchError, Mismatch, ModelMismatch, NotFound
-from serving.rpc.server.metrics import Metrics
 from serving.rpc.server.settings import Settings
+from serving.rpc.watch.metrics import Metrics
 from serving.rpc.work import fleet as fleet_module
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.library import Library

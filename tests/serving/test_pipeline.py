@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from serving.errors import BadImage, DeadlineExceeded, InvalidArgument, Mismatch
-from serving.rpc.server.metrics import Metrics
+from serving.rpc.watch.metrics import Metrics
 from serving.rpc.work.pipeline import Bounds, Explanation, Pipeline, Stages
 from serving.rpc.work.workers import Threads
 from tests.serving.rpc_fakes import FakeEncoder, FakeSpec, explanation_for, vector_for

@@ -3,11 +3,17 @@
 import io
 import json
 import logging
+import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from serving.telemetry import configure_logs, new_request_id, request_id
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.telemetry import configure_logs, dropped_lines, new_request_id, request_id
+from tests.serving.rpc_fakes import FakeEncoder, serving
+from tests.serving.stubs import connected
 
 
 class Terminal(io.StringIO):
@@ -38,6 +44,7 @@ def test_a_machine_reads_one_json_object_a_line() -> None:
         raise ValueError("why")
     except ValueError:
         logging.getLogger("serving.x").exception("failed")
+    logging.getLogger().handlers[0].flush()
     first, second = (json.loads(line) for line in stream.getvalue().splitlines())
     assert first["message"] == "hello wörld\n"
     assert (first["level"], first["logger"], first["request_id"], first["rpc"]) == (
@@ -57,6 +64,7 @@ def test_a_person_reads_plain_lines() -> None:
     token = request_id.set("abc")
     logging.getLogger("serving.x").warning("careful", extra={"rpc": "Search"})
     request_id.reset(token)
+    logging.getLogger().handlers[0].flush()
     assert stream.getvalue().rstrip().endswith("warning careful  rpc=Search  request_id=abc")
 
 
@@ -66,3 +74,93 @@ def test_an_id_that_cannot_be_searched_for_is_replaced(proposed: str) -> None:
     assert made != proposed
     assert len(made) == 16
     assert new_request_id("mine") == "mine"
+
+
+@pytest.fixture
+def unread() -> Iterator[tuple[int, io.TextIOWrapper]]:
+    """A pipe that is full, and the end of it that a log is written to."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    with os.fdopen(writer, "w") as stream:
+        yield reader, stream
+        logging.getLogger().handlers.clear()
+        os.close(reader)  # whoever is held up in a write ends with that
+
+
+def test_a_full_pipe_stops_no_call(tmp_path: Path, unread: tuple[int, io.TextIOWrapper]) -> None:
+    configure_logs("INFO", unread[1])
+    with serving(FakeEncoder(), GalleryDirectory(tmp_path)) as server, connected(server.address) as stubs:
+        for _ in range(50):
+            stubs.embed(b"one", timeout=5)
+
+
+def test_lines_past_the_bound_are_dropped_and_counted(
+    unread: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.telemetry.MOST_BYTES_WAITING", 10_000)
+    reader, stream = unread
+    configure_logs("INFO", stream)
+    before = dropped_lines()
+    log = logging.getLogger("serving.x")
+    began = time.monotonic()
+    for i in range(200):
+        log.info("line %d %s", i, "y" * 100)
+    assert time.monotonic() - began < 2
+    lost = dropped_lines() - before
+    assert 100 < lost < 200
+    read = b""
+    while b"were lost" not in read:
+        read += os.read(reader, 65_536)
+    lines = [json.loads(line) for line in read.lstrip(b"x").splitlines() if line.endswith(b"}")]
+    messages = [each["message"] for each in lines]
+    assert f"{lost} log lines were lost, since nobody read them fast enough" in messages
+    assert len([each for each in messages if each.startswith("line ")]) == 200 - lost
+    log.info("after")
+    logging.getLogger().handlers[0].flush()
+    while b"after" not in read:
+        read += os.read(reader, 65_536)
+    assert dropped_lines() - before == lost
+
+
+def test_a_reader_that_is_gone_stops_no_line() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        configure_logs("INFO", stream)
+        for _ in range(3):
+            logging.getLogger("serving.x").info("nobody hears")
+        began = time.monotonic()
+        logging.getLogger().handlers[0].flush()
+        assert time.monotonic() - began < 1
+        logging.getLogger().handlers.clear()
+
+
+def test_a_line_tells_which_worker_wrote_it_and_what_the_call_was(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    configure_logs("INFO", stream, worker=3)
+    with serving(FakeEncoder(), GalleryDirectory(tmp_path)) as server, connected(server.address) as stubs:
+        stubs.embed(b"one", b"two", metadata=(("x-request-id", "mine"),))
+    logging.getLogger().handlers[0].flush()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    call = next(each for each in lines if each["message"] == "RetrievalService/Embed OK")
+    assert (call["worker"], call["request_id"], call["rpc"], call["code"]) == (
+        3,
+        "mine",
+        "RetrievalService/Embed",
+        "OK",
+    )
+    assert call["inputs"] == 2
+    assert 0 < call["milliseconds"] < 10_000
+
+
+def test_what_is_no_unicode_is_still_a_line() -> None:
+    stream = io.StringIO()
+    configure_logs("INFO", stream)
+    logging.getLogger("serving.x").info("file %s", "a\udcff")
+    logging.getLogger().handlers[0].flush()
+    assert json.loads(stream.getvalue().replace("\\udcff", "?"))["message"] == "file a?"

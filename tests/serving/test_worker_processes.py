@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.serving.rpc_fakes import until
 from tests.serving.test_process import picture_of
 from tests.tiny_model import write_tiny_model
 
-WORDS = ("--workers", "2", "--threads", "1", "--decode-threads", "1")
+WORDS = ("--workers", "2", "--threads", "1", "--decode-threads", "1", "--metrics-port", "0")
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,19 @@ class Callers:
                 self.answered += 1
             except CrossbatchError as error:
                 self.failures.append(error)
+
+
+def test_the_metrics_of_all_workers_are_read_in_one_place(pair: Launched) -> None:
+    embed(pair.address, 3)
+    address = pair.said("metrics on")[0]["address"]
+    until(lambda: metrics(address).count("crossbatch_worker_threads{") == 2)
+    assert 'crossbatch_images_embedded_total{model="tiny"} ' in metrics(address)
+    assert len(pair.said("metrics on")) == 1  # the supervisor's
+
+
+def metrics(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
 
 
 def test_no_engine_is_forked(pair: Launched) -> None:

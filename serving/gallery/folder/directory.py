@@ -104,6 +104,10 @@ class GalleryDirectory:
             if _NAME.fullmatch(name) and ".." not in name and (self.path / name / FILE_NAME).is_file()
         )
 
+    def open_names(self) -> list[str]:
+        """Return the names of the galleries that are open, the one not asked for longest first."""
+        return self._handles.names()
+
     def path_of(self, name: str) -> Path:
         """Return the folder of a gallery, a damaged one too.
 

@@ -60,6 +60,11 @@ class Handles:
                 if users:
                     self._turns[name] = turn, users
 
+    def names(self) -> list[str]:
+        """Return the names of those that are open, the one not asked for longest first."""
+        with self._guard:
+            return list(self._open)
+
     def known(self, name: str, identity: tuple[int, int]) -> Gallery | None:
         """Return the open gallery of a name if it is still the one whose file has that device and inode."""
         with self._guard:

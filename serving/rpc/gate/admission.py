@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from serving.errors import Draining, Overloaded
 from serving.rpc.gate.access import identity
 from serving.rpc.limits import MAX_BYTES_IN_FLIGHT, MAX_MESSAGE_BYTES
+from serving.rpc.watch.call import current_call
 
 __all__ = ["Admission"]
 
@@ -46,6 +47,8 @@ class Admission:
         self._most_bytes_a_client = max(share, min(most_bytes, MAX_MESSAGE_BYTES))
         self.inputs = 0
         self.bytes = 0
+        self.refusals = Counter(inputs=0, bytes=0, client_inputs=0, client_bytes=0)
+        """How many calls were refused by each limit; all told from the start, or the first is missed."""
         self._inputs_of: Counter[str] = Counter()
         self._bytes_of: Counter[str] = Counter()
         self.draining = False
@@ -72,10 +75,12 @@ class Admission:
         self._check_open()
         client = identity.get().name
         if self.bytes + size > self.most_bytes:
-            raise self._full(f"{self.bytes:,} of at most {self.most_bytes:,} bytes", f"{size:,} more")
+            taken = f"{self.bytes:,} of at most {self.most_bytes:,} bytes"
+            raise self._full("bytes", taken, f"{size:,} more")
         if self._bytes_of[client] + size > self._most_bytes_a_client:
             most = f"{self._most_bytes_a_client:,} bytes of the key {client}"
-            raise self._full(f"{self._bytes_of[client]:,} of at most {most}", f"{size:,} more")
+            taken = f"{self._bytes_of[client]:,} of at most {most}"
+            raise self._full("client_bytes", taken, f"{size:,} more")
         self.bytes += size
         self._bytes_of[client] += size
         try:
@@ -97,6 +102,9 @@ class Admission:
         self._check_inputs(client, inputs)
         self.inputs += inputs
         self._inputs_of[client] += inputs
+        call = current_call.get()
+        if call is not None:
+            call.inputs += inputs
         began = time.monotonic()
         try:
             yield
@@ -112,12 +120,15 @@ class Admission:
 
     def _check_inputs(self, client: str, inputs: int) -> None:
         if self.inputs + inputs > self.most_inputs:
-            raise self._full(f"{self.inputs} of at most {self.most_inputs} inputs", f"{inputs} more")
+            taken = f"{self.inputs} of at most {self.most_inputs} inputs"
+            raise self._full("inputs", taken, f"{inputs} more")
         if self._inputs_of[client] + inputs > self.most_a_client:
             most = f"{self.most_a_client} inputs of the key {client}"
-            raise self._full(f"{self._inputs_of[client]} of at most {most}", f"{inputs} more")
+            taken = f"{self._inputs_of[client]} of at most {most}"
+            raise self._full("client_inputs", taken, f"{inputs} more")
 
-    def _full(self, taken: str, wanted: str) -> Overloaded:
+    def _full(self, limit: str, taken: str, wanted: str) -> Overloaded:
+        self.refusals[limit] += 1
         return Overloaded(
             f"{taken} are in flight, {wanted} do not fit; try again later.",
             retry_after=min(max(self._usual_stay, SHORTEST_RETRY), LONGEST_RETRY),

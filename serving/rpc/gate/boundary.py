@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from google.rpc import status_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from serving.errors import InvalidArgument
@@ -22,8 +22,10 @@ from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.roles import PACKAGES, brings_inputs, short_name
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.parts import check_parts
-from serving.rpc.server.metrics import Metrics
 from serving.rpc.status import to_status
+from serving.rpc.watch.call import Call, current_call
+from serving.rpc.watch.metrics import Metrics
+from serving.rpc.watch.tracing import Tracer
 from serving.telemetry import new_request_id, request_id
 
 __all__ = ["Boundary", "deadline_of"]
@@ -64,6 +66,8 @@ class Boundary(grpc.aio.ServerInterceptor):
         audit: Audit,
         metrics: Metrics,
         readers: Mapping[str, Callable[[bytes], Any]],
+        *,
+        tracer: Tracer | None = None,
     ) -> None:
         """Keep what calls pass through.
 
@@ -73,12 +77,14 @@ class Boundary(grpc.aio.ServerInterceptor):
             audit: Notes who wrote what.
             metrics: Counts calls.
             readers: What unpacks the requests of some calls in place of their own message class.
+            tracer: Takes note of each call with all its parts.
         """
         self._admission = admission
         self._access = access
         self._audit = audit
         self._metrics = metrics
         self._readers = readers
+        self._tracer = tracer
         self._doors: dict[str, _Door] = {}
         self._calls = 0
         self._idle = asyncio.Event()
@@ -111,7 +117,7 @@ class Boundary(grpc.aio.ServerInterceptor):
             if door.brings_inputs:
                 self._admission.check_room()
         except Exception as error:
-            return self._refusing(door.name, to_status(error))
+            return self._refusing(door.name, method, to_status(error))
         return door.guarded
 
     async def wait_idle(self, longest: float) -> None:
@@ -133,14 +139,14 @@ class Boundary(grpc.aio.ServerInterceptor):
 
         async def answer(data: bytes, context: Context) -> bytes:
             reply = b""
-            with _Passage(self, name, context) as passage, receive(len(data)):
+            with _Passage(self, Call(name, method), context) as passage, receive(len(data)):
                 passage.request = _parsed(method, read, data)
                 reply = _written(await whole(passage.request, context))
             await passage.leave()
             return reply
 
         async def stream(data: bytes, context: Context) -> None:
-            with _Passage(self, name, context) as passage, self._admission.receive(len(data)):
+            with _Passage(self, Call(name, method), context) as passage, self._admission.receive(len(data)):
                 passage.request = _parsed(method, read, data)
                 async with aclosing(streamed(passage.request, context)) as replies:
                     async for reply in replies:
@@ -153,11 +159,11 @@ class Boundary(grpc.aio.ServerInterceptor):
             return grpc.unary_unary_rpc_method_handler(answer)
         return grpc.unary_stream_rpc_method_handler(stream)
 
-    def _refusing(self, name: str, status: status_pb2.Status) -> "AnyHandler":
+    def _refusing(self, name: str, method: str, status: status_pb2.Status) -> "AnyHandler":
         """Answer a call with a status, whatever its kind."""
 
         async def refuse(_: object, context: Context) -> None:
-            with _Passage(self, name, context) as passage:
+            with _Passage(self, Call(name, method), context) as passage:
                 passage.status = status
             await passage.leave()
 
@@ -165,40 +171,48 @@ class Boundary(grpc.aio.ServerInterceptor):
         # no key, and of an overload, not much is left to do.
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    def _entered(self, name: str) -> None:
+    def _entered(self, call: Call) -> None:
         self._calls += 1
         self._idle.clear()
-        self._metrics.began(name)
+        self._metrics.began(call)
 
     def _left(self, passage: "_Passage", code: str) -> None:
         self._calls -= 1
         if not self._calls:
             self._idle.set()
-        name, took = passage.name, time.monotonic() - passage.began
-        self._metrics.ended(name, code, took)
+        call, context = passage.call, passage.context
+        name, took = call.rpc, time.monotonic() - call.began
+        reason = "" if passage.status is None else _reason_of(passage.status)
+        left = context.time_remaining()
+        self._metrics.ended(call, code, took, reason=reason, late=left is not None and left <= 0)
+        if self._tracer is not None:
+            metadata = list(context.invocation_metadata() or ())
+            self._tracer.record(call, code=code, seconds=took, reason=reason, metadata=metadata)
         peer = passage.context.peer()
         passage.noted = self._audit.record(name, passage.request, code, peer=peer, seconds=took)
-        told = {"rpc": name, "code": code, "milliseconds": round(took * 1e3, 3)}
+        told = {"rpc": name, "code": code, "milliseconds": round(took * 1e3, 3), "inputs": call.inputs}
+        if identity.get().name:
+            told["client"] = identity.get().name
         logger.info("%s %s", name, code, extra=told)
 
 
 class _Passage:
     """A call on its way through: what it fails with ends here, and becomes the status that it deserves."""
 
-    __slots__ = ("_boundary", "began", "context", "name", "noted", "request", "status")
+    __slots__ = ("_boundary", "call", "context", "noted", "request", "status")
 
-    def __init__(self, boundary: Boundary, name: str, context: Context) -> None:
+    def __init__(self, boundary: Boundary, call: Call, context: Context) -> None:
         self._boundary = boundary
-        self.name = name
+        self.call = call
         self.context = context
         self.request: Any = None
         self.status: status_pb2.Status | None = None
         self.noted: Future[None] | None = None
-        self.began = time.monotonic()
 
     def __enter__(self) -> Self:
         self.context.set_trailing_metadata(((REQUEST_ID, request_id.get()),))
-        self._boundary._entered(self.name)
+        current_call.set(self.call)
+        self._boundary._entered(self.call)
         return self
 
     def __exit__(
@@ -261,3 +275,9 @@ _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 def _name_of(status: status_pb2.Status) -> str:
     return _CODE_NAMES[status.code]
+
+
+def _reason_of(status: status_pb2.Status) -> str:
+    """What the ErrorInfo that each of our statuses has names as the reason."""
+    info = error_details_pb2.ErrorInfo()
+    return info.reason if status.details and status.details[0].Unpack(info) else ""

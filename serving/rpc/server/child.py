@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 from serving.cores import usable_cores
@@ -32,13 +33,14 @@ class Child:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def begin(cls, number: int, settings: Settings) -> "Child":
+    async def begin(cls, number: int, settings: Settings, metrics: Path | None = None) -> "Child":
         """Start a worker.
 
         Args:
             number: Of the worker, from 1; it is in each line of its log.
             settings: With the port that is held for it. They travel by a pipe: other users see a command
                 line, and it may not be long.
+            metrics: The folder in which it leaves its metrics.
 
         Raises:
             OSError: if there can be no more processes.
@@ -55,7 +57,11 @@ class Child:
             env={"OMP_NUM_THREADS": share} | os.environ,
         )
         stdin = cast(asyncio.StreamWriter, process.stdin)
-        told = {"worker": number, "settings": settings.model_dump(mode="json")}
+        told = {
+            "worker": number,
+            "settings": settings.model_dump(mode="json"),
+            "metrics": str(metrics or ""),
+        }
         with suppress(ConnectionError):  # a worker that has ended already is noticed by `serving`
             stdin.write(json.dumps(told).encode() + b"\n")
             await stdin.drain()

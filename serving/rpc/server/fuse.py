@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias, cast
 
@@ -36,14 +37,17 @@ class Fuse(grpc.aio.ServerInterceptor):
     limit allows would shut out all others too, and without a deadline for ever.
     """
 
-    def __init__(self, most_calls: int) -> None:
+    def __init__(self, most_calls: int, refusals: "Counter[str] | None" = None) -> None:
         """Set the limit of the calls that end by themselves.
 
         Args:
             most_calls: Most of them that are coming in, worked on or going out at once.
+            refusals: Takes up how many were refused of each kind.
         """
+        self._refusals = Counter[str]() if refusals is None else refusals
         self._most = {"calls": most_calls, "watchers": MOST_WATCHERS, "checks": MOST_CHECKS}
         self._open: dict[str, set[asyncio.Task[Any]]] = {kind: set() for kind in self._most}
+        self._refusals.update(dict.fromkeys(self._most, 0))
 
     async def intercept_service(
         self,
@@ -53,6 +57,7 @@ class Fuse(grpc.aio.ServerInterceptor):
         """Count a call that begins, and give it a handler that reads the message itself."""
         kind = _kind_of(str(handler_call_details.method))
         if self.count(kind) >= self._most[kind]:
+            self._refusals[kind] += 1
             return _refusing(f"{self.count(kind)} {kind} are open")
         # The task of the whole call: it ends when the last byte has gone out, or the client has.
         task = cast("asyncio.Task[Any]", asyncio.current_task())

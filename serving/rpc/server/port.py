@@ -29,7 +29,8 @@ class Port:
             Unavailable: if the port is in use.
         """
         host, port, shared = settings.host, settings.port, settings.workers > 1
-        check_address(host, port, insecure=settings.insecure or settings.tls_certificate is not None)
+        encrypted = settings.tls_certificate is not None
+        check_address(host, port, insecure=settings.insecure, encrypted=encrypted)
         self._sockets: list[socket.socket] = []
         self.number = port
         for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):

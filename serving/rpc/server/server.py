@@ -30,7 +30,6 @@ from serving.rpc.gate.boundary import Boundary
 from serving.rpc.gate.certificates import Certificates
 from serving.rpc.server.channel import channel_options
 from serving.rpc.server.fuse import Fuse
-from serving.rpc.server.metrics import Metrics
 from serving.rpc.server.port import Port
 from serving.rpc.server.settings import Settings
 from serving.rpc.services import galleries as gallery_calls
@@ -40,6 +39,7 @@ from serving.rpc.services.galleries import Galleries
 from serving.rpc.services.inference import Inference
 from serving.rpc.services.models import Models
 from serving.rpc.services.retrieval import Retrieval
+from serving.rpc.watch.watch import Watch
 from serving.rpc.work.fleet import Change, Fleet
 from serving.rpc.work.library import Sources
 from serving.rpc.work.pipeline import Bounds
@@ -73,15 +73,24 @@ FLUSH_SECONDS = 0.5
 class Server:
     """All services on one port. Belongs to the event loop in which `start` was awaited."""
 
-    def __init__(self, sources: Sources, galleries: "GalleryDirectory", settings: Settings) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        galleries: "GalleryDirectory",
+        settings: Settings,
+        *,
+        watch: Watch | None = None,
+    ) -> None:
         """Put the parts together; nothing runs yet.
 
         Args:
             sources: Where the models are.
             galleries: The folder of galleries; an absolute path.
             settings: Everything else.
+            watch: Its metrics and traces; made by the settings when not given.
 
         Raises:
+            BadSetting: if traces are asked for that cannot be sent.
             ValueError: if a limit makes no sense.
             CrossbatchError: if the keys, certificates or the audit log cannot be used.
         """
@@ -89,7 +98,7 @@ class Server:
         self.failed = asyncio.Event()
         self.asked_to_reload: Callable[[], None] = lambda: None
         self._settings = settings
-        self._metrics = Metrics()
+        self._watch = watch or Watch(settings)
         self._certificates = Certificates.of(settings)
         self._audit = Audit(settings.audit_log)
         self._admission = Admission(settings.max_in_flight, most_a_client=settings.max_in_flight_per_client)
@@ -101,15 +110,27 @@ class Server:
                 capacity=settings.max_in_flight,
             ),
             decode_threads=settings.decode_threads or max(1, usable_cores() // settings.workers),
-            metrics=self._metrics,
+            metrics=self._watch.metrics,
             failed=self._failed,
         )
         self._shelf = Shelf(galleries, self._fleet, most=settings.max_in_flight)
-        self._boundary = Boundary(self._admission, Access(settings.keys), self._audit, self._metrics, READERS)
-        self._fuse = Fuse(CALLS_PER_PERMIT * settings.max_in_flight)
+        self._boundary = Boundary(
+            self._admission,
+            Access(settings.keys),
+            self._audit,
+            self._watch.metrics,
+            READERS,
+            tracer=self._watch.tracer,
+        )
+        self._fuse = Fuse(CALLS_PER_PERMIT * settings.max_in_flight, self._admission.refusals)
         self._health = health.aio.HealthServicer()
         self._grpc: grpc.aio.Server | None = None
         self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus reads the metrics, as `host:port`; empty when not here."""
+        return self._watch.address
 
     async def start(self) -> None:
         """Take the port, load and warm up the models, look at the galleries; only then listen, and answer.
@@ -124,6 +145,7 @@ class Server:
         host, number = self._settings.host, self._settings.port
         held = await asyncio.to_thread(Port, self._settings) if self._settings.workers == 1 else None
         try:
+            await asyncio.to_thread(self._watch.start, self._fleet, self._admission, self._shelf.galleries)
             await self._fleet.start()
             await asyncio.to_thread(self._report_galleries)
         finally:
@@ -168,6 +190,7 @@ class Server:
         await self._fleet.stop()
         await asyncio.to_thread(self._shelf.close)
         await asyncio.to_thread(self._audit.close)
+        await asyncio.to_thread(self._watch.stop, max(FLUSH_SECONDS, deadline - time.monotonic()))
 
     def _open(self, server: grpc.aio.Server, address: str) -> int:
         known = self._settings.keys or self._settings.tls_client_ca

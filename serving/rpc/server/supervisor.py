@@ -4,12 +4,16 @@ import asyncio
 import logging
 import signal
 import time
+from typing import TYPE_CHECKING
 
 from serving.errors import CrossbatchError
 from serving.rpc.gate.address import written_address
 from serving.rpc.server.child import Child
 from serving.rpc.server.port import Port
 from serving.rpc.server.settings import Settings
+
+if TYPE_CHECKING:  # it brings prometheus_client, which a server without metrics does not need
+    from serving.rpc.watch.gathered import Gathered
 
 __all__ = ["Supervisor"]
 
@@ -38,6 +42,12 @@ class Supervisor:
         self._children: dict[int, Child] = {}
         self._keeping: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
+        self._gathered: Gathered | None = None
+
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus reads the metrics of all workers, as `host:port`; empty when nobody asked."""
+        return self._gathered.address if self._gathered is not None else ""
 
     async def start(self) -> None:
         """Take the port, start the workers, and wait until each of them serves.
@@ -48,6 +58,12 @@ class Supervisor:
         """
         self._port = await asyncio.to_thread(Port, self._settings)
         self._settings = self._settings.model_copy(update={"port": self._port.number})
+        if self._settings.metrics_port is not None:
+            try:
+                self._gathered = await asyncio.to_thread(_gather, self._settings)
+            except BaseException:
+                self._port.close()
+                raise
         numbers = range(1, self._settings.workers + 1)
         starting = [asyncio.create_task(self._begin(number)) for number in numbers]
         try:
@@ -57,7 +73,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
             await self._kill()
-            self._port.close()
+            self._let_go()
             raise
         self.address = written_address(self._settings.host, self._port.number)
         self._keeping = {asyncio.create_task(self._keep(number)) for number in numbers}
@@ -79,8 +95,7 @@ class Supervisor:
         if late:
             logger.error("%d workers have not ended after %g s and are killed", len(late), longest)
         await self._kill()
-        if self._port is not None:
-            self._port.close()
+        await asyncio.to_thread(self._let_go)
 
     async def reload(self, but: int = 0) -> None:
         """Let the workers load anew, one after the other, so that the others have the cores meanwhile.
@@ -98,7 +113,8 @@ class Supervisor:
             logger.info("loaded anew", extra={"workers": len(ready)})
 
     async def _begin(self, number: int) -> None:
-        child = self._children[number] = await Child.begin(number, self._settings)
+        folder = self._gathered.folder if self._gathered else None
+        child = self._children[number] = await Child.begin(number, self._settings, folder)
         child.asked_to_reload = lambda: self._follow(number)
         await child.serving()
         logger.info("worker %d serves", number, extra={"worker": number, "pid": child.process.pid})
@@ -111,6 +127,8 @@ class Supervisor:
             status = await self._children[number].ended()
             steady = time.monotonic() - began >= STEADY_SECONDS
             pause = 0.0 if steady else min(max(2 * pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+            if self._gathered is not None:
+                self._gathered.forget(number)
             told = {"worker": number, "status": status}
             logger.error("worker %d ended; another starts in %g s", number, pause, extra=told)
             await asyncio.sleep(pause)
@@ -118,6 +136,12 @@ class Supervisor:
                 await self._begin(number)
             except (CrossbatchError, OSError) as error:
                 logger.error("worker %d cannot start: %s", number, error, extra={"worker": number})
+
+    def _let_go(self) -> None:
+        if self._gathered is not None:
+            self._gathered.close()
+        if self._port is not None:
+            self._port.close()
 
     def _follow(self, number: int) -> None:
         """Let the others do what a client has let one worker do."""
@@ -135,3 +159,9 @@ class Supervisor:
         for child in self._children.values():
             child.signal(signal.SIGKILL)
             await child.ended()
+
+
+def _gather(settings: Settings) -> "Gathered":
+    from serving.rpc.watch.gathered import Gathered
+
+    return Gathered(settings.metrics_host, settings.metrics_port or 0)

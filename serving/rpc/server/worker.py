@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from serving.errors import CrossbatchError
@@ -18,6 +19,7 @@ from serving.rpc.server.process import Serves, live
 from serving.rpc.server.server import Server
 from serving.rpc.server.settings import Settings
 from serving.rpc.server.signals import Signals
+from serving.rpc.watch.watch import Watch
 from serving.rpc.work.library import Library
 from serving.telemetry import configure_logs
 
@@ -36,12 +38,11 @@ def main() -> int:
     if not told:  # the supervisor ended before it said anything
         return 0
     settings = Settings.model_validate(told["settings"])
-    configure_logs(settings.log_level)
     number = int(told["worker"])
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(lambda record: _numbered(record, number))
+    configure_logs(settings.log_level, worker=number)
     try:
-        return asyncio.run(_work(settings))
+        folder = Path(told["metrics"]) if told["metrics"] else None
+        return asyncio.run(_work(settings, Watch(settings, worker=number, folder=folder)))
     except CrossbatchError as error:
         _tell(failed=str(error))
     except OSError as error:
@@ -50,12 +51,12 @@ def main() -> int:
     return 2
 
 
-async def _work(settings: Settings) -> int:
+async def _work(settings: Settings, watch: Watch) -> int:
     from serving.gallery.folder.directory import GalleryDirectory
 
     signals = Signals(once=True)
     galleries = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
-    server = Server(Library(settings), galleries, settings)
+    server = Server(Library(settings), galleries, settings, watch=watch)
     server.asked_to_reload = lambda: _tell(reload=True)
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), _listen, signals)
@@ -95,11 +96,6 @@ def _tell(**said: Any) -> None:
     with suppress(BrokenPipeError):  # that the supervisor is gone shows elsewhere
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
-
-
-def _numbered(record: logging.LogRecord, number: int) -> bool:
-    record.worker = number
-    return True
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
             versions = await self._shelf.write(
                 deadline, on_gallery_of, self._shelf, request.gallery, pipeline, store
             )
-            stages.gallery = time.monotonic() - began
+            stages.spent("gallery", began, time.monotonic() - began)
             return versions
 
         with self._admission.admit(len(request.items)):

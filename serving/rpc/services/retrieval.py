@@ -157,7 +157,7 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             found = await self._shelf.read(
                 deadline, on_gallery_of, self._shelf, request.gallery, pipeline, answer
             )
-            stages.gallery += time.monotonic() - began
+            stages.spent("gallery", began, time.monotonic() - began)
             return found
 
         if images:
@@ -172,12 +172,12 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
                 found = self._shelf.at_once(
                     request.gallery, partial(answer, at_once=True), model=request.model
                 )
-                stages.gallery += time.monotonic() - began
+                stages.spent("gallery", began, time.monotonic() - began)
                 return found
         found = await self._shelf.read(
             deadline, self._shelf.using, request.gallery, answer, model=request.model
         )
-        stages.gallery += time.monotonic() - began
+        stages.spent("gallery", began, time.monotonic() - began)
         return found
 
     def _vectors(

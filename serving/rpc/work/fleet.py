@@ -16,7 +16,7 @@ from serving.rpc.work.workers import Threads
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
     from serving.model.encoder import Encoder
-    from serving.rpc.server.metrics import Metrics
+    from serving.rpc.watch.metrics import Metrics
 
 __all__ = ["Change", "Fleet"]
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,13 +15,14 @@ from serving.batcher import Batcher
 from serving.errors import BadImage, InvalidArgument, Mismatch
 from serving.gallery.item import MAX_THUMBNAIL_BYTES
 from serving.model.preprocess import MAX_BYTES, thumbnail
+from serving.rpc.watch.call import Stages
 from serving.rpc.work.trial import best_batch
 from serving.rpc.work.workers import Threads
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.model.encoder import Encoder
     from serving.model.spec import ModelSpec
-    from serving.rpc.server.metrics import Metrics
+    from serving.rpc.watch.metrics import Metrics
 
 __all__ = ["Bounds", "Explanation", "Outcome", "Pipeline", "Stages", "check_size"]
 
@@ -51,17 +52,6 @@ class Explanation:
     """Share of each prototype, float32 (m,); sums to one."""
     assignments: NDArray[np.uint8]
     """The dominant prototype at each location, uint8 (h, w)."""
-
-
-@dataclass(slots=True)
-class Stages:
-    """Seconds that the slowest input of a call spent in each stage."""
-
-    began: float = field(default_factory=time.monotonic)
-    decode: float = 0.0
-    queue: float = 0.0
-    encode: float = 0.0
-    gallery: float = 0.0
 
 
 def check_size(image: bytes) -> None:
@@ -240,17 +230,17 @@ class Pipeline:
                 pixels = await self._threads.decode.run(call.deadline, self.encoder.preprocess, image)
         except Exception as error:  # whatever it is, it is this image's alone; `to_status` sorts out the bugs
             return error
-        call.stages.decode = max(call.stages.decode, time.monotonic() - began)
+        call.stages.spent("decode", began, time.monotonic() - began)
         return pixels
 
     async def _encode_one(self, pixels: NDArray[np.uint8], call: "_Call") -> Outcome:
-        stages = call.stages
+        submitted = time.monotonic()
         try:
             answer = await self.batcher.submit(pixels, call.deadline, flow=call)
         except Exception as error:  # as in `_decode`
             return error
-        stages.queue = max(stages.queue, answer.waited)
-        stages.encode = max(stages.encode, answer.computed)
+        call.stages.spent("queue", submitted, answer.waited)
+        call.stages.spent("encode", submitted + answer.waited, answer.computed)
         return answer.result
 
     async def _explain_some(

@@ -1,0 +1,187 @@
+"""The Grafana dashboard and docs/monitoring.md, held against the metrics of a running server."""
+
+import json
+import re
+import shlex
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import crossbatch
+from serving.rpc.server.settings import Settings
+from tests.serving.rpc_fakes import FakeEncoder
+from tests.serving.stubs import image, item
+from tests.serving.test_metrics import read, values, wait_until, watched
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = json.loads((ROOT / "examples/grafana.json").read_text(encoding="utf-8"))
+PAGE = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
+PANELS = [each for each in DASHBOARD["panels"] if each["type"] != "row"]
+FUNCTIONS = {"rate", "increase", "sum", "min", "max", "count", "histogram_quantile", "time", "vector"}
+WORDS = {"by", "or", "and", "unless", "on", "without"}
+TARGET_LABELS = {"job", "instance"}  # which Prometheus adds
+
+
+@pytest.fixture(scope="module")
+def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The labels of every metric that a server with all kinds of events behind it tells, by sample name."""
+    encoder = FakeEncoder()
+    with watched(tmp_path_factory.mktemp("galleries"), encoder, max_in_flight=256) as (server, stubs):
+        stubs.create("shoes")
+        stubs.upsert("shoes", item("k"))
+        stubs.search("shoes", image(b"photo"))
+        encoder.encode_gate.clear()
+        call = threading.Thread(target=stubs.embed, args=[b"%d" % i for i in range(200)])
+        call.start()
+        wait_until(
+            lambda: values(read(server.metrics_address))['crossbatch_inputs_in_flight{worker="0"}'] == 200
+        )
+        with pytest.raises(grpc.RpcError):
+            stubs.embed(*(b"%d" % i for i in range(100)))
+        encoder.encode_gate.set()
+        call.join()
+        text = read(server.metrics_address)
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        assert family.samples, family.name
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def expressions() -> Iterator[str]:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            yield target["expr"]
+    yield from re.findall(r"^ +expr: (.+)$", PAGE, re.MULTILINE)
+
+
+def test_the_dashboard_is_one_that_grafana_imports() -> None:
+    for key in ("uid", "title", "panels", "templating", "time", "schemaVersion", "version", "annotations"):
+        assert key in DASHBOARD, key
+    assert "id" not in DASHBOARD  # Grafana gives it
+    assert DASHBOARD["schemaVersion"] >= 36
+    variables = DASHBOARD["templating"]["list"]
+    assert variables[0]["type"] == "datasource"
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in PANELS:
+        assert panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert {"targets", "fieldConfig", "options", "description"} <= panel.keys()
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references) >= 1
+        assert all(target["datasource"] == panel["datasource"] for target in panel["targets"])
+    names = [each["name"] for each in variables]
+    text = json.dumps(DASHBOARD)
+    assert set(re.findall(r"\$\{?(\w+)", text)) - {"__rate_interval", "__all"} == set(names)
+
+
+def test_no_panel_lies_on_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.parametrize("expression", sorted(set(expressions())))
+def test_an_expression_asks_for_what_there_is(expression: str, exposed: dict[str, set[str]]) -> None:
+    check_expression(expression, exposed)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "sum(rate(crossbatch_inputs_total[5m])",
+        "sum(crossbatch_no_such_metric)",
+        'crossbatch_inputs_total{colour="red"}',
+        "sum by (colour) (crossbatch_inputs_total)",
+        "crossbatch_inputs_total{rpc=~unquoted}",
+        "averaged(crossbatch_inputs_total)",
+        "sum(rate(crossbatch_inputs_total))",
+    ],
+)
+def test_a_wrong_expression_is_noticed(expression: str, exposed: dict[str, set[str]]) -> None:
+    with pytest.raises(AssertionError):
+        check_expression(expression, exposed)
+
+
+def check_expression(text: str, exposed: dict[str, set[str]]) -> None:
+    """As much of PromQL as the expressions use: selectors, ranges, functions, aggregations, brackets."""
+    selectors = list(re.finditer(r"(crossbatch_\w+)(?:\{(.*?)\})?(\[[^\]]*\])?", text))
+    assert selectors or text == "time()"
+    known: set[str] = set(TARGET_LABELS)
+    for each in selectors:
+        name, matchers, duration = each.groups()
+        assert name in exposed, name
+        known |= exposed[name]
+        for matcher in re.split(r",\s*(?=\w+[=!])", matchers or ""):
+            if matcher:
+                found = re.fullmatch(r'(\w+)(=|!=|=~|!~)"[^"]*"', matcher)
+                assert found, matcher
+                assert found[1] in exposed[name] | TARGET_LABELS, matcher
+        counted = name.endswith(("_total", "_bucket", "_count", "_sum"))
+        inside = text[: each.start()].endswith(("rate(", "increase("))
+        assert counted == inside == bool(duration), f"{name}: a counter, and no gauge, is read as a rate"
+        assert duration is None or re.fullmatch(r"\[(\$__rate_interval|\d+[smh])\]", duration)
+    rest = re.sub(r"crossbatch_\w+(\{.*?\})?(\[[^\]]*\])?", "X", text)
+    for grouped in re.findall(r"\bby \(([^)]*)\)", rest):
+        assert set(grouped.split(", ")) <= known, grouped
+    rest = re.sub(r"\bby \([^)]*\)", "", rest)
+    while (shorter := re.sub(r"\([^()]*\)", "", rest)) != rest:
+        for word in re.findall(r"[A-Za-z_]+", rest):
+            assert word in FUNCTIONS | WORDS | {"X"}, word
+        rest = shorter
+    assert not set("()[]{}") & set(rest), text
+
+
+def test_every_metric_has_its_line_in_the_docs(exposed: dict[str, set[str]]) -> None:
+    lines = re.findall(r"^\| `(crossbatch_\w+)` \| (\w+) \| ([\w, ]+) \| .+ \|$", PAGE, re.MULTILINE)
+    told = {name: (kind, set(labels.split(", "))) for name, kind, labels in lines}
+    assert len(told) == len(lines)
+    found: dict[str, tuple[str, set[str]]] = {}
+    for name, labels in exposed.items():
+        stem = re.sub(r"_(bucket|count|sum)$", "", name)
+        if f"{stem}_bucket" in exposed:
+            found[stem] = "histogram", labels - {"le"} | found.get(stem, ("", set()))[1]
+        else:
+            found[name] = ("counter" if name.endswith("_total") else "gauge"), labels
+    assert told == found
+
+
+def test_every_metric_is_on_the_dashboard(exposed: dict[str, set[str]]) -> None:
+    text = json.dumps([panel["targets"] for panel in PANELS])
+    stems = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed}
+    assert [name for name in sorted(stems) if name not in text] == []
+
+
+def test_the_commands_of_the_page_are_understood() -> None:
+    lines = [shlex.split(line) for line in re.findall(r"^crossbatch serve .*$", PAGE, re.MULTILINE)]
+    assert len(lines) == 3
+    for words in lines:
+        told: dict[str, Any] = {
+            name: value
+            for name, value in vars(crossbatch.parser_of("serve", Settings).parse_args(words[2:])).items()
+            if name in Settings.model_fields
+        }
+        assert Settings.model_validate(told).metrics_port == 9464 or told["trace"]
+
+
+def test_the_log_line_of_the_page_has_the_fields_of_a_call() -> None:
+    told = json.loads(re.findall(r"```json\n(.*?)\n```", PAGE, re.DOTALL)[0])
+    assert set(told) == {
+        *("time", "level", "logger", "message", "request_id", "worker"),
+        *("rpc", "code", "milliseconds", "inputs", "client"),
+    }
