@@ -1,6 +1,7 @@
 """The index that is chosen: it reaches the recall that is wanted, on data of any kind and dimension."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from serving.gallery.index.build import build_index, measure_again
 from serving.gallery.index.candidates import candidates, is_small
 from serving.gallery.index.draft import Draft, GivenUp
 from serving.gallery.index.factory import full_type
-from serving.gallery.index.kind import Facts
+from serving.gallery.index.kind import EXACT, Facts
 from serving.gallery.index.tuning import measured, prepared, tuned
 
 
@@ -197,3 +198,24 @@ def test_work_ends_wherever_it_is_told_to() -> None:
         for wanted in ("auto",) if last == "try" else ("PQ4x4fs", "HNSW8,SQ8"):
             with pytest.raises(GivenUp):
                 build_index(Draft.of(rows, threads=1), wanted=wanted, wanted_recall=0.9, advance=advance)
+
+
+@pytest.mark.parametrize("type_", [EXACT, "SQ8,RFlat"])
+def test_the_memory_of_a_draft_is_given_back_once_it_is_saved(tmp_path: Path, type_: str) -> None:
+    rows = clustered(400, 2048)  # 3 MB
+
+    def save() -> None:
+        draft = Draft.of(rows, threads=1)
+        draft.become(type_)
+        draft.save(tmp_path / "index.faiss")
+
+    save()
+    before = anonymous_bytes()
+    for _ in range(10):
+        save()
+    assert anonymous_bytes() - before < 10e6
+
+
+def anonymous_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024

@@ -138,7 +138,11 @@ class Draft:
                 base.add(matrix[start : start + _BLOCK])
         advance("add", len(matrix), len(matrix))
         if refined:  # by the vectors that are here already: FAISS offers only to add them once more
+            owned = self._flat.thisown
             made.refine_index, made.own_refine_index, made.ntotal = self._flat, False, base.ntotal
+            self._flat.thisown = (
+                owned  # which the wrapper gives up at such an assignment, and would never free
+            )
         self._index = made
         return time.monotonic() - began
 
@@ -172,7 +176,9 @@ class Draft:
         faiss = load_faiss()
         empty = faiss.IndexFlatIP(self._index.d)
         whole = faiss.IndexIDMap(empty)  # which refuses an index that is not empty
+        owned = self._index.thisown
         whole.index, whole.ntotal = self._index, self._index.ntotal
+        self._index.thisown = owned  # as in `become`
         faiss.copy_array_to_vector(self.seqs, whole.id_map)
         with written_aside(path) as aside:
             try:

@@ -1,0 +1,151 @@
+"""The benchmark that feeds the server with what is nearly right, in short, and the makers of its cases."""
+
+import asyncio
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from benchmarks import fuzz
+from benchmarks.fuzzing import campaign as module
+from benchmarks.fuzzing import mutation, pictures
+from benchmarks.fuzzing.campaign import Campaign, Finding
+from benchmarks.fuzzing.requests import methods, request
+from protos import retrieval_service_pb2 as pb
+from serving.errors import BadImage
+from serving.model.preprocess import preprocess
+
+
+def test_a_short_run_finds_nothing_and_the_server_answers_as_ever(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"--count 1900 --seed 7 --save {tmp_path / 'found'} --json {tmp_path / 'result.json'}"
+    status = fuzz.main(words.split())
+    shown = capsys.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["findings"] == []
+    assert result["not_implemented"] == []
+    assert "answers that no input deserves: 0: met" in shown
+    assert result["cases"] >= 1900
+    assert result["codes"]["image OK"] > 100
+    assert result["codes"]["image 3"] > 300
+    assert not (tmp_path / "found").exists()
+    assert status in (0, 1)  # the memory of a server that has just started still grows
+
+
+def test_every_rpc_gets_messages_and_health_and_reflection_too() -> None:
+    paths = [method.path for method in methods()]
+    for path in (
+        "/crossbatch.v1.RetrievalService/Search",
+        "/crossbatch.v1.GalleryService/BuildIndex",
+        "/crossbatch.v1.ModelService/ReloadModels",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ):
+        assert paths.count(path) == 1
+    streamed = {method.name for method in methods() if method.gives_stream}
+    assert {"BuildIndex", "ServerReflectionInfo"} <= streamed
+
+
+def test_seeds_are_pictures_of_every_format_and_bombs_are_not_read() -> None:
+    for seed in pictures.seeds():
+        assert preprocess(seed, size=8, crop_fraction=0.9, resampling="bicubic").shape == (8, 8, 3)
+    refused = 0
+    for bomb in pictures.bombs():
+        assert len(bomb) < 200_000
+        try:
+            preprocess(bomb, size=8, crop_fraction=0.9, resampling="nearest")
+        except BadImage:
+            refused += 1
+    assert refused >= 4
+
+
+def test_a_case_is_made_again_by_its_seed() -> None:
+    seeds = pictures.seeds()
+    first, again = ([mutation.image(Random(f"1:{i}"), seeds) for i in range(50)] for _ in range(2))
+    assert first == again
+    assert len(set(first)) > 40
+    (search,) = (method for method in methods() if method.path.endswith("RetrievalService/Search"))
+    one, same = (request(Random(3), search, seeds, b"vector", "tiny") for _ in range(2))
+    assert pb.SearchRequest.FromString(one) == pb.SearchRequest.FromString(same)
+
+
+def test_messages_are_right_wrong_and_unreadable() -> None:
+    (search,) = (method for method in methods() if method.path.endswith("RetrievalService/Search"))
+    same = changed = unreadable = 0
+    for number in range(500):
+        random = Random(number)
+        whole = request(random, search, [b"image"], b"vector", "tiny")
+        case = mutation.message(random, whole, [whole])
+        try:
+            pb.SearchRequest.FromString(case)
+        except DecodeError:
+            unreadable += 1
+        else:
+            same, changed = same + (case == whole), changed + (case != whole)
+    assert min(same, changed, unreadable) > 50
+
+
+class Channel:
+    """Ends every call with one status."""
+
+    def __init__(self, code: str, replies: list[bytes]) -> None:
+        self.answer = code, "why", replies
+
+
+async def answered(channel: Any, *_: Any) -> tuple[str, str, list[bytes]]:
+    code, text, replies = channel.answer
+    return code, text, replies
+
+
+async def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channel: Channel) -> Campaign:
+    monkeypatch.setattr(module, "call", answered)
+    campaign = Campaign(5, methods(), bytes(12), "tiny", tmp_path / "found")
+    whole: Any = channel
+    await campaign.send(whole, [0, 1])  # a call with images, and one with a message
+    return campaign
+
+
+def test_an_answer_that_no_input_deserves_is_kept_with_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = run(sent(tmp_path, monkeypatch, Channel("INTERNAL", [])))
+    assert campaign.cases == 65
+    assert {finding.group for finding in campaign.findings} == {0, 1}
+    first = next(finding for finding in campaign.findings if finding.group == 0)
+    assert first == Finding(0, "/crossbatch.v1.RetrievalService/Embed", "INTERNAL", "why")
+    kept = sorted((tmp_path / "found").iterdir())
+    assert [path.name.rpartition("-")[0] for path in kept] == [
+        "seed5-group0",
+        "seed5-group0",
+        "seed5-group1",
+        "seed5-group1",
+    ]
+    assert len(pb.EmbedRequest.FromString(kept[0].read_bytes()).images) == 64
+
+
+def test_refusals_are_what_wrong_input_deserves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    campaign = run(sent(tmp_path, monkeypatch, Channel("INVALID_ARGUMENT", [])))
+    assert campaign.findings == []
+    assert campaign.codes["Embed INVALID_ARGUMENT"] >= 1
+
+
+@pytest.mark.parametrize("fault", ["an image's own bug", "a result is missing", "a vector is cut off"])
+def test_each_image_answers_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    reply = pb.EmbedResponse(results=[pb.EmbedResult(vector=bytes(12))] * 64)
+    if fault == "an image's own bug":
+        reply.results[3].error.code = 13
+    elif fault == "a result is missing":
+        del reply.results[63]
+    else:
+        reply.results[3].vector = bytes(8)
+    campaign = run(sent(tmp_path, monkeypatch, Channel("OK", [reply.SerializeToString()])))
+    found = [finding for finding in campaign.findings if finding.group == 0]
+    assert len(found) == 1
+
+
+def run(work: Any) -> Any:
+    return asyncio.run(work)

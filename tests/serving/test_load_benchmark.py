@@ -1,0 +1,224 @@
+"""The benchmark of the server under load, in short: real processes, and figures that are made up."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import load
+from benchmarks.driving import messages, overload
+from benchmarks.driving.client import Target
+from benchmarks.driving.figures import apart, percentile, quartiles
+from benchmarks.driving.overload import strain
+from benchmarks.driving.rounds import Level, Rounds, table, verdict
+from benchmarks.driving.served import Failed, Served
+from protos import retrieval_service_pb2 as pb
+from tests.serving.benched import write_jpegs
+from tests.tiny_model import write_tiny_model
+
+TARGET = Target("nowhere", messages.EMBED, Path("none"))
+
+
+def test_a_short_run_measures_the_server_against_the_plain_loop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, images = write_tiny_model(tmp_path / "tiny.onnx"), write_jpegs(tmp_path / "images")
+    words = (
+        f"{model} {images} --threads 2 --rounds 1 --seconds 0.1 --in-flight 1 8 --vectors 300 --queries 20"
+    )
+    load.main(f"{words} --overload-seconds 0.4 --work {tmp_path} --json {tmp_path / 'found.json'}".split())
+    shown = capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [level["in_flight"] for level in found["embed"]] == [1, 8]
+    for level in found["embed"]:
+        assert len(level["per_second"]) + level["skipped"] >= 1
+        assert all(rate > 10 for rate in level["per_second"])
+        assert all(low <= high for low, high in zip(level["p50_ms"], level["p99_ms"], strict=True))
+    assert all(alone > 0 and ours > 0 for alone, ours in found["search"])
+    patient, hasty = found["overload"]
+    assert patient["codes"]["OK"] > 0
+    assert hasty["peak"] > 0
+    for line in ("| crossbatch | 8 |", "bound >= 0.9: ", "bound <= 3 ms: ", "bound <= 1 ms: "):
+        assert line in shown
+
+
+class MadeUp:
+    """Stands for the client and the plain loop: gives rates and latencies from a list."""
+
+    def __init__(self, *rates: float, code: str = "OK") -> None:
+        self.rates = list(rates)
+        self.code = code
+
+    def rate(self, seconds: float) -> float:
+        return self.rates.pop(0)
+
+    def latency(self, seconds: float) -> float:
+        return 0.004
+
+    def closed(self, target: Target, *, in_flight: int, seconds: float) -> dict[str, Any]:
+        latency = {f"p{percent}": 5.0 + percent / 100 for percent in (50, 95, 99)}
+        return {
+            "seconds": 2.0,
+            "cpu_seconds": 1.0,
+            "codes": {self.code: 180},
+            "latency_ms": {self.code: latency},
+            "said": [[f"{self.code}: why", 180]],
+        }
+
+
+def rounds(client: MadeUp, plain: MadeUp, wanted: int) -> Rounds:
+    who: tuple[Any, Any] = client, plain
+    return Rounds(*who, rounds=wanted, seconds=0.1, cores=2, tell=lambda _: None)
+
+
+def test_a_round_is_left_out_when_the_plain_loop_differs_before_and_after() -> None:
+    plain = MadeUp(100, 120, 100, 104, 96, 100)
+    (level,) = rounds(MadeUp(), plain, 2).play({"ours": TARGET}, [8])
+    assert level.skipped == 1
+    assert level.plain_per_second == [102, 98]
+    assert level.ratios == [pytest.approx(90 / 102), pytest.approx(90 / 98)]
+    assert level.client_share == [0.25, 0.25]
+
+
+def test_one_that_never_runs_quietly_has_no_figures() -> None:
+    (level,) = rounds(MadeUp(), MadeUp(*[100, 150] * 3), 1).play({"ours": TARGET}, [8])
+    assert (level.skipped, level.ratios) == (3, [])
+    assert "nan" in table([level])
+
+
+def test_one_in_flight_is_compared_by_its_latency() -> None:
+    (level,) = rounds(MadeUp(), MadeUp(100, 100), 1).play({"ours": TARGET}, [1])
+    assert level.extra_ms == [pytest.approx(1.5)]
+
+
+def test_a_call_that_fails_stops_the_measurement() -> None:
+    with pytest.raises(Failed, match=r"ours, 8 in flight: .*UNAVAILABLE: why"):
+        rounds(MadeUp(code="UNAVAILABLE"), MadeUp(100, 100), 1).play({"ours": TARGET}, [8])
+
+
+def test_a_row_has_the_medians_of_its_rounds() -> None:
+    level = Level("ours", 8, [1, 2, 9], [3, 4, 9], [5, 6, 9], [90, 95, 80], [100, 100, 100])
+    level.client_share = [0.1, 0.2, 0.3]
+    row = "| ours | 8 | 2.0 | 4.0 | 6.0 | 90.0 | 100.0 | 0.900 (0.850 to 0.925) | 20 % | 3 (0) |"
+    assert table([level]).splitlines()[-1] == row
+
+
+def test_a_verdict_says_whether_a_bound_was_met() -> None:
+    assert verdict("ratio", 0.95, 0.95) == "- ratio: 0.950, bound >= 0.95: met"
+    assert verdict("ratio", 0.94, 0.95).endswith("NOT MET")
+    assert verdict("latency", 3.1, 3, most=True, unit=" ms").endswith("bound <= 3 ms: NOT MET")
+    assert verdict("nothing", math.nan, 3, most=True).endswith("NOT MET")
+
+
+def test_figures_of_latencies() -> None:
+    assert [percentile([4, 1, 3, 2], percent) for percent in (50, 75, 99)] == [2, 3, 4]
+    assert math.isnan(percentile([], 50))
+    assert quartiles([1, 2, 3, 4, 5]) == (2, 4)
+    assert apart(90, 110) == pytest.approx(0.2)
+
+
+def test_refusals_are_no_goodput_and_other_ends_are_counted() -> None:
+    class Strained(MadeUp):
+        def open(self, target: Target, *, rate: float, seconds: float, timeout: float) -> dict[str, Any]:
+            assert rate == 3 * 90
+            return {
+                "seconds": 10.0,
+                "cpu_seconds": 2.0,
+                "codes": {"OK": 850, "RESOURCE_EXHAUSTED": 1800, "UNAVAILABLE": 2},
+                "latency_ms": {code: {"p99": 7.0} for code in ("OK", "RESOURCE_EXHAUSTED", "UNAVAILABLE")},
+                "said": [],
+            }
+
+    client: Any = Strained()
+    seen = strain(client, TARGET, times=3, in_flight=8, seconds=10, timeout=1, cores=2)
+    assert (seen.peak, seen.goodput, seen.offered) == (90, 85, 265.2)
+    assert (seen.unexpected, seen.refusal_p99_ms, seen.client_share) == (2, 7.0, 0.1)
+    assert math.isnan(seen.wasted)
+
+
+def test_images_that_were_run_are_read_from_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = (
+        'crossbatch_batch_size_sum{model="a"} 40.0\ncrossbatch_batch_size_sum{model="b"} 2.0\n'
+        'crossbatch_batch_size_count{model="a"} 7.0\ncrossbatch_batch_seconds_sum{model="a"} 0.5\n'
+    )
+    monkeypatch.setattr(overload, "scrape", lambda address: told)
+    assert overload.encoded("somewhere") == 42
+
+
+def test_messages_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
+    some = [b"", b"one", bytes(70_000)]
+    assert messages.read(messages.write(tmp_path / "some", some)) == some
+    (image,) = pb.EmbedRequest.FromString(messages.embed([b"image"])).images
+    assert image == b"image"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["-c", "raise SystemExit('no luck')"], "no luck"),
+        (["-c", "import time; time.sleep(60)"], r"did not answer within 0\.5 s"),
+    ],
+)
+def test_a_server_that_does_not_start_is_told_and_leaves_no_process(
+    tmp_path: Path, words: list[str], reason: str
+) -> None:
+    with pytest.raises(Failed, match=reason):
+        Served([sys.executable, *words], tmp_path / "log", patience=0.5 if "sleep" in words[1] else 20)
+    with pytest.raises(Failed, match="no-such-program cannot be run"):
+        Served(["no-such-program"], tmp_path / "log")
+
+
+def test_a_server_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time; each = subprocess.Popen([sys.executable, '-c', "
+        "'import time; time.sleep(60)']); print('serving on', each.pid, flush=True); time.sleep(60)"
+    )
+    with Served([sys.executable, "-c", code], tmp_path / "log") as served:
+        child = Path(f"/proc/{served.address}/stat")
+        assert child.exists()
+        assert served.memory() > served.own_memory() > 0
+    assert not served.alive
+    until = time.monotonic() + 10  # it has been killed, and is taken away by whoever inherits it
+    while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until
+
+
+def test_pictures_are_found_in_folders_and_are_the_same_each_time(tmp_path: Path) -> None:
+    folder = write_jpegs(tmp_path / "some" / "deeper")
+    (tmp_path / "some" / "notes.txt").write_text("no picture")
+    found = load.pictures(tmp_path, 3)
+    assert found == load.pictures(tmp_path, 3)
+    assert set(found) < {path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(Failed, match="there is no JPEG in"):
+        load.pictures(tmp_path / "nothing", 3)
+
+
+def test_a_server_with_other_embeddings_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong:
+        images = (b"one", b"two")
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def __enter__(self) -> "Wrong":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def embed(self, images: Any) -> Any:
+            return np.eye(2, 3)
+
+    class Right(Wrong):
+        def embed(self, images: Any) -> Any:
+            return np.eye(2, 3) + 2e-4
+
+    plain: Any = Right()
+    monkeypatch.setattr(load, "PythonClient", Wrong)
+    with pytest.raises(Failed, match=r"differ from those of the plain loop by 0\.0002"):
+        load.check("somewhere", plain)

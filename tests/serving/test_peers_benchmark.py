@@ -1,0 +1,163 @@
+"""The benchmark of peers, in short: without any, with one that is made up, and with one that is not there."""
+
+import struct
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from benchmarks import peers
+from benchmarks.driving import messages
+from benchmarks.driving.plain import Plain
+from benchmarks.driving.rounds import Level
+from benchmarks.driving.served import Failed
+from benchmarks.load import pictures
+from benchmarks.rivals import rival as module
+from benchmarks.rivals.onnx_model import OnnxModel, Order
+from benchmarks.rivals.rival import SETTINGS, Rival, answer, check, requests, tuned
+from serving.model.encoder import Encoder
+from serving.model.spec import keep_outputs, read_model
+from tests.serving.benched import write_jpegs
+from tests.tiny_model import SIZE, write_tiny_model
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Plain]:
+    model = write_tiny_model(tmp_path / "tiny.onnx")
+    images = pictures(write_jpegs(tmp_path / "images"), 4)
+    with Plain(Encoder(model, threads=1), images, threads=1) as loop:
+        yield loop
+
+
+@pytest.fixture
+def order(plain: Plain, tmp_path: Path) -> Order:
+    pruned = tmp_path / "pruned.onnx"
+    pruned.write_bytes(keep_outputs(read_model(tmp_path / "tiny.onnx")[0], ["embeddings"]))
+    return Order(str(pruned), 1, SIZE, 0.875, "bicubic", True, 8, 2.0)
+
+
+def test_a_short_run_without_peers_measures_crossbatch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, images = write_tiny_model(tmp_path / "tiny.onnx"), write_jpegs(tmp_path / "images")
+    words = f"{model} {images} --rounds 1 --seconds 0.1 --in-flight 8 --threads 1 --images-only"
+    peers.main([*words.split(), "--triton-python", sys.executable])
+    shown = capsys.readouterr().out
+    assert "- triton, images takes no part: ModuleNotFoundError: No module named 'pytriton'" in shown
+    assert "| crossbatch | 8 |" in shown
+
+
+@pytest.mark.parametrize("encoded", [True, False])
+def test_requests_hold_what_a_peer_makes_the_same_embeddings_of(
+    plain: Plain, order: Order, encoded: bool
+) -> None:
+    model = OnnxModel(replace(order, encoded=encoded))
+    for image, request in zip(
+        plain.images, requests(replace(order, encoded=encoded), plain.images, plain), strict=True
+    ):
+        found = messages.fields(request)
+        tensor = messages.fields(found[5][0])
+        assert (found[1], tensor[1]) == ([b"model"], [b"images"])
+        (raw,) = found[7]
+        if encoded:
+            assert (tensor[2], raw[:4]) == ([b"BYTES"], struct.pack("<I", len(image)))
+            embedded = model.embed([raw[4:]])
+        else:
+            assert (tensor[2], tensor[3]) == ([b"UINT8"], [bytes([1, SIZE, SIZE, 3])])
+            embedded = model.embed_pixels(np.frombuffer(raw, np.uint8).reshape(1, SIZE, SIZE, 3))
+        np.testing.assert_allclose(embedded, plain.embed([image]), atol=1e-6)
+
+
+def test_a_tensor_is_read_from_raw_contents_and_from_typed_ones() -> None:
+    values = np.array([0.5, -1.0, 2.0], np.float32)
+    raw = field(5, field(1, b"embeddings")) + field(6, values.tobytes())
+    typed = field(5, field(1, b"embeddings") + field(5, field(6, values.tobytes())))
+    for reply in (raw, typed):
+        np.testing.assert_array_equal(answer(reply), values)
+
+
+def field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+@contextmanager
+def made_up(reply: Any) -> Iterator[str]:
+    """A server that answers ModelInfer by a function of the request."""
+    service, _, name = messages.INFER[1:].partition("/")
+    handlers = {name: grpc.unary_unary_rpc_method_handler(lambda request, context: reply(request, context))}
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool, handlers=[grpc.method_handlers_generic_handler(service, handlers)])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"127.0.0.1:{port}"
+        server.stop(None).wait()
+
+
+def test_a_peer_with_other_embeddings_or_none_takes_no_part(plain: Plain, order: Order) -> None:
+    some, expected = requests(order, plain.images, plain), plain.embed(plain.images)
+    known = dict(zip(some, expected, strict=True))
+    with made_up(lambda request, _: field(6, known[request].tobytes())) as address:
+        check(address, some, expected)
+    with (
+        made_up(lambda request, _: field(6, (known[request] + 2e-4).tobytes())) as address,
+        pytest.raises(Failed, match=r"differ from those of the plain loop by 0\.0002"),
+    ):
+        check(address, some, expected)
+
+    def refuse(_: bytes, context: Any) -> bytes:
+        context.abort(grpc.StatusCode.INTERNAL, "no luck")
+        return b""
+
+    with made_up(refuse) as address, pytest.raises(Failed, match="INTERNAL: no luck"):
+        check(address, some, expected)
+
+
+def test_the_setting_with_the_most_images_a_second_at_all_levels_is_taken(
+    tmp_path: Path, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {8: (10, 90), 16: (40, 60), 32: (50, 50), 64: (90, 10)}
+
+    class Started:
+        def __init__(self, rival: Rival, log: Path) -> None:
+            if rival.order.delay_ms == 5.0:
+                raise Failed("out of memory")
+            self.address = str(rival.order.max_batch)
+
+        def __enter__(self) -> "Started":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    class Asked:
+        def closed(self, target: Any, *, in_flight: int, seconds: float) -> dict[str, Any]:
+            return {"codes": {"OK": rates[int(target.address)][in_flight == 32]}, "seconds": 1.0}
+
+    monkeypatch.setattr(module, "start", Started)
+    rival, client = Rival("triton", Path("python"), order), Asked()
+    who: Any = client
+    best = tuned(rival, who, tmp_path, tmp_path, in_flight=(1, 32), seconds=0.1)
+    assert (best.order.max_batch, best.title) == (32, "triton, images")
+    assert best.setting == "batches of up to 32, 2 ms"
+    monkeypatch.setitem(SETTINGS, "triton", [(8, 5.0, 0)])
+    with pytest.raises(Failed, match="out of memory"):
+        tuned(rival, who, tmp_path, tmp_path, in_flight=(1, 32), seconds=0.1)
+
+
+def test_crossbatch_must_be_ahead_of_peers_that_decode_too() -> None:
+    def level(server: str, per_second: float) -> Level:
+        return Level(server, 8, per_second=[per_second], plain_per_second=[100.0])
+
+    some = [level("crossbatch", 90), level("triton, images", 60), level("mlserver, images", 95)]
+    assert peers.compared([*some, level("triton, tensors", 120)]) == [
+        "- 8 in flight: 1.50 times triton, images: met",
+        "- 8 in flight: 0.95 times mlserver, images: NOT MET",
+        "- 8 in flight: 0.75 times triton, tensors (it decodes nothing)",
+    ]

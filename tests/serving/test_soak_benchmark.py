@@ -1,0 +1,99 @@
+"""The soak, in short: a server under load whose galleries and models change, and what is told of it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from benchmarks import soak
+from benchmarks.soaking.tally import Tally
+from benchmarks.soaking.upkeep import replace
+from tests.serving.benched import write_jpegs
+from tests.tiny_model import write_tiny_model
+
+
+def test_a_short_soak_goes_without_an_error_that_was_not_injected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, images = write_tiny_model(tmp_path / "tiny.onnx"), write_jpegs(tmp_path / "images")
+    log = tmp_path / "soak.log"
+    words = [model, images, "--minutes", "0.04", "--load", "0.3", "--pauses", "0.08", "--log", log]
+    soak.main([str(word) for word in words])
+    shown = capsys.readouterr().out
+    assert "calls that did not end as they should: 0: met" in shown, shown
+    assert "growth of memory after the first quarter: " in shown
+    for work in (
+        "search by image OK",
+        "search by vector OK",
+        "upsert images OK",
+        "delete OK",
+        "rebuild OK",
+        "switch OK",
+        "reload OK",
+        "metrics OK",
+        "injected: unknown gallery NOT_FOUND",
+        "injected: bad image INVALID_ARGUMENT",
+    ):
+        assert f"  {work}: " in shown
+    assert log.read_text().splitlines() == shown.splitlines()
+
+
+def test_what_does_not_end_as_it_should_is_counted_by_its_kind() -> None:
+    async def failing(code: grpc.StatusCode, text: str) -> Any:
+        empty = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(code, empty, empty, text)
+
+    async def good() -> str:
+        return "reply"
+
+    async def calls(tally: Tally) -> None:
+        assert await tally.take("search", good()) == "reply"
+        for number in (3, 44):
+            full = failing(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{number} in flight")
+            assert await tally.take("search", full) is None
+        await tally.take("injected", failing(grpc.StatusCode.NOT_FOUND, "none"), "NOT_FOUND")
+        await tally.take("injected", good(), "NOT_FOUND")
+
+    tally = Tally()
+    asyncio.run(calls(tally))
+    tally.expect("search", True, "nothing")
+    tally.expect("search", False, "no neighbours")
+    assert tally.codes == {
+        "search OK": 1,
+        "search RESOURCE_EXHAUSTED": 2,
+        "injected NOT_FOUND": 1,
+        "injected OK": 1,
+    }
+    assert tally.unexpected == {
+        "search ended with RESOURCE_EXHAUSTED, not OK: # in flight": 2,
+        "injected ended with OK, not NOT_FOUND: ": 1,
+        "search: no neighbours": 1,
+    }
+    assert "  UNEXPECTED, 2 times: search ended with RESOURCE_EXHAUSTED, not OK: # in flight" in tally.lines()
+
+
+def test_growth_is_that_after_the_first_quarter() -> None:
+    warm_up = [10.0 * number for number in range(1, 11)]
+    assert soak.growth([*warm_up, *[100.0] * 30]) == 0
+    assert soak.growth([*warm_up, *[100.0] * 20, *[104.0] * 10]) == pytest.approx(0.04)
+    assert soak.growth([50.0]) == 0
+
+
+def test_severe_lines_of_a_log_are_shown_and_what_is_no_log(tmp_path: Path) -> None:
+    lines = ['{"level": "INFO"}', '{"level": "WARNING", "message": "slow"}', "Segmentation fault"]
+    (tmp_path / "log").write_text("\n".join(lines))
+    assert soak.warnings(tmp_path / "log") == lines[1:]
+
+
+def test_a_file_is_replaced_by_another_file(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("one")
+    other.write_text("other")
+    before = one.stat().st_ino
+    replace(one, other)
+    assert one.read_text() == "other"
+    assert one.stat().st_ino != before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
