@@ -26,8 +26,8 @@ _HEAD = """\
 # API reference
 
 Made from `protos/*.proto`, `serving/errors.py` and `serving/rpc/limits.py` by `scripts/api.py`; a test
-compares. How to run the server is in [serving.md](serving.md), what its calls mean in [calls.md](calls.md), the
-Python client in [client.md](client.md).
+compares. How to run the server is in [serving.md](serving.md), what its calls mean in [calls.md](calls.md),
+the Python client in [client.md](client.md).
 
 Beside these services the server answers `grpc.health.v1.Health` (SERVING for the empty name and for each
 service once it is ready, NOT_SERVING while it drains) and `grpc.reflection.v1alpha.ServerReflection`.

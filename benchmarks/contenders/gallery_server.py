@@ -81,7 +81,7 @@ class GalleryServer:
 class _NoEncoder:
     """Stands for a model that embeds nothing but the server's own trial batch; is its own source."""
 
-    name = stamp = ""
+    name = place = stamp = ""
 
     def __init__(self, dimension: int) -> None:
         self.spec = ModelSpec(
@@ -102,6 +102,9 @@ class _NoEncoder:
 
     def load(self) -> "_NoEncoder":
         return self
+
+    def hide(self, text: str) -> str:
+        return text
 
     def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         return np.eye(len(images), self.spec.dimension, dtype=np.float32)

@@ -53,8 +53,9 @@ class Client:
         """Keep so many calls in flight.
 
         Returns:
-            `seconds` that it took, `cpu_seconds` of this client, and by the name of the status `codes`, how
-            many calls ended so, and `latency_ms`, their p50, p95 and p99; `said` are the commonest errors.
+            `seconds` that it sent, `whole_seconds` until the last answer, `cpu_seconds` of this client. By
+            the name of the status: `codes`, how many ended so, and `latency_ms`, p50, p95 and p99. The
+            commonest errors are `said`.
 
         Raises:
             Failed: The process ended or hangs.

@@ -44,10 +44,11 @@ class _Tally:
         if code != "OK":
             self.messages[f"{code}: {text[:120]}"] += 1
 
-    def told(self, took: float, cpu: float) -> dict[str, Any]:
+    def told(self, took: float, whole: float, cpu: float) -> dict[str, Any]:
         """Return the figures of one run: latencies in milliseconds."""
         return {
             "seconds": took,
+            "whole_seconds": whole,
             "cpu_seconds": cpu,
             "codes": {code: len(each) for code, each in self.seconds.items()},
             "latency_ms": {
@@ -137,10 +138,10 @@ async def _run(order: dict[str, Any]) -> dict[str, Any]:
     )
     tally = _Tally()
     try:
-        began = time.process_time()
+        began, used = time.perf_counter(), time.process_time()
         loop = _closed if order["loop"] == "closed" else _open
         took = await loop(sender, tally, **order["how"])
-        return tally.told(took, time.process_time() - began)
+        return tally.told(took, time.perf_counter() - began, time.process_time() - used)
     finally:
         await sender.close()
 

@@ -80,7 +80,7 @@ class Campaign:
     async def oversized(self, channel: grpc.aio.Channel) -> None:
         """Send a message of 100 MB, which is more than a server takes."""
         code, text, _ = await call(channel, self._embed, bytes(_HUGE))
-        self._note(-1, EMBED, code, text, b"")
+        self.note(-1, EMBED, code, text, b"")
         if code != "RESOURCE_EXHAUSTED":
             self.findings.append(Finding(-1, EMBED, code, "a message of 100 MB was not refused"))
 
@@ -94,7 +94,7 @@ class Campaign:
         data = mutation.message(random, parts[0], parts)
         self.cases += 1
         code, text, _ = await call(channel, method, data)
-        self._note(group, method.path, code, text, data)
+        self.note(group, method.path, code, text, data)
 
     def _image(self, random: Random) -> bytes:
         if random.random() < _BOMBS:
@@ -106,7 +106,7 @@ class Campaign:
         data = pb.EmbedRequest(images=images).SerializeToString()
         code, text, replies = await call(channel, self._embed, data)
         if code != "OK":
-            self._note(group, EMBED, code, text, data)
+            self.note(group, EMBED, code, text, data)
             return
         results = pb.EmbedResponse.FromString(replies[0]).results
         if len(results) != len(images):
@@ -121,9 +121,10 @@ class Campaign:
                 if len(result.vector) != len(self.vector):
                     self._found(Finding(group, EMBED, "OK", f"{len(result.vector)} bytes of vector"), image)
 
-    def _note(self, group: int, path: str, code: str, text: str, data: bytes) -> None:
+    def note(self, group: int, path: str, code: str, text: str, data: bytes) -> None:
+        """Count how a call ended, and keep its message where no input deserves that."""
         self.codes[f"{path.rpartition('/')[2]} {code}"] += 1
-        if code in FORBIDDEN:
+        if code in FORBIDDEN and not _is_unreadable(path, code, text):
             self._found(Finding(group, path, code, text), data)
 
     def _found(self, finding: Finding, data: bytes) -> None:
@@ -133,6 +134,11 @@ class Campaign:
         stem = self.save / f"seed{self.seed}-group{finding.group}-{len(self.findings)}"
         stem.with_suffix(".bin").write_bytes(data)
         stem.with_suffix(".json").write_text(json.dumps(finding.__dict__, indent=1))
+
+
+def _is_unreadable(path: str, code: str, text: str) -> bool:
+    """Tell whether gRPC could not read a message of a service that is not ours: it says UNKNOWN then."""
+    return code == "UNKNOWN" and path.startswith("/grpc.") and "DecodeError" in text
 
 
 async def call(channel: grpc.aio.Channel, method: Method, data: bytes) -> tuple[str, str, list[bytes]]:

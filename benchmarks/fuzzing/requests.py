@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 import protos
+from benchmarks.driving.messages import INFER, infer
 
 __all__ = ["GALLERIES", "Method", "methods", "request"]
 
@@ -29,6 +30,7 @@ _ODD_REALS: Final = (0.0, -1.0, 1e308, float("nan"), float("inf"), -0.0)
 _ODDITY: Final = (0.0, 0.0, 0.02, 0.1, 0.4)
 """How much of a request may be beyond what a field takes, of which one is drawn for each."""
 _DEEPEST: Final = 5
+_TENSORS: Final = 0.6
 _ENDLESS: Final = {"Watch"}  # of the health service: ends with its client
 
 
@@ -100,6 +102,9 @@ def request(random: Random, method: Method, images: Sequence[bytes], vector: byt
         vector: For fields that take one.
         model: Name of a model that is served.
     """
+    if method.path == INFER and random.random() < _TENSORS:  # whose fields have to agree with one another
+        image = random.choice(images)
+        return infer(model, "encoded", "BYTES", [1], struct.pack("<I", len(image)) + image)
     filled = _Filler(random, images, vector, model).message(method.request, 0)
     data: bytes = filled.SerializeToString()
     return data
@@ -179,7 +184,9 @@ class _Filler:
     def _text(self, field: FieldDescriptor) -> str:
         within = field.containing_type.full_name
         if within.startswith("inference.") and field.name in ("model_name", "name", "datatype"):
-            return self._either((self._model, "images", "UINT8", "BYTES"), ("FP32", "embeddings", ""))
+            return self._either(
+                (self._model, "images", "encoded", "UINT8", "BYTES"), ("FP32", "embeddings", "")
+            )
         if "model" in field.name:
             return self._either(("", self._model), ("missing",))
         if field.name == "index":

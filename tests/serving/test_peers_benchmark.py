@@ -91,7 +91,9 @@ def field(number: int, data: bytes) -> bytes:
 def made_up(reply: Any) -> Iterator[str]:
     """A server that answers ModelInfer by a function of the request."""
     service, _, name = messages.INFER[1:].partition("/")
-    handlers = {name: grpc.unary_unary_rpc_method_handler(lambda request, context: reply(request, context))}
+    handlers: dict[str, Any] = {
+        name: grpc.unary_unary_rpc_method_handler(lambda request, context: reply(request, context))
+    }
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool, handlers=[grpc.method_handlers_generic_handler(service, handlers)])
         port = server.add_insecure_port("127.0.0.1:0")

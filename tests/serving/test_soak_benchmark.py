@@ -79,6 +79,7 @@ def test_growth_is_that_after_the_first_quarter() -> None:
     warm_up = [10.0 * number for number in range(1, 11)]
     assert soak.growth([*warm_up, *[100.0] * 30]) == 0
     assert soak.growth([*warm_up, *[100.0] * 20, *[104.0] * 10]) == pytest.approx(0.04)
+    assert soak.growth([*warm_up, *[100.0, 100.0, 180.0] * 10]) == 0
     assert soak.growth([50.0]) == 0
 
 
