@@ -1,8 +1,9 @@
-"""Gathers single items into batches for one worker; knows neither what an item is nor what is computed."""
+"""Gathers single items into batches for workers; knows neither what an item is nor what is computed."""
 
 import asyncio
 import copy
 import logging
+import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -39,18 +40,19 @@ class _Entry(Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """A bounded queue in front of one worker thread.
+    """A bounded queue in front of one or several worker threads.
 
-    A batch starts as soon as the worker is free, unless there is room in it for an item that is said to be on
-    its way: then it waits for that, until the oldest item has waited `max_wait` seconds. While a batch is
-    computed, the next one gathers. Flows take turns, an item each, so that one with many items holds up none
-    with few; within a flow, items keep their order. Every submitted item ends with exactly one outcome. An
-    item that was cancelled or whose deadline has passed is dropped before its batch starts. Should the
-    batcher itself fail, every item that waits fails with it, and every later one at once. Belongs to the
-    event loop in which `start` was awaited.
+    A batch starts as soon as a worker is free, unless there is room in it for an item that is said to be on
+    its way: then it waits for that, until the oldest item has waited `max_wait` seconds. What waits is shared
+    among the workers that are free; while they compute, the next batch gathers. Flows take turns, an item
+    each, so that one with many items holds up none with few; within a flow, items keep their order. Every
+    submitted item ends with exactly one outcome. An item that was cancelled or whose deadline has passed is
+    dropped before its batch starts. Should the batcher itself fail, every item that waits fails with it, and
+    every later one at once. Belongs to the event loop in which `start` was awaited.
 
     Attributes:
         max_batch: Most items in one batch; may be changed at any time.
+        lanes: Workers that compute at once; may be changed until the start.
         expired: Items that were dropped since their deadline had passed.
         cancelled: Items that were dropped since nobody waited for them.
     """
@@ -67,7 +69,7 @@ class Batcher(Generic[Item, Result]):
         """Store the limits.
 
         Args:
-            compute: Runs in the worker thread; gives one result an item, in order.
+            compute: Runs in a worker thread; gives one result an item, in order.
             max_batch: Most items in one batch.
             max_wait: Longest time in seconds that an item waits for one that is on its way.
             capacity: Most items that wait; one more is refused.
@@ -80,6 +82,7 @@ class Batcher(Generic[Item, Result]):
             raise ValueError(f"max_batch={max_batch}, capacity={capacity}, max_wait={max_wait} cannot batch")
         self._compute = compute
         self.max_batch = max_batch
+        self.lanes = 1
         self.expired = 0
         self.cancelled = 0
         self._max_wait = max_wait
@@ -90,9 +93,9 @@ class Batcher(Generic[Item, Result]):
         )  # that whose turn it is first
         self._waiting = 0
         self._coming = 0
-        self._batch: list[_Entry[Item, Result]] = []
+        self._running: dict[asyncio.Task[None], list[_Entry[Item, Result]]] = {}
         self._changed = asyncio.Event()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="batcher")
+        self._workers: ThreadPoolExecutor | None = None
         self._stopping = False
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -104,16 +107,20 @@ class Batcher(Generic[Item, Result]):
         """
         if self._loop_task is not None:
             raise RuntimeError("a batcher is started once")
+        self._workers = ThreadPoolExecutor(self.lanes, thread_name_prefix="batcher")
         self._loop_task = asyncio.create_task(self._run(), name="batcher")
         self._loop_task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """Refuse new items, finish those that wait, and end the worker."""
+        """Refuse new items, finish those that wait, and end the workers."""
         self._stopping = True
         self._changed.set()
         if self._loop_task is not None:
             await asyncio.wait([self._loop_task])
-        await asyncio.to_thread(self._worker.shutdown)
+        while self._running:
+            await asyncio.wait(list(self._running))
+        if self._workers is not None:
+            await asyncio.to_thread(self._workers.shutdown)
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
@@ -164,9 +171,15 @@ class Batcher(Generic[Item, Result]):
 
     async def _run(self) -> None:
         while await self._gather():
-            self._batch = self._next_batch()
-            if self._batch:
-                await self._answer(self._batch)
+            batch = self._next_batch()
+            if batch:
+                task = asyncio.create_task(self._answer(batch), name="batch")
+                self._running[task] = batch
+                task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        del self._running[task]
+        self._changed.set()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         """Leave nobody waiting for a batcher that runs no more."""
@@ -174,7 +187,7 @@ class Batcher(Generic[Item, Result]):
         if error is None and self._stopping and not task.cancelled():
             return
         logger.critical("the batcher has failed, and no image can be embedded any more", exc_info=error)
-        for entries in (self._batch, *self._flows.values()):
+        for entries in (*self._running.values(), *self._flows.values()):
             for entry in entries:
                 if not entry.future.done():
                     entry.future.set_exception(_failure())
@@ -184,8 +197,8 @@ class Batcher(Generic[Item, Result]):
 
     async def _gather(self) -> bool:
         """Wait until a batch is due; False when there will be none any more."""
-        while not self._waiting:
-            if self._stopping:
+        while not self._waiting or len(self._running) >= self.lanes:
+            if self._stopping and not self._waiting:
                 return False
             self._changed.clear()
             await self._changed.wait()
@@ -202,10 +215,11 @@ class Batcher(Generic[Item, Result]):
         return True
 
     def _next_batch(self) -> list[_Entry[Item, Result]]:
-        """Take up to `max_batch` items that somebody still waits for, one of each flow in turn."""
+        """Take a worker's share of the items that somebody still waits for, one of each flow in turn."""
         batch: list[_Entry[Item, Result]] = []
         now = time.monotonic()
-        while self._flows and len(batch) < self.max_batch:
+        share = min(self.max_batch, math.ceil(self._waiting / (self.lanes - len(self._running))))
+        while self._flows and len(batch) < share:
             flow, entries = self._flows.popitem(last=False)
             entry = entries.popleft()
             self._waiting -= 1
@@ -241,7 +255,7 @@ class Batcher(Generic[Item, Result]):
         try:
             results = list(
                 await asyncio.get_running_loop().run_in_executor(
-                    self._worker, self._compute, [entry.item for entry in batch]
+                    self._workers, self._compute, [entry.item for entry in batch]
                 )
             )
             if len(results) != len(batch):

@@ -82,6 +82,7 @@ class _NoEncoder:
     """Stands for a model that embeds nothing but the server's own trial batch; is its own source."""
 
     name = place = stamp = ""
+    most_lanes = 1
 
     def __init__(self, dimension: int) -> None:
         self.spec = ModelSpec(

@@ -39,18 +39,21 @@ class Encoder:
         self._data, spec = read_model(path)
         self.spec: ModelSpec = spec
         self.device = device
-        self._path, self._threads = path, threads or usable_cores()
+        self.threads = threads or usable_cores()
+        self._path = path
         self._runtime = _onnxruntime()
         self._outputs = output_names(self._data)
-        self._sessions: dict[frozenset[str], Any] = {}
+        self._sessions: dict[tuple[frozenset[str], int], Any] = {}
         self._loading = threading.Lock()
-        self._check(self._session((_EMBEDDINGS,)))
+        self._check(self._session((_EMBEDDINGS,), self.threads))
 
-    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> NDArray[np.float32]:
         """Embed a batch.
 
         Args:
             images: uint8 (B, S, S, 3), RGB, B at least 1, as `preprocess` gives them.
+            threads: Threads that compute it; 0 takes those that were said at first. Another number loads the
+                model a second time, once.
 
         Returns:
             float32 (B, d), rows of unit length.
@@ -60,16 +63,17 @@ class Encoder:
             Overloaded: The batch does not fit into memory.
             BadArtifact: The graph fails on it.
         """
-        embeddings: NDArray[np.float32] = self.run(images, _EMBEDDINGS)[_EMBEDDINGS]
+        embeddings: NDArray[np.float32] = self.run(images, _EMBEDDINGS, threads=threads)[_EMBEDDINGS]
         return embeddings
 
-    def run(self, images: NDArray[np.uint8], *outputs: str) -> dict[str, NDArray[Any]]:
+    def run(self, images: NDArray[np.uint8], *outputs: str, threads: int = 0) -> dict[str, NDArray[Any]]:
         """Compute the named outputs, and only the nodes that they need.
 
         Args:
             images: uint8 (B, S, S, 3), RGB, B at least 1.
             outputs: Of `embeddings`, float32 (B, d); `histograms`, float32 (B, m); and `assignments`, uint8
                 (B, h, w). None named gives all that the model has.
+            threads: As `encode` takes them.
 
         Returns:
             One array for each name.
@@ -96,7 +100,7 @@ class Encoder:
                     f"the model {self.spec.name} has no output {name!r}; it has {', '.join(self._outputs)}"
                 )
         names = outputs or self._outputs
-        session = self._session(names)
+        session = self._session(names, threads or self.threads)
         try:
             found = session.run(list(names), {_INPUT: np.ascontiguousarray(images)})
         except Exception as error:  # ONNX Runtime raises a dozen classes of its own
@@ -117,21 +121,31 @@ class Encoder:
             data, size=spec.image_size, crop_fraction=spec.crop_fraction, resampling=spec.resampling
         )
 
-    def _session(self, outputs: Collection[str]) -> Any:
+    @property
+    def most_lanes(self) -> int:
+        """How many batches it may compute side by side with a gain: one a thread, or one in all on a GPU."""
+        return self.threads if self.device == "cpu" else 1
+
+    def forget(self, threads: int) -> None:
+        """Give back the memory of what computes embeddings on so many threads."""
+        with self._loading:
+            self._sessions.pop((frozenset((_EMBEDDINGS,)), threads), None)
+
+    def _session(self, outputs: Collection[str], threads: int) -> Any:
         """Return the session that computes those outputs and nothing else, loading it the first time.
 
         Whoever asks for embeddings alone, as nearly everyone does, never loads another.
         """
-        key = frozenset(outputs)
+        key = (frozenset(outputs), threads)
         with self._loading:
             if key not in self._sessions:
-                self._sessions[key] = self._load(keep_outputs(self._data, key))
+                self._sessions[key] = self._load(keep_outputs(self._data, key[0]), threads)
             return self._sessions[key]
 
-    def _load(self, data: bytes) -> Any:
+    def _load(self, data: bytes, threads: int) -> Any:
         options = self._runtime.SessionOptions()
         # Explicit, since the count found by itself fails in containers (onnxruntime#8313).
-        options.intra_op_num_threads = self._threads
+        options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.execution_mode = self._runtime.ExecutionMode.ORT_SEQUENTIAL
         # A thread that spins while it waits takes the core from decoding and gRPC (onnxruntime#17011).

@@ -68,6 +68,7 @@ class FakeEncoder:
     encode_gate: threading.Event = field(default_factory=threading.Event)
     failing: Exception | None = None
     known: dict[int, bytes] = field(default_factory=dict)
+    most_lanes: int = 1
 
     def __post_init__(self) -> None:
         self.decode_gate.set()

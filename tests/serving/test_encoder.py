@@ -228,7 +228,7 @@ def test_failures_of_a_run_are_translated(
     def run(*_: object) -> None:
         raise error
 
-    encoder._sessions[frozenset({"embeddings"})] = SimpleNamespace(run=run)
+    encoder._sessions[frozenset({"embeddings"}), 1] = SimpleNamespace(run=run)
     with pytest.raises(kind, match=message) as caught:
         encoder.encode(_images(2))
     assert caught.value.__cause__ is error

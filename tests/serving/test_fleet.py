@@ -18,6 +18,7 @@ from serving.rpc.work import fleet as fleet_module
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.library import Library
 from serving.rpc.work.pipeline import Bounds, Stages
+from serving.rpc.work.trial import Plan
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSource, FakeSources, FakeSpec
 from tests.tiny_model import write_tiny_model
 
@@ -169,7 +170,7 @@ def test_a_model_that_replaces_one_of_its_kind_takes_its_batch_size_without_a_tr
     sources = FakeSources({"a": encoder("a")})
 
     async def use(fleet: Fleet) -> None:
-        fleet.get().batcher.max_batch = 24  # what a trial may have found
+        fleet.get().plan = Plan(24)  # what a trial may have found
         new = Tried(FakeSpec("a", image_size=side))
         sources.models = {"a": new}
         await fleet.reload()

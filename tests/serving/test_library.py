@@ -116,7 +116,7 @@ def test_cores_are_shared_among_the_workers_and_never_left_to_the_runtime(
     """In a container the count that ONNX Runtime finds by itself fails (onnxruntime#8313)."""
     monkeypatch.setattr(library, "usable_cores", lambda: 8)
     (source,) = library_of(model, threads=threads, workers=workers).look()
-    assert source.load()._threads == each
+    assert source.load().threads == each
 
 
 @pytest.mark.parametrize(

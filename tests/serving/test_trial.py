@@ -1,5 +1,6 @@
-"""The trial that finds the size of a batch, on a clock that only the model moves."""
+"""The trial that finds how a model is best run, on a clock that only the model moves."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from serving.rpc.work import trial
-from serving.rpc.work.trial import best_batch
+from serving.rpc.work.trial import Plan, best_plan, warm_up
 from tests.serving.rpc_fakes import FakeSpec
 
 
@@ -22,6 +23,7 @@ class Machine:
         self.seconds = seconds
         self.sizes: list[int] = []
         self.now = 0.0
+        self.most_lanes = 1
 
     def encode(self, images: NDArray[np.uint8]) -> None:
         self.sizes.append(len(images))
@@ -31,10 +33,57 @@ class Machine:
         return self.now
 
 
-def found(machine: Any, chosen: int = 0) -> int:
+class Threads(Machine):
+    """A model on two cores: alone on one, a run takes `one` seconds an image; on both, `both`."""
+
+    def __init__(self, one: float, both: float) -> None:
+        super().__init__(lambda size: size)
+        self.most_lanes = 2
+        self.one, self.both = one, both
+        self.guard = threading.Lock()
+
+    def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> None:
+        with self.guard:  # two runs at once move the clock by half each
+            side_by_side = threading.current_thread() is not threading.main_thread()
+            self.now += len(images) * (self.both if not threads else self.one / (2 if side_by_side else 1))
+
+
+def planned(machine: Any, chosen: int = 0) -> Plan:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "time", machine)
-        return best_batch(machine, chosen)
+        return best_plan(machine, chosen)
+
+
+def found(machine: Any, chosen: int = 0) -> int:
+    return planned(machine, chosen).max_batch
+
+
+@pytest.mark.parametrize(
+    ("one", "both", "plan"),
+    [
+        (0.0030, 0.0024, Plan(1, 2, alone_on_all=False)),  # no batch is worth the wait for one another
+        (0.0800, 0.0420, Plan(1, 2, alone_on_all=True)),  # nor here, but an image alone comes much sooner
+        (0.0100, 0.0040, Plan(4, 1, alone_on_all=True)),  # both cores together are faster
+    ],
+)
+def test_each_thread_has_a_batch_of_its_own_where_that_is_faster(one: float, both: float, plan: Plan) -> None:
+    assert planned(Threads(one, both)) == plan
+
+
+def test_a_plan_that_is_known_is_warmed_up_in_each_way_that_it_has() -> None:
+    ran = []
+
+    class Told:
+        spec = FakeSpec()
+
+        def encode(self, images: NDArray[np.uint8], threads: int = 0) -> None:
+            ran.append((len(images), threads))
+
+    warm_up(Told(), Plan(4, 2, alone_on_all=True))  # type: ignore[arg-type]
+    assert ran == [(1, 0), (1, 1), (4, 0), (4, 1)]
+    ran.clear()
+    warm_up(Told(), Plan(1, 2, alone_on_all=False))  # type: ignore[arg-type]
+    assert ran == [(1, 1)]
 
 
 @pytest.mark.parametrize(

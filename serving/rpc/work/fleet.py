@@ -156,7 +156,7 @@ class Fleet:
         old, new = before.pipeline.spec, encoder.spec
         if (old.image_size, old.precision, old.dimension) != (new.image_size, new.precision, new.dimension):
             return self._bounds
-        return replace(self._bounds, max_batch=before.pipeline.batcher.max_batch)
+        return replace(self._bounds, plan=before.pipeline.plan)
 
     def _retire(self, served: "_Served") -> None:
         """Stop a model when nobody holds it any more, without waiting for that."""

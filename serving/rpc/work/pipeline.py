@@ -16,7 +16,8 @@ from serving.errors import BadImage, InvalidArgument, Mismatch
 from serving.gallery.item import MAX_THUMBNAIL_BYTES
 from serving.model.preprocess import MAX_BYTES, thumbnail
 from serving.rpc.watch.call import Stages
-from serving.rpc.work.trial import best_batch
+from serving.rpc.work.runs import Runs
+from serving.rpc.work.trial import Plan, best_plan, warm_up
 from serving.rpc.work.workers import Threads
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
@@ -42,6 +43,8 @@ class Bounds:
     """Longest time in seconds that an image waits for one that is being decoded."""
     capacity: int
     """Most images that wait to be decoded, and most that are decoded and wait for a model."""
+    plan: Plan | None = None
+    """How a model is run; found out when None."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,27 +97,38 @@ class Pipeline:
         Raises:
             ValueError: if a limit makes no sense.
         """
+        self.plan = bounds.plan or Plan(bounds.max_batch or 1)
         self.name = name
         self.encoder = encoder
         self.spec: ModelSpec = encoder.spec
         self._threads = threads
-        self._chosen = bounds.max_batch
+        self._bounds = bounds
+        self._runs = Runs(encoder, self.plan, partial(metrics.batch, name))
         self.batcher: Batcher[NDArray[np.uint8], NDArray[np.float32]] = Batcher(
             # Without this object, so that the model's memory is free as soon as nobody has the object.
-            partial(_encoded, encoder, partial(metrics.batch, name)),
-            max_batch=bounds.max_batch or 1,
+            self._runs,
+            max_batch=self.plan.max_batch,
             max_wait=bounds.max_wait,
             capacity=bounds.capacity,
             failed=failed,
         )
 
     async def start(self) -> None:
-        """Warm the model up, unless it was said before find the size of a batch, then accept images.
+        """Warm the model up, find out how it is best run if that is not known, then accept images.
 
         Raises:
             CrossbatchError: if the model cannot be run.
         """
-        self.batcher.max_batch = await asyncio.to_thread(best_batch, self.encoder, self._chosen)
+        bounds, encoder = self._bounds, self.encoder
+        if bounds.plan is None:
+            self.plan = await asyncio.to_thread(best_plan, encoder, bounds.max_batch)
+        else:
+            self.plan = bounds.plan
+            await asyncio.to_thread(warm_up, encoder, self.plan)
+        if not self.plan.alone_on_all:
+            encoder.forget(encoder.threads)
+        self._runs.plan = self.plan
+        self.batcher.max_batch, self.batcher.lanes = self.plan.max_batch, self.plan.lanes
         await self.batcher.start()
 
     async def stop(self) -> None:
@@ -271,16 +285,6 @@ class _Call:
     deadline: float | None
     stages: Stages
     window: asyncio.Semaphore
-
-
-def _encoded(
-    encoder: "Encoder", ran: Callable[[int, float], None], images: list[NDArray[np.uint8]]
-) -> list[NDArray[np.float32]]:
-    """Images (S, S, 3) to rows (d,); blocks."""
-    began = time.monotonic()
-    rows = encoder.encode(np.stack(images))
-    ran(len(images), time.monotonic() - began)
-    return list(rows)
 
 
 def _explained(encoder: "Encoder", images: NDArray[np.uint8]) -> list[Explanation]:
