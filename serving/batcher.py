@@ -64,6 +64,7 @@ class Batcher(Generic[Item, Result]):
         max_batch: int,
         max_wait: float,
         capacity: int,
+        begin: Callable[[], None] = lambda: None,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
         """Store the limits.
@@ -73,6 +74,7 @@ class Batcher(Generic[Item, Result]):
             max_batch: Most items in one batch.
             max_wait: Longest time in seconds that an item waits for one that is on its way.
             capacity: Most items that wait; one more is refused.
+            begin: Called in each worker thread before anything else.
             failed: Called once, in the event loop, should the batcher itself fail.
 
         Raises:
@@ -87,6 +89,7 @@ class Batcher(Generic[Item, Result]):
         self.cancelled = 0
         self._max_wait = max_wait
         self._capacity = capacity
+        self._begin = begin
         self._failed = failed
         self._flows: OrderedDict[Hashable, deque[_Entry[Item, Result]]] = (
             OrderedDict()
@@ -107,7 +110,7 @@ class Batcher(Generic[Item, Result]):
         """
         if self._loop_task is not None:
             raise RuntimeError("a batcher is started once")
-        self._workers = ThreadPoolExecutor(self.lanes, thread_name_prefix="batcher")
+        self._workers = ThreadPoolExecutor(self.lanes, "batcher", initializer=self._begin)
         self._loop_task = asyncio.create_task(self._run(), name="batcher")
         self._loop_task.add_done_callback(self._ended)
 

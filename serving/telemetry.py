@@ -4,10 +4,10 @@ import json
 import logging
 import os
 import queue
+import random
 import sys
 import threading
 import time
-import uuid
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
@@ -45,7 +45,7 @@ def new_request_id(proposed: str = "") -> str:
     """
     if 0 < len(proposed) <= 64 and proposed.isascii() and proposed.isprintable():
         return proposed
-    return uuid.uuid4().hex[:16]
+    return f"{random.getrandbits(64):016x}"
 
 
 def configure_logs(level: str = "INFO", stream: TextIO | None = None, *, worker: int | None = None) -> None:

@@ -135,7 +135,7 @@ class Fleet:
         Raises:
             CrossbatchError: if it cannot be served.
         """
-        encoder = await asyncio.to_thread(source.load)
+        encoder = await self.threads.load(source.load)
         await asyncio.to_thread(give_back)  # a model is unpacked several times until it runs
         name = source.name or served_name(encoder.spec)
         pipeline = Pipeline(

@@ -16,6 +16,7 @@ from serving.errors import BadImage, InvalidArgument, Mismatch
 from serving.gallery.item import MAX_THUMBNAIL_BYTES
 from serving.model.preprocess import MAX_BYTES, thumbnail
 from serving.rpc.watch.call import Stages
+from serving.rpc.work.priority import step_back
 from serving.rpc.work.runs import Runs
 from serving.rpc.work.trial import Plan, best_plan, warm_up
 from serving.rpc.work.workers import Threads
@@ -110,6 +111,7 @@ class Pipeline:
             max_batch=self.plan.max_batch,
             max_wait=bounds.max_wait,
             capacity=bounds.capacity,
+            begin=step_back,
             failed=failed,
         )
 
@@ -121,10 +123,10 @@ class Pipeline:
         """
         bounds, encoder = self._bounds, self.encoder
         if bounds.plan is None:
-            self.plan = await asyncio.to_thread(best_plan, encoder, bounds.max_batch)
+            self.plan = await self._threads.load(best_plan, encoder, bounds.max_batch)
         else:
             self.plan = bounds.plan
-            await asyncio.to_thread(warm_up, encoder, self.plan)
+            await self._threads.load(warm_up, encoder, self.plan)
         if not self.plan.alone_on_all:
             encoder.forget(encoder.threads)
         self._runs.plan = self.plan
@@ -147,6 +149,8 @@ class Pipeline:
             One vector or exception an image, in order.
         """
         call = _Call(deadline, stages, asyncio.Semaphore(self._threads.window))
+        if len(images) == 1:  # as most calls have it, and needs no task of its own
+            return [await self._embed_one(images[0], call)]
         return await asyncio.gather(*(self._embed_one(image, call) for image in images))
 
     async def encode(

@@ -4,11 +4,14 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from serving.errors import DeadlineExceeded, Draining, Overloaded
+from serving.rpc.work.priority import step_back
 
 __all__ = ["Threads", "Workers", "check_time"]
 
@@ -50,7 +53,9 @@ class Workers:
         cancelled: Jobs whose callers left.
     """
 
-    def __init__(self, name: str, threads: int, *, most: int, what: str) -> None:
+    def __init__(
+        self, name: str, threads: int, *, most: int, what: str, begin: Callable[[], None] = lambda: None
+    ) -> None:
         """Make the threads as they are needed.
 
         Args:
@@ -58,11 +63,12 @@ class Workers:
             threads: Most threads.
             most: Most jobs that wait or run.
             what: What a job does, as "the images were decoded".
+            begin: Called in each thread before anything else.
         """
         self.threads = threads
         self.expired = 0
         self.cancelled = 0
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._executor = ThreadPoolExecutor(threads, name, initializer=begin)
         self._most = most
         self._what = what
         self._handed = 0
@@ -86,16 +92,14 @@ class Workers:
         context = copy_context()  # the request id of log lines
         context.run(_caller_left.set, lambda: left)
 
-        def job() -> T:
+        def work() -> T:
             context.run(check_time, deadline, self._what)
             return context.run(function, *args, **kwargs)
 
         try:
             check_time(deadline, self._what)
             await self._turn()
-            running = asyncio.wrap_future(self._submitted(job))
-            running.add_done_callback(self._ended)
-            return await asyncio.shield(running)
+            return await self._done(work)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -109,12 +113,31 @@ class Workers:
         """Finish what runs and end the threads; blocks."""
         self._executor.shutdown(wait=True)
 
-    def _submitted(self, job: Callable[[], T]) -> "Future[T]":
+    def _done(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Hand a job to a thread; the future may be cancelled, which the job does not notice."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[T] = loop.create_future()
+
+        def end(outcome: Callable[[], None]) -> None:
+            self._pass_on()
+            if not ended.done():
+                outcome()
+
+        def job() -> None:
+            # One call into the loop is all that a job costs it; `wrap_future` takes several.
+            try:
+                outcome = partial(ended.set_result, work())
+            except BaseException as error:
+                outcome = partial(ended.set_exception, error)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(end, outcome)
+
         try:
-            return self._executor.submit(job)
+            self._executor.submit(job)
         except RuntimeError as error:  # it has been closed
             self._pass_on()
             raise Draining("The server is stopping and takes no new work; try another one.") from error
+        return ended
 
     async def _turn(self) -> None:
         """Wait until a thread can be handed a job, first come first served."""
@@ -131,9 +154,6 @@ class Workers:
             else:  # its turn had come
                 self._pass_on()
             raise
-
-    def _ended(self, _: "asyncio.Future[Any]") -> None:
-        self._pass_on()
 
     def _pass_on(self) -> None:
         """Let the next one have its turn."""
@@ -155,12 +175,19 @@ class Threads:
             decode: Threads that decode.
             most: Most images that wait or are decoded.
         """
-        self.decode = Workers("decode", decode, most=most, what="the image was decoded")
+        self.decode = Workers("decode", decode, most=most, what="the image was decoded", begin=step_back)
         self.window = 2 * decode
         """Most images of one call that wait or are decoded, so that one with many keeps no other waiting."""
-        self.explain = Workers("explain", 1, most=most, what="the images were explained")
+        self.explain = Workers("explain", 1, most=most, what="the images were explained", begin=step_back)
+        self._loader = ThreadPoolExecutor(1, "load", initializer=step_back)
+
+    async def load(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what loads or tries a model; the threads that this makes for its runs step back as well."""
+        running = asyncio.get_running_loop().run_in_executor(self._loader, partial(function, *args, **kwargs))
+        return await running
 
     def close(self) -> None:
         """Finish what runs and end the threads; blocks."""
         self.decode.close()
         self.explain.close()
+        self._loader.shutdown()
