@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import BadImage, InvalidArgument
+from serving.rpc.server.loop import new_event_loop
 from serving.rpc.server.server import Server
 from serving.rpc.server.settings import Settings
 
@@ -157,7 +158,7 @@ def serving(encoder: Any, galleries: Any, **settings: Any) -> Iterator[Server]:
         {"model": ["model.onnx"], "galleries": Path("galleries"), "port": 0, "decode_threads": 2} | settings
     )
     started: Future[Server] = Future()
-    loop = asyncio.new_event_loop()
+    loop = new_event_loop()
     done = asyncio.Event()
 
     async def live() -> None:

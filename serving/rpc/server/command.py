@@ -1,6 +1,5 @@
 """The serve command: one process, or several under a supervisor, from start to drained stop."""
 
-import asyncio
 import logging
 import resource
 import sys
@@ -8,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from serving.rpc.server import loop
 from serving.rpc.server.process import live
 from serving.rpc.server.settings import Settings
 from serving.rpc.server.signals import Signals, ignore_hangups
@@ -34,7 +34,7 @@ def run(settings: Settings) -> dict[str, Any]:
     ignore_hangups()
     configure_logs(settings.log_level)
     _allow_connections()
-    return asyncio.run(_serve(settings))
+    return loop.run(_serve(settings))
 
 
 def render(result: dict[str, Any]) -> str:

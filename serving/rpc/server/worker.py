@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import CrossbatchError
+from serving.rpc.server import loop
 from serving.rpc.server.process import Serves, live
 from serving.rpc.server.server import Server
 from serving.rpc.server.settings import Settings
@@ -42,7 +43,7 @@ def main() -> int:
     configure_logs(settings.log_level, worker=number)
     try:
         folder = Path(told["metrics"]) if told["metrics"] else None
-        return asyncio.run(_work(settings, Watch(settings, worker=number, folder=folder)))
+        return loop.run(_work(settings, Watch(settings, worker=number, folder=folder)))
     except CrossbatchError as error:
         _tell(failed=str(error))
     except OSError as error:

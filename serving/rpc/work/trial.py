@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 SIZES = (1, 2, 4, 8, 16, 32)
 BUDGET = 1.5
 """Seconds that the trial of one way to run a model may take, about."""
-RUNS = 3
+LEAST_RUNS, MOST_RUNS, ENOUGH = 3, 20, 0.1
+"""Runs of one size: more of short ones, which tell little each, until they have taken these seconds."""
 SLACK = 0.97
 """A size is good enough with this share of the best one's images a second."""
 HANDING_OVER = 3e-4
@@ -127,18 +128,20 @@ def _gains_alone(encoder: "Encoder") -> bool:
     """Whether one image comes much sooner by all threads."""
     image = _black(encoder, 1)
     one, all_ = (
-        min(_seconds(lambda: encoder.encode(image, threads=threads)) for _ in range(RUNS))  # noqa: B023 - as above
+        min(_seconds(lambda: encoder.encode(image, threads=threads)) for _ in range(LEAST_RUNS))  # noqa: B023 - as above
         for threads in (1, 0)
     )
     return one - all_ > WORTH_MEMORY
 
 
-def _runs(until: float) -> Iterator[int]:
-    """Count the runs of one size, at least one."""
-    for run in range(RUNS):
-        if run and time.monotonic() > until:
+def _runs(until: float) -> Iterator[None]:
+    """Go on for the runs of one size, at least one."""
+    began = time.monotonic()
+    for run in range(MOST_RUNS):
+        now = time.monotonic()
+        if run and (now > until or (run >= LEAST_RUNS and now > began + ENOUGH)):
             return
-        yield run
+        yield
 
 
 def _seconds(work: Callable[[], object]) -> float:
