@@ -128,8 +128,9 @@ class GalleryServiceServicer:
     def BuildIndex(self, request, context):
         """Makes the search index of a gallery anew and tells how far it is, at least once a second; searches and writes
         go on meanwhile. The last message has the gallery as it is then. A call that is cancelled, or whose deadline
-        passes, breaks the work off and leaves the index as it was. RESOURCE_EXHAUSTED when another rebuild of the
-        gallery does not end.
+        passes, breaks the work off and leaves the index as it was; the kind and the recall that it asked for stay
+        wanted, and the next rebuild aims at them. RESOURCE_EXHAUSTED when another rebuild of the gallery does not end,
+        and at once when two rebuilds, of whatever galleries, run already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

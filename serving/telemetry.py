@@ -19,6 +19,7 @@ __all__ = [
     "TerminalFormatter",
     "configure_logs",
     "dropped_lines",
+    "flush_logs",
     "new_request_id",
     "request_id",
 ]
@@ -68,6 +69,13 @@ def configure_logs(level: str = "INFO", stream: TextIO | None = None, *, worker:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Its loader tells at INFO of each build of itself that it does not find.
     logging.getLogger("faiss").setLevel(logging.WARNING)
+
+
+def flush_logs(seconds: float) -> None:
+    """Wait until the lines that were logged are written, for so many seconds at most."""
+    for each in logging.getLogger().handlers:
+        if isinstance(each, _Writer):
+            each.flush(seconds)
 
 
 def dropped_lines() -> int:
@@ -160,12 +168,12 @@ class _Writer(logging.Handler):
         self._accepted += len(line)
         self._lines.put(line)
 
-    def flush(self) -> None:
-        """Wait until all that was taken is written, for two seconds at most."""
+    def flush(self, seconds: float = FLUSH_SECONDS) -> None:
+        """Wait until all that was taken is written, for so long at most."""
         if self._thread.is_alive():
             done = threading.Event()
             self._lines.put(done)
-            done.wait(FLUSH_SECONDS)
+            done.wait(seconds)
 
     def close(self) -> None:
         """Write what there is, and end the thread unless it is held up."""

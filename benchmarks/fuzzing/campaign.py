@@ -124,7 +124,7 @@ class Campaign:
     def note(self, group: int, path: str, code: str, text: str, data: bytes) -> None:
         """Count how a call ended, and keep its message where no input deserves that."""
         self.codes[f"{path.rpartition('/')[2]} {code}"] += 1
-        if code in FORBIDDEN and not _is_unreadable(path, code, text):
+        if code in FORBIDDEN:
             self._found(Finding(group, path, code, text), data)
 
     def _found(self, finding: Finding, data: bytes) -> None:
@@ -134,11 +134,6 @@ class Campaign:
         stem = self.save / f"seed{self.seed}-group{finding.group}-{len(self.findings)}"
         stem.with_suffix(".bin").write_bytes(data)
         stem.with_suffix(".json").write_text(json.dumps(finding.__dict__, indent=1))
-
-
-def _is_unreadable(path: str, code: str, text: str) -> bool:
-    """Tell whether gRPC could not read a message of a service that is not ours: it says UNKNOWN then."""
-    return code == "UNKNOWN" and path.startswith("/grpc.") and "DecodeError" in text
 
 
 async def call(channel: grpc.aio.Channel, method: Method, data: bytes) -> tuple[str, str, list[bytes]]:

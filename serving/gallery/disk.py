@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from serving.errors import CrossbatchError, Overloaded, ReadOnly, Unavailable
+from serving.errors import CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
 
-__all__ = ["disk_error", "is_full", "make_folder", "sync", "written_aside"]
+__all__ = ["disk_error", "gallery_error", "is_full", "make_folder", "sync", "written_aside"]
 
 _LEAST = 1 << 20  # bytes; file systems keep some back, so a full one is seldom at zero
 
@@ -77,3 +77,12 @@ def disk_error(error: OSError, what: str) -> CrossbatchError:
             f"{what} cannot be written: {(error.strerror or str(error)).lower()}; make it writable"
         )
     return Unavailable(f"{what} cannot be written ({error.strerror or error}); check permissions and disk")
+
+
+def gallery_error(error: OSError, path: Path) -> CrossbatchError:
+    """Return what a user reads when the folder of a gallery could not be changed, or is gone."""
+    if isinstance(error, FileNotFoundError):
+        return NotFound(
+            f"there is no gallery {path.name} in {path.parent} any more; it was dropped or got another name"
+        )
+    return disk_error(error, f"the gallery {path}")

@@ -22,8 +22,10 @@ from serving.rpc.gate import audit
 from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.keys import add_key
 from serving.rpc.gate.lines import Lines
-from tests.serving.rpc_fakes import FakeEncoder, serving
+from tests.serving.processes import launched
+from tests.serving.rpc_fakes import FakeEncoder, serving, until
 from tests.serving.stubs import Stubs, connected, item
+from tests.tiny_model import write_tiny_model
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -117,6 +119,17 @@ def test_without_a_file_the_line_is_in_the_log(tmp_path: Path, logged: Callable[
         stubs.create("birds")
     (line,) = logged()
     assert (line["client"], line["gallery"], line["code"]) == ("", "birds", "OK")
+
+
+def test_the_line_is_in_the_log_whatever_its_level(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "tiny.onnx")
+    with (
+        launched(tmp_path / "tiny.onnx", tmp_path / "g", "--log-level", "ERROR") as started,
+        connected(started.address) as stubs,
+    ):
+        stubs.create("birds")
+        until(started.records)
+    assert [each["logger"] for each in started.records()] == ["crossbatch.audit"]
 
 
 def test_a_name_of_any_length_and_kind_makes_one_short_line(log: Path) -> None:

@@ -127,22 +127,6 @@ def test_an_answer_that_no_input_deserves_is_kept_with_its_input(
     assert len(pb.EmbedRequest.FromString(kept[0].read_bytes()).images) == 64
 
 
-def test_only_grpcs_own_services_may_call_what_is_no_message_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    campaign = Campaign(5, methods(), bytes(12), "tiny", tmp_path)
-    for path, text in (
-        ("/grpc.health.v1.Health/Check", "Unexpected DecodeError"),
-        ("/grpc.health.v1.Health/Check", "Unexpected KeyError"),
-        ("/crossbatch.v1.RetrievalService/Embed", "Unexpected DecodeError"),
-    ):
-        campaign.note(1, path, "UNKNOWN", text, b"")
-    assert [finding.text for finding in campaign.findings] == [
-        "Unexpected KeyError",
-        "Unexpected DecodeError",
-    ]
-
-
 def test_refusals_are_what_wrong_input_deserves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     campaign = run(sent(tmp_path, monkeypatch, Channel("INVALID_ARGUMENT", [])))
     assert campaign.findings == []

@@ -118,6 +118,7 @@ def test_empty_gallery_answers_and_rebuilds(gallery: Gallery) -> None:
     assert gallery.search(np.empty((0, 16), np.float32), 5) == []
     gallery.rebuild()
     assert gallery.search(units(1), 5) == [[]]
+    assert gallery.search(units(30), 5) == [[]] * 30  # from 20 on FAISS takes another way (faiss#3830)
     assert gallery.delete(["a"]) == 0
     assert gallery.upsert([]) == []
 

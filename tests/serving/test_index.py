@@ -96,6 +96,16 @@ def test_scores_are_exact_whatever_the_type(tmp_path: Path, type_: str) -> None:
     assert set(index.within(vectors[3], 0.3).tolist()) == set(np.flatnonzero(exact_row > 0.3).tolist())
 
 
+def test_scores_are_the_same_however_many_queries_there_are(tmp_path: Path) -> None:
+    """FAISS multiplies few queries and many in different ways; batches of any size are to find the same."""
+    index, queries = built(tmp_path, units(3000, 32), np.arange(3000)), units(300, 32, seed=1)
+    scores, found = index.search(queries, 5)
+    for size in (1, 2, 19, 20, 64):
+        few, same = index.search(queries[:size], 5)
+        assert (same == found[:size]).all()
+        assert np.abs(few - scores[:size]).max() <= 2e-6
+
+
 def test_fewer_than_wanted_are_padded(tmp_path: Path) -> None:
     vectors = units(64, 8)
     index = built(tmp_path, vectors, np.arange(64), "IVF16,Flat")  # one list of sixteen is searched

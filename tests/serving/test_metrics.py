@@ -20,7 +20,7 @@ from prometheus_client import values as values_of_library
 from prometheus_client.parser import text_string_to_metric_families
 
 from protos import retrieval_service_pb2 as pb
-from serving.errors import Unavailable
+from serving.errors import Mismatch, Unavailable
 from serving.gallery.folder.directory import GalleryDirectory
 from serving.rpc.gate.admission import Admission
 from serving.rpc.server.server import Server
@@ -34,7 +34,7 @@ from serving.rpc.watch.state import GalleryState, ModelState, State
 from serving.rpc.watch.watch import Watch
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.pipeline import Bounds
-from tests.serving.rpc_fakes import FakeEncoder, FakeSources, serving
+from tests.serving.rpc_fakes import FakeEncoder, FakeSources, FakeSpec, serving
 from tests.serving.stubs import Stubs, connected, item
 
 EMBED = "RetrievalService/Embed"
@@ -270,6 +270,17 @@ def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
             pass
     with pytest.raises(Unavailable, match="--metrics-host"):
         exposition.serve(CollectorRegistry(), "no such host", 0)
+
+
+def test_a_start_that_fails_leaves_nobody_on_the_port_of_the_metrics(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    twice = FakeSources({"a": FakeEncoder(), "": FakeEncoder(FakeSpec(name="a"))})
+    server = serving(twice, GalleryDirectory(tmp_path), metrics_port=port)
+    with pytest.raises(Mismatch, match="would both be served as a"), server:
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port)).close()
 
 
 def test_nothing_is_served_unless_asked_for(tmp_path: Path) -> None:

@@ -217,6 +217,19 @@ def test_progress_that_raises_leaves_the_old_index(gallery: Gallery) -> None:
         assert gallery.info().index_items == 100
 
 
+def test_what_a_rebuild_that_was_broken_off_asked_for_stays_wanted(gallery: Gallery) -> None:
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    gallery.upsert(items("k", units(100)))
+    with pytest.raises(Unavailable):
+        gallery.rebuild("exact", 0.5, progress=stop)
+    info = gallery.info()
+    assert (info.generation, info.wanted_index, info.wanted_recall) == (0, "exact", 0.5)
+    gallery.rebuild()
+    assert (gallery.info().generation, gallery.info().index_type) == (1, "exact")
+
+
 @pytest.mark.parametrize("moment", ["read", "write"])
 def test_folder_that_loses_its_name_meanwhile_gets_its_own_files_or_none(
     gallery: Gallery, tmp_path: Path, moment: str

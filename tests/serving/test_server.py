@@ -76,6 +76,25 @@ def test_health_and_reflection(stubs: Stubs) -> None:
     assert file.package == "crossbatch.v1"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.health.v1.Health/List",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+def test_what_is_no_message_is_an_invalid_argument_of_other_services_too(
+    stubs: Stubs, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    send: Any = stubs.channel.stream_stream(path)
+    with pytest.raises(grpc.RpcError) as failure:
+        list(send(iter([b"\xff"]), timeout=10))
+    assert "not a request of this call" in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
+    assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
 def test_settings_hold_their_bounds() -> None:
     for wrong in (
         {"port": 70_000},

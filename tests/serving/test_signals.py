@@ -45,6 +45,23 @@ library.Library.look = look
 sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", "g", "--port", sys.argv[1]]))
 """
 
+# A process that logs a line, to a stream that takes the given time to write it, and ends at once.
+ENDING = """
+import asyncio, logging, signal, sys, time
+from serving import telemetry
+from serving.rpc.server.signals import Signals
+write = telemetry._Writer._write
+def slowly(self, line):
+    time.sleep(float(sys.argv[1]))
+    write(self, line)
+telemetry._Writer._write = slowly
+async def end():
+    logging.getLogger().warning("last words")
+    Signals().stop(signal.SIGTERM)
+telemetry.configure_logs()
+asyncio.run(end())
+"""
+
 
 @pytest.fixture(autouse=True)
 def _signals_as_before() -> Iterator[None]:
@@ -159,3 +176,13 @@ def test_ctrl_c_ends_the_server_while_a_call_is_in_progress(tmp_path: Path) -> N
         started.process.send_signal(signal.SIGINT)
         next(told)  # NOT_SERVING
         assert started.process.wait(5) == 0
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(0.05, 1), (10, 0)])
+def test_a_process_that_ends_at_once_writes_its_last_lines_unless_nobody_takes_them(
+    seconds: float, lines: int
+) -> None:
+    line = [sys.executable, "-c", ENDING, str(seconds)]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=8, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
+    assert done.stderr.count("last words") == lines

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from serving.errors import Unavailable
+from serving.errors import NotFound, Unavailable
 from serving.gallery.disk import disk_error
 
 __all__ = ["exchange"]
@@ -23,6 +23,7 @@ def exchange(first: Path, second: Path) -> None:
     """Give two folders of one file system each other's name at once: at no moment is one missing.
 
     Raises:
+        NotFound: One of them is not there.
         Unavailable: The system or the file system cannot do that, or the disk fails.
         ReadOnly: The folder that holds them cannot be written.
     """
@@ -33,6 +34,8 @@ def exchange(first: Path, second: Path) -> None:
             f"the file system of {first} cannot exchange two folders in one step ({os.strerror(failed)}); "
             "keep the galleries on a local one (ext4, XFS, Btrfs, tmpfs, APFS)"
         )
+    if failed == errno.ENOENT:
+        raise NotFound(f"{first.name} or {second.name} is not there any more; the gallery was dropped")
     if failed:
         error = OSError(failed, os.strerror(failed))
         raise disk_error(error, f"the names of {first} and {second}") from error

@@ -4,6 +4,7 @@ Making happens in `.<name>.new-<token>`, dropping in `.<name>.dropped-<token>`, 
 turned into it, or from it, by one rename. Each is locked by who works on it, while he lives.
 """
 
+import errno
 import re
 import secrets
 import shutil
@@ -13,12 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from serving.errors import AlreadyExists, InvalidArgument
-from serving.gallery.disk import disk_error, make_folder, sync
+from serving.gallery.disk import disk_error, gallery_error, make_folder, sync
 from serving.gallery.lock import in_the_making, is_in_the_making, names_change
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import create_store
 
-__all__ = ["check_path", "drop_gallery", "made_aside", "make_gallery", "sweep"]
+__all__ = ["check_path", "drop_gallery", "is_taken", "made_aside", "make_gallery", "sweep"]
 
 _LEFTOVER = re.compile(r"\.[a-z0-9][a-z0-9_.-]{0,63}\.(new|dropped)-[0-9a-f]{8}")
 _STALE = 60.0  # seconds from when on one that nobody holds is a dead one's; it is held within milliseconds
@@ -79,7 +80,7 @@ def made_aside(path: Path) -> Iterator[Path]:
     taken = f"there is already something at {path}; choose another name, or drop that gallery first"
     aside = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
     try:
-        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        if _lies_there(path):
             raise AlreadyExists(taken)
         make_folder(path.parent)
         aside.mkdir()
@@ -94,15 +95,27 @@ def made_aside(path: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
-        if path.exists():
+        if is_taken(path, error):
             raise AlreadyExists(taken) from error
         raise disk_error(error, f"the gallery {path}") from error
+
+
+def _lies_there(path: Path) -> bool:
+    with suppress(FileNotFoundError):  # it was dropped in this moment
+        return path.is_file() or (path.is_dir() and any(path.iterdir()))
+    return False
+
+
+def is_taken(path: Path, error: OSError) -> bool:
+    """Tell whether a folder could not get a name because something has it, or had it at that moment."""
+    return error.errno in (errno.ENOTEMPTY, errno.EEXIST) or path.exists()
 
 
 def drop_gallery(path: Path) -> None:
     """Remove a gallery; its name is free at once.
 
     Raises:
+        NotFound: Somebody else was faster.
         ReadOnly: The folder cannot be written.
         Unavailable: The disk fails.
     """
@@ -111,7 +124,7 @@ def drop_gallery(path: Path) -> None:
         with names_change(path.parent):
             path.rename(aside)  # one step: never half a gallery under the name
     except OSError as error:
-        raise disk_error(error, f"the gallery {path}") from error
+        raise gallery_error(error, path) from error
     shutil.rmtree(aside, ignore_errors=True)
 
 

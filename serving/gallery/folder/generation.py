@@ -10,8 +10,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from serving.errors import AlreadyExists, InvalidArgument, Mismatch, NotFound, Overloaded
-from serving.gallery.disk import disk_error, sync
+from serving.gallery.disk import disk_error, gallery_error, sync
 from serving.gallery.folder.exchange import exchange
+from serving.gallery.folder.folder import is_taken
 from serving.gallery.lock import alone, names_change
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
@@ -64,9 +65,10 @@ def take_free_name(path: Path, other: Path, *, timeout: float) -> None:
                 other.rename(path)  # fails where a folder that is not empty came first
                 sync(path.parent)
         except OSError as error:
-            if path.exists():
-                raise AlreadyExists(f"there is something at {path} that is no gallery; remove it") from error
-            raise disk_error(error, f"the gallery {path}") from error
+            if is_taken(path, error):
+                what = "is a gallery by now" if (path / FILE_NAME).is_file() else "is no gallery; remove it"
+                raise AlreadyExists(f"there is something at {path} that {what}") from error
+            raise gallery_error(error, other) from error
 
 
 def give_back_name(path: Path, *, timeout: float) -> Path:
@@ -114,7 +116,7 @@ def _held(paths: list[Path], timeout: float) -> Iterator[list[Store]]:
             try:
                 stack.enter_context(alone(path, deadline - time.monotonic()))
             except OSError as error:
-                raise disk_error(error, f"the gallery {path}") from error
+                raise gallery_error(error, path) from error
         yield [stack.enter_context(closing(Store(path / FILE_NAME))) for path in paths]
 
 

@@ -75,6 +75,10 @@ class Rebuilder:
             ) from error
         except OSError as error:
             self._store.check_name()  # or the folder is not there because the gallery was dropped
+            if isinstance(error, FileNotFoundError):
+                raise Replaced(
+                    f"the gallery {self._folder} had another name for a moment; try again"
+                ) from error
             raise disk_error(error, f"the index of the gallery {self._folder}") from error
 
     def close(self) -> None:

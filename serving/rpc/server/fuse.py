@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from serving.errors import DeadlineExceeded, InvalidArgument, Overloaded
@@ -22,6 +23,7 @@ MOST_WATCHERS = 256
 MOST_CHECKS = 64
 """Most questions at once whether the server is well."""
 RETRY_SECONDS = 1.0
+UNREADABLE = "The message is not a request of this call; check the proto files."
 
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[AnyHandler | None]]"
 AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -87,6 +89,7 @@ def _reading(handler: "AnyHandler") -> "AnyHandler":
     read, write = handler.request_deserializer, handler.response_serializer
     whole: Any = handler.unary_unary
     streamed: Any = handler.unary_stream
+    mutual: Any = handler.stream_stream
 
     async def answer(_: AsyncIterator[Any], context: Context) -> Any:
         return await whole(await _arrived(context), context)
@@ -99,10 +102,19 @@ def _reading(handler: "AnyHandler") -> "AnyHandler":
         async for reply in replies:
             await context.write(reply)
 
+    async def converse(messages: AsyncIterator[Any], context: Context) -> None:
+        try:
+            async for reply in mutual(messages, context):
+                await context.write(reply)
+        except DecodeError:
+            await _abort(context, InvalidArgument(UNREADABLE))
+
     if whole is not None:
         return grpc.stream_unary_rpc_method_handler(answer, read, write)
     if streamed is not None:
         return grpc.stream_stream_rpc_method_handler(stream, read, write)
+    if mutual is not None and read is not None:  # ours read nothing here, being refusals
+        return grpc.stream_stream_rpc_method_handler(converse, read, write)
     return handler
 
 
@@ -114,6 +126,8 @@ async def _arrived(context: Context) -> Any:
         await _abort(
             context, DeadlineExceeded(f"The message took more than {ARRIVAL_SECONDS:g} s to come in.")
         )
+    except DecodeError:  # of a service that is not ours: the boundary unpacks those of ours
+        await _abort(context, InvalidArgument(UNREADABLE))
     if message is grpc.aio.EOF:
         await _abort(context, InvalidArgument("The call ended without a message."))
     return message

@@ -142,6 +142,13 @@ class Server:
             Unavailable: if the port is in use.
             CrossbatchError: if a model cannot be served.
         """
+        try:
+            await self._start()
+        except BaseException:
+            await asyncio.to_thread(self._watch.stop, 0.0)  # it answers since before the models were loaded
+            raise
+
+    async def _start(self) -> None:
         host, number = self._settings.host, self._settings.port
         held = await asyncio.to_thread(Port, self._settings) if self._settings.workers == 1 else None
         try:

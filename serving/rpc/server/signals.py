@@ -5,7 +5,11 @@ import os
 import signal
 from types import FrameType
 
+from serving.telemetry import flush_logs
+
 __all__ = ["Signals", "ignore_hangups"]
+
+LAST_LINES_SECONDS = 0.2  # for the log of a process that ends at once
 
 
 def ignore_hangups() -> None:
@@ -46,6 +50,7 @@ class Signals:
 
     def end(self, number: int) -> None:
         """End the process at once, as if by the signal of that number."""
+        flush_logs(LAST_LINES_SECONDS)
         os._exit(128 + number)
 
     def _hang_up(self, number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,117 @@
+"""Galleries are made, dropped, switched and written by many at once: nobody is told that a disk fails."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.errors import AlreadyExists, CrossbatchError, Mismatch, NotFound, Overloaded
+from serving.gallery.folder import folder, generation
+from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.lock import names_change
+from serving.gallery.store.store import Replaced
+
+MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
+AXES = np.eye(4, dtype=np.float32)
+MANUAL = RebuildPolicy(automatic=False)
+DESERVED = (NotFound, AlreadyExists, Mismatch, Overloaded, Replaced)
+STEPS, THREADS = 120, 6
+
+WORK: list[Callable[[GalleryDirectory, str, str], Any]] = [
+    lambda directory, name, _: directory.create(name, **MODEL),
+    lambda directory, name, _: directory.drop(name),
+    lambda directory, name, other: directory.switch(name, other, timeout=1.0),
+    lambda directory, name, _: directory.rollback(name, timeout=1.0),
+    lambda directory, name, _: directory.using(name, upsert),
+    lambda directory, name, _: directory.using(name, lambda gallery: gallery.search(AXES[:1], 1)),
+    lambda directory, name, _: directory.using(name, Gallery.rebuild),
+]
+
+
+def upsert(gallery: Gallery) -> None:
+    gallery.upsert([Item("k", AXES[0])])
+
+
+def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(tmp_path: Path) -> None:
+    done, failures = Counter[str](), list[CrossbatchError]()
+
+    def use(seed: int) -> None:
+        chance = random.Random(seed)
+        # Each thread as a process of its own, whose turns the others do not see.
+        with GalleryDirectory(tmp_path, policy=MANUAL) as directory:
+            for _ in range(STEPS):
+                try:
+                    chance.choice(WORK)(directory, *chance.sample("abc", 2))
+                    done["well"] += 1
+                except DESERVED:
+                    done["late"] += 1
+                except CrossbatchError as error:
+                    failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    assert done["well"] > STEPS
+    assert done["well"] + done["late"] == STEPS * THREADS
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda directory: directory.switch("a", "b"),
+        lambda directory: directory.switch("free", "b"),
+        lambda directory: directory.drop("b"),
+    ],
+)
+def test_a_gallery_that_goes_before_its_name_changes_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[GalleryDirectory], None]
+) -> None:
+    before = names_change
+
+    @contextmanager
+    def too_late(path: Path) -> Iterator[None]:
+        if (path / "b").exists():
+            (path / "b").rename(path / ".b.dropped-00000000")  # by another process
+        with before(path):
+            yield
+
+    with GalleryDirectory(tmp_path, policy=MANUAL) as directory:
+        for name in "ab":
+            directory.create(name, **MODEL)
+        for module in (folder, generation):
+            monkeypatch.setattr(module, "names_change", too_late)
+        with pytest.raises(NotFound):
+            work(directory)
+        assert directory.names() == ["a"]
+
+
+def test_a_name_that_is_taken_and_free_again_in_the_same_moment_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def taken(path: Path, target: Path) -> Path:
+        target.mkdir()
+        (target / "file").touch()
+        try:
+            return rename(path, target)
+        finally:
+            (target / "file").unlink()
+            target.rmdir()
+
+    with GalleryDirectory(tmp_path, policy=MANUAL) as directory:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", taken)
+            with pytest.raises(AlreadyExists):
+                directory.create("a", **MODEL)
+        directory.create("a", **MODEL)
