@@ -13,7 +13,8 @@ before. Before anything is timed, each must answer with the embeddings of the pl
 loop and the figures are as in benchmarks/load.py; all servers stay up, and those that wait take no processor
 time.
 
-Bound: ahead of both at 1, 8 and 32 in flight, encoded images against encoded images.
+Bound: ahead of both at 1, 8 and 32 in flight, encoded images against encoded images. The exit status is 1
+where it was not met, or where a peer whose environment was given could not take part.
 
 Each peer has an environment of its own:
 
@@ -44,6 +45,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.driving import messages
+from benchmarks.driving.bounds import NOT_MET, Bounds
 from benchmarks.driving.client import Client, Target
 from benchmarks.driving.figures import median
 from benchmarks.driving.plain import Plain
@@ -71,25 +73,27 @@ def compared(levels: Sequence[Level]) -> list[str]:
         if level.server == OURS:
             continue
         times = ours[level.in_flight] / median(level.ratios)
-        met = "met" if times > 1 else "NOT MET"
+        met = "met" if times > 1 else NOT_MET
         verdict = f": {met}" if level.server.endswith(", images") else " (it decodes nothing)"
         lines.append(f"- {level.in_flight} in flight: {times:.2f} times {level.server}{verdict}")
     return lines
 
 
-def main(words: Sequence[str]) -> None:
-    """Print the table."""
+def main(words: Sequence[str]) -> int:
+    """Print the table; returns 1 where the bound was not met, or could not be measured."""
+    bounds = Bounds()
     given = _parser().parse_args(words)
     with tempfile.TemporaryDirectory(dir=given.work) as temporary, ExitStack() as stack:
         try:
-            results = _measure(given, Path(temporary), stack)
+            results = _measure(given, Path(temporary), stack, bounds)
         except Failed as error:
             raise SystemExit(str(error)) from error
     if given.json:
         given.json.write_text(json.dumps(results, indent=1))
+    return bounds.status
 
 
-def _measure(given: argparse.Namespace, work: Path, stack: ExitStack) -> dict[str, Any]:
+def _measure(given: argparse.Namespace, work: Path, stack: ExitStack, bounds: Bounds) -> dict[str, Any]:
     images = pictures(given.images, given.count)
     encoder = Encoder(given.model, threads=given.threads)
     plain = stack.enter_context(Plain(encoder, images, threads=given.threads))
@@ -108,7 +112,7 @@ def _measure(given: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
             served = stack.enter_context(start(best, log))
         except Failed as error:
             missing[rival.title] = str(error)
-            print(f"- {rival.title} takes no part: {error}")
+            bounds.note(f"- {rival.title} takes no part: {error}: {NOT_MET}")
             continue
         print(f"- {best.title}: {best.setting}")
         found[best.title] = Target(served.address, messages.INFER, path)
@@ -124,7 +128,9 @@ def _measure(given: argparse.Namespace, work: Path, stack: ExitStack) -> dict[st
         client, plain, rounds=given.rounds, seconds=given.seconds, cores=usable_cores(), tell=_tell
     )
     levels = rounds.play(targets, given.in_flight)
-    print(table(levels), "", *compared(levels), sep="\n")
+    print(table(levels) + "\n")
+    for line in compared(levels):
+        bounds.note(line)
     return {"levels": [level.told() for level in levels], "missing": missing}
 
 
@@ -172,4 +178,4 @@ def _tell(what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -7,10 +7,11 @@ galleries filled, switched, rolled back and deleted, and model files replaced an
 ReloadModels, one by itself and one by another; metrics, health and lists are read. Some calls are bound to
 fail, by an unknown gallery or a bad image, and must fail just so.
 
-Bounds: no other call fails, no answer lacks what it should hold, and the memory of the server (resident,
-pages of files included) grows by at most 3 % from the second quarter of the time to the last. Printed and
-written to --log: memory every ten seconds, every status by its count, and each line of the server's log at
-WARNING or above.
+Bounds: no other call fails, no answer lacks what it should hold, the server logs nothing at ERROR or above
+(a reload by SIGHUP that fails leaves no other trace), and its memory (resident, pages of files included)
+grows by at most 3 % from the second quarter of the time to the last. The exit status is 1 where one is not
+met. Printed and written to --log: memory every ten seconds, every status by its count, and each line of the
+server's log at WARNING or above.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -37,14 +38,14 @@ from benchmarks.soaking.traffic import OTHER_MODEL, Traffic
 from benchmarks.soaking.upkeep import Upkeep, replace
 from serving.model.spec import read_spec
 
-__all__ = ["MOST_GROWTH", "growth", "main", "warnings"]
+__all__ = ["MOST_GROWTH", "growth", "judge", "main", "severe", "warnings"]
 
 MOST_GROWTH: Final = 0.03
 _IN_FLIGHT: Final = 32
 _SAMPLES: Final = 120
 _LONGEST_STEP: Final = 10.0
 _LEAST_STEP: Final = 0.5
-_SEVERE: Final = {"WARNING", "ERROR", "CRITICAL"}
+_SEVERE: Final = {"ERROR", "CRITICAL"}
 
 
 @dataclass
@@ -136,16 +137,21 @@ def growth(memory: Sequence[float]) -> float:
 
 def warnings(log: Path) -> list[str]:
     """Return the lines of a server's log at WARNING or above, and those that are none of a log."""
-    found = []
-    for line in log.read_text(errors="replace").splitlines():
-        try:
-            record: dict[str, Any] = json.loads(line)
-        except ValueError:
-            found.append(line)
-            continue
-        if record.get("level") in _SEVERE:
-            found.append(line)
-    return found
+    lines = log.read_text(errors="replace").splitlines()
+    return [line for line in lines if _level(line) in {"", "WARNING", *_SEVERE}]
+
+
+def severe(lines: Sequence[str]) -> list[str]:
+    """Return which lines of a server's log are at ERROR or above."""
+    return [line for line in lines if _level(line) in _SEVERE]
+
+
+def _level(line: str) -> str:
+    """The level of a line of a log; empty for one that is none."""
+    try:
+        return str(json.loads(line)["level"])
+    except (ValueError, TypeError, KeyError):
+        return ""
 
 
 def main(words: Sequence[str]) -> int:
@@ -188,24 +194,31 @@ def _soak(given: argparse.Namespace, work: Path, log: TextIO) -> int:
         asyncio.run(running)
         status = served.close()
     soak.tally.expect("the server", status == 0, f"ended with status {status}")
-    for line in warnings(server_log):
+    told = warnings(server_log)
+    for line in told:
         soak.say(f"server: {line[:2000]}")
     for line in soak.tally.lines():
         soak.say(line)
-    return _judge(soak)
+    return judge(soak, len(severe(told)))
 
 
-def _judge(soak: Soak) -> int:
-    """Say whether the bounds were met; returns the exit status."""
+def judge(soak: Soak, errors: int) -> int:
+    """Say whether the bounds were met; returns the exit status.
+
+    Args:
+        soak: What was seen.
+        errors: Lines of the server's log at ERROR or above.
+    """
     wrong = sum(soak.tally.unexpected.values())
     soak.say(f"- calls that did not end as they should: {wrong}: {'NOT MET' if wrong else 'met'}")
+    soak.say(f"- lines of the server at ERROR or above: {errors}: {'NOT MET' if errors else 'met'}")
     grown = growth(soak.memory)
     met = grown <= MOST_GROWTH
     soak.say(
         f"- growth of memory after the first quarter: {grown:.1%} (without files "
         f"{growth(soak.own_memory):.1%}), bound {MOST_GROWTH:.0%}: {'met' if met else 'NOT MET'}"
     )
-    return int(bool(wrong) or not met)
+    return int(bool(wrong or errors) or not met)
 
 
 def _others(work: Path) -> list[Path]:

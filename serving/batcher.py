@@ -53,8 +53,6 @@ class Batcher(Generic[Item, Result]):
     Attributes:
         max_batch: Most items in one batch; may be changed at any time.
         lanes: Workers that compute at once; may be changed until the start.
-        expired: Items that were dropped since their deadline had passed.
-        cancelled: Items that were dropped since nobody waited for them.
     """
 
     def __init__(
@@ -85,8 +83,6 @@ class Batcher(Generic[Item, Result]):
         self._compute = compute
         self.max_batch = max_batch
         self.lanes = 1
-        self.expired = 0
-        self.cancelled = 0
         self._max_wait = max_wait
         self._capacity = capacity
         self._begin = begin
@@ -229,9 +225,8 @@ class Batcher(Generic[Item, Result]):
             if entries:
                 self._flows[flow] = entries
             if entry.future.done():
-                self.cancelled += 1
-            elif entry.deadline is not None and entry.deadline <= now:
-                self.expired += 1
+                continue
+            if entry.deadline is not None and entry.deadline <= now:
                 late = now - entry.submitted
                 entry.future.set_exception(
                     DeadlineExceeded(
@@ -246,7 +241,6 @@ class Batcher(Generic[Item, Result]):
         """Free the places of items that nobody waits for."""
         for flow, entries in list(self._flows.items()):
             kept = deque(entry for entry in entries if not entry.future.done())
-            self.cancelled += len(entries) - len(kept)
             self._waiting -= len(entries) - len(kept)
             if kept:
                 self._flows[flow] = kept

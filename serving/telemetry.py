@@ -116,7 +116,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class TerminalFormatter(logging.Formatter):
-    """Time, level and message for a person, then the fields as `name=value`."""
+    """Time, level and message for a person, then the fields as `name=value`.
+
+    What cannot be printed is escaped, and a traceback stands inwards: no name that a caller has chosen looks
+    like a line of its own, or tells the terminal what to do.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Write one record.
@@ -129,8 +133,11 @@ class TerminalFormatter(logging.Formatter):
         if getattr(record, "request_id", ""):
             fields["request_id"] = record.request_id  # type: ignore[attr-defined]
         tail = "".join(f"  {name}={value}" for name, value in fields.items())
-        line = f"{clock} {record.levelname.lower():7} {record.getMessage()}{tail}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = f"{clock} {record.levelname.lower():7} {_printable(f'{record.getMessage()}{tail}')}"
+        if not record.exc_info:
+            return line
+        below = self.formatException(record.exc_info).split("\n")
+        return "\n".join([line, *(f"  {_printable(each)}" for each in below)])
 
 
 class _Writer(logging.Handler):
@@ -211,6 +218,14 @@ class _Writer(logging.Handler):
             # Past Python's buffer: its lock, held by a thread that is held up, would break the exit.
             while line:
                 line = line[os.write(self._file, line) :]
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
+    )
 
 
 def _loss(lines: int) -> logging.LogRecord:

@@ -9,7 +9,7 @@ from benchmarks.driving.figures import apart, median, quartiles
 from benchmarks.driving.plain import Plain
 from benchmarks.driving.served import Failed
 
-__all__ = ["LEAST_RATIO", "MOST_EXTRA_MS", "Level", "Rounds", "table", "verdict"]
+__all__ = ["LEAST_RATIO", "MOST_EXTRA_MS", "Level", "Rounds", "table"]
 
 LEAST_RATIO: Final = {8: 0.90, 32: 0.95}
 """Bound on images a second over the plain loop, by how many are in flight."""
@@ -142,18 +142,3 @@ def table(levels: Sequence[Level]) -> str:
         columns += [f"{100 * median(level.client_share):.0f} %", f"{len(level.ratios)} ({level.skipped})"]
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines)
-
-
-def verdict(what: str, value: float, bound: float, *, most: bool = False, unit: str = "") -> str:
-    """Return a line that says whether a bound was met; one that could not be measured is not.
-
-    Args:
-        what: Was measured.
-        value: What it came to.
-        bound: The least that it may be.
-        most: Whether it is the most instead.
-        unit: Of both.
-    """
-    met = value <= bound if most else value >= bound
-    sign = "<=" if most else ">="
-    return f"- {what}: {value:.3f}{unit}, bound {sign} {bound:g}{unit}: {'met' if met else 'NOT MET'}"

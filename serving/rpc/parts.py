@@ -1,4 +1,4 @@
-"""The parts of a message that has not been unpacked: counted, so that no huge number of them is.
+"""The fields of a message that has not been unpacked: found, and counted, so that no huge number of them is.
 
 To unpack a message is one step, during which no thread runs and no call is answered. Its time goes with the
 number of fields, not of bytes: 64 MiB of images take 20 ms, 64 MiB of empty strings seconds.
@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from serving.errors import InvalidArgument
 
-__all__ = ["LARGE", "MAX_PARTS", "check_parts", "parts_of"]
+__all__ = ["LARGE", "MAX_PARTS", "check_parts", "fields_of"]
 
 LARGE = 65_536
 """Bytes up to which a message is unpacked as it is; whatever is in it, that takes a few milliseconds."""
@@ -26,15 +26,21 @@ def check_parts(data: bytes) -> None:
         DecodeError: if the bytes are no message.
     """
     if len(data) > LARGE:
-        for number, _ in enumerate(parts_of(data)):
+        for number, _ in enumerate(fields_of(memoryview(data))):
             if number >= MAX_PARTS:
                 raise InvalidArgument(
                     f"The message has {len(data):,} bytes in more than {MAX_PARTS:,} parts; split the call."
                 )
 
 
-def parts_of(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the number of each field of a message, and how many bytes it takes.
+def fields_of(data: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
+    """Walk over the fields of a message, and copy nothing.
+
+    Args:
+        data: The message, bytes.
+
+    Yields:
+        The number of a field, its wire type, its value, and the whole of it, with what leads to the value.
 
     Raises:
         DecodeError: if the bytes are no message.
@@ -43,25 +49,26 @@ def parts_of(data: bytes) -> Iterator[tuple[int, int]]:
     while at < end:
         began = at
         tag, at = _varint(data, at)
+        start = at
         match tag & 7:
             case 0:
                 _, at = _varint(data, at)
             case 1:
                 at += 8
             case 2:
-                size, at = _varint(data, at)
-                at += size
+                size, start = _varint(data, at)
+                at = start + size
             case 5:
                 at += 4
-            case kind:  # groups, which our messages never had
-                raise DecodeError(f"a field of the kind {kind}")
+            case wire:  # groups, which our messages never had
+                raise DecodeError(f"a field of wire type {wire}")
         if at > end:
-            raise DecodeError("a field past the end")
-        yield tag >> 3, at - began
+            raise DecodeError("a field that goes on after the message ends")
+        yield tag >> 3, tag & 7, data[start:at], data[began:at]
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and where the next field begins."""
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number at a place, and the place after it."""
     number = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]

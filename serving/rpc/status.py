@@ -67,7 +67,10 @@ _BY_CODE: dict[int, type[CrossbatchError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: errors.DeadlineExceeded,
 }
 
-# A status travels in a header, and many clients refuse headers of more than 8 KiB.
+# A status travels in two headers, and many clients refuse headers of more than 8 KiB in all.
+_MOST_HEADER_BYTES = 6 * 1024
+_MOST_MESSAGE_BYTES = 1_000
+_MOST_FIELD_BYTES = 200  # of the name of a field, and of what is said of it
 _MOST_VIOLATIONS = 10
 
 
@@ -118,22 +121,13 @@ def to_status(error: Exception) -> status_pb2.Status:
     if isinstance(error, Refusal):
         status = to_status(error.violations[0].error)
         first = error.violations[0]
-        status.message = f"{first.field}: {status.message}"
-        bad = error_details_pb2.BadRequest(
-            field_violations=[
-                error_details_pb2.BadRequest.FieldViolation(
-                    field=each.field,
-                    description=_shortened(str(each.error), 200),
-                    reason=reason_of(each.error),
-                )
-                for each in error.violations[:_MOST_VIOLATIONS]
-            ]
-        )
-        status.details.append(_packed(bad))
-        return status
+        status.message = _shortened(f"{first.field}: {status.message}", _MOST_MESSAGE_BYTES)
+        return _with_violations(status, error.violations[:_MOST_VIOLATIONS])
     if not isinstance(error, CrossbatchError):
         return _internal(error)
-    status = status_pb2.Status(code=code_of(error).value[0], message=_shortened(str(error), 1_000))
+    status = status_pb2.Status(
+        code=code_of(error).value[0], message=_shortened(str(error), _MOST_MESSAGE_BYTES)
+    )
     info = error_details_pb2.ErrorInfo(reason=reason_of(error), domain=DOMAIN)
     if isinstance(error, errors.Conflict):
         info.metadata.update(key=error.key, expected=str(error.expected), found=str(error.found))
@@ -206,9 +200,36 @@ def _internal(error: Exception) -> status_pb2.Status:
     return status
 
 
+def _with_violations(status: status_pb2.Status, violations: Sequence[Violation]) -> status_pb2.Status:
+    """Add the violations to a status, as many as its headers have room for."""
+    bad = error_details_pb2.BadRequest()
+    whole = status
+    for each in violations:
+        bad.field_violations.add(
+            field=_shortened(each.field, _MOST_FIELD_BYTES),
+            description=_shortened(str(each.error), _MOST_FIELD_BYTES),
+            reason=reason_of(each.error),
+        )
+        longer = status_pb2.Status()
+        longer.CopyFrom(status)
+        longer.details.append(_packed(bad))
+        if _header_bytes(longer) > _MOST_HEADER_BYTES:
+            break
+        whole = longer
+    return whole
+
+
+def _header_bytes(status: status_pb2.Status) -> int:
+    """Bytes of both headers: the status in base64, and its message, which has three for each odd byte."""
+    message: bytes = status.message.encode()
+    odd = sum(not 0x20 <= byte <= 0x7E or byte == 0x25 for byte in message)
+    return 4 * -(-len(status.SerializeToString()) // 3) + len(message) + 2 * odd
+
+
 def _shortened(text: str, most: int) -> str:
-    text = text.encode(errors="replace").decode()  # a file's name may hold what is no Unicode
-    return text if len(text) <= most else text[: most - 3] + "..."
+    """A text of so many bytes at most, as UTF-8."""
+    data = text.encode(errors="replace")  # a file's name may hold what is no Unicode
+    return data.decode() if len(data) <= most else data[: most - 3].decode(errors="ignore") + "..."
 
 
 def _packed(message: Any) -> any_pb2.Any:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from itertools import zip_longest
 from typing import TypeVar
 
 import pytest
@@ -89,9 +90,7 @@ def test_each_item_has_exactly_one_outcome_its_own(
                     await asyncio.sleep(0)
             outcomes = await asyncio.gather(*futures, return_exceptions=True)
         await batcher.stop()
-        fates = [fate for _, fate, _ in data]
         assert len(batcher) == 0
-        assert (batcher.expired, batcher.cancelled) == (fates.count("expired"), fates.count("cancel"))
         return outcomes
 
     outcomes = run(main)
@@ -152,6 +151,28 @@ def test_a_single_item_waits_for_one_round_of_the_others_at_most(
         assert position - before <= len(crowds) // max_batch + 1
 
     run(main)
+
+
+@settings(max_examples=40, deadline=None)
+@given(flows=st.lists(st.sampled_from("abcd"), max_size=30), max_batch=st.integers(1, 9))
+def test_flows_take_turns_in_the_order_in_which_they_came(flows: list[str], max_batch: int) -> None:
+    compute = Recorder()
+
+    async def main() -> None:
+        batcher = Batcher(compute, max_batch=max_batch, max_wait=0.0, capacity=100)
+        await batcher.start()
+        compute.gate.clear()
+        futures = [batcher.submit(-1, flow="first")]
+        await asyncio.to_thread(compute.busy.wait, 5)
+        futures += [batcher.submit(i, flow=flow) for i, flow in enumerate(flows)]
+        compute.gate.set()
+        await asyncio.gather(*futures)
+        await batcher.stop()
+
+    run(main)
+    queues = [[i for i, flow in enumerate(flows) if flow == each] for each in dict.fromkeys(flows)]
+    rounds = zip_longest(*queues)
+    assert compute.seen == [-1, *(i for each in rounds for i in each if i is not None)]
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,9 +1,11 @@
 """Uploads larger than one call: a few calls at once, in bounded memory, in order, ended by an error."""
 
+import asyncio
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as retrieval_pb
+from serving.async_client import AsyncClient
 from serving.client import Client, Item
 from serving.errors import BadImage, Conflict, Unavailable
 from serving.rpc.asking.splitting import IN_FLIGHT, pieces_of
@@ -78,6 +81,29 @@ def test_images_are_embedded_in_their_order_several_calls_at_a_time() -> None:
         vectors = client.embed(b"x" * (i % 97 + 1) for i in range(1_000))
     assert [int(each) for each in vectors[:, 0]] == [i % 97 + 1 for i in range(1_000)]
     assert counter.most == IN_FLIGHT
+
+
+def test_uploads_whose_sources_need_the_threads_of_the_loop_do_not_take_them() -> None:
+    """As files that are read through `asyncio.to_thread`."""
+
+    async def read() -> AsyncIterator[Item]:
+        for each in items(200):
+            await asyncio.to_thread(time.sleep, 0)
+            yield each
+
+    async def live(address: str) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        async with AsyncClient(address) as client:
+            uploads = asyncio.gather(*(client.upsert("birds", read()) for _ in range(4)))
+            assert await asyncio.wait_for(uploads, 15) == [list(range(200))] * 4
+
+    with scripted({"UpsertItems": stored}) as script:
+        asyncio.run(live(script.address))
+    until = time.monotonic() + 5
+    while [each for each in threading.enumerate() if each.name.startswith("crossbatch-client")]:
+        assert time.monotonic() < until, "a thread of a plan has outlived it"
+        time.sleep(0.01)
 
 
 def test_memory_stays_bounded_while_a_large_upload_is_sent() -> None:

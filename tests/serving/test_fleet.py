@@ -13,11 +13,12 @@ import pytest
 
 from serving.errors import BadArtifact, CrossbatchError, Mismatch, ModelMismatch, NotFound
 from serving.rpc.server.settings import Settings
+from serving.rpc.watch.call import Stages
 from serving.rpc.watch.metrics import Metrics
 from serving.rpc.work import fleet as fleet_module
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.library import Library
-from serving.rpc.work.pipeline import Bounds, Stages
+from serving.rpc.work.pipeline import Bounds
 from serving.rpc.work.trial import Plan
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSource, FakeSources, FakeSpec
 from tests.tiny_model import write_tiny_model
@@ -298,6 +299,21 @@ def test_a_model_that_is_held_finishes_its_calls_and_then_its_memory_is_free(
         assert given_back == [None], "the model is gone, and then what it freed is given back"
 
     monkeypatch.setattr(fleet_module, "give_back", lambda: given_back.append(seen()))
+    run(sources, use)
+
+
+def test_a_model_goes_with_the_last_of_those_who_hold_it() -> None:
+    sources = Changing(a=encoder("a"))
+
+    async def use(fleet: Fleet) -> None:
+        with fleet.holding() as pipeline:
+            with fleet.holding():
+                sources.models = {"a": encoder("a")}
+                await fleet.reload()
+            await asyncio.sleep(0.05)  # enough to end it
+            (outcome,) = await pipeline.embed([b"image"], None, Stages())
+            assert not isinstance(outcome, Exception)
+
     run(sources, use)
 
 

@@ -1,5 +1,6 @@
 """The calls on a gallery as a whole, over real sockets: it is removed, indexed anew, switched and back."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -184,6 +185,35 @@ def test_progress_is_told_at_least_once_a_second_and_at_most_ten_times(
     took = times[4] - times[1]
     low, high = (0.25, 2.5) if steps else (0.55, 3.0)  # of three pauses, on a machine that may be busy
     assert low < took < high
+
+
+def test_a_rebuild_tells_its_loop_of_a_change_and_of_nothing_else() -> None:
+    async def live() -> None:
+        build = builds.Build(None)
+        for done, is_new in ((1, True), (1, False), (2, True)):
+            build.changed.clear()
+            await asyncio.to_thread(build.advance, "train", done, 9)
+            await asyncio.sleep(0.01)
+            assert build.changed.is_set() is is_new
+            assert build.reached == ("train", done, 9)
+
+    asyncio.run(live())
+
+
+def test_the_end_of_a_rebuild_is_told_at_once_however_seldom_the_rest_is(
+    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generations, "SELDOM", 10.0)
+    slow = Slow(monkeypatch, steps=False)
+    stubs.create("birds")
+    stream = build(stubs, "birds")
+    while next(stream).stage != "train":
+        pass
+    slow.finish.set()
+    began = time.monotonic()
+    *_, last = stream
+    assert last.HasField("gallery")
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("end", ["cancelled", "late", "gone"])

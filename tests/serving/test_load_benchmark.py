@@ -12,10 +12,11 @@ import pytest
 
 from benchmarks import load
 from benchmarks.driving import messages, overload
+from benchmarks.driving.bounds import Bounds, verdict
 from benchmarks.driving.client import Target
 from benchmarks.driving.figures import apart, percentile, quartiles
 from benchmarks.driving.overload import strain
-from benchmarks.driving.rounds import Level, Rounds, table, verdict
+from benchmarks.driving.rounds import Level, Rounds, table
 from benchmarks.driving.served import Failed, Served
 from protos import retrieval_service_pb2 as pb
 from tests.serving.benched import write_jpegs
@@ -31,8 +32,10 @@ def test_a_short_run_measures_the_server_against_the_plain_loop(
     words = (
         f"{model} {images} --threads 2 --rounds 1 --seconds 0.1 --in-flight 1 8 --vectors 300 --queries 20"
     )
-    load.main(f"{words} --overload-seconds 0.4 --work {tmp_path} --json {tmp_path / 'found.json'}".split())
+    words += f" --overload-seconds 0.4 --work {tmp_path} --json {tmp_path / 'found.json'}"
+    status = load.main(words.split())
     shown = capsys.readouterr().out
+    assert status == ("NOT MET" in shown)
     found = json.loads((tmp_path / "found.json").read_text())
     assert [level["in_flight"] for level in found["embed"]] == [1, 8]
     for level in found["embed"]:
@@ -44,7 +47,13 @@ def test_a_short_run_measures_the_server_against_the_plain_loop(
     assert patient["codes"]["OK"] > 0
     assert 0 < patient["goodput"] < patient["codes"]["OK"] / 0.3
     assert hasty["peak"] > 0
-    for line in ("| crossbatch | 8 |", "bound >= 0.9: ", "bound <= 3 ms: ", "bound <= 1 ms: "):
+    for line in (
+        "| crossbatch | 8 |",
+        "bound >= 0.9: ",
+        "bound <= 3 ms: ",
+        "bound <= 1 ms: ",
+        "bound >= 2.85: ",
+    ):
         assert line in shown
 
 
@@ -113,7 +122,18 @@ def test_a_verdict_says_whether_a_bound_was_met() -> None:
     assert verdict("ratio", 0.95, 0.95) == "- ratio: 0.950, bound >= 0.95: met"
     assert verdict("ratio", 0.94, 0.95).endswith("NOT MET")
     assert verdict("latency", 3.1, 3, most=True, unit=" ms").endswith("bound <= 3 ms: NOT MET")
-    assert verdict("nothing", math.nan, 3, most=True).endswith("NOT MET")
+    assert verdict("nothing", math.nan, 3, most=True) == "- nothing: not measured, bound <= 3: NOT MET"
+
+
+def test_one_bound_that_was_not_met_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    bounds = Bounds()
+    bounds.hold("ratio", 0.95, 0.95)
+    bounds.note("- times: 1.2")
+    assert bounds.status == 0
+    bounds.hold("ratio", math.nan, 0.95)
+    bounds.hold("ratio", 0.95, 0.95)
+    assert bounds.status == 1
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_figures_of_latencies() -> None:
@@ -138,9 +158,22 @@ def test_refusals_are_no_goodput_and_other_ends_are_counted() -> None:
 
     client: Any = Strained()
     seen = strain(client, TARGET, times=3, in_flight=8, seconds=10, timeout=1, cores=2)
+    assert "of refusals 7 ms" in str(seen)
     assert (seen.peak, seen.goodput, seen.offered) == (90, 68, 265.2)
     assert (seen.unexpected, seen.refusal_p99_ms, seen.client_share) == (2, 7.0, 0.08)
     assert math.isnan(seen.wasted)
+
+
+def test_where_nothing_was_refused_there_is_no_time_of_refusals() -> None:
+    class Weak(MadeUp):
+        def open(self, target: Target, *, rate: float, seconds: float, timeout: float) -> dict[str, Any]:
+            told = self.closed(target, in_flight=1, seconds=seconds)
+            return told | {"whole_seconds": 2.0}
+
+    client: Any = Weak()
+    seen = strain(client, TARGET, times=3, in_flight=8, seconds=10, timeout=1, cores=2)
+    assert math.isnan(seen.refusal_p99_ms)
+    assert "of refusals not measured" in str(seen)
 
 
 def test_images_that_were_run_are_read_from_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,14 @@ from serving.gallery.search.filter import MAX_LEVELS, AllOf, AnyOf, Equal, Filte
 from serving.gallery.search.filter_bounds import MAX_FILTER_BYTES
 from serving.rpc.filters import filter_message, filter_of
 from serving.rpc.limits import MAX_FILTER_CONDITIONS
-from serving.rpc.parts import LARGE, MAX_PARTS, check_parts, parts_of
+from serving.rpc.parts import LARGE, MAX_PARTS, check_parts, fields_of
 from serving.rpc.services import asked
 from serving.rpc.services.arrivals import MAX_METADATA_MESSAGE
 from serving.rpc.services.asked import MAX_FILTER_MESSAGE, is_quickly_read, read_search, search_request
 from serving.rpc.wire import bytes_of, struct_of
 from tests.serving.rpc_fakes import FakeEncoder, serving, vector_for
-from tests.serving.stubs import Stubs, connected, fields_of, image, item, refused
+from tests.serving.stubs import Stubs, connected, image, item, refused
+from tests.serving.stubs import fields_of as refused_fields
 
 
 @pytest.fixture
@@ -65,20 +66,22 @@ def slowest_beside(stubs: Stubs, work: Callable[[], Any]) -> float:
 def test_the_parts_of_a_message_are_its_fields() -> None:
     message = pb.SearchRequest(gallery="birds", queries=vectors("a", "b"), k=300, minimum_score=0.5)
     data = message.SerializeToString()
-    parts = list(parts_of(data))
-    assert sorted(number for number, _ in parts) == [1, 2, 2, 3, 4]
-    assert sum(size for _, size in parts) == len(data)
-    numbers = pb.Filter.Value(number=1.5).SerializeToString()
-    assert list(parts_of(numbers)) == [(2, 9)]
+    parts = list(fields_of(memoryview(data)))
+    assert sorted((number, wire) for number, wire, _, _ in parts) == [(1, 2), (2, 2), (2, 2), (3, 0), (4, 5)]
+    assert b"".join(whole for _, _, _, whole in parts) == data
+    assert next(bytes(value) for number, _, value, _ in parts if number == 1) == b"birds"
+    number = pb.Filter.Value(number=1.5).SerializeToString()
+    ((found, wire, value, whole),) = fields_of(memoryview(number))
+    assert (found, wire, bytes(value), bytes(whole)) == (2, 1, number[1:], number)
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_have_parts_or_are_no_message(data: bytes) -> None:
     try:
-        sizes = [size for _, size in parts_of(data)]
+        parts = [whole for _, _, _, whole in fields_of(memoryview(data))]
     except DecodeError:
         return
-    assert sum(sizes) == len(data)
+    assert b"".join(parts) == data
 
 
 def test_so_many_parts_pass_as_the_largest_calls_have() -> None:
@@ -128,7 +131,7 @@ def test_a_large_filter_is_refused_by_its_bytes_and_keeps_no_other_call_waiting(
 
     slowest = slowest_beside(stubs, send)
     assert "bytes" in refused("INVALID_ARGUMENT", failures[0], "INVALID_ARGUMENT")  # not: conditions
-    assert fields_of(failures[0]) == ["filter"]
+    assert refused_fields(failures[0]) == ["filter"]
     assert slowest < 0.2
 
 
@@ -149,7 +152,7 @@ def test_metadata_of_millions_of_values_is_refused_before_it_is_unpacked(stubs: 
     with pytest.raises(grpc.RpcError) as failure:
         call(stubs, "GalleryService/UpsertItems", body + data)
     assert "64 KiB" in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
-    assert fields_of(failure) == ["items[0]"]
+    assert refused_fields(failure) == ["items[0]"]
 
 
 def test_metadata_within_the_limit_of_json_is_never_too_large_to_travel(stubs: Stubs) -> None:
@@ -194,7 +197,7 @@ def test_parts_that_are_no_messages_are_named(stubs: Stubs) -> None:
     ):
         with pytest.raises(grpc.RpcError) as failure:
             call(stubs, "RetrievalService/Search", request.SerializeToString())
-        assert fields_of(failure) == [field]
+        assert refused_fields(failure) == [field]
 
 
 def test_the_largest_filter_there_can_be_is_read() -> None:

@@ -48,10 +48,11 @@ def test_a_short_run_without_peers_measures_crossbatch(
 ) -> None:
     model, images = write_tiny_model(tmp_path / "tiny.onnx"), write_jpegs(tmp_path / "images")
     words = f"{model} {images} --rounds 1 --seconds 0.1 --in-flight 8 --threads 1 --images-only"
-    peers.main([*words.split(), "--triton-python", sys.executable])
+    assert peers.main([*words.split(), "--triton-python", sys.executable]) == 1
     shown = capsys.readouterr().out
     assert "- triton, images takes no part: ModuleNotFoundError: No module named 'pytriton'" in shown
     assert "| crossbatch | 8 |" in shown
+    assert peers.main(words.split()) == 0  # there is nobody to be ahead of
 
 
 @pytest.mark.parametrize("encoded", [True, False])

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from serving.errors import BadImage, DeadlineExceeded, InvalidArgument, Mismatch
+from serving.rpc.watch.call import Stages
 from serving.rpc.watch.metrics import Metrics
-from serving.rpc.work.pipeline import Bounds, Explanation, Pipeline, Stages
+from serving.rpc.work.explanation import Explanation
+from serving.rpc.work.pipeline import Bounds, Pipeline
 from serving.rpc.work.workers import Threads
 from tests.serving.rpc_fakes import FakeEncoder, FakeSpec, explanation_for, vector_for
 
@@ -74,6 +76,30 @@ def test_images_are_explained_each_for_itself() -> None:
             np.testing.assert_array_equal(each.histogram, histogram)
             np.testing.assert_array_equal(each.assignments, assignments)
     assert encoder.explained == 5
+
+
+def test_waiting_to_be_explained_is_told_apart_from_the_run_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder = FakeEncoder(FakeSpec(prototypes=5))
+    run_model = encoder.run
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.1)
+        return run_model(*given)
+
+    monkeypatch.setattr(encoder, "run", slowly)
+    calls = [Stages() for _ in range(4)]
+
+    async def use(pipeline: Pipeline) -> None:
+        await asyncio.gather(*(pipeline.explain([b"a"], None, stages) for stages in calls))
+
+    run(encoder, use)
+    assert all(0.1 <= stages.encode < 0.3 for stages in calls)
+    waited = sorted(stages.queue for stages in calls)
+    assert all(wait >= 0.1 * turn for turn, wait in enumerate(waited))
+    for stages in calls:
+        assert stages.starts["encode"] == pytest.approx(stages.starts["queue"] + stages.queue)
 
 
 def test_a_model_without_prototypes_explains_nothing_and_decodes_nothing() -> None:
@@ -153,7 +179,6 @@ def test_expired_requests_are_not_inferred(decoded: bool) -> None:
         encoder.encode_gate.set()
         assert [type(each) for each in await late] == [DeadlineExceeded] * 3
         await blocking
-        assert pipeline.batcher.expired == 3
 
     run(encoder, use)
     assert encoder.encoded == 1
@@ -176,7 +201,6 @@ def test_a_call_that_is_given_up_frees_its_places_and_is_not_inferred() -> None:
         encoder.encode_gate.set()
         assert not any(isinstance(each, Exception) for each in await others)
         await blocking
-        assert pipeline.batcher.cancelled == 4
 
     run(encoder, use, capacity=4)
     assert encoder.encoded == 5

@@ -23,6 +23,7 @@ def test_a_short_soak_goes_without_an_error_that_was_not_injected(
     words = [model, images, "--minutes", "0.04", "--load", "0.3", "--pauses", "0.08", "--log", log]
     soak.main([str(word) for word in words])
     shown = capsys.readouterr().out
+    assert "lines of the server at ERROR or above: 0: met" in shown, shown
     assert "calls that did not end as they should: 0: met" in shown, shown
     assert "growth of memory after the first quarter: " in shown
     for work in (
@@ -87,6 +88,17 @@ def test_severe_lines_of_a_log_are_shown_and_what_is_no_log(tmp_path: Path) -> N
     lines = ['{"level": "INFO"}', '{"level": "WARNING", "message": "slow"}', "Segmentation fault"]
     (tmp_path / "log").write_text("\n".join(lines))
     assert soak.warnings(tmp_path / "log") == lines[1:]
+
+
+def test_lines_of_the_server_at_error_or_above_are_judged(tmp_path: Path) -> None:
+    levels = [f'{{"level": "{level}"}}' for level in ("WARNING", "ERROR", "CRITICAL")]
+    lines = [*levels, "Segmentation fault", "17"]
+    assert soak.severe(lines) == levels[1:]
+    served: Any = None
+    with (tmp_path / "log").open("w") as log:
+        seen = soak.Soak(served, log, memory=[1], own_memory=[1])
+        assert (soak.judge(seen, 0), soak.judge(seen, 1)) == (0, 1)
+    assert "- lines of the server at ERROR or above: 1: NOT MET" in (tmp_path / "log").read_text()
 
 
 def test_a_file_is_replaced_by_another_file(tmp_path: Path) -> None:

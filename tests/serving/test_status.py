@@ -1,7 +1,10 @@
 """The table between errors and status codes: total, one ErrorInfo each, and the way back."""
 
+import base64
 import logging
+import string
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -20,6 +23,9 @@ from serving.rpc.status import (
     to_status,
     violations_of,
 )
+
+PLAIN = string.punctuation.replace("%", "") + " "
+"""What gRPC leaves as it is in a message, beside letters and digits."""
 
 
 def tree(root: type[CrossbatchError] = CrossbatchError) -> list[type[CrossbatchError]]:
@@ -137,9 +143,26 @@ def test_a_refusal_names_its_fields_and_comes_back() -> None:
     ]
 
 
-def test_a_status_fits_into_a_header_however_much_is_wrong() -> None:
-    many = [Violation(f"items[{i}].image", errors.BadImage("x" * 5_000)) for i in range(256)]
-    assert to_status(Refusal(many)).ByteSize() < 6_000
+@pytest.mark.parametrize("letter", ["x", "\u9375", "\U0001f426", "%", "\n", "\udcff"])
+def test_a_status_fits_into_the_headers_however_much_is_wrong(letter: str) -> None:
+    many = [Violation(f"items[{i}].image", errors.BadImage(letter * 5_000)) for i in range(256)]
+    key = "\u9375" * 341
+    for error in (
+        Refusal(many),
+        Refusal([Violation(letter * 5_000, errors.NotFound("none"))]),
+        errors.NotFound(letter * 5_000),
+        errors.Conflict(letter * 5_000, key=key),
+    ):
+        status = to_status(error)
+        written = base64.b64encode(status.SerializeToString()), quote(status.message, safe=PLAIN)
+        assert 1_000 < sum(map(len, written)) < 6_200
+        if isinstance(error, Refusal):
+            assert violations_of(status)
+
+
+def test_what_is_shortened_ends_with_a_whole_letter() -> None:
+    message = to_status(errors.NotFound("\u9375" * 5_000)).message
+    assert message == "\u9375" * 332 + "..."
 
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])

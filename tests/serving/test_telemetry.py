@@ -68,6 +68,25 @@ def test_a_person_reads_plain_lines() -> None:
     assert stream.getvalue().rstrip().endswith("warning careful  rpc=Search  request_id=abc")
 
 
+def test_nothing_that_a_caller_names_looks_like_a_line_or_reaches_the_terminal() -> None:
+    stream = Terminal()
+    configure_logs("INFO", stream)
+    forged = "birds\n12:00:00 info    all is well\x1b[2J\u202e"
+    log = logging.getLogger("serving.x")
+    log.warning("no gallery %s", forged, extra={"gallery": forged})
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        log.exception("failed")
+    logging.getLogger().handlers[0].flush()
+    first, second, *traceback = stream.getvalue().splitlines()
+    assert first.count(r"birds\n12:00:00 info    all is well\x1b[2J\u202e") == 2
+    assert second.endswith("failed")
+    assert all(line.startswith("  ") for line in traceback)
+    assert all(line.isprintable() for line in [first, second, *traceback])
+    assert "ValueError: birds" in stream.getvalue()
+
+
 @pytest.mark.parametrize("proposed", ["", "x" * 65, "line\nbreak", "ünïcode"])
 def test_an_id_that_cannot_be_searched_for_is_replaced(proposed: str) -> None:
     made = new_request_id(proposed)

@@ -211,6 +211,24 @@ def test_bad_files_at_the_start_are_one_sentence(
     assert str(tmp_path) in error
 
 
+def test_files_that_change_while_they_are_read_are_not_used(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was checked may not be what was read before."""
+    paths = authority.sign("first").write(tmp_path)
+    check = certificates._check
+
+    def check_another(*given: Any) -> None:
+        authority.sign("second").write(tmp_path)
+        check(*given)
+
+    monkeypatch.setattr(certificates, "_check", check_another)
+    with pytest.raises(BadSetting, match="change while they are read; start again"):
+        Certificates(*paths)
+    monkeypatch.setattr(certificates, "_check", check)
+    assert Certificates(*paths)._data[0] == paths[0].read_bytes()
+
+
 def test_an_authority_without_a_certificate_is_one_sentence(tmp_path: Path, authority: Authority) -> None:
     empty = tmp_path / "empty.pem"
     empty.write_text("")

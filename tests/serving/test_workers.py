@@ -64,7 +64,7 @@ def test_a_job_whose_caller_left_frees_its_place_and_what_it_holds() -> None:
         last = asyncio.create_task(workers.run(None, done.append, 1))
         gate.set()
         await asyncio.gather(running, handed, last)
-        assert (len(workers), workers.cancelled) == (0, 2)
+        assert len(workers) == 0
         workers.close()
 
     asyncio.run(main())
@@ -108,7 +108,6 @@ def test_each_job_has_one_outcome_in_order_and_no_place_is_lost(fates: list[str]
                     assert isinstance(outcome, asyncio.CancelledError)
                 case "expired":
                     assert isinstance(outcome, DeadlineExceeded)
-        assert workers.expired == fates.count("expired")
         await workers.run(None, int)
         await asyncio.to_thread(workers.close)
         await asyncio.sleep(0)
@@ -145,7 +144,7 @@ def test_a_caller_that_leaves_as_its_turn_comes_leaves_it_to_the_next(
         await asyncio.gather(next_one, *handed)
         await asyncio.wait([leaving])
         await asyncio.sleep(0)
-        assert (len(workers), workers.cancelled) == (0, 1)
+        assert len(workers) == 0
         workers.close()
 
     asyncio.run(asyncio.wait_for(main(), 15))

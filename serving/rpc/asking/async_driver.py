@@ -5,8 +5,10 @@ one loop, and floods the others of its process with errors (grpc#25364, grpc#423
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -67,6 +69,8 @@ class AsyncDriver:
         async with AsyncExitStack() as cleanup:
             # Nothing that was begun outlives the plan: tasks and streams are broken off.
             cleanup.callback(plan.close)
+            aside = _Aside()
+            cleanup.callback(aside.close)
             begun = set[asyncio.Task[Any]]()
             cleanup.push_async_callback(_break_off, begun)
             while True:
@@ -80,20 +84,24 @@ class AsyncDriver:
                     answer = partial(plan.send, None)
                     continue
                 try:
-                    answer = partial(plan.send, await self._carry_out(step, begun, cleanup))
+                    answer = partial(plan.send, await self._carry_out(step, aside, begun, cleanup))
                 except Exception as error:
                     answer = partial(plan.throw, error)
 
-    async def _carry_out(self, step: Step, begun: "set[asyncio.Task[Any]]", cleanup: AsyncExitStack) -> Any:
+    async def _carry_out(
+        self, step: Step, aside: "_Aside", begun: "set[asyncio.Task[Any]]", cleanup: AsyncExitStack
+    ) -> Any:
         match step:
             case Call():
                 return await self._tried(step, partial(_answered, self._line.method(step.request)))
             case Open(call):
-                return await self._tried(call, partial(_opened, self._line.method(call.request), cleanup))
+                return await self._tried(
+                    call, partial(_opened, self._line.method(call.request), aside, cleanup)
+                )
             case Receive(stream):
-                return await self._received(stream)
+                return await self._received(stream, aside)
             case Take(source, waits):
-                return await asyncio.to_thread(next, source, None) if waits else next(source, None)
+                return await aside.run(next, source, None) if waits else next(source, None)
             case Begin(plan):
                 task = asyncio.create_task(self.run(plan))
                 begun.add(task)
@@ -116,11 +124,33 @@ class AsyncDriver:
                 pause = attempts.pause_after(failure)
             await asyncio.sleep(pause)
 
-    async def _received(self, stream: Replies) -> Any:
+    async def _received(self, stream: Replies, aside: "_Aside") -> Any:
         try:
-            return await asyncio.to_thread(stream.next)
+            return await aside.run(stream.next)
         except grpc.RpcError as failure:
             raise error_of(failure, self._line.address, stream.timeout) from failure
+
+
+class _Aside:
+    """One thread of a plan's own for what would hold up the loop, made when it is needed.
+
+    The loop's threads are few and the caller's, too: an upload that held one while it waits for a source that
+    wants one itself would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "crossbatch-client")
+        work = partial(copy_context().run, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Let the thread end after what it does, without waiting for that."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 async def _answered(method: Any, request: Any, **options: Any) -> Any:
@@ -141,10 +171,12 @@ async def _answered(method: Any, request: Any, **options: Any) -> Any:
     return call.result()
 
 
-async def _opened(method: Any, cleanup: AsyncExitStack, request: Any, **options: Any) -> Replies:
+async def _opened(
+    method: Any, aside: "_Aside", cleanup: AsyncExitStack, request: Any, **options: Any
+) -> Replies:
     call = method(request, **options)
     cleanup.callback(call.cancel)
-    return await asyncio.to_thread(Replies, call, options["timeout"])
+    return await aside.run(Replies, call, options["timeout"])
 
 
 async def _break_off(begun: "set[asyncio.Task[Any]]") -> None:

@@ -11,7 +11,7 @@ from protos import gallery_service_pb2 as pb
 from serving.errors import CrossbatchError, InvalidArgument
 from serving.gallery.item import Item, check_item
 from serving.rpc.loose import loosened
-from serving.rpc.parts import LARGE, check_parts, parts_of
+from serving.rpc.parts import LARGE, check_parts, fields_of
 from serving.rpc.status import Refusal, Violation
 from serving.rpc.wire import metadata_of, vector_of
 from serving.rpc.work.pipeline import check_size
@@ -121,7 +121,9 @@ def _item_message(part: bytes) -> pb.Item:
     try:
         if len(part) > LARGE:
             check_parts(part)
-            size = sum(size for number, size in parts_of(part) if number == _METADATA)
+            size = sum(
+                len(whole) for number, _, _, whole in fields_of(memoryview(part)) if number == _METADATA
+            )
             if size > MAX_METADATA_MESSAGE:
                 raise InvalidArgument(
                     f"The metadata takes {size:,} bytes; what is at most 64 KiB as JSON takes less than "

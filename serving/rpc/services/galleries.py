@@ -7,9 +7,10 @@ from protos import gallery_service_pb2 as pb
 from serving.errors import CrossbatchError, NotFound
 from serving.rpc.gate.boundary import deadline_of
 from serving.rpc.services.arrivals import UnreadItems
+from serving.rpc.services.bounds import page_size
 from serving.rpc.services.description import described
 from serving.rpc.services.generations import Generations
-from serving.rpc.services.items import Items, page_size
+from serving.rpc.services.items import Items
 from serving.rpc.status import to_status
 
 __all__ = ["READERS", "Galleries"]

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from protos import gallery_service_pb2 as pb
@@ -20,7 +21,6 @@ PATIENCE = 10.0
 """Most seconds that a switch waits for whoever works on one of the galleries."""
 OFTEN, SELDOM = 0.1, 1.0
 """Seconds between two messages of a rebuild: at least, and at most."""
-_LOOK = 0.02  # seconds between two looks whether there is something new to tell
 
 
 class Generations(gallery_service_pb2_grpc.GalleryServiceServicer):
@@ -64,16 +64,15 @@ class Generations(gallery_service_pb2_grpc.GalleryServiceServicer):
         index = request.index or None
         recall = request.recall if request.HasField("recall") else None
         async with self._shelf.building(deadline, request.name, index, recall) as (build, done):
-            told, last = (build.stage, -1, 0), 0.0
             while not done.done():
                 if self._admission.draining:
                     raise Draining("The server is stopping; the index is what it was. Ask another server.")
-                since = time.monotonic() - last
-                now = (build.stage, build.done, build.total)
-                if since >= SELDOM or (since >= OFTEN and now != told):
-                    told, last = now, time.monotonic()
-                    yield pb.BuildIndexResponse(stage=now[0], done=now[1], total=now[2])
-                await asyncio.wait([done], timeout=_LOOK)
+                build.changed.clear()
+                stage, so_far, total = build.reached
+                yield pb.BuildIndexResponse(stage=stage, done=so_far, total=total)
+                await asyncio.wait([done], timeout=OFTEN)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(build.changed.wait(), SELDOM - OFTEN)
             done.result()
         found = await self._shelf.read(deadline, described, self._shelf, self._fleet, request.name)
         yield pb.BuildIndexResponse(gallery=found)

@@ -24,8 +24,10 @@ from serving.rpc.services.tensors import (
     write_outputs,
 )
 from serving.rpc.status import Refusal, Violation
+from serving.rpc.watch.call import Stages
+from serving.rpc.work.explanation import Explanation
 from serving.rpc.work.fleet import Fleet
-from serving.rpc.work.pipeline import Explanation, Pipeline, Stages
+from serving.rpc.work.pipeline import Pipeline
 
 __all__ = ["READERS", "Inference"]
 

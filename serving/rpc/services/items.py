@@ -12,21 +12,23 @@ from serving.errors import InvalidArgument
 from serving.gallery.item import check_key, check_keys
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.boundary import deadline_of
-from serving.rpc.limits import DEFAULT_PAGE, MAX_DELETED_KEYS, MAX_INPUTS, MAX_PAGE
+from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS
 from serving.rpc.services.arrivals import Arrivals, made_of, read_items
+from serving.rpc.services.bounds import check_count, page_size
 from serving.rpc.services.page import UnreadPage, item_of, page_of
-from serving.rpc.services.retrieval import check_count, timings_of
+from serving.rpc.services.timings import timings_of
 from serving.rpc.status import refusal
+from serving.rpc.watch.call import Stages
 from serving.rpc.work.fitted import on_gallery_of, with_fitting_model
 from serving.rpc.work.fleet import Fleet
-from serving.rpc.work.pipeline import Pipeline, Stages
+from serving.rpc.work.pipeline import Pipeline
 from serving.rpc.work.shelf import Shelf
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
     from serving.gallery.store.schema import Meta
 
-__all__ = ["Items", "page_size"]
+__all__ = ["Items"]
 
 
 class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
@@ -170,17 +172,6 @@ def _stored(arrived: Arrivals, gallery: "Gallery", _: Pipeline) -> list[int]:
     if not gallery.meta.thumbnail_side:  # that of a gallery which had the name before may have been asked for
         items = [replace(item, thumbnail=b"") for item in items]
     return gallery.upsert(items, expected=arrived.expected)
-
-
-def page_size(wanted: int) -> int:
-    """Return how many entries a page has at most.
-
-    Raises:
-        Refusal: if more were asked for than a page may have; names the field.
-    """
-    if wanted > MAX_PAGE:
-        raise refusal("page_size", f"{wanted} were asked for; a page holds at most {MAX_PAGE:,}.")
-    return wanted or DEFAULT_PAGE
 
 
 def _expected(keys: Sequence[str], request: pb.DeleteItemsRequest) -> Mapping[str, int]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from protos import open_inference_pb2 as pb
 from serving.errors import InvalidArgument
+from serving.rpc.parts import fields_of
 
-__all__ = ["MAX_FIELDS", "MAX_REST", "Payload", "fields_of"]
+__all__ = ["MAX_FIELDS", "MAX_REST", "Payload", "few_fields_of"]
 
 MAX_FIELDS = 1_024
 """Most fields of one message; 64 MiB of small ones would hold the event loop for a minute."""
@@ -43,13 +44,12 @@ class Payload:
         """Read a message.
 
         Raises:
-            ValueError: if it is none.
-            DecodeError: if what is beside the tensors cannot be unpacked.
+            DecodeError: if it is none.
             InvalidArgument: if it has more fields or tensors than any request needs, or is large beside them.
         """
         payload = cls(pb.ModelInferRequest())
         rest: list[memoryview] = []
-        for number, wire, value, whole in fields_of(memoryview(data)):
+        for number, wire, value, whole in few_fields_of(memoryview(data)):
             if number == _RAW and wire == _BYTES:
                 payload.raw.append(value)
             elif number == _INPUTS and wire == _BYTES:
@@ -66,7 +66,7 @@ class Payload:
             )
         rest: list[memoryview] = []
         contents: list[memoryview] = []
-        for number, wire, value, whole in fields_of(data):
+        for number, wire, value, whole in few_fields_of(data):
             if number == _CONTENTS and wire == _BYTES:
                 contents.append(value)
             else:
@@ -75,54 +75,19 @@ class Payload:
         self.contents.append(contents)
 
 
-def fields_of(data: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
-    """Walk over the fields of a message.
-
-    Args:
-        data: The message, bytes.
-
-    Yields:
-        The number of a field, its wire type, its value, and the whole of it, with what leads to the value.
+def few_fields_of(data: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
+    """Walk over the fields of a message, as `fields_of`, of which there are not many.
 
     Raises:
-        ValueError: if the message is none.
+        DecodeError: if the bytes are no message.
         InvalidArgument: if it has more than `MAX_FIELDS` fields.
     """
-    place = count = 0
-    while place < len(data):
-        count += 1
-        if count > MAX_FIELDS:
+    for count, each in enumerate(fields_of(data)):
+        if count == MAX_FIELDS:
             raise InvalidArgument(
                 f"A message of the request has more than {MAX_FIELDS:,} fields; send raw_input_contents."
             )
-        began = place
-        tag, place = _varint(data, place)
-        start = place
-        match tag & 7:
-            case 0:
-                _, place = _varint(data, place)
-            case 1:
-                place += 8
-            case 2:
-                length, start = _varint(data, place)
-                place = start + length
-            case 5:
-                place += 4
-            case wire:
-                raise ValueError(f"a field of wire type {wire}")
-        if place > len(data):
-            raise ValueError("a field that goes on after the message ends")
-        yield tag >> 3, tag & 7, data[start:place], data[began:place]
-
-
-def _varint(data: memoryview, place: int) -> tuple[int, int]:
-    """The number at a place, and the place after it."""
-    number = 0
-    for i, byte in enumerate(data[place : place + 10]):
-        number |= (byte & 127) << (7 * i)
-        if byte < 128:
-            return number, place + i + 1
-    raise ValueError("a number that does not end")
+        yield each
 
 
 def _joined(parts: list[memoryview]) -> bytes:

@@ -19,21 +19,24 @@ from serving.rpc.gate.boundary import deadline_of
 from serving.rpc.limits import MAX_EXPLAINED, MAX_INPUTS
 from serving.rpc.loose import loosened
 from serving.rpc.services.asked import Asked, Request, is_quickly_read, read_search, search_request
+from serving.rpc.services.bounds import check_count
 from serving.rpc.services.explanation import explain_result
 from serving.rpc.services.neighbours import search_results
-from serving.rpc.status import Refusal, Violation, refusal, to_status
+from serving.rpc.services.timings import timings_of
+from serving.rpc.status import Refusal, Violation, to_status
+from serving.rpc.watch.call import Stages
 from serving.rpc.wire import bytes_of, vector_of
 from serving.rpc.work.fitted import on_gallery_of, with_fitting_model
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.pace import Pace
-from serving.rpc.work.pipeline import Outcome, Pipeline, Stages
+from serving.rpc.work.pipeline import Outcome, Pipeline
 from serving.rpc.work.shelf import Shelf
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
     from serving.gallery.store.schema import Meta
 
-__all__ = ["READERS", "Retrieval", "check_count", "timings_of"]
+__all__ = ["READERS", "Retrieval"]
 
 READERS: Mapping[str, Callable[[bytes], Any]] = {"RetrievalService/Search": search_request}
 """What unpacks the requests of the calls that do not take their own message class."""
@@ -210,23 +213,6 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
                     return InvalidArgument("The query is empty; give an image, a vector or a key.")
         except (InvalidArgument, NotFound) as error:  # this query's alone
             return self._shelf.hide(error)
-
-
-def check_count(field: str, count: int, most: int) -> None:
-    """Check how many inputs a request has.
-
-    Raises:
-        Refusal: if there are none or more than `most`; names the field.
-    """
-    if not 1 <= count <= most:
-        raise refusal(field, f"{count} were sent; a call takes 1 to {most:,}. Split it.")
-
-
-def timings_of(stages: Stages) -> pb.Timings:
-    """Write the times of a call as they travel, in whole microseconds."""
-    seconds = (stages.decode, stages.queue, stages.encode, stages.gallery, time.monotonic() - stages.began)
-    decode, queue, encode, gallery, total = (max(0, round(each * 1e6)) for each in seconds)
-    return pb.Timings(decode_us=decode, queue_us=queue, encode_us=encode, gallery_us=gallery, total_us=total)
 
 
 def _embed_result(outcome: Outcome) -> pb.EmbedResult:

@@ -6,11 +6,12 @@ from math import prod
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protos import open_inference_pb2 as pb
 from serving.rpc.limits import MAX_INPUTS
-from serving.rpc.services.payload import Payload, fields_of
+from serving.rpc.services.payload import Payload, few_fields_of
 from serving.rpc.status import refusal
 
 __all__ = ["INPUTS", "OUTPUTS", "Given", "given_in", "images_of", "wanted_outputs", "write_outputs"]
@@ -231,11 +232,11 @@ def _listed(given: Given) -> list[memoryview]:
     values: list[memoryview] = []
     for part in given.listed:
         try:
-            for number, wire, value, _ in fields_of(part):
+            for number, wire, value, _ in few_fields_of(part):
                 if number != _NUMBERS[_LISTS[kind]] or wire not in ((2,) if kind == "BYTES" else (0, 2)):
                     raise ValueError(f"field {number} is there")
                 values.append(value)
-        except ValueError as error:
+        except (DecodeError, ValueError) as error:
             raise refusal(
                 "inputs[0].contents",
                 f"The elements of the tensor {given.name} are not all in {_LISTS[kind]}: {error}.",

@@ -16,13 +16,20 @@ MOST_BUILDS = 2
 
 
 class Build:
-    """One rebuild: how far it is, and whether anybody waits for it still."""
+    """One rebuild: how far it is, and whether anybody waits for it still.
+
+    Attributes:
+        reached: Its stage, and how much of how much of that is done.
+        changed: Set when that is something else; belongs to the event loop in which this was made.
+    """
 
     def __init__(self, deadline: float | None) -> None:
         """Note the `time.monotonic()` until which somebody waits; None for ever."""
+        self.reached = ("wait", 0, 0)
+        self.changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._deadline = deadline
         self._left = False
-        self.stage, self.done, self.total = "wait", 0, 0
 
     def advance(self, stage: str, done: int, total: int) -> None:
         """Note how far it is; called by the thread that does it.
@@ -32,7 +39,12 @@ class Build:
         """
         if self._left or (self._deadline is not None and time.monotonic() >= self._deadline):
             raise DeadlineExceeded("The index was not made anew in the time that the call had.")
-        self.stage, self.done, self.total = stage, done, total
+        if self.reached == (stage, done, total):
+            return
+        self.reached = (stage, done, total)
+        if not self.changed.is_set():  # whoever waits clears it, and then looks
+            with suppress(RuntimeError):  # the loop was closed while FAISS was at it
+                self._loop.call_soon_threadsafe(self.changed.set)
 
     def leave(self) -> None:
         """Wait for it no longer; it ends at its next step."""

@@ -16,6 +16,7 @@ from serving.errors import BadImage, InvalidArgument, Mismatch
 from serving.gallery.item import MAX_THUMBNAIL_BYTES
 from serving.model.preprocess import MAX_BYTES, thumbnail
 from serving.rpc.watch.call import Stages
+from serving.rpc.work.explanation import Explanation, explained_at
 from serving.rpc.work.priority import step_back
 from serving.rpc.work.runs import Runs
 from serving.rpc.work.trial import Plan, best_plan, warm_up
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # it brings an engine, which whoever imports only the setting
     from serving.model.spec import ModelSpec
     from serving.rpc.watch.metrics import Metrics
 
-__all__ = ["Bounds", "Explanation", "Outcome", "Pipeline", "Stages", "check_size"]
+__all__ = ["Bounds", "Outcome", "Pipeline", "check_size"]
 
 _EXPLAINED_AT_ONCE = 4
 
@@ -46,16 +47,6 @@ class Bounds:
     """Most images that wait to be decoded, and most that are decoded and wait for a model."""
     plan: Plan | None = None
     """How a model is run; found out when None."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Explanation:
-    """What a model sees in an image."""
-
-    histogram: NDArray[np.float32]
-    """Share of each prototype, float32 (m,); sums to one."""
-    assignments: NDArray[np.uint8]
-    """The dominant prototype at each location, uint8 (h, w)."""
 
 
 def check_size(image: bytes) -> None:
@@ -273,12 +264,15 @@ class Pipeline:
         explained: Iterator[Explanation | Exception] = iter(())
         if good:
             began = time.monotonic()
-            explain = partial(_explained, self.encoder, np.stack(good))
+            explain = partial(explained_at, self.encoder, np.stack(good))
             try:
-                explained = iter(await self._threads.explain.run(call.deadline, explain))
+                found, started, took = await self._threads.explain.run(call.deadline, explain)
             except Exception as error:  # as in `_decode`
                 explained = repeat(error)
-            call.stages.encode += time.monotonic() - began
+            else:
+                explained = iter(found)
+                call.stages.spent("queue", began, started - began)
+                call.stages.spent("encode", started, took)
         return [each if isinstance(each, Exception) else next(explained) for each in decoded]
 
 
@@ -289,12 +283,3 @@ class _Call:
     deadline: float | None
     stages: Stages
     window: asyncio.Semaphore
-
-
-def _explained(encoder: "Encoder", images: NDArray[np.uint8]) -> list[Explanation]:
-    """Images (B, S, S, 3) to one explanation each; blocks."""
-    found = encoder.run(images, "histograms", "assignments")
-    return [
-        Explanation(histogram, assignments)
-        for histogram, assignments in zip(found["histograms"], found["assignments"], strict=True)
-    ]

@@ -133,7 +133,7 @@ class Shelf:
             recall: The recall wanted from now on; None for that which was wanted before.
 
         Yields:
-            How far it is, and what is done when it is.
+            How far it is, which tells of the end as well, and what is done when it is.
 
         Raises:
             Overloaded: if too many are being made.
@@ -150,6 +150,7 @@ class Shelf:
                 raise
 
         done = self._builds.start(name, rebuild)
+        done.add_done_callback(lambda _: build.changed.set())
         try:
             yield build, done
         finally:

@@ -47,10 +47,6 @@ class Workers:
     A job whose caller leaves while it waits gives up its place at once, with all that it holds; the one or
     two that each thread has been handed are dropped when it comes to them. One that runs ends at its next
     `check_time`, so that a stop does not wait for work whose callers have been cancelled.
-
-    Attributes:
-        expired: Jobs that were given up since their deadline had passed.
-        cancelled: Jobs whose callers left.
     """
 
     def __init__(
@@ -66,8 +62,6 @@ class Workers:
             begin: Called in each thread before anything else.
         """
         self.threads = threads
-        self.expired = 0
-        self.cancelled = 0
         self._executor = ThreadPoolExecutor(threads, name, initializer=begin)
         self._most = most
         self._what = what
@@ -100,12 +94,6 @@ class Workers:
             check_time(deadline, self._what)
             await self._turn()
             return await self._done(work)
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        except DeadlineExceeded:
-            self.expired += 1
-            raise
         finally:
             left = True
 
