@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from serving.errors import BadArtifact, CrossbatchError, Mismatch, ModelMismatch, NotFound
+from serving.errors import BadArtifact, CrossbatchError, Draining, Mismatch, ModelMismatch, NotFound
 from serving.rpc.server.settings import Settings
 from serving.rpc.watch.call import Stages
 from serving.rpc.watch.metrics import Metrics
@@ -180,6 +180,23 @@ def test_a_model_that_replaces_one_of_its_kind_takes_its_batch_size_without_a_tr
     run(sources, use, max_batch=0)
 
 
+def test_one_file_that_is_named_twice_is_two_models_of_one_name() -> None:
+    """Taken over as it is for both words, it would be the same model, which nothing refuses."""
+    sources = Changing(a=encoder("a"))
+
+    async def use(fleet: Fleet) -> None:
+        look = sources.look
+        sources.look = lambda: look() * 2  # type: ignore[method-assign]
+        with pytest.raises(Mismatch, match="would both be served as a"):
+            await fleet.reload()
+        assert sources.loads == ["a", "a"]
+        assert await embeds(fleet)
+        running = [task for task in asyncio.all_tasks() if task.get_name() == "batcher"]
+        assert len(running) == 1
+
+    run(sources, use)
+
+
 @pytest.mark.parametrize("fault", ["damaged", "same name", "cannot run", "not there"])
 def test_a_reload_is_all_or_nothing(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = Changing(a=encoder("a"), b=encoder("b"))
@@ -328,3 +345,27 @@ def test_a_fleet_stops_with_models_that_are_still_held() -> None:
 
     run(sources, use)
     assert not [thread for thread in threading.enumerate() if "batcher" in thread.name]
+
+
+def test_a_fleet_that_stops_refuses_the_reloads_that_wait_for_their_turn() -> None:
+    sources = Changing(a=encoder("a"))
+
+    async def use(fleet: Fleet) -> None:
+        sources.models = {"a": encoder("a")}
+        sources.gate.clear()
+        sources.loading.clear()
+        running, *waiting = [asyncio.create_task(fleet.reload()) for _ in range(3)]
+        await asyncio.to_thread(sources.loading.wait, 5)
+        stopping = asyncio.create_task(fleet.stop())
+        await asyncio.sleep(0)
+        sources.gate.set()
+        assert (await running).loaded == ("a",)
+        for task in waiting:
+            with pytest.raises(Draining):
+                await task
+        await stopping
+        assert sources.loads == ["a", "a"]
+        with pytest.raises(Draining):
+            await fleet.reload()
+
+    run(sources, use)

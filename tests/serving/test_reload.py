@@ -21,7 +21,16 @@ from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.item import Item
 from serving.rpc.server.server import Server
 from serving.rpc.work import fitted
-from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, vector_for
+from tests.serving.rpc_fakes import (
+    DIMENSION,
+    FakeEncoder,
+    FakeSource,
+    FakeSources,
+    FakeSpec,
+    serving,
+    stop,
+    vector_for,
+)
 from tests.serving.stubs import Stubs, connected, image, refused
 
 
@@ -242,6 +251,53 @@ def test_a_reload_looks_at_the_galleries_again(
     other = GalleryDirectory(tmp_path)  # as another process
     other.create("later", model_name="a", fingerprint="a" * 64, dimension=DIMENSION)
     assert list(stubs.search("later", image(b"x")).results[0].hits) == []
+
+
+class Slow:
+    """Sources whose models are loaded when the gate opens."""
+
+    def __init__(self, sources: FakeSources, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loads = 0
+        self.gate = threading.Event()
+        monkeypatch.setattr(FakeSource, "load", self._load)
+        sources.models = {"new": FakeEncoder(FakeSpec("new", "c" * 64))}
+
+    def _load(self) -> Any:
+        self.loads += 1
+        assert self.gate.wait(20)
+        return FakeEncoder(FakeSpec("new", "c" * 64))
+
+
+def test_a_reload_whose_caller_leaves_is_carried_through(
+    stubs: Stubs, sources: FakeSources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(sources, monkeypatch)
+    pending = stubs.models.ReloadModels.future(pb.ReloadModelsRequest(), timeout=10)
+    _until(lambda: slow.loads == 1)
+    pending.cancel()
+    _until(lambda: "CANCELLED" in str(pending.code()))
+    time.sleep(0.1)  # the server has noticed
+    slow.gate.set()
+    _until(lambda: stubs.models.GetModel(pb.GetModelRequest()).model.name == "new")
+
+
+def test_a_stop_waits_for_no_load_beyond_the_grace_however_many_asked(
+    running: Server, stubs: Stubs, sources: FakeSources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(sources, monkeypatch)
+    calls = [stubs.models.ReloadModels.future(pb.ReloadModelsRequest(), timeout=20) for _ in range(60)]
+    _until(lambda: slow.loads == 1)
+    _until(lambda: running._boundary._calls == 60)
+    began = time.monotonic()
+    try:
+        stop(running, 0.5)
+        took = time.monotonic() - began
+    finally:
+        slow.gate.set()
+    assert took < 3
+    assert slow.loads == 1
+    for call in calls:
+        assert call.code().name in ("UNAVAILABLE", "CANCELLED")
 
 
 @pytest.mark.parametrize("way", ["expired", "cancelled"])

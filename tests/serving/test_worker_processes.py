@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -125,6 +126,28 @@ def test_a_hangup_reaches_all_workers_one_after_the_other_and_drops_no_call(pair
     first, second = (until(partial(pair.said, "loaded anew", worker=each)) for each in (1, 2))
     assert (len(first), len(second)) == (1, 1)
     assert first[0]["time"] < second[0]["time"] <= pair.said("loaded anew", workers=2)[0]["time"]
+
+
+def test_a_worker_that_cannot_load_anew_says_why_and_those_after_it_are_not_told(
+    pair: Launched, model: Path
+) -> None:
+    good = model.read_bytes()
+    before = len(pair.said("loaded anew"))
+    model.with_suffix(".new").write_bytes(b"no model")
+    model.with_suffix(".new").replace(model)
+    pair.process.send_signal(signal.SIGHUP)
+    (record,) = until(lambda: _supervisors(pair))
+    assert "Worker 1: " in record["message"]
+    assert str(model) in record["message"]
+    model.with_suffix(".new").write_bytes(good)
+    model.with_suffix(".new").replace(model)
+    assert len(pair.said("loaded anew")) - before == 2  # the refusals of the worker and of its supervisor
+    assert pair.said("nothing was loaded anew", worker=2) == []
+    embed(pair.address, times=3)
+
+
+def _supervisors(pair: Launched) -> list[dict[str, Any]]:
+    return [each for each in pair.said("nothing was loaded anew") if "worker" not in each]
 
 
 def test_a_call_that_loads_models_anew_reaches_the_workers_that_did_not_take_it(pair: Launched) -> None:

@@ -1,9 +1,12 @@
 """Threads off the event loop: a bounded queue, nothing done for those who left, and nothing lost."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +15,34 @@ from hypothesis import strategies as st
 from serving.errors import DeadlineExceeded, Draining, Overloaded
 from serving.rpc.work.workers import Workers, check_time
 from serving.telemetry import request_id
+from tests.serving.processes import ROOT
+from tests.tiny_model import write_tiny_model
+
+# A process that ends while a model runs that was to be loaded.
+TRYING = """
+import asyncio, sys
+from pathlib import Path
+import numpy as np
+from serving.model.encoder import Encoder
+from serving.rpc.work.workers import Threads
+running = []
+def run_for_ever():
+    encoder = Encoder(Path(sys.argv[1]), threads=1)
+    side = encoder.spec.image_size
+    while True:
+        encoder.encode(np.zeros((64, side, side, 3), np.uint8))
+        running.append(True)
+async def main():
+    threads = Threads(1, most=4)
+    loading = asyncio.create_task(threads.load(run_for_ever))
+    while not running:
+        await asyncio.sleep(0.01)
+    loading.cancel()
+    await asyncio.wait([loading])
+    threads.close()
+asyncio.run(main())
+print("ended")
+"""
 
 
 def test_the_queue_has_a_bound() -> None:
@@ -221,3 +252,10 @@ def test_a_job_knows_the_call_that_it_works_for_and_its_failure_is_the_callers()
         workers.close()
 
     asyncio.run(main())
+
+
+def test_a_process_ends_well_while_a_model_is_tried_that_nobody_waits_for(tmp_path: Path) -> None:
+    """Python would abort a daemon that comes back from an engine while the interpreter ends."""
+    line = [sys.executable, "-c", TRYING, str(write_tiny_model(tmp_path / "tiny.onnx"))]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, "ended\n")

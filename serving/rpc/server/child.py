@@ -17,6 +17,8 @@ from serving.rpc.server.settings import Settings
 __all__ = ["Child"]
 
 WORKER = "serving.rpc.server.worker"
+# Longest time to load every model and open every gallery; a worker that takes longer is stuck.
+LOAD_SECONDS = 600.0
 
 
 class Child:
@@ -71,9 +73,9 @@ class Child:
         """Wait until it serves.
 
         Raises:
-            Unavailable: if it has ended before; tells why.
+            Unavailable: if it has ended before; tells why. One that takes too long is killed.
         """
-        said = await self._said.get()
+        said = await self._hear()
         if "serving" not in said:
             status = await self.process.wait()
             raise Unavailable(
@@ -83,17 +85,17 @@ class Child:
         self.ready = True
 
     async def reload(self) -> None:
-        """Let it load models and galleries anew, and wait until that is done.
+        """Let it load models and galleries anew, and wait until that is done, or until it has ended.
 
         Raises:
-            Unavailable: if something could not be loaded, or the worker has ended.
+            Unavailable: if something could not be loaded, or took too long, for which it is killed.
         """
         while not self._said.empty():  # somebody may have sent it a signal of his own
             if not self._said.get_nowait():
-                raise Unavailable(f"Worker {self.number} has ended.")
+                return
         self.signal(signal.SIGHUP)
-        failure = (await self._said.get()).get("reloaded", "it has ended")
-        if failure:
+        said = await self._hear()
+        if failure := said.get("reloaded"):  # nothing of the kind says one that has ended
             raise Unavailable(f"Worker {self.number}: {failure}")
 
     def signal(self, number: int) -> None:
@@ -107,6 +109,17 @@ class Child:
         self.ready = False
         await self._reading
         return status
+
+    async def _hear(self) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                return await self._said.get()
+        except TimeoutError as error:
+            self.ready = False
+            self.signal(signal.SIGKILL)
+            raise Unavailable(
+                f"Worker {self.number} has not loaded within {LOAD_SECONDS:g} s and is killed."
+            ) from error
 
     async def _read(self) -> None:
         stdout = cast(asyncio.StreamReader, self.process.stdout)

@@ -43,6 +43,7 @@ from serving.rpc.watch.watch import Watch
 from serving.rpc.work.fleet import Change, Fleet
 from serving.rpc.work.library import Sources
 from serving.rpc.work.pipeline import Bounds
+from serving.rpc.work.reloads import Reloads
 from serving.rpc.work.shelf import Shelf
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
@@ -113,6 +114,8 @@ class Server:
             metrics=self._watch.metrics,
             failed=self._failed,
         )
+        self._reloads = Reloads(self._load_anew)
+        self._asked_by_call = False
         self._shelf = Shelf(galleries, self._fleet, most=settings.max_in_flight)
         self._boundary = Boundary(
             self._admission,
@@ -188,12 +191,14 @@ class Server:
         await asyncio.sleep(self._settings.drain_delay)
         deadline = time.monotonic() + grace
         self._admission.draining = True
+        self._reloads.close()
         await self._boundary.wait_idle(deadline - time.monotonic())
         left = max(0.0, deadline - time.monotonic())
         if not left:
             self._fuse.cancel()
         if self._grpc is not None:
             await self._grpc.stop(min(FLUSH_SECONDS, left))
+        await self._reloads.end()
         await self._fleet.stop()
         await asyncio.to_thread(self._shelf.close)
         await asyncio.to_thread(self._audit.close)
@@ -210,21 +215,29 @@ class Server:
     async def reload(self) -> Change:
         """Look at the model files and the folder of galleries again; no call fails for it.
 
+        Who asks while one waits for another to end shares the one that waits.
+
         Returns:
             Which models are served since, and which no more.
 
         Raises:
+            Draining: if the server is stopping.
             CrossbatchError: if a model cannot be served; then everything stays as it was.
         """
-        change = await self._fleet.reload()
-        await asyncio.to_thread(self._report_galleries)
-        logger.info("loaded anew", extra={"loaded": change.loaded, "removed": change.removed})
-        return change
+        return await self._reloads.ask()
 
     async def _reload_by_call(self) -> Change:
         """Reload as a client asks for; he may mean other processes too, which saw nothing of his call."""
-        change = await self.reload()
-        self.asked_to_reload()
+        self._asked_by_call = True
+        return await self.reload()
+
+    async def _load_anew(self) -> Change:
+        by_call, self._asked_by_call = self._asked_by_call, False
+        change = await self._fleet.reload()
+        await asyncio.to_thread(self._report_galleries)
+        logger.info("loaded anew", extra={"loaded": change.loaded, "removed": change.removed})
+        if by_call:
+            self.asked_to_reload()
         return change
 
     def _add_services(self, server: grpc.aio.Server) -> None:

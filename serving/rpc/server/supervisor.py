@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from serving.errors import CrossbatchError
@@ -11,6 +12,7 @@ from serving.rpc.gate.address import written_address
 from serving.rpc.server.child import Child
 from serving.rpc.server.port import Port
 from serving.rpc.server.settings import Settings
+from serving.rpc.work.reloads import Reloads
 
 if TYPE_CHECKING:  # it brings prometheus_client, which a server without metrics does not need
     from serving.rpc.watch.gathered import Gathered
@@ -41,7 +43,8 @@ class Supervisor:
         self._port: Port | None = None
         self._children: dict[int, Child] = {}
         self._keeping: set[asyncio.Task[None]] = set()
-        self._reloading = asyncio.Lock()
+        self._reloads = Reloads(self._load_anew)
+        self._owed: set[int] = set()  # numbers of workers that have yet to load anew
         self._gathered: Gathered | None = None
 
     @property
@@ -76,7 +79,7 @@ class Supervisor:
             self._let_go()
             raise
         self.address = written_address(self._settings.host, self._port.number)
-        self._keeping = {asyncio.create_task(self._keep(number)) for number in numbers}
+        self._keeping |= {asyncio.create_task(self._keep(number)) for number in numbers}
 
     async def stop(self, grace: float) -> None:
         """Let every worker drain, and end those that have not done so a while after the grace.
@@ -87,6 +90,7 @@ class Supervisor:
         for task in self._keeping:
             task.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)
+        await self._reloads.end()
         for child in self._children.values():
             child.signal(signal.SIGTERM)
         longest = self._settings.drain_delay + grace + END_SECONDS
@@ -97,27 +101,34 @@ class Supervisor:
         await self._kill()
         await asyncio.to_thread(self._let_go)
 
-    async def reload(self, but: int = 0) -> None:
+    async def reload(self) -> None:
         """Let the workers load anew, one after the other, so that the others have the cores meanwhile.
 
-        Args:
-            but: The number of one that has done so by itself.
+        One that is starting does so as soon as it serves, and one that ends has another in its place.
 
         Raises:
+            Draining: if the server is stopping.
             Unavailable: if one could not, in which case those after it were not told.
         """
-        async with self._reloading:
-            ready = [child for child in self._children.values() if child.ready and child.number != but]
-            for child in ready:
-                await child.reload()
-            logger.info("loaded anew", extra={"workers": len(ready)})
+        self._owed |= self._children.keys()
+        await self._reloads.ask()
+
+    async def _load_anew(self) -> None:
+        ready = [child for number, child in self._children.items() if number in self._owed and child.ready]
+        self._owed -= {child.number for child in ready}
+        for child in ready:
+            await child.reload()
+        logger.info("loaded anew", extra={"workers": len(ready)})
 
     async def _begin(self, number: int) -> None:
+        self._owed.discard(number)  # it loads what is there now
         folder = self._gathered.folder if self._gathered else None
         child = self._children[number] = await Child.begin(number, self._settings, folder)
-        child.asked_to_reload = lambda: self._follow(number)
+        child.asked_to_reload = lambda: self._follow(self._children.keys() - {number})
         await child.serving()
         logger.info("worker %d serves", number, extra={"worker": number, "pid": child.process.pid})
+        if number in self._owed:
+            self._follow()
 
     async def _keep(self, number: int) -> None:
         """Replace a worker whenever it ends."""
@@ -127,12 +138,12 @@ class Supervisor:
             status = await self._children[number].ended()
             steady = time.monotonic() - began >= STEADY_SECONDS
             pause = 0.0 if steady else min(max(2 * pause, SHORTEST_PAUSE), LONGEST_PAUSE)
-            if self._gathered is not None:
-                self._gathered.forget(number)
             told = {"worker": number, "status": status}
             logger.error("worker %d ended; another starts in %g s", number, pause, extra=told)
             await asyncio.sleep(pause)
             try:
+                if self._gathered is not None:
+                    self._gathered.forget(number)
                 await self._begin(number)
             except (CrossbatchError, OSError) as error:
                 logger.error("worker %d cannot start: %s", number, error, extra={"worker": number})
@@ -143,15 +154,16 @@ class Supervisor:
         if self._port is not None:
             self._port.close()
 
-    def _follow(self, number: int) -> None:
-        """Let the others do what a client has let one worker do."""
-        task = asyncio.create_task(self._reload_others(number))
+    def _follow(self, owing: Iterable[int] = ()) -> None:
+        """Let workers do what a client has let another one do, and those who owe it already."""
+        self._owed.update(owing)
+        task = asyncio.create_task(self._reload_owing())
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
 
-    async def _reload_others(self, number: int) -> None:
+    async def _reload_owing(self) -> None:
         try:
-            await self.reload(but=number)
+            await self._reloads.ask()
         except CrossbatchError as error:
             logger.error("not every worker has loaded anew: %s", error)
 

@@ -1,13 +1,12 @@
 """ModelService: what the server computes embeddings with."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from protos import model_service_pb2 as pb
 from protos import model_service_pb2_grpc
-from serving.errors import CrossbatchError, InvalidArgument, Mismatch, NotFound
+from serving.errors import CrossbatchError, Draining, InvalidArgument, Mismatch, NotFound
 from serving.rpc.work.fleet import Change, Fleet
 from serving.rpc.work.pipeline import Pipeline
 
@@ -23,7 +22,6 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
         """Keep the models and what loads them anew."""
         self._fleet = fleet
         self._reload = reload
-        self._reloading: set[asyncio.Task[Change]] = set()
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
         """Describe one model.
@@ -43,19 +41,18 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
         """Look at the model files and the galleries again, as SIGHUP does.
 
         Raises:
+            Draining: if the server is stopping.
             Mismatch: if a file cannot be served; then everything stays as it was.
         """
-        task = asyncio.create_task(self._reload())
-        self._reloading.add(task)
-        task.add_done_callback(self._reloading.discard)
         try:
-            change = await asyncio.shield(task)  # what was begun is carried through, though its caller leaves
-        except CrossbatchError as error:
-            logger.warning("every model stays as it was: %s", str(error))  # before it is cut
-            self._fleet.hide(error)
-            if isinstance(error, NotFound | InvalidArgument):  # nothing that the request asked for
-                raise Mismatch(str(error)) from error
+            change = await self._reload()
+        except Draining:
             raise
+        except CrossbatchError as error:  # which other calls may share
+            logger.warning("every model stays as it was: %s", error)
+            # What is not there or not allowed is nothing that the request asked for.
+            kind = Mismatch if isinstance(error, NotFound | InvalidArgument) else type(error)
+            raise kind(self._fleet.hide(str(error))) from error
         return pb.ReloadModelsResponse(
             models=[_described(pipeline) for pipeline in self._fleet.all()],
             loaded=change.loaded,

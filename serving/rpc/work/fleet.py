@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from serving.errors import CrossbatchError, Mismatch, ModelMismatch, NotFound
+from serving.errors import Draining, Mismatch, ModelMismatch, NotFound
 from serving.rpc.work.library import Source, Sources, served_name
 from serving.rpc.work.memory import give_back
 from serving.rpc.work.pipeline import Bounds, Pipeline
@@ -61,6 +61,7 @@ class Fleet:
         self.threads = Threads(decode_threads, most=bounds.capacity)
         self._served: Mapping[str, _Served] = {}
         self._turn = asyncio.Lock()
+        self._stopping = False
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -72,7 +73,8 @@ class Fleet:
         await self.reload()
 
     async def stop(self) -> None:
-        """Finish what was accepted and end the threads."""
+        """Finish what was accepted and end the threads; a reload that waits for its turn is refused."""
+        self._stopping = True
         async with self._turn:
             for served in self._served.values():
                 await served.pipeline.stop()
@@ -92,9 +94,12 @@ class Fleet:
             What is served since, and what no more.
 
         Raises:
+            Draining: if it is stopping.
             CrossbatchError: if a model cannot be served; then everything stays as it was.
         """
         async with self._turn:
+            if self._stopping:
+                raise Draining("The server is stopping and loads nothing any more; try another one.")
             known = {served.source: served for served in self._served.values()}
             fresh: dict[str, _Served] = {}
             loaded: list[_Served] = []
@@ -124,10 +129,9 @@ class Fleet:
                 tuple(name for name in before if name not in fresh),
             )
 
-    def hide(self, error: CrossbatchError) -> CrossbatchError:
-        """Take out of what `reload` raised where the models lie, which a caller need not know."""
-        error.args = (self._sources.hide(str(error)),)
-        return error
+    def hide(self, text: str) -> str:
+        """Take out of what an error of `reload` tells where the models lie, which a caller need not know."""
+        return self._sources.hide(text)
 
     async def _load(self, source: Source) -> "_Served":
         """Load a model and start it.

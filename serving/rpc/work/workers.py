@@ -1,6 +1,11 @@
 """Threads with a bounded queue, for work that must not hold up the event loop."""
 
 import asyncio
+import atexit
+import logging
+import os
+import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -167,15 +172,45 @@ class Threads:
         self.window = 2 * decode
         """Most images of one call that wait or are decoded, so that one with many keeps no other waiting."""
         self.explain = Workers("explain", 1, most=most, what="the images were explained", begin=step_back)
-        self._loader = ThreadPoolExecutor(1, "load", initializer=step_back)
+        self._loading: threading.Thread | None = None
 
     async def load(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what loads or tries a model; the threads that this makes for its runs step back as well."""
-        running = asyncio.get_running_loop().run_in_executor(self._loader, partial(function, *args, **kwargs))
-        return await running
+        """Run what loads or tries a model; the threads that this makes for its runs step back as well.
+
+        In a daemon, since none of it can be broken off, and a stop must not wait for what nobody waits for.
+        """
+        loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[T] = loop.create_future()
+
+        def settle(outcome: Callable[[], None]) -> None:
+            if not loaded.done():
+                outcome()
+
+        def work() -> None:
+            step_back()
+            try:
+                outcome = partial(loaded.set_result, function(*args, **kwargs))
+            except BaseException as error:
+                outcome = partial(loaded.set_exception, error)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(settle, outcome)
+
+        thread = threading.Thread(target=work, name="load", daemon=True)
+        thread.start()
+        self._loading = thread
+        return await loaded
 
     def close(self) -> None:
-        """Finish what runs and end the threads; blocks."""
+        """Finish what runs and end the threads, but one that loads; blocks."""
         self.decode.close()
         self.explain.close()
-        self._loader.shutdown()
+        if self._loading is not None and self._loading.is_alive():
+            atexit.register(_end_before, self._loading)
+
+
+def _end_before(thread: threading.Thread) -> None:
+    """End the process while an engine is at work; Python would abort it (status 134) were it to finalize."""
+    if thread.is_alive():
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)

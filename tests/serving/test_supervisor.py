@@ -1,0 +1,209 @@
+"""The supervisor and its children, without processes: who loads anew, and what one that is stuck costs."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.errors import Unavailable
+from serving.rpc.server import child as child_module
+from serving.rpc.server import supervisor as supervisor_module
+from serving.rpc.server.child import Child
+from serving.rpc.server.settings import Settings
+from serving.rpc.server.supervisor import Supervisor
+
+
+class FakeProcess:
+    """Says what it is told to say, and notes the signals."""
+
+    def __init__(self) -> None:
+        self.pid = 1
+        self.stdout = asyncio.StreamReader()
+        self.signals: list[int] = []
+        self._ended = asyncio.Event()
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+        if number == signal.SIGKILL:
+            self.end()
+
+    def say(self, line: str) -> None:
+        self.stdout.feed_data(line.encode() + b"\n")
+
+    def end(self) -> None:
+        if not self._ended.is_set():
+            self.stdout.feed_eof()
+            self._ended.set()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return -9
+
+
+class Workers:
+    """What the supervisor begins, by number; the newest of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.processes: dict[int, FakeProcess] = {}
+        self.begun = 0
+        monkeypatch.setattr(Child, "begin", self._begin)
+
+    async def _begin(self, number: int, settings: Settings, metrics: Path | None = None) -> Child:
+        self.begun += 1
+        process: Any = FakeProcess()
+        self.processes[number] = process
+        return Child(number, process)
+
+    def told(self) -> list[int]:
+        """Numbers of those that were told to load anew."""
+        return [number for number, each in self.processes.items() if signal.SIGHUP in each.signals]
+
+    def serve(self, *numbers: int) -> None:
+        for number in numbers:
+            self.processes[number].say('{"serving": "here"}')
+
+    def loaded(self, number: int, failure: str = "") -> None:
+        self.processes[number].say(f'{{"reloaded": "{failure}"}}')
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+    monkeypatch.setattr(supervisor_module, "SHORTEST_PAUSE", 0.0)
+    return Workers(monkeypatch)
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def came_true(condition: Callable[[], bool]) -> None:
+    for _ in range(2_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not come true")
+
+
+def run(use: Callable[[Supervisor], Awaitable[None]], workers: Workers, *, serving: bool = True) -> None:
+    async def main() -> None:
+        given = {"model": ["m"], "galleries": "g", "port": 0, "workers": 3}
+        supervisor = Supervisor(Settings.model_validate(given))
+        starting = asyncio.create_task(supervisor.start())
+        await came_true(lambda: len(workers.processes) == 3)
+        if serving:
+            workers.serve(1, 2, 3)
+            await starting
+        try:
+            await use(supervisor)
+            await starting
+        finally:
+            for process in workers.processes.values():
+                process.end()
+            await supervisor.stop(0.0)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_worker_that_is_starting_loads_anew_as_soon_as_it_serves(workers: Workers) -> None:
+    async def use(supervisor: Supervisor) -> None:
+        workers.serve(1, 2)
+        await settled()
+        workers.processes[1].say('{"reload": true}')
+        await settled()
+        assert workers.told() == [2]
+        workers.loaded(2)
+        workers.serve(3)
+        await settled()
+        assert workers.told() == [2, 3]
+        workers.loaded(3)
+
+    run(use, workers, serving=False)
+
+
+def test_a_worker_that_dies_while_it_loads_keeps_the_others_from_nothing(workers: Workers) -> None:
+    async def use(supervisor: Supervisor) -> None:
+        reload = asyncio.create_task(supervisor.reload())
+        await settled()
+        assert workers.told() == [1]
+        workers.processes[1].end()
+        await settled()
+        for number in (2, 3):
+            assert number in workers.told()
+            workers.loaded(number)
+            await settled()
+        await reload
+
+    run(use, workers)
+
+
+def test_one_that_fails_is_told_and_those_after_it_keep_what_they_have(workers: Workers) -> None:
+    async def use(supervisor: Supervisor) -> None:
+        reload = asyncio.create_task(supervisor.reload())
+        await settled()
+        workers.loaded(1, "It is damaged.")
+        with pytest.raises(Unavailable, match=r"Worker 1: It is damaged\."):
+            await reload
+        assert workers.told() == [1]
+
+    run(use, workers)
+
+
+def test_many_that_ask_at_once_make_one_reload_run_and_one_wait(workers: Workers) -> None:
+    async def use(supervisor: Supervisor) -> None:
+        for _ in range(20):
+            workers.processes[1].say('{"reload": true}')
+            await settled()
+        for _ in range(2):
+            for number in (2, 3):
+                assert signal.SIGHUP in workers.processes[number].signals
+                workers.loaded(number)
+                await settled()
+        hangups = [process.signals.count(signal.SIGHUP) for process in workers.processes.values()]
+        assert hangups == [0, 2, 2]
+
+    run(use, workers)
+
+
+def test_a_worker_that_is_stuck_is_killed_and_replaced(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(supervisor: Supervisor) -> None:
+        monkeypatch.setattr(child_module, "LOAD_SECONDS", 0.05)
+        stuck = workers.processes[1]
+        with pytest.raises(Unavailable, match=r"Worker 1 has not loaded within 0\.05 s and is killed"):
+            await supervisor.reload()
+        assert signal.SIGKILL in stuck.signals
+        await came_true(lambda: workers.begun >= 5)  # the one in its place is stuck before it serves
+
+    run(use, workers)
+
+
+def test_metrics_that_cannot_be_forgotten_keep_no_worker_from_being_replaced(
+    workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gathered:
+        folder = Path("metrics")
+        failures = 1
+
+        def forget(self, number: int) -> None:
+            if self.failures:
+                self.failures -= 1
+                raise PermissionError("not ours")
+
+        def close(self) -> None: ...
+
+    async def use(supervisor: Supervisor) -> None:
+        gathered: Any = Gathered()
+        supervisor._gathered = gathered
+        workers.processes[2].end()
+        await came_true(lambda: workers.begun >= 4)
+
+    run(use, workers)
+    assert [
+        each.message for each in caplog.records if each.levelno == logging.ERROR and "cannot" in each.message
+    ]
