@@ -28,6 +28,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the call that the running task works for; empty outside of a call."""
 
 MOST_BYTES_WAITING = 4 * 2**20
+GATHER_SECONDS = 0.01  # in which lines come together that are written at once
 FLUSH_SECONDS = 2.0  # at the end of the process
 
 _ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "request_id"}
@@ -196,6 +197,9 @@ class _Writer(logging.Handler):
         going_on = True
         while going_on:
             taken = [self._lines.get()]
+            if isinstance(taken[0], bytes):
+                # Woken for each line it would take the interpreter from the calls as often.
+                time.sleep(GATHER_SECONDS)
             with suppress(queue.Empty):  # one write for all that wait
                 while True:
                     taken.append(self._lines.get_nowait())

@@ -2,10 +2,11 @@
 
 import asyncio
 import gc
+import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,109 +17,10 @@ from grpc_status import rpc_status
 
 from protos import gallery_service_pb2 as pb
 from serving.errors import NotFound
-from serving.rpc.gate import boundary
-from serving.rpc.gate.access import Access
-from serving.rpc.gate.admission import Admission
-from serving.rpc.gate.audit import Audit
-from serving.rpc.gate.boundary import Boundary
-from serving.rpc.watch.call import Call
-from serving.rpc.watch.metrics import Metrics
-from serving.telemetry import request_id
-
-METHOD = "/crossbatch.v1.TestService/{}"
-
-
-@dataclass
-class Counted(Metrics):
-    """Remembers how calls ended."""
-
-    codes: list[str] = field(default_factory=list)
-
-    def ended(self, call: Call, code: str, seconds: float, *, reason: str = "", late: bool = False) -> None:
-        self.codes.append(code)
-
-
-@dataclass
-class Behind:
-    """Handlers that tell where they are, and can be made to wait or fail."""
-
-    started: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    failing: Exception | None = None
-    seen: list[str] = field(default_factory=list)
-
-    async def whole(self, request: Any, context: Any) -> pb.Gallery:
-        self.seen.append(request_id.get())
-        self.started.set()
-        try:
-            if self.failing is not None:
-                raise self.failing
-            await self.go_on.wait()
-            return pb.Gallery(name=request.name)
-        finally:
-            self.ended.set()
-
-    async def streamed(self, request: Any, context: Any) -> AsyncIterator[pb.Gallery]:
-        try:
-            for i in range(3):
-                yield pb.Gallery(name=f"{request.name} {i}")
-                self.started.set()
-                await self.go_on.wait()
-        finally:
-            self.ended.set()
-
-    async def both(self, requests: Any, context: Any) -> AsyncIterator[pb.Gallery]:
-        yield pb.Gallery()
-
-
-@dataclass
-class Running:
-    boundary: Boundary
-    admission: Admission
-    behind: Behind
-    metrics: Counted
-    channel: Any
-
-    def whole(self, **options: Any) -> Any:
-        return self.channel.unary_unary(METHOD.format("Whole"))(
-            pb.GetGalleryRequest(name="x").SerializeToString(), **options
-        )
-
-    def streamed(self, **options: Any) -> Any:
-        return self.channel.unary_stream(METHOD.format("Streamed"))(
-            pb.GetGalleryRequest(name="x").SerializeToString(), **options
-        )
-
-
-@asynccontextmanager
-async def running() -> AsyncIterator[Running]:
-    behind, metrics = Behind(), Counted()
-    admission = Admission(8)
-    guard = Boundary(admission, Access(), Audit(), metrics, {})
-    server = grpc.aio.server(interceptors=[guard])
-    read = pb.GetGalleryRequest.FromString
-    handlers: dict[str, Any] = {
-        "Whole": grpc.unary_unary_rpc_method_handler(behind.whole, read),
-        "Streamed": grpc.unary_stream_rpc_method_handler(behind.streamed, read),
-        "Both": grpc.stream_stream_rpc_method_handler(behind.both, read),
-        "Gathering": grpc.stream_unary_rpc_method_handler(behind.whole, read),
-    }
-    server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler("crossbatch.v1.TestService", handlers),
-            grpc.method_handlers_generic_handler(
-                "crossbatch.v1.RetrievalService", {"Search": handlers["Whole"]}
-            ),
-        )
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Running(guard, admission, behind, metrics, channel)
-    finally:
-        await server.stop(0)
+from serving.rpc.gate import arrivals, register
+from serving.rpc.gate.ending import Ending
+from serving.rpc.gate.passage import Passage
+from tests.serving.boundary_fakes import METHOD, running
 
 
 def test_answers_pass_whole_and_streamed_with_the_callers_id() -> None:
@@ -201,6 +103,96 @@ def test_a_kind_of_call_that_the_boundary_does_not_know_passes_it_not(
     assert "Traceback" not in caplog.text
 
 
+def test_a_stream_of_replies_holds_the_bytes_of_its_request() -> None:
+    async def scenario() -> None:
+        async with running(most_bytes=5) as it:
+            replies = it.streamed()
+            await replies.read()
+            assert it.admission.bytes == len(pb.GetGalleryRequest(name="x").SerializeToString()) == 3
+            with pytest.raises(grpc.aio.AioRpcError, match="3 of at most 5 bytes") as failure:
+                await it.streamed().read()
+            assert failure.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            it.behind.go_on.set()
+            assert [await replies.read() for _ in range(3)][-1] is grpc.aio.EOF
+            await it.boundary.wait_idle(5)
+            assert it.admission.bytes == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("Whole", "stream_unary"), ("Streamed", "stream_stream")])
+def test_a_server_that_drains_takes_no_message_that_is_still_coming_in(name: str, kind: str) -> None:
+    async def scenario() -> None:
+        async with running() as it:
+            it.behind.go_on.set()
+            begin = getattr(it.channel, kind)(METHOD.format(name))
+            call = begin()
+            await it.metrics.are_in_flight(1)
+            it.boundary.drain()
+            for late in (call, begin()):
+                assert await late.code() == grpc.StatusCode.UNAVAILABLE
+                assert "is stopping" in await late.details()
+            await it.boundary.wait_idle(5)
+            assert it.metrics.codes == ["UNAVAILABLE", "UNAVAILABLE"]
+
+    asyncio.run(scenario())
+
+
+def test_a_write_that_is_refused_or_comes_in_too_slowly_is_noted_like_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "ARRIVAL_SECONDS", 0.2)
+    codes = ["RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"]
+
+    async def scenario() -> None:
+        async with running(tmp_path / "audit.jsonl") as it:
+            delete = it.channel.stream_unary("/crossbatch.v1.GalleryService/DeleteGallery")
+            waiting = [it.whole() for _ in range(16)]
+            await it.metrics.are_in_flight(16)
+            for code in codes:
+                call = delete(metadata=(("x-request-id", f"mine {code}"),))  # whose message never comes
+                assert (await call.code()).name == code
+                assert ("x-request-id", f"mine {code}") in list(await call.trailing_metadata())
+                it.behind.go_on.set()
+                await asyncio.gather(*waiting)
+                await it.boundary.wait_idle(5)
+            assert [code for code in it.metrics.codes if code != "OK"] == codes
+
+    asyncio.run(scenario())
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [line["code"] for line in lines] == codes
+    assert [line["request_id"] for line in lines] == [f"mine {code}" for code in codes]
+
+
+def test_many_refusals_alike_are_worked_out_once_and_logged_in_a_few_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(register, "SECOND", 0.5)
+    made: list[Exception] = []
+    of = Ending.of
+
+    def counted(error: Exception) -> Ending:
+        made.append(error)
+        return of(error)
+
+    monkeypatch.setattr(Ending, "of", counted)
+
+    async def scenario() -> None:
+        async with running() as it:
+            search = it.channel.stream_unary("/crossbatch.v1.RetrievalService/Search")
+            with it.admission.admit(8):
+                codes = [await call.code() for call in [search() for _ in range(50)]]
+            assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            assert len(it.metrics.codes) == 50
+            await asyncio.sleep(1.0)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert len(made) == 1
+    assert caplog.messages.count("RetrievalService/Search RESOURCE_EXHAUSTED") == register.MOST_LINES
+    assert "40 more calls were refused: RESOURCE_EXHAUSTED OVERLOADED" in caplog.messages
+
+
 def test_refused_calls_leak_no_memory_and_log_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing of a call that ends with an exception stays, even while nothing is collected."""
 
@@ -229,4 +221,4 @@ def test_refused_calls_leak_no_memory_and_log_no_traceback(caplog: pytest.LogCap
 
 
 def _passages() -> int:
-    return sum(type(each) is boundary._Passage for each in gc.get_objects())
+    return sum(type(each) is Passage for each in gc.get_objects())

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -16,7 +17,8 @@ from grpc_health.v1 import health_pb2
 
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.server import channel, fuse
+from serving.rpc.gate import arrivals, fuse
+from serving.rpc.server import channel
 from serving.rpc.server.server import Server
 from tests.serving.raw_http2 import (
     CONTINUATION,
@@ -62,7 +64,7 @@ def _others_are_served_and_nothing_stays(
     before = resident()
     with caplog.at_level(logging.INFO):
         yield
-    until(lambda: sum(map(running._fuse.count, ("calls", "watchers", "checks"))) == 0)
+    until(lambda: not any(running._fuse.count(each) for each in running._fuse._most))
     served(stubs)
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
     assert [each for each in caplog.records if getattr(each, "code", "") == "INTERNAL"] == []
@@ -124,13 +126,13 @@ def test_a_message_of_100_mb_is_refused_before_it_is_received(running: Server, s
         raw.send(*(begin(each, EMBED) + frame(DATA, 0, each, prefix + bytes(1_000)) for each in odd(100)))
         ended = raw.ended(100)
     assert len(ended) == 100
-    assert b"grpc-status\x018" in next(iter(ended.values()))  # RESOURCE_EXHAUSTED
+    assert all(b"grpc-status\x018" in each for each in ended.values())  # RESOURCE_EXHAUSTED
 
 
 def test_slow_senders_take_no_place_for_long_and_health_answers_meanwhile(
     running: Server, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fuse, "ARRIVAL_SECONDS", 1.5)
+    monkeypatch.setattr(arrivals, "ARRIVAL_SECONDS", 1.5)
     began = time.monotonic()
     with ExitStack() as stack:
         senders = [stack.enter_context(Raw(running.address)) for _ in range(8)]
@@ -152,6 +154,34 @@ def test_slow_senders_take_no_place_for_long_and_health_answers_meanwhile(
         assert time.monotonic() - began < 10
 
 
+def test_few_messages_come_in_at_once_and_the_rest_keep_to_their_window(running: Server) -> None:
+    prefix = struct.pack(">BI", 0, 60 * MEGABYTE)
+    with Raw(running.address) as raw:
+        raw.send(*(begin(each, EMBED) + frame(DATA, 0, each, prefix + bytes(100)) for each in odd(100)))
+        until(lambda: running._fuse.count() == 100)
+        raw.send(*(frame(DATA, 0, each, bytes(100)) for each in odd(100)))
+        asked = {stream: payload for kind, _, stream, payload in raw.frames(1.0) if kind == WINDOW_UPDATE}
+    asked.pop(0, None)  # of the connection
+    assert 0 < len(asked) <= arrivals.MOST_ARRIVING
+
+
+def test_slow_senders_keep_others_waiting_for_their_turn_only(
+    running: Server, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "TURN_SECONDS", 0.5)
+    prefix = struct.pack(">BI", 0, 60 * MEGABYTE)
+    with Raw(running.address) as raw:
+        raw.send(*(begin(each, EMBED) + frame(DATA, 0, each, prefix) for each in odd(arrivals.MOST_ARRIVING)))
+        until(lambda: running._fuse.count() == arrivals.MOST_ARRIVING)
+        time.sleep(0.7)
+        assert running._fuse.count() == arrivals.MOST_ARRIVING  # nobody waits
+        began = time.monotonic()
+        assert stubs.embed(b"x").results[0].vector
+        assert time.monotonic() - began < 2
+        assert len(raw.ended(1, 2.0)) == 1
+        assert running._fuse.count() == arrivals.MOST_ARRIVING - 1  # as many as had to
+
+
 def test_half_closed_streams_without_a_message_are_refused(running: Server) -> None:
     with Raw(running.address) as raw:
         raw.send(*(begin(each, EMBED, flags=5) for each in odd(50)))
@@ -166,7 +196,7 @@ def test_half_closed_streams_without_a_message_are_refused(running: Server) -> N
 def test_a_reset_in_the_middle_of_a_message_frees_its_place(running: Server) -> None:
     with Raw(running.address) as raw:
         prefix = struct.pack(">BI", 0, MEGABYTE)
-        raw.send(*(begin(each, EMBED) + frame(DATA, 0, each, prefix + bytes(9_000)) for each in odd(50)))
+        raw.send(*(begin(each, EMBED) + frame(DATA, 0, each, prefix + bytes(1_000)) for each in odd(50)))
         until(lambda: running._fuse.count("calls") == 50)
         raw.send(*(frame(RST_STREAM, 0, each, struct.pack(">I", 8)) for each in odd(50)))
         until(lambda: running._fuse.count("calls") == 0)
@@ -263,7 +293,14 @@ def test_a_connection_is_ended_gently_after_a_while_where_there_are_several_work
         serving(FakeEncoder(), GalleryDirectory(tmp_path), workers=2) as other,
         connected(other.address) as stubs,
     ):
-        monkeypatch.setattr(other._boundary._audit, "record", lambda *_, peer, **__: seen.add(peer))
+        register = other._boundary._register
+        noted = register._noted
+
+        def seeing(call: Any, code: str, context: Any, *more: Any) -> Any:
+            seen.add(context.peer())
+            return noted(call, code, context, *more)
+
+        monkeypatch.setattr(register, "_noted", seeing)
         deadline = time.monotonic() + 1.5
         while time.monotonic() < deadline:
             stubs.embed(b"x")  # fails for none of it

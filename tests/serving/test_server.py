@@ -39,7 +39,7 @@ def test_when_no_image_can_be_embedded_any_more_health_says_so(
 
 
 def test_the_request_id_comes_back_and_is_in_the_log(stubs: Stubs, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="serving.rpc.gate.boundary"):
+    with caplog.at_level(logging.INFO, logger="serving.rpc.gate.register"):
         request = retrieval_pb.EmbedRequest(images=[b"x"])
         _, call = stubs.retrieval.Embed.with_call(request, metadata=(("x-request-id", "my-id"),))
         assert ("x-request-id", "my-id") in call.trailing_metadata()

@@ -183,3 +183,20 @@ def test_what_is_no_unicode_is_still_a_line() -> None:
     logging.getLogger("serving.x").info("file %s", "a\udcff")
     logging.getLogger().handlers[0].flush()
     assert json.loads(stream.getvalue().replace("\\udcff", "?"))["message"] == "file a?"
+
+
+def test_lines_in_quick_succession_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.telemetry.GATHER_SECONDS", 0.2)
+    writes: list[str] = []
+
+    class Counting(io.StringIO):
+        def write(self, text: str) -> int:
+            writes.append(text)
+            return len(text)
+
+    configure_logs("INFO", Counting())
+    for _ in range(5):
+        logging.getLogger("serving.x").info("hello")
+        time.sleep(0.01)  # in which a thread that waits would take the line
+    logging.getLogger().handlers[0].flush()
+    assert [text.count("\n") for text in writes if text] == [5]

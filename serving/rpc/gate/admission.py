@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 
 from serving.errors import Draining, Overloaded
 from serving.rpc.gate.access import identity
@@ -54,6 +55,20 @@ class Admission:
         self.draining = False
         self._usual_stay = SHORTEST_RETRY
 
+    @staticmethod
+    def draining_error() -> Draining:
+        """Make what a call is told that comes while the server stops."""
+        return Draining("The server is stopping and takes no new work; try another one.")
+
+    def check_open(self) -> None:
+        """Find out whether the server takes calls.
+
+        Raises:
+            Draining: if it is stopping.
+        """
+        if self.draining:
+            raise self.draining_error()
+
     def check_room(self) -> None:
         """Find out, before a message is received, whether a call with one input would be admitted.
 
@@ -61,7 +76,7 @@ class Admission:
             Draining: if the server is stopping.
             Overloaded: if it would not.
         """
-        self._check_open()
+        self.check_open()
         self._check_inputs(identity.get().name, 1)
 
     @contextmanager
@@ -72,7 +87,7 @@ class Admission:
             Draining: if the server is stopping.
             Overloaded: if there is no room for so many bytes now.
         """
-        self._check_open()
+        self.check_open()
         client = identity.get().name
         if self.bytes + size > self.most_bytes:
             taken = f"{self.bytes:,} of at most {self.most_bytes:,} bytes"
@@ -114,10 +129,6 @@ class Admission:
             # A place becomes free about when a call of usual length ends, so that is when to come back.
             self._usual_stay += SMOOTHING * (time.monotonic() - began - self._usual_stay)
 
-    def _check_open(self) -> None:
-        if self.draining:
-            raise Draining("The server is stopping and takes no new work; try another one.")
-
     def _check_inputs(self, client: str, inputs: int) -> None:
         if self.inputs + inputs > self.most_inputs:
             taken = f"{self.inputs} of at most {self.most_inputs} inputs"
@@ -131,7 +142,8 @@ class Admission:
         self.refusals[limit] += 1
         return Overloaded(
             f"{taken} are in flight, {wanted} do not fit; try again later.",
-            retry_after=min(max(self._usual_stay, SHORTEST_RETRY), LONGEST_RETRY),
+            # In steps, so that one answer serves for many refusals.
+            retry_after=min(max(1, ceil(self._usual_stay / SHORTEST_RETRY)) * SHORTEST_RETRY, LONGEST_RETRY),
         )
 
 

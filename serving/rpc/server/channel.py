@@ -15,6 +15,9 @@ SPREAD_SECONDS, SPREAD_GRACE = 60, 3_600
 """With several workers a connection is ended gently after about that time, and what runs on it may go on."""
 MAX_HEADER_BYTES = 16 * 1024
 """Most bytes of the metadata of a call."""
+WINDOW_BYTES = 256 * 1024
+"""Most bytes that are held of a message while it waits for its turn to come in, and that a connection has on
+the way: at 50 ms to the client and back some 5 MB/s of short messages."""
 MAX_STREAMS = 1_024
 """Most calls of one connection at once; a client that has more lets them wait on its side."""
 MAX_CONNECTIONS = 16_384
@@ -32,6 +35,10 @@ def channel_options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", MAX_HEADER_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        # Else windows grow with the speed of a connection, and with them what is held of calls whose message
+        # nobody has asked for yet. That of a message that comes in grows with what is missing of it.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         ("grpc.server_handshake_timeout_ms", 1_000 * HANDSHAKE_SECONDS),
         # Else a client that is gone without a word, or answers nothing, keeps what it holds.

@@ -28,8 +28,8 @@ from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.boundary import Boundary
 from serving.rpc.gate.certificates import Certificates
+from serving.rpc.gate.fuse import Fuse
 from serving.rpc.server.channel import channel_options
-from serving.rpc.server.fuse import Fuse
 from serving.rpc.server.port import Port
 from serving.rpc.server.settings import Settings
 from serving.rpc.services import galleries as gallery_calls
@@ -117,15 +117,16 @@ class Server:
         self._reloads = Reloads(self._load_anew)
         self._asked_by_call = False
         self._shelf = Shelf(galleries, self._fleet, most=settings.max_in_flight)
+        self._fuse = Fuse(CALLS_PER_PERMIT * settings.max_in_flight, self._admission.refusals)
         self._boundary = Boundary(
             self._admission,
             Access(settings.keys),
             self._audit,
             self._watch.metrics,
             READERS,
+            fuse=self._fuse,
             tracer=self._watch.tracer,
         )
-        self._fuse = Fuse(CALLS_PER_PERMIT * settings.max_in_flight, self._admission.refusals)
         self._health = health.aio.HealthServicer()
         self._grpc: grpc.aio.Server | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -162,9 +163,7 @@ class Server:
             if held is not None:
                 number = held.number
                 held.close()
-        self._grpc = grpc.aio.server(
-            interceptors=[self._fuse, self._boundary], options=channel_options(self._settings)
-        )
+        self._grpc = grpc.aio.server(interceptors=[self._boundary], options=channel_options(self._settings))
         self._add_services(self._grpc)
         try:
             number = self._open(self._grpc, written_address(host, number))
@@ -190,7 +189,7 @@ class Server:
         await self._health.enter_graceful_shutdown()
         await asyncio.sleep(self._settings.drain_delay)
         deadline = time.monotonic() + grace
-        self._admission.draining = True
+        self._boundary.drain()
         self._reloads.close()
         await self._boundary.wait_idle(deadline - time.monotonic())
         left = max(0.0, deadline - time.monotonic())

@@ -94,6 +94,7 @@ class Counters(Metrics):
         )
         # Resolving labels costs more than counting does.
         self._calls: dict[tuple[str, str], Histogram] = {}
+        self._failed: dict[tuple[str, str], Counter] = {}
         self._admitted: dict[str, Counter] = {}
         self._models: dict[str, tuple[Histogram, Histogram, Counter]] = {}
 
@@ -115,7 +116,10 @@ class Counters(Metrics):
                 admitted = self._admitted[rpc] = self._inputs.labels(rpc)
             admitted.inc(call.inputs)
         if reason:
-            self._errors.labels(rpc, reason).inc()
+            errors = self._failed.get((rpc, reason))
+            if errors is None:
+                errors = self._failed[rpc, reason] = self._errors.labels(rpc, reason)
+            errors.inc()
         if code == "DEADLINE_EXCEEDED" or (late and code == "CANCELLED"):
             self._expired.inc(call.inputs)
         elif code == "CANCELLED":

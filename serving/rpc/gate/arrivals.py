@@ -1,0 +1,172 @@
+"""How messages come in: so many at once, each within its time."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeAlias, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
+
+from serving.errors import CrossbatchError, DeadlineExceeded, InvalidArgument, Overloaded
+from serving.rpc.status import to_status
+
+__all__ = ["ARRIVAL_SECONDS", "MOST_ARRIVING", "MOST_QUESTIONS", "TURN_SECONDS", "Arrivals", "reading"]
+
+ARRIVAL_SECONDS = 60.0
+"""Longest time that a message may take to come in: 64 MiB at 9 Mbit/s."""
+TURN_SECONDS = 5.0
+"""That long a message may come in while others wait for their turn."""
+MOST_ARRIVING = 28
+"""Most messages of calls at once that come in. How long each is, nobody knows before it is whole."""
+MOST_QUESTIONS = 4
+"""Most messages of health checks and the like at once, which are short, or sent to do harm."""
+LOOK_SECONDS = 0.1  # between two looks at how long each has taken
+RETRY_SECONDS = 1.0
+UNREADABLE = "The message is not a request of this call; check the proto files."
+
+AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class Arrivals:
+    """Lets so many messages come in at once; the others wait with the start of theirs in gRPC's window.
+
+    A message that is not asked for keeps to that window, so a short one is there when its turn comes, however
+    slow its sender. Those that take long keep others waiting for a while only. Belongs to one event loop.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Set the limit.
+
+        Args:
+            most: Most messages at once that come in.
+        """
+        self._turns = asyncio.Semaphore(most)
+        self._waiting = 0
+        # Both in the order in which they began, since every one may take the same time.
+        self._began: dict[asyncio.Task[Any], float] = {}
+        self._reading: dict[asyncio.Task[Any], float] = {}
+        self._given_up: dict[asyncio.Task[Any], CrossbatchError] = {}
+        # One timer for all: one for each would cost more than all the rest here.
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def message(self, context: Context) -> Any:
+        """Receive the one message of the call that the running task is.
+
+        Raises:
+            DeadlineExceeded: if it took too long to come in.
+            Overloaded: if it took long while others waited.
+            InvalidArgument: if the call ended without it.
+        """
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._began[task] = time.monotonic()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+        try:
+            message = await self._read(task, context)
+        except asyncio.CancelledError:
+            error = self._given_up.get(task)
+            if error is None or task.uncancel():
+                raise
+            raise error from None
+        finally:
+            del self._began[task]
+            self._given_up.pop(task, None)
+        if message is grpc.aio.EOF:
+            # Cancelled meanwhile if gRPC itself has ended the call, of a message too long, and says so.
+            await asyncio.sleep(LOOK_SECONDS)
+            raise InvalidArgument("The call ended without a message.")
+        return message
+
+    def give_up(self, error: Callable[[], CrossbatchError]) -> None:
+        """End all that come in or wait with such an error."""
+        for task in self._began:
+            self._end(task, error())
+
+    async def _read(self, task: "asyncio.Task[Any]", context: Context) -> Any:
+        if self._turns.locked():
+            self._waiting += 1
+            try:
+                await self._turns.acquire()
+            finally:
+                self._waiting -= 1
+        else:
+            await self._turns.acquire()
+        self._reading[task] = time.monotonic()
+        try:
+            return await context.read()
+        finally:
+            del self._reading[task]
+            self._turns.release()
+
+    def _look(self) -> None:
+        """Give up what took too long."""
+        now = time.monotonic()
+        for task, began in self._began.items():
+            if now - began < ARRIVAL_SECONDS:
+                break
+            late = f"The message took more than {ARRIVAL_SECONDS:g} s to come in."
+            self._end(task, DeadlineExceeded(late))
+        for task, began in list(self._reading.items())[: self._waiting]:
+            if now - began < TURN_SECONDS:
+                break
+            slow = f"The message took more than {TURN_SECONDS:g} s to come in while others wait"
+            self._end(task, Overloaded(f"{slow}; try again later.", retry_after=RETRY_SECONDS))
+        again = bool(self._began)
+        self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look) if again else None
+
+    def _end(self, task: "asyncio.Task[Any]", error: CrossbatchError) -> None:
+        if task not in self._given_up:
+            self._given_up[task] = error
+            task.cancel()
+
+
+def reading(handler: "AnyHandler", arrivals: Arrivals) -> "AnyHandler":
+    """Let a handler of one message, none of ours, be called at once and receive that message so."""
+    read, write = handler.request_deserializer, handler.response_serializer
+    whole: Any = handler.unary_unary
+    streamed: Any = handler.unary_stream
+    mutual: Any = handler.stream_stream
+
+    async def arrived(context: Context) -> Any:
+        try:
+            return await arrivals.message(context)
+        except DecodeError:  # of a service that is not ours: the boundary unpacks those of ours
+            await _abort(context, InvalidArgument(UNREADABLE))
+        except CrossbatchError as error:
+            await _abort(context, error)
+
+    async def answer(_: AsyncIterator[Any], context: Context) -> Any:
+        return await whole(await arrived(context), context)
+
+    async def stream(_: AsyncIterator[Any], context: Context) -> None:
+        replies = streamed(await arrived(context), context)
+        if inspect.isawaitable(replies):  # a handler that writes its replies itself
+            await replies
+            return
+        async for reply in replies:
+            await context.write(reply)
+
+    async def converse(messages: AsyncIterator[Any], context: Context) -> None:
+        try:
+            async for reply in mutual(messages, context):
+                await context.write(reply)
+        except DecodeError:
+            await _abort(context, InvalidArgument(UNREADABLE))
+
+    if whole is not None:
+        return grpc.stream_unary_rpc_method_handler(answer, read, write)
+    if streamed is not None:
+        return grpc.stream_stream_rpc_method_handler(stream, read, write)
+    if mutual is not None and read is not None:  # ours read nothing here, being refusals
+        return grpc.stream_stream_rpc_method_handler(converse, read, write)
+    return handler
+
+
+async def _abort(context: Context, error: CrossbatchError) -> None:
+    rich = rpc_status.to_status(to_status(error))
+    await context.abort(rich.code, rich.details, rich.trailing_metadata)
