@@ -21,7 +21,7 @@ from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 from serving.model.spec import ModelSpec
 from serving.rpc.server.server import Server
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 
 __all__ = ["main", "make"]
 

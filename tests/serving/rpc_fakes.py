@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from serving.errors import BadImage, InvalidArgument
 from serving.rpc.server.loop import new_event_loop
 from serving.rpc.server.server import Server
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 
 DIMENSION = 8
 SIZE = 4

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from serving.errors import BadArtifact, CrossbatchError, Draining, Mismatch, ModelMismatch, NotFound
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 from serving.rpc.watch.call import Stages
 from serving.rpc.watch.metrics import Metrics
 from serving.rpc.work import fleet as fleet_module

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serving.errors import BadArtifact, BadSetting, CrossbatchError, NotFound
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 from serving.rpc.work import library
 from serving.rpc.work.library import Library, served_name
 from tests.serving.rpc_fakes import FakeSpec

@@ -9,9 +9,9 @@ import pytest
 
 from serving.errors import BadSetting, Unavailable
 from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.gate.address import check_address
+from serving.rpc.address import check_address
 from serving.rpc.server.port import Port
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 from tests.serving.rpc_fakes import FakeEncoder, serving
 
 

@@ -287,7 +287,7 @@ def test_a_stop_waits_for_no_load_beyond_the_grace_however_many_asked(
     slow = Slow(sources, monkeypatch)
     calls = [stubs.models.ReloadModels.future(pb.ReloadModelsRequest(), timeout=20) for _ in range(60)]
     _until(lambda: slow.loads == 1)
-    _until(lambda: running._boundary._calls == 60)
+    _until(lambda: running._boundary._register._calls == 60)
     began = time.monotonic()
     try:
         stop(running, 0.5)

@@ -16,7 +16,7 @@ from serving.model import preprocess
 from serving.rpc import limits
 from serving.rpc.server import server
 from serving.rpc.server.server import Server
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 from tests.serving.stubs import Stubs, refused
 
 

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from serving.errors import BadArtifact, Unavailable
-from serving.rpc.gate.address import check_address
+from serving.rpc.address import check_address
 from serving.rpc.server import worker
 from serving.rpc.server.process import live
 from serving.rpc.server.signals import Signals, ignore_hangups

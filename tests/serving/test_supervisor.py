@@ -13,8 +13,8 @@ from serving.errors import Unavailable
 from serving.rpc.server import child as child_module
 from serving.rpc.server import supervisor as supervisor_module
 from serving.rpc.server.child import Child
-from serving.rpc.server.settings import Settings
 from serving.rpc.server.supervisor import Supervisor
+from serving.rpc.settings import Settings
 
 
 class FakeProcess:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from serving.errors import BadSetting
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 
 __all__ = ["Certificates"]
 

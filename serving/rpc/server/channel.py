@@ -1,7 +1,7 @@
 """What gRPC is told of connections: what they may carry, how long they last, when they are given up."""
 
 from serving.rpc.limits import MAX_MESSAGE_BYTES
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 
 __all__ = ["channel_options"]
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from serving.cores import usable_cores
 from serving.errors import Unavailable
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 
 __all__ = ["Child"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from serving.rpc.server import loop
 from serving.rpc.server.process import live
-from serving.rpc.server.settings import Settings
 from serving.rpc.server.signals import Signals, ignore_hangups
 from serving.rpc.server.supervisor import Supervisor
+from serving.rpc.settings import Settings
 from serving.telemetry import configure_logs
 
 if TYPE_CHECKING:

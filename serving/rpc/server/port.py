@@ -4,8 +4,8 @@ import socket
 from contextlib import suppress
 
 from serving.errors import Unavailable
-from serving.rpc.gate.address import check_address
-from serving.rpc.server.settings import Settings
+from serving.rpc.address import check_address
+from serving.rpc.settings import Settings
 
 __all__ = ["Port"]
 

@@ -22,8 +22,8 @@ from protos import (
 )
 from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Unavailable
+from serving.rpc.address import written_address
 from serving.rpc.gate.access import Access
-from serving.rpc.gate.address import written_address
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.boundary import Boundary
@@ -31,7 +31,7 @@ from serving.rpc.gate.certificates import Certificates
 from serving.rpc.gate.fuse import Fuse
 from serving.rpc.server.channel import channel_options
 from serving.rpc.server.port import Port
-from serving.rpc.server.settings import Settings
+from serving.rpc.server.watch import Watch
 from serving.rpc.services import galleries as gallery_calls
 from serving.rpc.services import inference as inference_calls
 from serving.rpc.services import retrieval as retrieval_calls
@@ -39,7 +39,7 @@ from serving.rpc.services.galleries import Galleries
 from serving.rpc.services.inference import Inference
 from serving.rpc.services.models import Models
 from serving.rpc.services.retrieval import Retrieval
-from serving.rpc.watch.watch import Watch
+from serving.rpc.settings import Settings
 from serving.rpc.work.fleet import Change, Fleet
 from serving.rpc.work.library import Sources
 from serving.rpc.work.pipeline import Bounds

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from serving.errors import CrossbatchError
-from serving.rpc.gate.address import written_address
+from serving.rpc.address import written_address
 from serving.rpc.server.child import Child
 from serving.rpc.server.port import Port
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 from serving.rpc.work.reloads import Reloads
 
 if TYPE_CHECKING:  # it brings prometheus_client, which a server without metrics does not need
-    from serving.rpc.watch.gathered import Gathered
+    from serving.rpc.scrape.gathered import Gathered
 
 __all__ = ["Supervisor"]
 
@@ -174,6 +174,6 @@ class Supervisor:
 
 
 def _gather(settings: Settings) -> "Gathered":
-    from serving.rpc.watch.gathered import Gathered
+    from serving.rpc.scrape.gathered import Gathered
 
     return Gathered(settings.metrics_host, settings.metrics_port or 0)

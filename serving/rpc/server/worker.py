@@ -18,9 +18,9 @@ from serving.errors import CrossbatchError
 from serving.rpc.server import loop
 from serving.rpc.server.process import Serves, live
 from serving.rpc.server.server import Server
-from serving.rpc.server.settings import Settings
 from serving.rpc.server.signals import Signals
-from serving.rpc.watch.watch import Watch
+from serving.rpc.server.watch import Watch
+from serving.rpc.settings import Settings
 from serving.rpc.work.library import Library
 from serving.telemetry import configure_logs
 

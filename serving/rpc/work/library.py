@@ -11,7 +11,7 @@ from serving.errors import BadArtifact, BadSetting, NotFound
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.model.encoder import Encoder
     from serving.model.spec import ModelSpec
-    from serving.rpc.server.settings import Settings
+    from serving.rpc.settings import Settings
 
 __all__ = ["Library", "Source", "Sources", "served_name"]
 

@@ -11,7 +11,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from serving.errors import Unavailable
-from serving.rpc.gate.address import written_address
+from serving.rpc.address import written_address
 
 __all__ = ["Endpoint", "serve"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.rpc.gate.admission import Admission
-from serving.rpc.server.settings import Settings
+from serving.rpc.settings import Settings
 from serving.rpc.watch.metrics import Metrics
 from serving.rpc.watch.tracing import Tracer
 from serving.rpc.work.fleet import Fleet
@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # they bring prometheus_client, which a server without metric
     from prometheus_client import CollectorRegistry
 
     from serving.gallery.folder.directory import GalleryDirectory
-    from serving.rpc.watch.exposition import Endpoint
-    from serving.rpc.watch.state import Watcher
+    from serving.rpc.scrape.exposition import Endpoint
+    from serving.rpc.scrape.state import Watcher
 
 __all__ = ["Watch"]
 
@@ -76,9 +76,9 @@ class Watch:
         """
         if self._registry is None:
             return
-        from serving.rpc.watch.exposition import serve
-        from serving.rpc.watch.gauges import Gauges
-        from serving.rpc.watch.state import Watcher
+        from serving.rpc.scrape.exposition import serve
+        from serving.rpc.scrape.gauges import Gauges
+        from serving.rpc.scrape.state import Watcher
 
         watcher = Watcher(self.worker, fleet, admission, galleries, lambda: self.metrics.in_flight)
         if self._folder is None:
@@ -103,7 +103,7 @@ class Watch:
             self._endpoint.close()
 
     def _tell(self, watcher: "Watcher", folder: Path) -> None:
-        from serving.rpc.watch.gathered import forget, tell
+        from serving.rpc.scrape.gathered import forget, tell
 
         while True:
             try:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serving.rpc.watch.state import GalleryState, State
+from serving.rpc.scrape.state import GalleryState, State
 
 __all__ = ["MOST_GALLERIES", "OTHERS", "Gauges"]
 

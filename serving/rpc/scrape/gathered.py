@@ -16,9 +16,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from serving.rpc.watch.exposition import serve
-from serving.rpc.watch.gauges import Gauges
-from serving.rpc.watch.state import State
+from serving.rpc.scrape.exposition import serve
+from serving.rpc.scrape.gauges import Gauges
+from serving.rpc.scrape.state import State
 
 __all__ = ["Gathered", "forget", "tell", "told"]
 

@@ -1,0 +1,1 @@
+"""What Prometheus reads: how the server stands, and the metrics of all workers in one place."""
