@@ -42,6 +42,26 @@ def test_overload_is_refused_at_once_and_tells_when_to_return(encoder: FakeEncod
         assert len(stubs.embed(*[b"x"] * 256).results) == 256
 
 
+def test_a_call_that_would_come_too_late_behind_others_is_refused_at_once(
+    encoder: FakeEncoder, tmp_path: Path
+) -> None:
+    encoder.encode_gate.clear()
+    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
+        running._fleet.get().queue_time._rate = 10.0
+        pending = [
+            stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"%d" % i])) for i in range(20)
+        ]
+        until(lambda: len(encoder.decoded) == 20)
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as failure:
+            stubs.embed(b"late", timeout=1)
+        assert time.monotonic() - began < 0.5
+        assert "20 images wait" in refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+        encoder.encode_gate.set()
+        assert all(len(each.result().results) == 1 for each in pending)
+        assert b"late" not in encoder.decoded
+
+
 def test_every_call_that_works_is_admitted(encoder: FakeEncoder, tmp_path: Path) -> None:
     galleries = GalleryDirectory(tmp_path)
     with serving(encoder, galleries) as running, connected(running.address) as stubs:

@@ -18,6 +18,7 @@ from serving.model.preprocess import MAX_BYTES, thumbnail
 from serving.rpc.watch.call import Stages
 from serving.rpc.work.explanation import Explanation, explained_at
 from serving.rpc.work.priority import step_back
+from serving.rpc.work.queue_time import QueueTime
 from serving.rpc.work.runs import Runs
 from serving.rpc.work.trial import Plan, best_plan, warm_up
 from serving.rpc.work.workers import Threads
@@ -94,6 +95,7 @@ class Pipeline:
         self.encoder = encoder
         self.spec: ModelSpec = encoder.spec
         self._threads = threads
+        self.queue_time = QueueTime()
         self._bounds = bounds
         self._runs = Runs(encoder, self.plan, partial(metrics.batch, name))
         self.batcher: Batcher[NDArray[np.uint8], NDArray[np.float32]] = Batcher(
@@ -138,11 +140,15 @@ class Pipeline:
 
         Returns:
             One vector or exception an image, in order.
+
+        Raises:
+            Overloaded: if those of other calls would make them late.
         """
         call = _Call(deadline, stages, asyncio.Semaphore(self._threads.window))
-        if len(images) == 1:  # as most calls have it, and needs no task of its own
-            return [await self._embed_one(images[0], call)]
-        return await asyncio.gather(*(self._embed_one(image, call) for image in images))
+        with self.queue_time.place(len(images), deadline):
+            if len(images) == 1:  # as most calls have it, and needs no task of its own
+                return [await self._embed_one(images[0], call)]
+            return await asyncio.gather(*(self._embed_one(image, call) for image in images))
 
     async def encode(
         self, pixels: NDArray[np.uint8], deadline: float | None, stages: Stages
@@ -159,6 +165,7 @@ class Pipeline:
 
         Raises:
             InvalidArgument: if the pixels have another shape or type.
+            Overloaded: if those of other calls would make them late.
         """
         side = self.spec.image_size
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != (side, side, 3):
@@ -167,7 +174,8 @@ class Pipeline:
                 f"{pixels.dtype} {pixels.shape}."
             )
         call = _Call(deadline, stages, asyncio.Semaphore(self._threads.window))
-        return await asyncio.gather(*(self._encode_one(image, call) for image in pixels))
+        with self.queue_time.place(len(pixels), deadline):
+            return await asyncio.gather(*(self._encode_one(image, call) for image in pixels))
 
     async def explain(
         self, images: Sequence[bytes] | NDArray[np.uint8], deadline: float | None, stages: Stages
