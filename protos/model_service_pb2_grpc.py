@@ -73,7 +73,8 @@ class ModelServiceServicer:
     def ReloadModels(self, request, context):
         """Looks at the model files and the folder of galleries again, as SIGHUP does: loads and warms up models that are
         new or changed, then serves them in place of the old ones, which finish the calls they have. No call fails for
-        it. FAILED_PRECONDITION when a file cannot be served; then everything stays as it was.
+        it. FAILED_PRECONDITION when a file cannot be served, or when a gallery would lose the last model that fits it:
+        the message names both; then everything stays as it was.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,8 @@ from serving.rpc.watch.counters import Counters
 from serving.rpc.watch.metrics import Metrics
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.pipeline import Bounds
-from tests.serving.rpc_fakes import FakeEncoder, FakeSources, FakeSpec, serving
-from tests.serving.stubs import Stubs, connected, item
+from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving
+from tests.serving.stubs import Stubs, connected, image, item
 
 EMBED = "RetrievalService/Embed"
 
@@ -194,6 +194,17 @@ def test_a_damaged_gallery_does_not_fail_the_scrape(tmp_path: Path, monkeypatch:
         told = values(read(server.metrics_address))
     assert told['crossbatch_gallery_usable{gallery="harmed"}'] == 0
     assert told['crossbatch_gallery_items{gallery="good"}'] == 1
+
+
+def test_a_gallery_that_no_served_model_fits_is_not_usable(tmp_path: Path) -> None:
+    with watched(tmp_path, FakeEncoder()) as (server, stubs):
+        stubs.create("ours")
+        GalleryDirectory(tmp_path).create("theirs", model_name="z", fingerprint="f" * 64, dimension=DIMENSION)
+        with pytest.raises(grpc.RpcError):
+            stubs.search("theirs", image(b"x"))
+        told = values(read(server.metrics_address))
+    assert told['crossbatch_gallery_usable{gallery="ours"}'] == 1
+    assert told['crossbatch_gallery_usable{gallery="theirs"}'] == 0
 
 
 def test_a_slow_disk_does_not_hold_up_the_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

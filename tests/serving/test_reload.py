@@ -1,5 +1,6 @@
 """New models and galleries in a server that runs: no call fails, and none is answered by another model."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.errors import BadArtifact, BadSetting, CrossbatchError, NotFound
+from serving.errors import BadArtifact, BadSetting, CrossbatchError, Mismatch, NotFound
 from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.item import Item
 from serving.rpc.server.server import Server
@@ -155,18 +156,18 @@ def test_a_call_that_is_on_its_way_is_finished_by_the_model_it_began_with(
     request = retrieval_pb.SearchRequest(gallery="birds", queries=[image(b"x")], k=1)
     search = stubs.retrieval.Search.future(request, timeout=10)
     _until(lambda: a.decoded == [b"x"])
-    sources.models = {"a": Turned(FakeSpec("a", "c" * 64, "c" * 64))}  # of which there is no gallery
-    assert list(_reload(stubs).removed) == ["b"]
+    quantized = Turned(FakeSpec("a", "c" * 64, "a" * 64, precision="int8"))
+    sources.models = {"a": quantized, "b": sources.models["b"]}
+    assert list(_reload(stubs).loaded) == ["a"]
     a.encode_gate.set()
     assert search.result().model_fingerprint == "a" * 64
-    with pytest.raises(grpc.RpcError) as failure:
-        stubs.search("birds", image(b"x"))
-    refused("FAILED_PRECONDITION", failure, "MODEL_MISMATCH")
+    assert stubs.search("birds", image(b"x")).model_fingerprint == "c" * 64
 
 
 def test_models_are_loaded_anew_and_no_call_fails(
-    running: Server, stubs: Stubs, a: FakeEncoder, sources: FakeSources
+    running: Server, stubs: Stubs, a: FakeEncoder, sources: FakeSources, galleries: GalleryDirectory
 ) -> None:
+    galleries.drop("next")  # so that b may go
     done = threading.Event()
     seen: set[str] = set()
     failures: list[grpc.RpcError] = []
@@ -239,6 +240,49 @@ def test_a_reload_that_is_refused_says_why_and_changes_nothing(
     stubs.embed(b"x")
 
 
+def test_a_reload_that_would_leave_a_gallery_without_a_model_is_refused(
+    running: Server, stubs: Stubs, sources: FakeSources, galleries: GalleryDirectory, tmp_path: Path
+) -> None:
+    galleries.create("strange", model_name="z", fingerprint="f" * 64, dimension=DIMENSION)  # as it was before
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "gallery.sqlite").write_bytes(b"nothing")
+    b = sources.models["b"]
+    retrained = FakeEncoder(FakeSpec("a", "c" * 64, "c" * 64))
+    sources.models = {"a": retrained, "b": b}  # in the place of the old file
+
+    with pytest.raises(grpc.RpcError) as failure:
+        _reload(stubs)
+    message = refused("FAILED_PRECONDITION", failure, "MISMATCH")
+    assert "no model would be served that fits birds (of the model a);" in message
+    assert "load the new model beside the old one under another name" in message
+    told = asyncio.run_coroutine_threadsafe(running.reload(), running.loop)  # type: ignore[attr-defined]
+    with pytest.raises(Mismatch, match="fits birds"):  # as for SIGHUP
+        told.result(10)
+    assert stubs.search("birds", image(b"x")).model_fingerprint == "a" * 64
+
+    sources.models = {"a": FakeEncoder(), "new": retrained, "b": b}
+    assert list(_reload(stubs).loaded) == ["a", "new"]
+    galleries.create("birds-new", model_name="a", fingerprint="c" * 64, dimension=DIMENSION)
+    galleries.switch("birds", "birds-new")
+    galleries.drop("birds-new")
+    sources.models = {"new": retrained, "b": b}
+    assert list(_reload(stubs).removed) == ["a"]
+    assert stubs.search("birds", image(b"x")).model_fingerprint == "c" * 64
+
+
+def test_a_refused_reload_names_ten_galleries_at_most(
+    stubs: Stubs, sources: FakeSources, galleries: GalleryDirectory
+) -> None:
+    for number in range(11):
+        galleries.create(f"g{number:02}", model_name="b", fingerprint="b" * 64, dimension=DIMENSION)
+    del sources.models["b"]
+    with pytest.raises(grpc.RpcError) as failure:
+        _reload(stubs)
+    message = refused("FAILED_PRECONDITION", failure, "MISMATCH")
+    assert "g09 (of the model b) and 2 more; load" in message
+    assert "g10" not in message
+
+
 def test_a_reload_looks_at_the_galleries_again(
     stubs: Stubs, galleries: GalleryDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,7 +304,7 @@ class Slow:
         self.loads = 0
         self.gate = threading.Event()
         monkeypatch.setattr(FakeSource, "load", self._load)
-        sources.models = {"new": FakeEncoder(FakeSpec("new", "c" * 64))}
+        sources.models = {"new": FakeEncoder(FakeSpec("new", "c" * 64)), "b": sources.models["b"]}
 
     def _load(self) -> Any:
         self.loads += 1

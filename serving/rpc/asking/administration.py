@@ -161,6 +161,7 @@ class Administration(Connection):
 
         Raises:
             BadArtifact: if a file cannot be served; then everything stays as it was.
+            Mismatch: if a gallery would lose the last model that fits it; then so, too.
             CrossbatchError: if the call fails for another reason.
         """
         return self._driver.run(reload_models(timeout))

@@ -29,7 +29,7 @@ _PROCESS = (
     ("start_time_seconds", "When a worker was started, in seconds since 1970."),
 )
 _GALLERY: tuple[tuple[str, str, Callable[[GalleryState], float]], ...] = (
-    ("usable", "1, or 0 for a gallery that is damaged.", lambda g: g.usable),
+    ("usable", "1, or 0 for a gallery that is damaged or that no served model fits.", lambda g: g.usable),
     ("items", "Items in a gallery.", lambda g: g.items),
     ("fresh_items", "Items newer than the index, which are compared one by one.", lambda g: g.fresh),
     ("deleted_items", "Vectors held though their items were deleted or replaced.", lambda g: g.deleted),

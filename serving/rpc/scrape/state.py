@@ -12,7 +12,7 @@ import prometheus_client
 
 from serving.errors import CrossbatchError
 from serving.rpc.gate.admission import Admission
-from serving.rpc.work.fleet import Fleet
+from serving.rpc.work.fleet import Fleet, fits
 from serving.telemetry import dropped_lines
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
@@ -26,7 +26,7 @@ PATIENCE = 1.0  # seconds that a scrape waits for the galleries; it then tells w
 
 @dataclass(frozen=True, slots=True)
 class GalleryState:
-    """One gallery that is open; all nought where it cannot be used."""
+    """One gallery that is open; where it is damaged or no model fits it, all but its name is nought."""
 
     name: str
     usable: bool = False
@@ -167,9 +167,13 @@ class Watcher:
 
     def _look_at(self, name: str) -> GalleryState | None:
         try:
-            info = self._galleries.using(name, lambda gallery: gallery.info())
+            info, fitted = self._galleries.using(
+                name, lambda gallery: (gallery.info(), fits(gallery, self._fleet.all()))
+            )
         except Exception:  # whatever it is, the calls to that gallery say it; here it must hide no other
             return GalleryState(name) if name in self._galleries.names() else None
+        if not fitted:
+            return GalleryState(name)
         return GalleryState(
             name=name,
             usable=True,

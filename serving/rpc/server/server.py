@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -42,7 +42,7 @@ from serving.rpc.services.retrieval import Retrieval
 from serving.rpc.settings import Settings
 from serving.rpc.work.fleet import Change, Fleet
 from serving.rpc.work.library import Sources
-from serving.rpc.work.pipeline import Bounds
+from serving.rpc.work.pipeline import Bounds, Pipeline
 from serving.rpc.work.reloads import Reloads
 from serving.rpc.work.shelf import Shelf
 
@@ -221,7 +221,8 @@ class Server:
 
         Raises:
             Draining: if the server is stopping.
-            CrossbatchError: if a model cannot be served; then everything stays as it was.
+            CrossbatchError: if a model cannot be served, or a gallery would lose the last one that fits it;
+                then everything stays as it was.
         """
         return await self._reloads.ask()
 
@@ -232,12 +233,16 @@ class Server:
 
     async def _load_anew(self) -> Change:
         by_call, self._asked_by_call = self._asked_by_call, False
-        change = await self._fleet.reload()
+        change = await self._fleet.reload(self._agreed)
         await asyncio.to_thread(self._report_galleries)
         logger.info("loaded anew", extra={"loaded": change.loaded, "removed": change.removed})
         if by_call:
             self.asked_to_reload()
         return change
+
+    async def _agreed(self, before: Sequence[Pipeline], after: Sequence[Pipeline]) -> None:
+        """Refuse to take from a gallery the last model that fits it: each call on it would fail."""
+        await asyncio.to_thread(self._shelf.check_kept, before, after)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         parts = (self._fleet, self._shelf, self._admission)

@@ -42,7 +42,8 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
 
         Raises:
             Draining: if the server is stopping.
-            Mismatch: if a file cannot be served; then everything stays as it was.
+            Mismatch: if a file cannot be served, or a gallery would lose the last model that fits it; then
+                everything stays as it was.
         """
         try:
             change = await self._reload()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # it brings an engine, which whoever imports only the setting
     from serving.model.encoder import Encoder
     from serving.rpc.watch.metrics import Metrics
 
-__all__ = ["Change", "Fleet"]
+__all__ = ["Change", "Fleet", "fits"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,18 +84,24 @@ class Fleet:
                 await asyncio.wait(list(self._retiring))
         await asyncio.to_thread(self.threads.close)
 
-    async def reload(self) -> Change:
+    async def reload(
+        self, agreed: "Callable[[Sequence[Pipeline], Sequence[Pipeline]], Awaitable[None]] | None" = None
+    ) -> Change:
         """Look again: load and warm up what is new or another file than before, then serve it, all at once.
 
         A model that is replaced or gone finishes the calls that hold it, then its memory is free. One whose
         file is the same is not loaded anew. Two reloads take turns.
+
+        Args:
+            agreed: Given the pipelines as they are and as they would be; what it raises refuses the reload.
 
         Returns:
             What is served since, and what no more.
 
         Raises:
             Draining: if it is stopping.
-            CrossbatchError: if a model cannot be served; then everything stays as it was.
+            CrossbatchError: if a model cannot be served, or it is not agreed; then everything stays as it
+                was.
         """
         async with self._turn:
             if self._stopping:
@@ -116,6 +122,8 @@ class Fleet:
                             "one of them another name with --model NAME=FILE"
                         )
                     fresh[name] = served
+                if agreed is not None:
+                    await agreed(self.all(), tuple(served.pipeline for served in fresh.values()))
             except BaseException:
                 for served in loaded:
                     await served.pipeline.stop()
@@ -231,6 +239,19 @@ class Fleet:
         if name not in served:
             raise NotFound(f"There is no model {name[:80]!r}; {', '.join(served)} is served.")
         return served[name]
+
+
+def fits(gallery: "Gallery", pipelines: Sequence[Pipeline]) -> bool:
+    """Tell whether one of these models can be used with a gallery."""
+    return any(_fits(gallery, pipeline) for pipeline in pipelines)
+
+
+def _fits(gallery: "Gallery", pipeline: Pipeline) -> bool:
+    try:
+        gallery.check_model(pipeline.spec)
+    except ModelMismatch:
+        return False
+    return True
 
 
 @dataclass(slots=True, eq=False)

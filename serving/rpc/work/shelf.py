@@ -1,14 +1,15 @@
 """The galleries as calls see them: opened by name, checked against the model, worked on in threads."""
 
 import asyncio
+import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from serving.errors import CrossbatchError
+from serving.errors import CrossbatchError, Mismatch
 from serving.rpc.work.builds import Build, Builds
-from serving.rpc.work.fleet import Fleet
+from serving.rpc.work.fleet import Fleet, fits
 from serving.rpc.work.pipeline import Pipeline
 from serving.rpc.work.workers import Workers
 
@@ -21,7 +22,11 @@ __all__ = ["Shelf"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 READERS, WRITERS, KEEPERS = 4, 2, 4
+MOST_NAMED = 10
+"""Most galleries that a message names."""
 MOST_UPKEEP = 32
 """Most switches, rollbacks and removals that wait or run: each may have to wait for a lock."""
 
@@ -81,6 +86,37 @@ class Shelf:
         except CrossbatchError as error:
             self.hide(error)
             raise
+
+    def check_kept(self, before: Sequence[Pipeline], after: Sequence[Pipeline]) -> None:
+        """Find out whether each gallery that one of the models fits keeps one that does; blocks.
+
+        Galleries that cannot be opened, and those that none fitted before, do not count.
+
+        Args:
+            before: The models as they are.
+            after: The models as they would be.
+
+        Raises:
+            Mismatch: if not; names the galleries and their models.
+        """
+        lost = []
+        for name in self.galleries.names():
+            try:
+                model = self.galleries.using(name, lambda gallery: _lost(gallery, before, after))
+            except CrossbatchError:  # the calls to it say it
+                continue
+            except Exception:  # a bug that one gallery shows must not keep models from being loaded
+                logger.exception("gallery %s cannot be opened", name, extra={"gallery": name})
+                continue
+            if model:
+                lost.append(f"{name} (of the model {model})")
+        if lost:
+            more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+            raise Mismatch(
+                f"no model would be served that fits {', '.join(lost[:MOST_NAMED])}{more}; load the new "
+                "model beside the old one under another name, index a gallery with it, switch to that and drop the "
+                "one before, and only then remove the old model"
+            )
 
     async def model_for(self, deadline: float | None, name: str, model: str = "") -> str:
         """Name the model that embeds what is looked for in a gallery, or added to it.
@@ -173,3 +209,10 @@ class Shelf:
         self._writers.close()
         self._readers.close()
         self.galleries.close()
+
+
+def _lost(gallery: "Gallery", before: Sequence[Pipeline], after: Sequence[Pipeline]) -> str:
+    """Name the model that fits a gallery before, where none does after; empty otherwise."""
+    if fits(gallery, after):
+        return ""
+    return next((each.name for each in before if fits(gallery, [each])), "")
