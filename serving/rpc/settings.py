@@ -17,8 +17,9 @@ class Settings(BaseModel):
 
     model: tuple[str, ...] = Field(
         min_length=1,
-        description="ONNX file written by `crossbatch export`, or a folder of them; NAME=FILE to serve one "
-        "by another name. May be given several times; where a call names no model, the first one is meant.",
+        description="ONNX file written by `crossbatch export`, NAME=FILE to serve it by another name, or a "
+        "folder: every *.onnx in it, by the file's name without .onnx. May be given several times; where a "
+        "call names no model, the first one is meant.",
     )
     galleries: Path = Field(description="Folder that holds the galleries; each is a folder in it.")
     host: str = Field(

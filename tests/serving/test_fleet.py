@@ -120,15 +120,18 @@ def test_two_models_of_one_name_are_refused_with_both_files_and_the_cure(tmp_pat
     async def use(fleet: Fleet) -> None:
         raise AssertionError("started")
 
-    library = Library(Settings(model=(str(tmp_path),), galleries=tmp_path))
+    files = (str(tmp_path / "one.onnx"), str(tmp_path / "two.onnx"))
+    library = Library(Settings(model=files, galleries=tmp_path))
     with pytest.raises(Mismatch, match=r"one.onnx and .*two.onnx would both be served as tiny; .*NAME=FILE$"):
         run(library, use)
-    words = (str(tmp_path / "one.onnx"), f"other={tmp_path / 'two.onnx'}")
+    words = (files[0], f"other={files[1]}")
 
     async def both(fleet: Fleet) -> list[str]:
         return [pipeline.name for pipeline in fleet.all()]
 
     assert run(Library(Settings(model=words, galleries=tmp_path)), both) == ["tiny", "other"]
+    folder = (str(tmp_path),)  # of two trainings of one name, say
+    assert run(Library(Settings(model=folder, galleries=tmp_path)), both) == ["one", "two"]
 
 
 def test_a_reload_loads_what_is_new_or_changed_and_nothing_else() -> None:

@@ -31,15 +31,16 @@ def model(tmp_path: Path) -> Path:
 def test_files_folders_and_names_are_found_in_the_order_given(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
-    for name in ("b.onnx", "a.onnx", "notes.txt", "c.onnx.part"):
+    for name in ("a-2.onnx", "b.onnx", "a.onnx", "notes.txt", "c.onnx.part"):
         shutil.copy(model, folder / name)
 
     sources = library_of(f"mine={model}", folder, model).look()
 
     assert [(each.name, each.place) for each in sources] == [
         ("mine", str(model)),
-        ("", str(folder / "a.onnx")),
-        ("", str(folder / "b.onnx")),
+        ("a", str(folder / "a.onnx")),
+        ("a-2", str(folder / "a-2.onnx")),
+        ("b", str(folder / "b.onnx")),
         ("", str(model)),
     ]
     assert sources[0].load().spec.name == "tiny"

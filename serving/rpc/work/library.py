@@ -73,7 +73,10 @@ class _File:
 
 
 class Library:
-    """The files that the words of `--model` stand for: FILE, FOLDER or NAME=FILE."""
+    """The files that the words of `--model` stand for: FILE, FOLDER or NAME=FILE.
+
+    Those of a folder are served by their files' names without `.onnx`.
+    """
 
     def __init__(self, settings: "Settings") -> None:
         """Keep what was said; nothing is looked at yet."""
@@ -121,10 +124,10 @@ def _files(word: str) -> list[tuple[str, Path]]:
         return [(name, path)]
     if name:
         raise BadSetting(f"--model {word} names a folder; only a file can be served by another name")
-    found = sorted(each for each in path.glob("*.onnx") if each.is_file())
+    found = sorted((each for each in path.glob("*.onnx") if each.is_file()), key=lambda each: each.stem)
     if not found:
         raise BadSetting(f"the folder {path} holds no .onnx file; give the one that export wrote to")
-    return [("", each) for each in found]
+    return [(each.stem, each) for each in found]
 
 
 def _stamp(path: Path) -> Hashable:

@@ -114,8 +114,8 @@ class Shelf:
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             raise Mismatch(
                 f"no model would be served that fits {', '.join(lost[:MOST_NAMED])}{more}; load the new "
-                "model beside the old one under another name, index a gallery with it, switch to that and drop the "
-                "one before, and only then remove the old model"
+                "model beside the old one under another name, index a gallery with it, switch to that and "
+                "drop the one before, and only then remove the old model"
             )
 
     async def model_for(self, deadline: float | None, name: str, model: str = "") -> str:
