@@ -225,7 +225,7 @@ class Gallery(Items):
         metadata = reader.metadata(rows[seq] for seq in shown)
         return [
             [
-                Hit((row := rows[seq]).key, row.label, row.uri, metadata[seq], score, seq)
+                Hit((row := rows[seq]).key, row.label, row.uri, metadata[seq], _cosine(score), seq)
                 for seq, score in near
             ]
             for near in best
@@ -292,6 +292,11 @@ class Gallery(Items):
 
     def _rebuild_if_due(self, snapshot: Snapshot) -> None:
         self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)
+
+
+def _cosine(score: float) -> float:
+    """Return an inner product of two vectors that are of unit length but for rounding, in [-1, 1]."""
+    return max(-1.0, min(1.0, score))
 
 
 def _first_of_each_label(near: list[tuple[int, float]], rows: Mapping[int, Row]) -> list[tuple[int, float]]:

@@ -69,7 +69,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One answer of a search; `score` is the cosine of query and item, in [-1, 1] up to rounding."""
+    """One answer of a search; `score` is the cosine of query and item, in [-1, 1]."""
 
     key: str
     label: str

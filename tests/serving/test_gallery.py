@@ -101,6 +101,17 @@ def test_ties_across_index_and_fresh_part_are_in_key_order(gallery: Gallery) -> 
     assert [hit.key for hit in hits] == keys[50:]
 
 
+def test_scores_lie_between_minus_one_and_one_in_the_order_of_the_exact_ones(gallery: Gallery) -> None:
+    unit = units(1)[0]
+    vector = unit * np.float32(1 + 5e-7)  # as a model of single precision may give it: its bits are kept
+    gallery.upsert([Item("a", vector=unit), Item("b", vector=vector), Item("c", vector=-vector)])
+    for _ in range(2):
+        (hits,) = gallery.search([vector], 3)
+        assert [hit.key for hit in hits] == ["b", "a", "c"]
+        assert [hit.score for hit in hits] == [1.0, 1.0, -1.0]
+        gallery.rebuild("exact")
+
+
 def test_k_is_filled_though_the_nearest_are_deleted(gallery: Gallery) -> None:
     vectors = units(500)
     order = np.argsort(-(vectors @ vectors[0]))
