@@ -105,6 +105,17 @@ def test_a_batch_cannot_pass_by_the_limit_that_single_inputs_meet() -> None:
     assert 0.05 <= refusal.value.retry_after <= 5
 
 
+def test_a_refusal_tells_how_many_find_no_room_where_that_is_known() -> None:
+    admission = Admission(256)
+    with admission.admit(256):
+        with pytest.raises(Overloaded) as refusal:
+            admission.check_room()  # before it is known that another 256 would come
+        told = "256 of at most 256 inputs are in flight, and there is no room for any more; try again later."
+        assert str(refusal.value) == told
+    with admission.admit(1), pytest.raises(Overloaded, match="no room for 256 more"), admission.admit(256):
+        pass
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_client_at_its_limit_stops_no_other(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.rpc.gate.admission.MAX_MESSAGE_BYTES", 1)

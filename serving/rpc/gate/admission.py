@@ -77,7 +77,7 @@ class Admission:
             Overloaded: if it would not.
         """
         self.check_open()
-        self._check_inputs(identity.get().name, 1)
+        self._check_inputs(identity.get().name, 1, "any")  # how many it brings is not known yet
 
     @contextmanager
     def receive(self, size: int) -> Iterator[None]:
@@ -91,11 +91,11 @@ class Admission:
         client = identity.get().name
         if self.bytes + size > self.most_bytes:
             taken = f"{self.bytes:,} of at most {self.most_bytes:,} bytes"
-            raise self._full("bytes", taken, f"{size:,} more")
+            raise self._full("bytes", taken, f"{size:,}")
         if self._bytes_of[client] + size > self._most_bytes_a_client:
             most = f"{self._most_bytes_a_client:,} bytes of the key {client}"
             taken = f"{self._bytes_of[client]:,} of at most {most}"
-            raise self._full("client_bytes", taken, f"{size:,} more")
+            raise self._full("client_bytes", taken, f"{size:,}")
         self.bytes += size
         self._bytes_of[client] += size
         try:
@@ -114,7 +114,7 @@ class Admission:
             Overloaded: if too many inputs are in flight now.
         """
         client = identity.get().name
-        self._check_inputs(client, inputs)
+        self._check_inputs(client, inputs, f"{inputs}")
         self.inputs += inputs
         self._inputs_of[client] += inputs
         call = current_call.get()
@@ -129,19 +129,19 @@ class Admission:
             # A place becomes free about when a call of usual length ends, so that is when to come back.
             self._usual_stay += SMOOTHING * (time.monotonic() - began - self._usual_stay)
 
-    def _check_inputs(self, client: str, inputs: int) -> None:
+    def _check_inputs(self, client: str, inputs: int, wanted: str) -> None:
         if self.inputs + inputs > self.most_inputs:
             taken = f"{self.inputs} of at most {self.most_inputs} inputs"
-            raise self._full("inputs", taken, f"{inputs} more")
+            raise self._full("inputs", taken, wanted)
         if self._inputs_of[client] + inputs > self.most_a_client:
             most = f"{self.most_a_client} inputs of the key {client}"
             taken = f"{self._inputs_of[client]} of at most {most}"
-            raise self._full("client_inputs", taken, f"{inputs} more")
+            raise self._full("client_inputs", taken, wanted)
 
     def _full(self, limit: str, taken: str, wanted: str) -> Overloaded:
         self.refusals[limit] += 1
         return Overloaded(
-            f"{taken} are in flight, {wanted} do not fit; try again later.",
+            f"{taken} are in flight, and there is no room for {wanted} more; try again later.",
             # In steps, so that one answer serves for many refusals.
             retry_after=min(max(1, ceil(self._usual_stay / SHORTEST_RETRY)) * SHORTEST_RETRY, LONGEST_RETRY),
         )
