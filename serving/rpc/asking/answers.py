@@ -103,9 +103,9 @@ class GalleryInfo:
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """How far an index is: `done` of `total` (0 when not known) of a `stage`, in words such as "training".
+    """How far an index is: `done` of `total` (0 when not known) of a `stage`, such as "train".
 
-    The last one has the `gallery` with its new index.
+    The last one has an empty `stage`, and the `gallery` with its new index.
     """
 
     stage: str
