@@ -2,8 +2,9 @@
 
 Each command is a module with `Settings` (a pydantic model: the one place where a setting has its default,
 flag, environment variable and help), `run(settings)` (does it, returns JSON-able results) and
-`render(result)` (the same for a person); where a result can show a fault, `complaint(result)` returns the
-sentence to end with, or None. Only the module of the command that was asked for is imported.
+`render(result)` (the same for a person). There may be `complaint(result)`, the sentence to end with where a
+result shows a fault, and `remark(result)`, what a person is told beside it on standard error; either may be
+None. Only the module of the command that was asked for is imported.
 """
 
 import argparse
@@ -118,6 +119,8 @@ def _run(name: str, words: list[str]) -> int:
         raise BadSetting(
             f"There is no command {name!r}; {_nearest(name, COMMANDS)}`crossbatch --help` lists all."
         )
+    # Before gRPC is loaded, which writes lines of its own among ours: of each failed handshake, for example.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with _naming_what_is_missing(name):
         command: Any = importlib.import_module(COMMANDS[name][0])
         settings, as_json = _settings(name, command.Settings, words)
@@ -125,6 +128,9 @@ def _run(name: str, words: list[str]) -> int:
     if os.environ.get("RANK", "0") != "0":  # torchrun runs one command several times: the first one speaks
         return 0
     _say(json.dumps(result, indent=2, ensure_ascii=False) if as_json else command.render(result))
+    remark = command.remark(result) if hasattr(command, "remark") and not as_json else None
+    if remark:
+        sys.stderr.write(f"{remark}\n")
     complaint = command.complaint(result) if hasattr(command, "complaint") else None
     return _fail(name, complaint) if complaint else 0
 

@@ -1,13 +1,16 @@
 """The search command: the nearest items to a photo or to another item, asked of a running server."""
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from serving.client import Client, Hit
-from serving.errors import InvalidArgument
+from serving.errors import CrossbatchError, InvalidArgument
 from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
 
@@ -95,7 +98,7 @@ def run(settings: Settings) -> dict[str, Any]:
         CrossbatchError: if the server is not there or refuses.
     """
     photo, key = settings.photo, settings.key
-    with _client(settings) as client:
+    with _advising_flags(), _client(settings) as client:
         (hits,) = client.search(
             settings.gallery,
             images=None if photo is None else [photo],
@@ -141,6 +144,22 @@ def render(result: dict[str, Any]) -> str:
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(_line(row, widths) for row in rows)
+
+
+@contextmanager
+def _advising_flags() -> Iterator[None]:
+    """Let errors name the flags of this command where the client names its arguments (`ca=...`)."""
+    try:
+        yield
+    except CrossbatchError as error:
+        names = "|".join(Settings.model_fields)
+        text = re.sub(rf"\b({names})=(?:True\b|\.\.\.|(?=['\"]))", _flag, str(error))
+        error.args = (text, *error.args[1:])
+        raise
+
+
+def _flag(found: re.Match[str]) -> str:
+    return f"--{found[1].replace('_', '-')}{'' if found[0][-1] != '=' else ' '}"
 
 
 def _client(settings: Settings) -> Client:

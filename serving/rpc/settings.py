@@ -23,7 +23,9 @@ class Settings(BaseModel):
     )
     galleries: Path = Field(description="Folder that holds the galleries; each is a folder in it.")
     host: str = Field(
-        default="127.0.0.1", description="Address to listen on; off loopback it needs TLS or --insecure."
+        default="127.0.0.1",
+        description="Address to listen on; off loopback it needs TLS or --insecure. 0.0.0.0 is every address "
+        "of IPv4, and :: those of IPv6 as well.",
     )
     port: int = Field(
         default=DEFAULT_PORT, ge=0, le=65_535, description="Port to listen on; 0 for a free one."

@@ -42,12 +42,14 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
 
-    def sign(self, name: str = "server", *, days: int = 30, since: int = 1) -> Pair:
+    def sign(
+        self, name: str = "server", *, days: int = 30, since: int = 1, address: str = "127.0.0.1"
+    ) -> Pair:
         """Make a certificate for loopback that holds from `since` days ago for `days`, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
             x509.DNSName("localhost"),
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            x509.IPAddress(ipaddress.ip_address(address)),
         ]
         made = (
             _builder(_name(name), self._name, key, days, since)

@@ -254,6 +254,14 @@ def test_passing_failures_are_tried_again(failure: Any) -> None:
         assert len(script.tries) == 3
 
 
+def test_what_grpc_itself_finds_too_large_is_not_tried_again() -> None:
+    """It names no time to come back at: it is as large then, as metadata above the limit."""
+    with scripted(grpc.StatusCode.RESOURCE_EXHAUSTED) as (script, address), Client(address) as client:
+        with pytest.raises(Overloaded):
+            client.embed([b"x"])
+        assert len(script.tries) == 1
+
+
 def test_the_server_says_when_to_return() -> None:
     status = to_status(Overloaded("full", retry_after=0.4))
     with scripted(status) as (script, address), Client(address) as client:

@@ -113,13 +113,31 @@ def test_tls_trusts_the_given_authority_and_no_other(authority: Authority, tmp_p
         for ca in (authority.certificate, tmp_path / "ca.pem", str(tmp_path / "ca.pem")):
             with Client(script.address, ca=ca, api_key="s3cret") as client:
                 assert client.model().name == "m"
-        wrongs: list[dict[str, Any]] = [{"ca": Authority().certificate}, {"tls": True}, {}]
-        for wrong in wrongs:
+        wrongs: list[tuple[dict[str, Any], str]] = [
+            ({"ca": Authority().certificate}, r"not trusted; give the authority that signed it by ca=\.\.\."),
+            ({"tls": True}, "not trusted"),
+            ({}, r"hangs up before it answers; if it speaks TLS, give its authority by ca=\.\.\."),
+        ]
+        for wrong, says in wrongs:
             with (
                 Client(script.address, timeout=0.5, retries=0, **wrong) as client,
-                pytest.raises(Unavailable, match="No server answers"),
+                pytest.raises(Unavailable, match=says),
             ):
                 client.model()
+
+
+def test_a_server_without_tls_or_of_another_name_is_told_as_such(authority: Authority) -> None:
+    other = authority.sign("server", address="192.0.2.1")
+    for credentials, says in (
+        (None, r"speak no TLS, and you do; leave out tls=True, ca=\.\.\."),
+        (grpc.ssl_server_credentials([(other.key, other.certificate)]), "for another host name; call it by"),
+    ):
+        with (
+            scripted(ANSWERS, credentials=credentials) as script,
+            Client(script.address, ca=authority.certificate, timeout=0.5, retries=0) as client,
+            pytest.raises(Unavailable, match=says),
+        ):
+            client.model()
 
 
 def test_mutual_tls_shows_the_clients_certificate(authority: Authority) -> None:
@@ -142,18 +160,30 @@ def test_mutual_tls_shows_the_clients_certificate(authority: Authority) -> None:
         for wrong in wrongs:
             with (
                 Client(script.address, ca=authority.certificate, timeout=0.5, retries=0, **wrong) as client,
-                pytest.raises(Unavailable),
+                pytest.raises(Unavailable, match=r"hangs up .* wants a client certificate, give one"),
             ):
                 client.model()
 
 
 def test_what_tls_is_given_is_checked_at_once(authority: Authority, tmp_path: Path) -> None:
-    certificate = authority.sign("client").certificate
+    own, other = authority.sign("client"), authority.sign("other")
+    certificate = own.certificate
+    (tmp_path / "own.key").write_bytes(own.key)
+    (tmp_path / "own.pem").write_bytes(own.certificate)
+    (tmp_path / "other.key").write_bytes(other.key)
+    torn = b"-----BEGIN CERTIFICATE-----\nabc\n-----END CERTIFICATE-----\n"
     wrongs: list[tuple[dict[str, Any], str]] = [
         ({"certificate": certificate}, "belong together"),
         ({"private_key": certificate}, "belong together"),
-        ({"ca": tmp_path / "nothing.pem"}, r"ca '.*nothing\.pem' cannot be read \(No such file"),
-        ({"ca": b"no certificate"}, "no PEM in ca"),
+        ({"ca": tmp_path / "nothing.pem"}, r"ca='.*nothing\.pem' cannot be read \(No such file"),
+        ({"ca": b"no certificate"}, r"no certificate in PEM in the bytes of ca=\.\.\."),
+        ({"ca": torn}, "no certificate in PEM"),
+        ({"ca": tmp_path / "own.key"}, r"a private key and no certificate in the file ca='.*own\.key'"),
+        ({"certificate": certificate, "private_key": certificate}, "no private key in the bytes of"),
+        (
+            {"certificate": tmp_path / "own.pem", "private_key": tmp_path / "other.key"},
+            r"own\.pem' and the file .*other\.key' are no certificate and its key",
+        ),
         ({"ca": 5}, "must be bytes or a path"),
         ({"ca": "a\0b"}, "cannot be read"),
     ]

@@ -1,5 +1,6 @@
 """The file of API keys and the command that looks after it."""
 
+import fcntl
 import hashlib
 import json
 import stat
@@ -44,6 +45,23 @@ def test_keys_that_are_added_at_once_are_all_kept(file: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: add_key(file, f"k{i}", "read"), range(16)))
     assert {key.name for key in read_keys(file)} == {f"k{i}" for i in range(16)}
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_lock_that_another_removed_is_none(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would change the file at once: who waited for the lock that went, and who made a new one."""
+    lock = file.with_name("keys.json.lock")
+    flock, turns = fcntl.flock, iter([True])
+
+    def late(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if next(turns, False):
+            lock.unlink()
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with keys._held(file):
+        assert lock.exists()
+    assert not lock.exists()
 
 
 def test_a_revoked_key_keeps_its_date_and_its_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,11 +148,14 @@ def keys_command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, 
 
 def test_the_command_adds_lists_and_revokes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--file", str(file))
-    status, out, _ = keys_command(capsys, "add", "shop", "--role", "write", *where)
-    key = out.splitlines()[0]
+    status, out, told = keys_command(capsys, "add", "shop", "--role", "write", *where)
+    key = out.removesuffix("\n")  # nothing else, so that `> key` makes a file that can be used
     assert status == 0
+    assert "the key of shop, of the role write; it is shown this once" in told
+    assert key not in told
     assert read_keys(file)[0].sha256 == hashlib.sha256(key.encode()).hexdigest()
-    assert keys_command(capsys, "add", "web", *where)[0] == 0
+    status, out, told = keys_command(capsys, "add", "web", "--json", *where)
+    assert (status, json.loads(out)["name"], told) == (0, "web", "")
     assert json.loads(keys_command(capsys, "revoke", "web", "--json", *where)[1])["role"] == "read"
     head, shop, web = keys_command(capsys, "list", *where)[1].splitlines()
     assert head.split() == ["name", "role", "created", "revoked"]

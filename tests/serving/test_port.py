@@ -121,6 +121,33 @@ def test_every_address_of_a_name_is_held() -> None:
     held.close()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_asks_for_ipv4_is_not_reached_by_ipv6(tmp_path: Path, workers: int) -> None:
+    """To gRPC 0.0.0.0 is [::]: a host whose firewall covers IPv4 alone would be open."""
+    if not has_ipv6():
+        pytest.skip("there is no IPv6 here")
+    host = "0.0.0.0"
+    held = Port(settings(0, 2, host=host, insecure=True)) if workers > 1 else None
+    more: dict[str, Any] = {"port": held.number if held else 0, "workers": workers}
+    with serving(FakeEncoder(), GalleryDirectory(tmp_path), host=host, insecure=True, **more) as running:
+        port = int(running.address.rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("::1", port), timeout=5)
+    if held:
+        held.close()
+    Port(settings(port, workers, host="::", insecure=True)).close()
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
 def settings(port: int, workers: int, **more: Any) -> Settings:
     told = {"model": ["m"], "galleries": "g", "port": port, "workers": workers}
     return Settings.model_validate(told | more)

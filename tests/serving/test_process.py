@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from serving.client import Client, Item
 from serving.errors import CrossbatchError
 from serving.gallery.folder.directory import GalleryDirectory
 from serving.model.encoder import Encoder
+from tests.serving.authority import Authority
 from tests.serving.processes import ROOT, Launched, command, launched
 from tests.tiny_model import DIMENSION, write_tiny_model
 
@@ -68,6 +70,24 @@ def model(tmp_path: Path) -> Path:
 def started(model: Path, tmp_path: Path) -> Iterator[Launched]:
     with launched(model, tmp_path / "g") as started:
         yield started
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_log_holds_our_lines_alone_whoever_knocks(
+    model: Path, tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    certificate, key = Authority().sign().write(tmp_path)
+    words = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--workers", workers]
+    with launched(model, tmp_path / "g", *words) as started:
+        host, _, port = started.address.rpartition(":")
+        for _ in range(8):
+            with socket.create_connection((host, int(port)), timeout=5) as plain:
+                plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                plain.recv(100)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.process.wait(10) == 0
+        assert started.said("stopped")  # each line is JSON
 
 
 def test_the_real_parts_from_photo_to_answer_then_a_drained_stop(started: Launched, model: Path) -> None:

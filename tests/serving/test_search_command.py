@@ -117,6 +117,25 @@ def test_an_api_key_comes_by_a_variable_and_is_never_shown(
     )
 
 
+def test_advice_names_the_flags_and_not_the_arguments_of_the_client(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torn, words = tmp_path / "key.pem", ["search", "--gallery", "birds", "--key", "item 7", "--address"]
+    torn.write_text("-----BEGIN PRIVATE KEY-----")
+    for given in (
+        ["shop.example:1", "--api-key", "s3cret"],
+        [client.address, "--tls", "--timeout", "1"],
+        [client.address, "--ca", str(torn)],
+        [client.address, "--certificate", str(torn)],
+    ):
+        assert crossbatch.main([*words, *given]) == 2
+    transport, plain, ca, pair = capsys.readouterr().err.splitlines()
+    assert "use TLS by --tls or --ca, or say --insecure" in transport
+    assert "speak no TLS, and you do; leave out --tls, --ca and --certificate" in plain
+    assert f"no certificate in the file --ca '{torn}'" in ca
+    assert "--certificate and --private-key belong together" in pair
+
+
 def test_a_model_is_named(client: Client, tmp_path: Path) -> None:
     photo = tmp_path / "photo.jpg"
     photo.write_bytes(b"7")

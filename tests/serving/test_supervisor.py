@@ -91,7 +91,7 @@ async def came_true(condition: Callable[[], bool]) -> None:
 
 def run(use: Callable[[Supervisor], Awaitable[None]], workers: Workers, *, serving: bool = True) -> None:
     async def main() -> None:
-        given = {"model": ["m"], "galleries": "g", "port": 0, "workers": 3}
+        given = {"model": ["m"], "galleries": "g", "port": 0, "workers": 3, "max_batch": 8}
         supervisor = Supervisor(Settings.model_validate(given))
         starting = asyncio.create_task(supervisor.start())
         await came_true(lambda: len(workers.processes) == 3)
@@ -105,6 +105,43 @@ def run(use: Callable[[Supervisor], Awaitable[None]], workers: Workers, *, servi
             for process in workers.processes.values():
                 process.end()
             await supervisor.stop(0.0)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_workers_that_try_their_models_start_one_after_the_other(workers: Workers) -> None:
+    async def main() -> None:
+        given = {"model": ["m"], "galleries": "g", "port": 0, "workers": 3}
+        supervisor = Supervisor(Settings.model_validate(given))
+        starting = asyncio.create_task(supervisor.start())
+        for number in (1, 2, 3):
+            await came_true(lambda number=number: number in workers.processes)  # type: ignore[misc]
+            await settled()
+            assert workers.begun == number
+            assert not starting.done()
+            workers.serve(number)
+        await starting
+        for process in workers.processes.values():
+            process.end()
+        await supervisor.stop(0.0)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_worker_that_cannot_start_ends_those_before_it(workers: Workers) -> None:
+    async def main() -> None:
+        given = {"model": ["m"], "galleries": "g", "port": 0, "workers": 3}
+        supervisor = Supervisor(Settings.model_validate(given))
+        starting = asyncio.create_task(supervisor.start())
+        await came_true(lambda: 1 in workers.processes)
+        workers.serve(1)
+        await came_true(lambda: 2 in workers.processes)
+        workers.processes[2].say('{"failed": "It is damaged."}')
+        workers.processes[2].end()
+        with pytest.raises(Unavailable, match=r"It is damaged\."):
+            await starting
+        assert signal.SIGKILL in workers.processes[1].signals
+        assert workers.begun == 2
 
     asyncio.run(asyncio.wait_for(main(), 10))
 

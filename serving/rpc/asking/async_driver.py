@@ -128,7 +128,7 @@ class AsyncDriver:
         try:
             return await aside.run(stream.next)
         except grpc.RpcError as failure:
-            raise error_of(failure, self._line.address, stream.timeout) from failure
+            raise error_of(failure, self._line, stream.timeout) from failure
 
 
 class _Aside:

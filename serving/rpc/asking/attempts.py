@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 from google.rpc import status_pb2
+from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
 from serving.errors import (
@@ -18,6 +19,7 @@ from serving.errors import (
 )
 from serving.rpc.asking.line import Line
 from serving.rpc.asking.step import Call
+from serving.rpc.asking.unreached import unreached
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import Violation, from_status, violations_of
 
@@ -55,10 +57,10 @@ class Attempts:
             CrossbatchError: what the failure means, if there is to be no other try; `faults_of` tells the
                 fields.
         """
-        error = error_of(failure, self._line.address, self._timeout)
+        error = error_of(failure, self._line, self._timeout)
         pause = pause_before(self._tries, error)
         late = time.monotonic() + pause >= self._deadline
-        lasting = failure.code() is grpc.StatusCode.UNIMPLEMENTED or not isinstance(error, self._passing)
+        lasting = _is_lasting(failure) or not isinstance(error, self._passing)
         if lasting or self._tries >= self._most or late:
             raise error from failure
         self._tries += 1
@@ -81,27 +83,24 @@ def pause_before(tries: int, error: CrossbatchError) -> float:
     return pause
 
 
-def error_of(failure: Any, address: str, timeout: float) -> CrossbatchError:
+def error_of(failure: Any, line: Line, timeout: float) -> CrossbatchError:
     """Say in our own words what a failed call ended with.
 
     Args:
         failure: What gRPC raised.
-        address: Of the server.
+        line: To the server.
         timeout: Seconds that the call had.
 
     Returns:
         An error of the class that the server named, or else of the nearest one.
     """
-    code, details = failure.code(), failure.details() or ""
+    code, details, address = failure.code(), failure.details() or "", line.address
     status = _status_of(failure)
     if status is not None and status.details:
         return from_status(status)
     # From here on it is gRPC that speaks, not the server.
     if code is grpc.StatusCode.UNAVAILABLE:
-        return Unavailable(
-            f"No server answers at {address} ({details}); "
-            "start one with `crossbatch serve`, or give its address."
-        )
+        return unreached(address, details, encrypted=line.encrypted)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"The server at {address} did not answer within {timeout:g} s.")
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -126,6 +125,14 @@ def faults_of(error: CrossbatchError) -> tuple[Violation, ...]:
         return ()
     status = _status_of(error.__cause__)
     return () if status is None else violations_of(status)
+
+
+def _is_lasting(failure: Any) -> bool:
+    """Whether a call would end alike each time: of two codes that pass elsewhere, those that gRPC gives."""
+    if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # a message or its metadata may be too large
+        status = _status_of(failure)
+        return status is None or not any(each.Is(RetryInfo.DESCRIPTOR) for each in status.details)
+    return failure.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def _status_of(failure: Any) -> status_pb2.Status | None:

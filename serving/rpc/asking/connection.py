@@ -1,7 +1,8 @@
 """What both clients are made of: an address, how it is trusted, and how patient a call is."""
 
 from serving.rpc.asking.line import Line
-from serving.rpc.asking.security import Pem, security_of
+from serving.rpc.asking.pem import Pem
+from serving.rpc.asking.security import security_of
 from serving.rpc.limits import DEFAULT_PORT
 
 __all__ = ["Connection"]

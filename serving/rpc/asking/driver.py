@@ -101,7 +101,7 @@ class Driver:
         try:
             return stream.next()
         except grpc.RpcError as failure:
-            raise error_of(failure, self._line.address, stream.timeout) from failure
+            raise error_of(failure, self._line, stream.timeout) from failure
 
 
 class Replies:

@@ -47,6 +47,7 @@ class Line:
         self.address = address
         self.timeout = timeout
         self.retries = retries
+        self.encrypted = security.credentials is not None
         self._metadata = security.metadata
         self._process = os.getpid()
         self._closed = False

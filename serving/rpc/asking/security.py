@@ -3,19 +3,16 @@
 import ipaddress
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 
 from serving.errors import InvalidArgument
 from serving.rpc.asking.given import text
+from serving.rpc.asking.pem import Pem, authorities, pair
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 
-__all__ = ["Pem", "Security", "check_address", "is_local", "security_of"]
-
-Pem: TypeAlias = bytes | str | Path
-"""Certificates or a private key in PEM: the bytes, or where they lie."""
+__all__ = ["Security", "check_address", "is_local", "security_of"]
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # gRPC's own 4 MiB refuse large replies; the server sets the same.
@@ -80,22 +77,20 @@ def security_of(
             plain text.
     """
     check_address(address)
-    if (certificate is None) != (private_key is None):
-        raise InvalidArgument("certificate and private_key belong together; give both, or neither.")
+    chain, key = pair(certificate, private_key)
+    roots = authorities(ca)
     encrypted = bool(tls) or ca is not None or certificate is not None
     if api_key is not None:
         _check_key(api_key)
         if not encrypted and not insecure and not is_local(address):
             raise InvalidArgument(
-                f"The API key would travel to {address} in plain text; use TLS (tls=True or ca=...), or say "
+                f"The API key would travel to {address} in plain text; use TLS by tls=True or ca=..., or say "
                 "insecure=True if the network is trusted."
             )
     if not encrypted:
         return Security(None, api_key)
     credentials = grpc.ssl_channel_credentials(
-        root_certificates=_pem(ca, "ca"),
-        private_key=_pem(private_key, "private_key"),
-        certificate_chain=_pem(certificate, "certificate"),
+        root_certificates=roots, private_key=key, certificate_chain=chain
     )
     return Security(credentials, api_key)
 
@@ -134,22 +129,3 @@ def _check_key(key: str) -> None:
     # The key itself is in no message: messages end in logs.
     if not isinstance(key, str) or not re.fullmatch(r"[!-~]+", key):
         raise InvalidArgument("The API key must be a string of visible ASCII characters without spaces.")
-
-
-def _pem(given: Pem | None, what: str) -> bytes | None:
-    if given is None:
-        return None
-    if isinstance(given, bytes):
-        data, name = given, what
-    elif isinstance(given, str | Path):
-        name = f"{what} {str(given)!r}"
-        try:
-            data = Path(given).read_bytes()
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise InvalidArgument(f"The file of {name} cannot be read ({reason}); check its path.") from error
-    else:
-        raise InvalidArgument(f"{what} must be bytes or a path; found {type(given).__name__}.")
-    if b"-----BEGIN " not in data:
-        raise InvalidArgument(f"There is no PEM in {name}; that begins with -----BEGIN CERTIFICATE-----.")
-    return data

@@ -10,7 +10,7 @@ from serving.errors import BadSetting
 from serving.rpc.gate.keys import Key, add_key, read_keys, revoke_key
 from serving.rpc.gate.roles import Role
 
-__all__ = ["Settings", "render", "run"]
+__all__ = ["Settings", "remark", "render", "run"]
 
 
 class Settings(BaseModel):
@@ -65,11 +65,7 @@ def render(result: Mapping[str, Any]) -> str:
     """Say what was done, or show the keys as a table."""
     match result["action"]:
         case "add":
-            return (
-                f"{result['key']}\n"
-                f"is the key of {result['name']}, of the role {result['role']}; it is shown this once. "
-                f"Serve with --keys {result['file']}, and send it as `authorization: Bearer KEY`."
-            )
+            return str(result["key"])
         case "revoke":
             return (
                 f"the key {result['name']} is revoked since {result['revoked']}; "
@@ -79,6 +75,16 @@ def render(result: Mapping[str, Any]) -> str:
     rows += [(key["name"], key["role"], key["created"], key["revoked"] or "-") for key in result["keys"]]
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def remark(result: Mapping[str, Any]) -> str | None:
+    """Say what the key is that was made, which is alone on standard output so that a file can take it."""
+    if result["action"] != "add":
+        return None
+    return (
+        f"This is the key of {result['name']}, of the role {result['role']}; it is shown this once. "
+        f"Serve with --keys {result['file']}, and send it as `authorization: Bearer KEY`."
+    )
 
 
 def _shown(key: Key) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -149,26 +149,33 @@ def revoke_key(path: Path, name: str) -> Key:
 
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """Keep others from changing the file, of which the lock is beside: the file itself is replaced."""
+    """Keep others from changing the file by a lock beside it, since the file itself is replaced."""
+    lock = path.with_name(f"{path.name}.lock")
+    deadline = time.monotonic() + _PATIENCE
     try:
-        descriptor = os.open(
-            path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        while (descriptor := _lock(lock)) is None:
+            if time.monotonic() >= deadline:
+                raise Overloaded(f"the key file {path} is being changed; try again")
+            time.sleep(_PAUSE)
     except OSError as error:
         raise disk_error(error, f"the key file {path}") from error
     try:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() >= deadline:
-                    raise Overloaded(f"the key file {path} is being changed; try again") from error
-            time.sleep(_PAUSE)
         yield
     finally:
+        with suppress(OSError):
+            lock.unlink()  # while it is held: whoever waits for this one finds that it is the lock no more
         os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    """Try to take a lock, a file that whoever has it removes at the end; gives its descriptor."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _write(path: Path, keys: Sequence[Key]) -> None:

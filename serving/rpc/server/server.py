@@ -129,6 +129,7 @@ class Server:
         )
         self._health = health.aio.HealthServicer()
         self._grpc: grpc.aio.Server | None = None
+        self._port: Port | None = None
         self._telling: asyncio.Task[None] | None = None
 
     @property
@@ -149,20 +150,23 @@ class Server:
         try:
             await self._start()
         except BaseException:
+            if self._port is not None:
+                self._port.close()
             await asyncio.to_thread(self._watch.stop, 0.0)  # it answers since before the models were loaded
             raise
 
     async def _start(self) -> None:
         host, number = self._settings.host, self._settings.port
-        held = await asyncio.to_thread(Port, self._settings) if self._settings.workers == 1 else None
+        if self._settings.workers == 1:
+            self._port = await asyncio.to_thread(Port, self._settings)
         try:
             await asyncio.to_thread(self._watch.start, self._fleet, self._admission, self._shelf.galleries)
             await self._fleet.start()
             await asyncio.to_thread(self._report_galleries)
         finally:
-            if held is not None:
-                number = held.number
-                held.close()
+            if self._port is not None:
+                number = self._port.number
+                self._port.hand_over()
         self._grpc = grpc.aio.server(interceptors=[self._boundary], options=channel_options(self._settings))
         self._add_services(self._grpc)
         try:
@@ -197,6 +201,8 @@ class Server:
             self._fuse.cancel()
         if self._grpc is not None:
             await self._grpc.stop(min(FLUSH_SECONDS, left))
+        if self._port is not None:
+            self._port.close()
         await self._reloads.end()
         await self._fleet.stop()
         await asyncio.to_thread(self._shelf.close)

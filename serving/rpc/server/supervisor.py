@@ -68,13 +68,9 @@ class Supervisor:
                 self._port.close()
                 raise
         numbers = range(1, self._settings.workers + 1)
-        starting = [asyncio.create_task(self._begin(number)) for number in numbers]
         try:
-            await asyncio.gather(*starting)
+            await self._begin_all(numbers)
         except BaseException:
-            for task in starting:
-                task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
             await self._kill()
             self._let_go()
             raise
@@ -119,6 +115,24 @@ class Supervisor:
         for child in ready:
             await child.reload()
         logger.info("loaded anew", extra={"workers": len(ready)})
+
+    async def _begin_all(self, numbers: Iterable[int]) -> None:
+        """Start the first workers: one after the other where each tries how its models are best run.
+
+        Side by side, they would take each other's cores, and each find out how a busy machine runs them.
+        """
+        if not self._settings.max_batch:
+            for number in numbers:
+                await self._begin(number)
+            return
+        starting = [asyncio.create_task(self._begin(number)) for number in numbers]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            raise
 
     async def _begin(self, number: int) -> None:
         self._owed.discard(number)  # it loads what is there now
