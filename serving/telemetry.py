@@ -64,6 +64,7 @@ def configure_logs(level: str = "INFO", stream: TextIO | None = None, *, worker:
     stream = sys.stderr if stream is None else stream
     handler = _Writer(stream)
     handler.setFormatter(TerminalFormatter() if stream.isatty() else JsonFormatter())
+    handler.addFilter(_tells_something)
     handler.addFilter(_add_request_id)
     if worker is not None:
         handler.addFilter(partial(_add_worker, worker))
@@ -240,6 +241,17 @@ def _loss(lines: int) -> logging.LogRecord:
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
     items = islice(vars(record).items(), _FIRST_EXTRA, None)
     return {name: value for name, value in items if name not in _ORDINARY}
+
+
+def _tells_something(record: logging.LogRecord) -> bool:
+    """Leave out what gRPC says of each reply whose caller hung up: a peer writes thousands at a stroke.
+
+    They are no fault of the server. DEBUG shows them.
+    """
+    if record.name != "grpc._cython.cygrpc" or logging.getLogger().isEnabledFor(logging.DEBUG):
+        return True
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ExecuteBatchError"
 
 
 def _add_request_id(record: logging.LogRecord) -> bool:

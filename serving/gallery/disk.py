@@ -3,13 +3,29 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from serving.errors import CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
 
-__all__ = ["disk_error", "gallery_error", "is_full", "make_folder", "sync", "written_aside"]
+__all__ = [
+    "TOO_MANY_OPEN",
+    "are_descriptors_out",
+    "disk_error",
+    "gallery_error",
+    "is_full",
+    "make_folder",
+    "sync",
+    "written_aside",
+]
 
+TOO_MANY_OPEN = (
+    "this process or the machine has as many files open as it may; raise the limit (`ulimit -n`, or "
+    "LimitNOFILE= of systemd)"
+)
+
+_OUT = (errno.EMFILE, errno.ENFILE)
+_A_FEW = 4  # files that SQLite opens together: one that fails may have let go of some of them
 _LEAST = 1 << 20  # bytes; file systems keep some back, so a full one is seldom at zero
 
 
@@ -68,6 +84,17 @@ def is_full(folder: Path) -> bool:
     return space.f_bavail * space.f_frsize < _LEAST
 
 
+def are_descriptors_out() -> bool:
+    """Tell whether no further files can be opened; libraries that fail to open one do not say why."""
+    with ExitStack() as opened:
+        try:
+            for _ in range(_A_FEW):
+                opened.enter_context(open(os.devnull, "rb"))
+        except OSError as error:
+            return error.errno in _OUT
+    return False
+
+
 def disk_error(error: OSError, what: str) -> CrossbatchError:
     """Return what a user reads when `what` could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -76,6 +103,8 @@ def disk_error(error: OSError, what: str) -> CrossbatchError:
         return ReadOnly(
             f"{what} cannot be written: {(error.strerror or str(error)).lower()}; make it writable"
         )
+    if error.errno in _OUT:
+        return Unavailable(f"{what} cannot be written: {TOO_MANY_OPEN}")
     return Unavailable(f"{what} cannot be written ({error.strerror or error}); check permissions and disk")
 
 

@@ -19,6 +19,7 @@ from pydantic_core import from_json
 from serving.catalog import SplitRule
 from serving.errors import BadArtifact, NotFound
 from serving.model.preprocess import RESAMPLINGS
+from serving.whole import read_whole
 
 __all__ = [
     "FORMAT_VERSION",
@@ -227,7 +228,7 @@ def _read(path: Path) -> bytes:
         size = os.stat(path).st_size
         if size > MAX_MODEL_BYTES:
             raise BadArtifact(f"{path} has {size:,} bytes; a model file has at most {MAX_MODEL_BYTES:,}")
-        return path.read_bytes()
+        return read_whole(path, MAX_MODEL_BYTES)
     except FileNotFoundError as error:
         raise NotFound(
             f"the model file {path} is not there; give the .onnx file that export wrote"

@@ -4,6 +4,7 @@ import hmac
 import importlib
 import itertools
 import logging
+import os
 import pkgutil
 import threading
 import time
@@ -213,7 +214,16 @@ def test_a_changed_file_is_read_again_and_looked_at_once_a_second_at_most(
     assert next(looks) == 1
 
 
-@pytest.mark.parametrize("spoil", [lambda file: file.write_text("{"), lambda file: file.unlink()])
+def piped(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda file: file.write_text("{"), lambda file: file.unlink(), piped],
+    ids=["cut", "gone", "pipe"],
+)
 def test_a_damaged_file_leaves_the_keys_as_they_were_and_is_logged_once(
     file: Path, clock: list[float], caplog: pytest.LogCaptureFixture, spoil: Any
 ) -> None:
@@ -226,10 +236,26 @@ def test_a_damaged_file_leaves_the_keys_as_they_were_and_is_logged_once(
         assert check(gate, SEARCH, bearer(key)).name == "a"
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "stay in force" in caplog.text
+    file.unlink(missing_ok=True)
     file.write_text(whole)
     other = add_key(file, "b", "read")
     clock[0] += 1.1
     assert check(gate, SEARCH, bearer(other)).name == "b"
+
+
+def test_a_disk_that_hangs_holds_up_one_call_for_a_moment(
+    file: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = add_key(file, "a", "read")
+    gate = Access(file)
+    hanging = threading.Event()
+    monkeypatch.setattr(access, "_stamp_of", lambda path: hanging.wait(20) and None)
+    began = time.monotonic()
+    for _ in range(50):
+        clock[0] += 1.1
+        assert check(gate, SEARCH, bearer(key)).name == "a"
+    assert time.monotonic() - began < 2
+    hanging.set()
 
 
 def test_a_check_costs_little_with_many_keys(file: Path) -> None:

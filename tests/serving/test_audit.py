@@ -245,3 +245,29 @@ def test_several_that_share_a_file_tear_no_line_of_one_another(log: Path) -> Non
 def test_a_file_that_cannot_be_written_stops_the_start_with_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(CrossbatchError, match=r"nowhere/audit.jsonl cannot be written"):
         Audit(tmp_path / "nowhere" / "audit.jsonl")
+
+
+def test_a_pipe_that_nobody_reads_stops_the_start_with_one_sentence(log: Path) -> None:
+    os.mkfifo(log)
+    with pytest.raises(CrossbatchError, match=r"a pipe that nobody reads.*; start the reader"):
+        Lines(log)
+
+
+def test_a_pipe_that_is_read_gets_each_line_whole_however_slow_its_reader(log: Path) -> None:
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    lines = Lines(log)
+    wanted = [f"{i:0>4000}" for i in range(50)]  # more than a pipe holds
+
+    def add() -> None:
+        for each in wanted:
+            lines.add(each)
+
+    adding = threading.Thread(target=add)
+    adding.start()
+    adding.join(0.2)
+    os.set_blocking(reader, True)
+    with open(reader) as file:
+        assert [file.readline().strip() for _ in wanted] == wanted
+    adding.join()
+    lines.close()

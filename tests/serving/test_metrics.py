@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -250,7 +251,7 @@ def test_only_a_get_of_metrics_is_answered(tmp_path: Path) -> None:
 
 
 def test_a_slow_reader_of_the_metrics_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "SECONDS", 0.5)
+    monkeypatch.setattr(exposition, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(exposition, "CONNECTIONS", 3)
     endpoint = exposition.serve(CollectorRegistry(), "127.0.0.1", 0)
     host, port = endpoint.address.split(":")
@@ -261,15 +262,54 @@ def test_a_slow_reader_of_the_metrics_does_not_hold_it_up(monkeypatch: pytest.Mo
         assert read(endpoint.address) == ""  # there is room for one more
         slow.append(socket.create_connection((host, int(port))))
         slow[-1].sendall(b"GET /met")
-        with socket.create_connection((host, int(port))) as beyond:
-            beyond.settimeout(0.3)  # less than the others have
-            assert beyond.recv(100) == b""
-        for each in slow:
+        slow[0].settimeout(0.3)  # less than it has
+        assert read(endpoint.address) == ""  # in the place of the oldest
+        assert slow[0].recv(100) == b""
+        for each in slow[1:]:
             each.settimeout(5)
             assert each.recv(100) == b""  # and these have had their time
     finally:
         for each in slow:
             each.close()
+        endpoint.close()
+
+
+def test_silent_connections_keep_nobody_from_the_metrics() -> None:
+    endpoint = exposition.serve(CollectorRegistry(), "127.0.0.1", 0)
+    host, port = endpoint.address.split(":")
+    silent: list[socket.socket] = []
+    try:
+        for _ in range(5):
+            silent += [socket.create_connection((host, int(port))) for _ in range(20)]
+            assert read(endpoint.address) == ""
+    finally:
+        for each in silent:
+            each.close()
+        endpoint.close()
+
+
+def test_a_reader_that_asks_and_takes_nothing_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(exposition, "SECONDS", 1.5)
+    monkeypatch.setattr(exposition, "CONNECTIONS", 1)
+    answering = threading.Event()
+
+    class Waiting(CollectorRegistry):
+        def collect(self) -> Any:
+            answering.set()
+            time.sleep(0.6)  # longer than the head may take
+            return iter(())
+
+    endpoint = exposition.serve(Waiting(), "127.0.0.1", 0)
+    host, port = endpoint.address.split(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=5) as asking:
+            asking.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert answering.wait(5)
+            with socket.create_connection((host, int(port)), timeout=5) as beyond:
+                assert beyond.recv(100) == b""  # nobody is silent, so nobody makes room
+            assert asking.recv(15) == b"HTTP/1.0 200 OK"
+    finally:
         endpoint.close()
 
 

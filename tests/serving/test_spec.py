@@ -1,6 +1,7 @@
 """What a model file says of itself, and each way in which it can be wrong."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,12 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         read_spec(tmp_path / "m.onnx")
     with pytest.raises(BadArtifact, match="is a folder; give the"):
         read_spec(tmp_path)
+
+
+def test_pipe_in_place_of_a_model_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.onnx")
+    with pytest.raises(BadArtifact, match=r"m\.onnx cannot be read: it is no regular file"):
+        read_spec(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("data", [b"", b"a text", b"\x89PNG\r\n\x1a\n", b"\0" * 64])

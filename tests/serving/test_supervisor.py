@@ -220,6 +220,35 @@ def test_a_worker_that_is_stuck_is_killed_and_replaced(
     run(use, workers)
 
 
+def test_a_reload_ends_the_pause_before_a_worker_is_replaced(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(supervisor: Supervisor) -> None:
+        monkeypatch.setattr(supervisor_module, "SHORTEST_PAUSE", 30.0)
+        workers.processes[1].end()
+        await settled()
+        assert workers.begun == 3  # it is to pause
+        reload = asyncio.create_task(supervisor.reload())
+        await came_true(lambda: workers.begun == 4)
+        await came_true(lambda: 2 in workers.told())
+        workers.loaded(2)
+        await came_true(lambda: 3 in workers.told())
+        workers.loaded(3)
+        await reload
+        # Asked while the new one starts, and in vain: what it has read may be older than that.
+        reload = asyncio.create_task(supervisor.reload())
+        await settled()
+        workers.processes[1].end()
+        await came_true(lambda: workers.begun == 5)
+        # And asked by nobody it pauses as ever.
+        workers.processes[1].end()
+        await asyncio.sleep(0.05)
+        assert workers.begun == 5
+        reload.cancel()
+
+    run(use, workers)
+
+
 def test_metrics_that_cannot_be_forgotten_keep_no_worker_from_being_replaced(
     workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,5 +1,6 @@
 """Logs: JSON for machines, plain lines on a terminal, the request id in both."""
 
+import importlib
 import io
 import json
 import logging
@@ -56,6 +57,23 @@ def test_a_machine_reads_one_json_object_a_line() -> None:
     assert first["time"].endswith("Z")
     assert "request_id" not in second
     assert "ValueError: why" in second["traceback"]
+
+
+@pytest.mark.parametrize(("level", "told"), [("INFO", 1), ("DEBUG", 2)])
+def test_what_grpc_says_of_callers_that_hung_up_is_for_debugging(level: str, told: int) -> None:
+    stream = io.StringIO()
+    configure_logs(level, stream)
+    grpc_logger = logging.getLogger("grpc._cython.cygrpc")
+    cygrpc = importlib.import_module(grpc_logger.name)  # mypy knows nothing of it
+    for error in (cygrpc.ExecuteBatchError('Failed "execute_batch"'), ValueError("a bug")):
+        try:
+            raise error
+        except Exception:
+            grpc_logger.exception("raised by servicer method")
+    logging.getLogger().handlers[0].flush()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == told
+    assert "ValueError: a bug" in lines[-1]
 
 
 def test_a_person_reads_plain_lines() -> None:

@@ -1,6 +1,7 @@
 """TLS and mutual TLS with certificates made on the spot, and what a server that is given none will not do."""
 
 import logging
+import os
 import socket
 import ssl
 import time
@@ -133,6 +134,11 @@ def test_new_certificates_are_used_for_new_connections_and_old_ones_go_on(
             assert others.embed(b"x").results[0].vector
 
 
+def piped(folder: Path) -> None:
+    (folder / "tls.crt").unlink()
+    os.mkfifo(folder / "tls.crt")
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -141,8 +147,9 @@ def test_new_certificates_are_used_for_new_connections_and_old_ones_go_on(
         lambda folder, authority: (folder / "tls.key").unlink(),
         lambda folder, authority: authority.sign(days=1, since=3).write(folder),
         lambda folder, authority: encrypted(authority.sign()).write(folder),
+        lambda folder, by: piped(folder),
     ],
-    ids=["mismatched", "half-written", "removed", "expired", "encrypted"],
+    ids=["mismatched", "half-written", "removed", "expired", "encrypted", "pipe"],
 )
 def test_files_that_cannot_be_used_leave_the_certificate_as_it_was_and_are_logged_once(
     tmp_path: Path,
@@ -159,6 +166,7 @@ def test_files_that_cannot_be_used_leave_the_certificate_as_it_was_and_are_logge
         assert held._changed() is None
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "stays in use" in caplog.text
+    (tmp_path / "tls.crt").unlink(missing_ok=True)
     authority.sign().write(tmp_path)
     assert held._changed() is not None
     assert held._changed() is None

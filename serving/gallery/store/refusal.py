@@ -5,7 +5,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from serving.errors import Overloaded, ReadOnly, Unavailable
-from serving.gallery.disk import is_full
+from serving.gallery.disk import TOO_MANY_OPEN, are_descriptors_out, is_full
 from serving.gallery.store.damage import damaged
 
 __all__ = ["Code", "code_of", "refusal"]
@@ -55,6 +55,8 @@ def refusal(error: Exception, path: Path, busy: Callable[[], Exception] | None) 
         return damaged(path, error)
     if code in (Code.READONLY, Code.PERM):
         return ReadOnly(f"the gallery file {path} cannot be written ({error}); check its permissions")
+    if code in (Code.CANTOPEN, Code.IOERR) and are_descriptors_out():
+        return Unavailable(f"the gallery file {path} cannot be opened: {TOO_MANY_OPEN}")
     if code == Code.CANTOPEN:
         return Unavailable(f"the gallery file {path} cannot be opened ({error}); check its permissions")
     if code == Code.FULL or (code == Code.IOERR and is_full(path.parent)):

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from serving.errors import AlreadyExists, BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
-from serving.gallery.disk import disk_error
+from serving.gallery.disk import are_descriptors_out, disk_error
 from serving.gallery.lock import names_stay
 from serving.gallery.store.access import Access, access_to, gone, identity_of, is_writable
 from serving.gallery.store.damage import damaged
@@ -317,7 +317,7 @@ class Store:
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError):  # bugs of ours
             raise
         except sqlite3.Error as error:
-            if self._writable or code_of(error) not in _NEEDS_WRITING:
+            if self._writable or code_of(error) not in _NEEDS_WRITING or are_descriptors_out():
                 raise refusal(error, self.path, busy) from error
             raise ReadOnly(
                 f"the gallery file {self.path} can be read now only by who may write to its folder, as "

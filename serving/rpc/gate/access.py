@@ -2,6 +2,7 @@
 
 import hmac
 import logging
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
@@ -17,6 +18,9 @@ __all__ = ["ANYBODY", "Access", "Identity", "Role", "identity"]
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between two looks at whether the file has changed
+# That a call waits for a look: a key that was revoked while nobody called is not let in once more, and a disk
+# that hangs stops no call.
+LOOK_PATIENCE = 0.1
 
 # The same for a key that is missing, unknown, revoked or no key at all: it helps nobody to guess.
 _UNKNOWN = (
@@ -40,7 +44,10 @@ identity: ContextVar[Identity] = ContextVar("identity", default=ANYBODY)
 
 
 class Access:
-    """Lets calls in, or does not. Belongs to one event loop; takes no lock."""
+    """Lets calls in, or does not. Belongs to one event loop; takes no lock.
+
+    The file is looked at in a thread, one at a time, which alone writes what is known of it.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         """Read the keys.
@@ -58,6 +65,7 @@ class Access:
         self._looked = time.monotonic()
         self._stamp: tuple[int, ...] | None = None
         self._complaint = ""
+        self._looking: threading.Thread | None = None
         if path is None:
             return
         self._stamp = _stamp_of(path)
@@ -80,7 +88,7 @@ class Access:
         """
         if self._path is None or role_of(method) is None:
             return ANYBODY
-        self._look(self._path)
+        self._look_again(self._path)
         caller = self._find(_sent(metadata))
         if caller is None:
             raise Unauthenticated(_UNKNOWN)
@@ -106,12 +114,23 @@ class Access:
                 found = caller
         return found
 
-    def _look(self, path: Path) -> None:
-        """Read the file again if it has changed; one that cannot be read changes nothing."""
+    def _look_again(self, path: Path) -> None:
+        """Let a thread look at the file if it is time to, and wait for it a moment."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._looked < LOOK_SECONDS or (self._looking and self._looking.is_alive()):
             return
         self._looked = now
+        looking = threading.Thread(target=self._look, args=(path,), name="keys", daemon=True)
+        try:
+            looking.start()
+        except RuntimeError as error:  # there can be no more threads now
+            logger.error("the key file %s is not looked at: %s", path, error)
+            return
+        self._looking = looking
+        looking.join(LOOK_PATIENCE)
+
+    def _look(self, path: Path) -> None:
+        """Read the file again if it has changed; one that cannot be read changes nothing."""
         stamp = _stamp_of(path)
         if stamp is not None and stamp == self._stamp:
             return

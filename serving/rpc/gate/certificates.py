@@ -11,12 +11,14 @@ import grpc
 
 from serving.errors import BadSetting
 from serving.rpc.settings import Settings
+from serving.whole import read_whole
 
 __all__ = ["Certificates"]
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between two looks at whether the files have changed
+_MAX_BYTES = 1 << 24  # of a file; the authorities of all the web take less than one MiB
 
 _OUTDATED = {9: "is not valid yet", 10: "has expired"}  # by OpenSSL's X509_V_ERR_...
 
@@ -104,7 +106,7 @@ def _bytes_of(certificate: Path, key: Path, client_ca: Path | None) -> tuple[byt
 
 def _content(flag: str, path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_whole(path, _MAX_BYTES)
     except OSError as error:
         raise BadSetting(f"{flag} {path} cannot be read ({error.strerror or error})") from error
 

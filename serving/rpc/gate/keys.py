@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, NotFound, Overloaded
 from serving.gallery.disk import disk_error, written_aside
 from serving.rpc.gate.roles import Role
+from serving.whole import read_whole
 
 __all__ = ["MAX_KEYS", "Key", "add_key", "hash_of", "read_keys", "revoke_key"]
 
@@ -65,16 +66,13 @@ def read_keys(path: Path) -> list[Key]:
         BadArtifact: if it cannot be read, is damaged, or of a newer format.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        data = read_whole(path, _MAX_BYTES)
     except FileNotFoundError as error:
         raise NotFound(
             f"there is no key file {path}; make one by `crossbatch keys add NAME --file {path}`"
         ) from error
     except OSError as error:
         raise BadArtifact(f"the key file {path} cannot be read ({error.strerror or error})") from error
-    if len(data) > _MAX_BYTES:
-        raise BadArtifact(f"the key file {path} has more than {_MAX_BYTES:,} bytes, so it is none")
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

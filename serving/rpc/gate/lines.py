@@ -1,9 +1,11 @@
 """A file that several processes add whole lines to, and that others may rename away meanwhile."""
 
+import errno
 import logging
 import os
 from pathlib import Path
 
+from serving.errors import CrossbatchError, Unavailable
 from serving.gallery.disk import disk_error
 
 __all__ = ["Lines"]
@@ -26,7 +28,7 @@ class Lines:
         try:
             self._descriptor = self._opened()
         except OSError as error:
-            raise disk_error(error, f"the file {path}") from error
+            raise _refusal(error, f"the file {path}") from error
 
     def __str__(self) -> str:
         return str(self.path)
@@ -47,9 +49,7 @@ class Lines:
                 raise OSError(f"{written} of {len(data)} bytes had room")
         except OSError as error:
             if not self._lost:  # the first of a row
-                logger.error(
-                    "%s; calls go on, with their lines in the log only", disk_error(error, str(self))
-                )
+                logger.error("%s; calls go on, with their lines in the log only", _refusal(error, str(self)))
             self._lost += 1
         else:
             if self._lost:
@@ -61,7 +61,11 @@ class Lines:
         os.close(self._descriptor)
 
     def _opened(self) -> int:
-        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # To open a pipe would wait for its reader, and no signal would end the process meanwhile.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(self.path, flags, 0o600)
+        os.set_blocking(descriptor, True)  # a pipe or a terminal that is full for a moment loses no line
+        return descriptor
 
     def _follow(self) -> None:
         """Go over to a new file when the one that is open was renamed or removed, as logrotate does."""
@@ -74,3 +78,12 @@ class Lines:
             descriptor = self._opened()
             os.close(self._descriptor)
             self._descriptor, self._torn = descriptor, False
+
+
+def _refusal(error: OSError, what: str) -> CrossbatchError:
+    if error.errno == errno.ENXIO:
+        return Unavailable(
+            f"{what} cannot be written: it is a pipe that nobody reads, or a socket; "
+            "start the reader of the pipe first, or give a file"
+        )
+    return disk_error(error, what)

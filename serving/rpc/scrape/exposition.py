@@ -17,8 +17,10 @@ __all__ = ["Endpoint", "serve"]
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS = 16  # at once; more are hung up on
-SECONDS = 10.0  # that a connection has for everything; it is closed then
+CONNECTIONS = 16  # at once; one more takes the place of the oldest that has asked for nothing yet
+HEAD_SECONDS = 1.0  # that a connection has to ask for something
+SECONDS = 10.0  # that it has for everything; it is closed then
+PATIENCE = 0.1  # in which one that was hung up on leaves its place
 
 
 def serve(registry: CollectorRegistry, host: str, port: int) -> "Endpoint":
@@ -75,10 +77,13 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_port = False
+    request_queue_size = 128  # by default 5, beyond which a connection waits for a second
 
     def __init__(self, family: int, place: Any, registry: CollectorRegistry) -> None:
         self.address_family = family
         self._free = threading.Semaphore(CONNECTIONS)
+        self._silent: dict[socket.socket, threading.Timer] = {}  # oldest first; those that have asked nothing
+        self._lock = threading.Lock()  # of the dictionary
         super().__init__(place, _Handler)
         self.set_app(_only_metrics(make_wsgi_app(registry)))
 
@@ -91,27 +96,60 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._free.acquire(blocking=False) and not self._make_room():
             self.shutdown_request(request)
+            return
+        try:
+            with self._lock:
+                self._silent[request] = _hanging_up(request, HEAD_SECONDS)
+            super().process_request(request, client_address)
+        except BaseException:  # there can be no more threads now
+            self.heard(request)
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         # A limit for each read alone would let a client that sends a byte now and then stay for ever.
-        watch = threading.Timer(SECONDS, _hang_up, (request,))
-        watch.daemon = True
-        watch.start()
         try:
-            super().process_request_thread(request, client_address)
+            watch = _hanging_up(request, SECONDS)
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                watch.cancel()
         finally:
-            watch.cancel()
+            self.heard(request)
             self._free.release()
+
+    def heard(self, request: socket.socket) -> None:
+        """Count a connection no longer among those that have asked for nothing."""
+        with self._lock:
+            watch = self._silent.pop(request, None)
+        if watch is not None:
+            watch.cancel()
+
+    def _make_room(self) -> bool:
+        """Hang up on the oldest connection that has asked for nothing, and take its place."""
+        with self._lock:
+            oldest = next(iter(self._silent), None)
+        if oldest is None:
+            return False
+        self.heard(oldest)
+        _hang_up(oldest)
+        return self._free.acquire(timeout=PATIENCE)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("a reader of the metrics went away", exc_info=True)
 
 
 class _Handler(WSGIRequestHandler):
+    server: _Server
+
+    def parse_request(self) -> bool:
+        """Read the head, after which there is somebody to answer."""
+        asked = super().parse_request()
+        self.server.heard(self.connection)
+        return asked
+
     def log_message(self, format: str, *args: object) -> None:
         """Write no line a scrape."""
 
@@ -124,6 +162,13 @@ def _only_metrics(page: Any) -> Any:
         return [b"The metrics are at /metrics.\n"]
 
     return answer
+
+
+def _hanging_up(connection: socket.socket, seconds: float) -> threading.Timer:
+    watch = threading.Timer(seconds, _hang_up, (connection,))
+    watch.daemon = True
+    watch.start()
+    return watch
 
 
 def _hang_up(connection: socket.socket) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from serving.errors import CrossbatchError
@@ -45,6 +45,7 @@ class Supervisor:
         self._keeping: set[asyncio.Task[None]] = set()
         self._reloads = Reloads(self._load_anew)
         self._owed: set[int] = set()  # numbers of workers that have yet to load anew
+        self._asked = asyncio.Event()  # set for a moment when they come to owe it
         self._gathered: Gathered | None = None
 
     @property
@@ -100,13 +101,14 @@ class Supervisor:
     async def reload(self) -> None:
         """Let the workers load anew, one after the other, so that the others have the cores meanwhile.
 
-        One that is starting does so as soon as it serves, and one that ends has another in its place.
+        One that is starting does so as soon as it serves, and one that ends has another in its place; where a
+        pause goes before that, it is over.
 
         Raises:
             Draining: if the server is stopping.
             Unavailable: if one could not, in which case those after it were not told.
         """
-        self._owed |= self._children.keys()
+        self._owe(self._children)
         await self._reloads.ask()
 
     async def _load_anew(self) -> None:
@@ -151,10 +153,12 @@ class Supervisor:
             began = time.monotonic()
             status = await self._children[number].ended()
             steady = time.monotonic() - began >= STEADY_SECONDS
-            pause = 0.0 if steady else min(max(2 * pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+            at_once = steady or number in self._owed
+            pause = 0.0 if at_once else min(max(2 * pause, SHORTEST_PAUSE), LONGEST_PAUSE)
             told = {"worker": number, "status": status}
             logger.error("worker %d ended; another starts in %g s", number, pause, extra=told)
-            await asyncio.sleep(pause)
+            if await self._is_asked_within(pause):
+                pause = 0.0
             try:
                 if self._gathered is not None:
                     self._gathered.forget(number)
@@ -162,15 +166,30 @@ class Supervisor:
             except (CrossbatchError, OSError) as error:
                 logger.error("worker %d cannot start: %s", number, error, extra={"worker": number})
 
+    async def _is_asked_within(self, seconds: float) -> bool:
+        """Wait, until somebody asks for a reload at the longest: what was amiss may be mended by then."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._asked.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _owe(self, numbers: Iterable[int]) -> None:
+        self._owed.update(numbers)
+        self._asked.set()  # those who wait go on
+        self._asked.clear()
+
     def _let_go(self) -> None:
         if self._gathered is not None:
             self._gathered.close()
         if self._port is not None:
             self._port.close()
 
-    def _follow(self, owing: Iterable[int] = ()) -> None:
+    def _follow(self, owing: Collection[int] = ()) -> None:
         """Let workers do what a client has let another one do, and those who owe it already."""
-        self._owed.update(owing)
+        if owing:
+            self._owe(owing)
         task = asyncio.create_task(self._reload_owing())
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
