@@ -83,6 +83,33 @@ def test_what_was_decoded_for_a_call_that_is_cancelled_reaches_no_model(
     assert encoder.encoded == 0
 
 
+def test_what_has_no_more_time_is_cancelled_though_the_clock_of_the_loop_is_ahead(
+    encoder: FakeEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder.decode_gate.clear()
+    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
+        register = running._boundary._register
+        wait_idle = register.wait_idle
+        monkeypatch.setattr(register, "wait_idle", lambda longest: wait_idle(longest - 0.05))
+        cancelled: list[bool] = []
+        cancel = running._fuse.cancel
+
+        def noted() -> None:
+            cancelled.append(True)
+            cancel()
+
+        monkeypatch.setattr(running._fuse, "cancel", noted)
+        pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
+        until(lambda: running._admission.inputs == 1)
+        encoder_opens = threading.Timer(0.3, encoder.decode_gate.set)
+        encoder_opens.start()
+        stop(running, 0.2)
+        with pytest.raises(grpc.RpcError):
+            pending.result()
+    assert cancelled == [True]
+    assert encoder.encoded == 0
+
+
 def test_a_long_search_ends_soon_after_the_grace(
     encoder: FakeEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,9 +127,9 @@ class Boundary(grpc.aio.ServerInterceptor):
         self._admission.draining = True
         self._arrivals.give_up(Admission.draining_error)
 
-    async def wait_idle(self, longest: float) -> None:
-        """Wait until no call of ours is in progress, for `longest` seconds at most."""
-        await self._register.wait_idle(longest)
+    async def wait_idle(self, longest: float) -> bool:
+        """Wait until no call of ours is in progress, for `longest` seconds at most; tell whether none is."""
+        return await self._register.wait_idle(longest)
 
     def _door(self, method: str, handler: "AnyHandler") -> _Door:
         name = short_name(method)

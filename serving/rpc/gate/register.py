@@ -83,10 +83,11 @@ class Register:
             self._log(call.rpc, code, call.began, 0)
         return noted
 
-    async def wait_idle(self, longest: float) -> None:
-        """Wait until no call is in progress, for `longest` seconds at most."""
+    async def wait_idle(self, longest: float) -> bool:
+        """Wait until no call is in progress, for `longest` seconds at most; tell whether none is."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), longest)
+        return self._idle.is_set()
 
     def _noted(
         self, call: Call, code: str, context: Context, reason: str, request: Any

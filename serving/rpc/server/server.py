@@ -195,9 +195,10 @@ class Server:
         deadline = time.monotonic() + grace
         self._boundary.drain()
         self._reloads.close()
-        await self._boundary.wait_idle(deadline - time.monotonic())
+        # Not by the clock: the loop's own may be a moment ahead, and end the wait before the deadline.
+        idle = await self._boundary.wait_idle(deadline - time.monotonic())
         left = max(0.0, deadline - time.monotonic())
-        if not left:
+        if not idle:
             self._fuse.cancel()
         if self._grpc is not None:
             await self._grpc.stop(min(FLUSH_SECONDS, left))
