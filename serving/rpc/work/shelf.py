@@ -118,14 +118,6 @@ class Shelf:
                 "drop the one before, and only then remove the old model"
             )
 
-    async def model_for(self, deadline: float | None, name: str, model: str = "") -> str:
-        """Name the model that embeds what is looked for in a gallery, or added to it.
-
-        Raises:
-            CrossbatchError: as `using` does.
-        """
-        return await self.read(deadline, self.using, name, lambda _, pipeline: pipeline.name, model=model)
-
     async def read(
         self, deadline: float | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
