@@ -107,6 +107,9 @@ class _NoEncoder:
     def hide(self, text: str) -> str:
         return text
 
+    def forget(self) -> None:
+        """It takes no memory."""
+
     def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         return np.eye(len(images), self.spec.dimension, dtype=np.float32)
 

@@ -126,10 +126,13 @@ class Encoder:
         """How many batches it may compute side by side with a gain: one a thread, or one in all on a GPU."""
         return self.threads if self.device == "cpu" else 1
 
-    def forget(self, threads: int) -> None:
-        """Give back the memory of what computes embeddings on so many threads."""
+    def forget(self) -> None:
+        """Give back what the model takes to run; the next run loads it anew.
+
+        For ONNX Runtime keeps all the memory that the largest batch so far took.
+        """
         with self._loading:
-            self._sessions.pop((frozenset((_EMBEDDINGS,)), threads), None)
+            self._sessions.clear()
 
     def _session(self, outputs: Collection[str], threads: int) -> Any:
         """Return the session that computes those outputs and nothing else, loading it the first time.

@@ -88,6 +88,9 @@ class FakeEncoder:
         pixels.reshape(-1)[:4] = np.frombuffer(checksum.to_bytes(4, "little"), np.uint8)
         return pixels
 
+    def forget(self) -> None:
+        pass
+
     def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         assert images.dtype == np.uint8
         assert images.shape[1:] == (SIZE, SIZE, 3)

@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -232,3 +233,14 @@ def test_failures_of_a_run_are_translated(
     with pytest.raises(kind, match=message) as caught:
         encoder.encode(_images(2))
     assert caught.value.__cause__ is error
+
+
+def test_what_a_model_took_to_run_is_given_back_and_taken_again(path: Path) -> None:
+    encoder = Encoder(path, threads=1)
+    images = _images(2)
+    before = encoder.encode(images)
+    encoder.encode(images, threads=2)
+    session = weakref.ref(encoder._sessions[frozenset({"embeddings"}), 2])
+    encoder.forget()
+    assert session() is None
+    assert np.array_equal(encoder.encode(images), before)

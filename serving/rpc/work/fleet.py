@@ -148,7 +148,6 @@ class Fleet:
             CrossbatchError: if it cannot be served.
         """
         encoder = await self.threads.load(source.load)
-        await asyncio.to_thread(give_back)  # a model is unpacked several times until it runs
         name = source.name or served_name(encoder.spec)
         pipeline = Pipeline(
             name,
@@ -159,6 +158,7 @@ class Fleet:
             failed=self._failed,
         )
         await pipeline.start()
+        await asyncio.to_thread(give_back)  # a model is unpacked several times until it runs as it will
         return _Served(pipeline, (source.name, source.stamp), source.place)
 
     def _bounds_like(self, before: "_Served | None", encoder: "Encoder") -> Bounds:

@@ -47,7 +47,7 @@ class Plan:
 
 
 def best_plan(encoder: "Encoder", chosen: int = 0) -> Plan:
-    """Warm a model up and find out how it embeds most images a second; blocks.
+    """Find out how a model embeds most images a second; blocks.
 
     All threads may work on one batch, and wait for one another at each node of the graph; or each on a batch
     of its own. Of the sizes of a batch the smallest that does is taken: a smaller one leaves cores idle, or
@@ -64,9 +64,7 @@ def best_plan(encoder: "Encoder", chosen: int = 0) -> Plan:
         CrossbatchError: if the model cannot be run.
     """
     if chosen:
-        plan = Plan(chosen)
-        warm_up(encoder, plan)
-        return plan
+        return Plan(chosen)
     rates = _rates(encoder, lanes=1)
     plan = Plan(_smallest(rates))
     if encoder.most_lanes > 1:
@@ -85,11 +83,12 @@ def best_plan(encoder: "Encoder", chosen: int = 0) -> Plan:
 
 
 def warm_up(encoder: "Encoder", plan: Plan) -> None:
-    """Run a model once in each way that a plan has; blocks.
+    """Run a model once in each way that a plan has, and in memory that no other way took; blocks.
 
     Raises:
         CrossbatchError: if the model cannot be run.
     """
+    encoder.forget()
     for size in sorted({1, plan.max_batch}):
         if plan.alone_on_all:
             encoder.encode(_black(encoder, size))
