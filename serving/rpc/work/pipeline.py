@@ -114,9 +114,12 @@ class Pipeline:
         Raises:
             CrossbatchError: if the model cannot be run.
         """
-        load, encoder = self._threads.load, self.encoder
-        self.plan = self._bounds.plan or await load(best_plan, encoder, self._bounds.max_batch)
-        await load(warm_up, encoder, self.plan)
+        bounds, encoder = self._bounds, self.encoder
+        if bounds.plan is None:
+            self.plan = await self._threads.load(best_plan, encoder, bounds.max_batch)
+        else:
+            self.plan = bounds.plan
+        await self._threads.load(warm_up, encoder, self.plan)
         self._runs.plan = self.plan
         self.batcher.max_batch, self.batcher.lanes = self.plan.max_batch, self.plan.lanes
         await self.batcher.start()
