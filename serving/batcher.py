@@ -4,15 +4,17 @@ import asyncio
 import copy
 import logging
 import math
+import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, TypeAlias, TypeVar
 
 from serving.errors import DeadlineExceeded, Draining, Overloaded, Unavailable
+from serving.fair_queue import Entry, FairQueue
 
 __all__ = ["Batcher", "Computed"]
 
@@ -31,12 +33,7 @@ class Computed(Generic[Result]):
     computed: float
 
 
-@dataclass(slots=True, eq=False)
-class _Entry(Generic[Item, Result]):
-    item: Item
-    deadline: float | None
-    submitted: float
-    future: "asyncio.Future[Computed[Result]]"
+_Batch: TypeAlias = list[Entry[Item, Computed[Result]]]
 
 
 class Batcher(Generic[Item, Result]):
@@ -44,7 +41,8 @@ class Batcher(Generic[Item, Result]):
 
     A batch starts as soon as a worker is free, unless there is room in it for an item that is said to be on
     its way: then it waits for that, until the oldest item has waited `max_wait` seconds. What waits is shared
-    among the workers that are free; while they compute, the next batch gathers. Flows take turns, an item
+    among the workers that are free; while they compute, the next batch gathers, and the worker that ends
+    first takes it by itself. Flows take turns, an item
     each, so that one with many items holds up none with few; within a flow, items keep their order. Every
     submitted item ends with exactly one outcome. An item that was cancelled or whose deadline has passed is
     dropped before its batch starts. Should the batcher itself fail, every item that waits fails with it, and
@@ -87,13 +85,14 @@ class Batcher(Generic[Item, Result]):
         self._capacity = capacity
         self._begin = begin
         self._failed = failed
-        self._flows: OrderedDict[Hashable, deque[_Entry[Item, Result]]] = (
-            OrderedDict()
-        )  # that whose turn it is first
-        self._waiting = 0
+        self._waiting = FairQueue[Item, Computed[Result]]()
+        self._busy = 0
+        self._guard = threading.Lock()  # of the number of busy workers, and of what is taken for one more
         self._coming = 0
-        self._running: dict[asyncio.Task[None], list[_Entry[Item, Result]]] = {}
+        self._running: list[_Batch[Item, Result]] = []
+        self._broken: Exception | None = None
         self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
         self._workers: ThreadPoolExecutor | None = None
         self._stopping = False
         self._loop_task: asyncio.Task[None] | None = None
@@ -106,6 +105,7 @@ class Batcher(Generic[Item, Result]):
         """
         if self._loop_task is not None:
             raise RuntimeError("a batcher is started once")
+        self._loop = asyncio.get_running_loop()
         self._workers = ThreadPoolExecutor(self.lanes, "batcher", initializer=self._begin)
         self._loop_task = asyncio.create_task(self._run(), name="batcher")
         self._loop_task.add_done_callback(self._ended)
@@ -116,8 +116,6 @@ class Batcher(Generic[Item, Result]):
         self._changed.set()
         if self._loop_task is not None:
             await asyncio.wait([self._loop_task])
-        while self._running:
-            await asyncio.wait(list(self._running))
         if self._workers is not None:
             await asyncio.to_thread(self._workers.shutdown)
 
@@ -153,59 +151,39 @@ class Batcher(Generic[Item, Result]):
             raise Draining("The server is stopping and takes no new work; try another one.")
         if self._loop_task.done():
             raise _failure()
-        if self._waiting >= self._capacity:
-            self._sweep()
-        if self._waiting >= self._capacity:
+        if len(self._waiting) >= self._capacity:
+            self._waiting.sweep()
+        if len(self._waiting) >= self._capacity:
             raise Overloaded(
                 f"{self._capacity} items wait for the model, which is the most; try again later."
             )
-        future: asyncio.Future[Computed[Result]] = asyncio.get_running_loop().create_future()
-        self._flows.setdefault(flow, deque()).append(_Entry(item, deadline, time.monotonic(), future))
-        self._waiting += 1
+        future: asyncio.Future[Computed[Result]] = self._loop.create_future()
+        self._waiting.put(Entry(item, deadline, time.monotonic(), future), flow)
         self._changed.set()
         return future
 
     def __len__(self) -> int:
-        return self._waiting
+        return len(self._waiting)
 
     async def _run(self) -> None:
+        """Start a batch whenever a worker that has nothing to do could have one."""
         while await self._gather():
-            batch = self._next_batch()
-            if batch:
-                task = asyncio.create_task(self._answer(batch), name="batch")
-                self._running[task] = batch
-                task.add_done_callback(self._done)
-
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        del self._running[task]
-        self._changed.set()
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        """Leave nobody waiting for a batcher that runs no more."""
-        error = None if task.cancelled() else task.exception()
-        if error is None and self._stopping and not task.cancelled():
-            return
-        logger.critical("the batcher has failed, and no image can be embedded any more", exc_info=error)
-        for entries in (*self._running.values(), *self._flows.values()):
-            for entry in entries:
-                if not entry.future.done():
-                    entry.future.set_exception(_failure())
-        self._flows.clear()
-        self._waiting = 0
-        self._failed()
+            if self._broken is not None:
+                raise self._broken
+            batch, late = self._take()
+            _refuse(late)
+            if batch and self._workers is not None:
+                self._running.append(batch)
+                self._workers.submit(self._work, batch)
 
     async def _gather(self) -> bool:
         """Wait until a batch is due; False when there will be none any more."""
-        while not self._waiting or len(self._running) >= self.lanes:
-            if self._stopping and not self._waiting:
+        while not len(self._waiting) or self._busy >= self.lanes:
+            if self._stopping and not len(self._waiting) and not self._running:
                 return False
             self._changed.clear()
             await self._changed.wait()
-        due = min(entries[0].submitted for entries in self._flows.values()) + self._max_wait
-        while self._coming and self._waiting < self.max_batch and not self._stopping:
-            left = due - time.monotonic()
-            if left <= 0:
-                break
+        while (left := self._left()) > 0:
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), left)
@@ -213,65 +191,113 @@ class Batcher(Generic[Item, Result]):
                 break
         return True
 
-    def _next_batch(self) -> list[_Entry[Item, Result]]:
-        """Take a worker's share of the items that somebody still waits for, one of each flow in turn."""
-        batch: list[_Entry[Item, Result]] = []
-        now = time.monotonic()
-        share = min(self.max_batch, math.ceil(self._waiting / (self.lanes - len(self._running))))
-        while self._flows and len(batch) < share:
-            flow, entries = self._flows.popitem(last=False)
-            entry = entries.popleft()
-            self._waiting -= 1
-            if entries:
-                self._flows[flow] = entries
+    def _left(self) -> float:
+        """Tell how many seconds the next batch may wait for what is on its way."""
+        if not self._coming or self._stopping or len(self._waiting) >= self.max_batch:
+            return 0.0
+        return self._waiting.oldest() + self._max_wait - time.monotonic()
+
+    def _work(self, batch: "_Batch[Item, Result]") -> None:
+        """Compute batch after batch, in a worker, as long as the next one is due at once.
+
+        A worker that asked the event loop for each would do nothing until the loop has time for it.
+        """
+        while batch:
+            started = time.monotonic()
+            outcome: Sequence[Result] | Exception
+            try:
+                outcome = self._compute([entry.item for entry in batch])
+                if len(outcome) != len(batch):
+                    raise RuntimeError(
+                        f"{len(batch)} items went into a batch and {len(outcome)} results came out"
+                    )
+            except BaseException as error:  # whatever it is, the worker goes on
+                outcome = _told(error)
+            took = time.monotonic() - started
+            with self._guard:
+                self._busy -= 1
+            done, batch = batch, []
+            late: _Batch[Item, Result] = []
+            try:
+                if self._left() <= 0:
+                    batch, late = self._take()
+            except Exception as error:
+                self._broken = error
+            settle = partial(self._settle, done, outcome, started, took, batch, late)
+            with suppress(RuntimeError):  # the event loop was closed meanwhile
+                self._loop.call_soon_threadsafe(settle)
+
+    def _settle(
+        self,
+        batch: "_Batch[Item, Result]",
+        outcome: Sequence[Result] | Exception,
+        started: float,
+        took: float,
+        following: "_Batch[Item, Result]",
+        late: "_Batch[Item, Result]",
+    ) -> None:
+        """Tell those who wait for a batch what became of it, and note which one its worker is at now."""
+        self._running.remove(batch)
+        if following:
+            self._running.append(following)
+        self._changed.set()
+        _refuse(late)
+        for number, entry in enumerate(batch):
             if entry.future.done():
                 continue
-            if entry.deadline is not None and entry.deadline <= now:
-                late = now - entry.submitted
-                entry.future.set_exception(
-                    DeadlineExceeded(
-                        f"The deadline passed after {late:.3f} s in the queue, before the model ran."
-                    )
-                )
+            if isinstance(outcome, Exception):
+                entry.future.set_exception(_copy_of(outcome))
             else:
-                batch.append(entry)
-        return batch
+                entry.future.set_result(Computed(outcome[number], started - entry.submitted, took))
 
-    def _sweep(self) -> None:
-        """Free the places of items that nobody waits for."""
-        for flow, entries in list(self._flows.items()):
-            kept = deque(entry for entry in entries if not entry.future.done())
-            self._waiting -= len(entries) - len(kept)
-            if kept:
-                self._flows[flow] = kept
-            else:
-                del self._flows[flow]
+    def _take(self) -> "tuple[_Batch[Item, Result], _Batch[Item, Result]]":
+        """Take for a worker its share of what waits.
 
-    async def _answer(self, batch: list[_Entry[Item, Result]]) -> None:
-        started = time.monotonic()
-        try:
-            results = list(
-                await asyncio.get_running_loop().run_in_executor(
-                    self._workers, self._compute, [entry.item for entry in batch]
+        Returns:
+            The batch, empty where all workers are busy or nothing waits, and the items that came too late.
+        """
+        with self._guard:
+            free = self.lanes - self._busy
+            if not free:
+                return [], []
+            batch, late = self._waiting.take(min(self.max_batch, math.ceil(len(self._waiting) / free)))
+            self._busy += bool(batch)
+        return batch, late
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Leave nobody waiting for a batcher that runs no more."""
+        error = None if task.cancelled() else task.exception()
+        if error is None and self._stopping and not task.cancelled():
+            return
+        logger.critical("the batcher has failed, and no image can be embedded any more", exc_info=error)
+        for entries in (*self._running, self._waiting.clear()):
+            for entry in entries:
+                if not entry.future.done():
+                    entry.future.set_exception(_failure())
+        self._failed()
+
+
+def _refuse(late: "_Batch[Item, Result]") -> None:
+    now = time.monotonic()
+    for entry in late:
+        if not entry.future.done():
+            waited = now - entry.submitted
+            entry.future.set_exception(
+                DeadlineExceeded(
+                    f"The deadline passed after {waited:.3f} s in the queue, before the model ran."
                 )
             )
-            if len(results) != len(batch):
-                raise RuntimeError(
-                    f"{len(batch)} items went into a batch and {len(results)} results came out"
-                )
-        except Exception as error:
-            for entry in batch:
-                if not entry.future.done():
-                    entry.future.set_exception(_copy_of(error))
-            return
-        took = time.monotonic() - started
-        for entry, result in zip(batch, results, strict=True):
-            if not entry.future.done():
-                entry.future.set_result(Computed(result, started - entry.submitted, took))
 
 
 def _failure() -> Unavailable:
     return Unavailable("The server can embed no image any more; its log tells why. Start it again.")
+
+
+def _told(error: BaseException) -> Exception:
+    """What a future can be told of an error: no StopIteration, and nothing that ends more than a call."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"a batch ended with {error!r}")
 
 
 def _copy_of(error: Exception) -> Exception:

@@ -193,6 +193,45 @@ def test_stop_drains(count: int, max_batch: int) -> None:
     assert run(main) == [2 * item for item in range(count)]
 
 
+@pytest.mark.parametrize("error", [StopIteration(), SystemExit(1), KeyboardInterrupt()])
+def test_a_worker_outlives_whatever_a_batch_ends_with(error: BaseException) -> None:
+    def compute(items: list[int]) -> list[int]:
+        if items == [0]:
+            raise error
+        return items
+
+    async def main() -> None:
+        batcher = Batcher(compute, max_batch=1, max_wait=0.0, capacity=10)
+        await batcher.start()
+        with pytest.raises(RuntimeError, match=type(error).__name__):
+            await batcher.submit(0)
+        assert (await batcher.submit(1)).result == 1
+        await batcher.stop()
+
+    run(main)
+
+
+def test_a_worker_goes_on_with_what_waits_though_the_event_loop_is_held_up() -> None:
+    compute = Recorder()
+
+    async def main() -> None:
+        batcher = Batcher(compute, max_batch=2, max_wait=0.0, capacity=10)
+        await batcher.start()
+        compute.gate.clear()
+        futures = [batcher.submit(0)]
+        await asyncio.to_thread(compute.busy.wait, 5)
+        futures += [batcher.submit(number) for number in range(1, 6)]
+        compute.gate.set()
+        until = time.monotonic() + 5
+        while len(compute.seen) < 6 and time.monotonic() < until:
+            time.sleep(0.001)  # noqa: ASYNC251 - this is what holds it up
+        assert compute.seen == list(range(6))
+        assert [answer.result for answer in await asyncio.gather(*futures)] == [2 * n for n in range(6)]
+        await batcher.stop()
+
+    run(main)
+
+
 def test_a_failing_batch_fails_its_members_only_and_the_next_one_is_computed() -> None:
     compute = Recorder(frozenset([1]))
 
@@ -359,10 +398,11 @@ def test_when_the_batcher_itself_ends_nobody_waits_for_ever(
         computed, waiting = batcher.submit(0), batcher.submit(1)
         await asyncio.to_thread(compute.busy.wait, 5)
         if way == "fails":
-            batcher._next_batch = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+            batcher._take = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
         else:
             assert batcher._loop_task is not None
             batcher._loop_task.cancel()
+            await asyncio.wait([batcher._loop_task])
         compute.gate.set()
         outcomes = await asyncio.gather(computed, waiting, return_exceptions=True)
         assert isinstance(outcomes[1], Unavailable)

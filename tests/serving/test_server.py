@@ -25,7 +25,7 @@ def test_when_no_image_can_be_embedded_any_more_health_says_so(
 ) -> None:
     watch = stubs.health.Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-    running._fleet.get().batcher._next_batch = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    running._fleet.get().batcher._take = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(grpc.RpcError) as failure:
         stubs.embed(b"1")
     refused("UNAVAILABLE", failure, "UNAVAILABLE")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from serving.errors import CrossbatchError
 from serving.rpc.server.signals import Signals
+from serving.rpc.work.memory import keep_little
 
 __all__ = ["Serves", "live"]
 
@@ -52,6 +53,7 @@ async def live(
     Raises:
         CrossbatchError: if it cannot start.
     """
+    keep_little()
     await server.start()
     # What is there now stays, and looking through it for garbage takes tens of milliseconds each time, for
     # which every call waits.
