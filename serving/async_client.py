@@ -42,8 +42,8 @@ class AsyncClient(AsyncAdministration):
         await self.close()
 
     async def close(self) -> None:
-        """Hang up; calls on their way end with an error."""
-        self._line.close()
+        """Hang up, any number of times; calls on their way end with an error."""
+        self._hang_up()
 
     async def ready(self, *, wait: float = 0.0) -> bool:
         """Ask whether the server serves, as `Client.ready`."""

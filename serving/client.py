@@ -53,8 +53,8 @@ class Client(Administration):
         self.close()
 
     def close(self) -> None:
-        """Hang up; calls of other threads end with an error."""
-        self._line.close()
+        """Hang up, any number of times; calls of other threads end with an error."""
+        self._hang_up()
 
     def ready(self, *, wait: float = 0.0) -> bool:
         """Ask whether the server serves.
@@ -81,7 +81,7 @@ class Client(Administration):
         """Embed images.
 
         Args:
-            images: Encoded bytes, or paths (`Path` or `str`) that are read as they are needed.
+            images: Encoded bytes, paths or files open in binary mode; read as they are needed.
             model: Name of the model; the first one served when empty.
             on_error: "raise" the first bad image's error, or "return" each error in its image's place.
 
@@ -119,7 +119,7 @@ class Client(Administration):
             gallery: Where to look.
             on_error: "raise" the first bad query's error, or "return" each error in its query's place.
             options:
-                images: Encoded bytes, or paths (`Path` or `str`) that are read as they are needed.
+                images: Encoded bytes, paths or files open in binary mode; read as they are needed.
                 vectors: float32 (Q, d), unit rows.
                 keys: Items of the gallery; each finds itself unless it is excluded.
                 k: Neighbours of each query, 1 to 2,048; 10 by default.

@@ -23,6 +23,9 @@ A message is one plain sentence: what was found, what was expected, what to do. 
 the table from these classes to gRPC status codes.
 """
 
+import copy
+from typing import Self
+
 __all__ = [
     "AlreadyExists",
     "BadArtifact",
@@ -48,11 +51,24 @@ __all__ = [
 class CrossbatchError(Exception):
     """Base of every error that is not a bug of ours.
 
+    What a client's call ended with tells the name of its gRPC status (`code`, such as "NOT_FOUND"), the
+    reason that the server gave (`reason`, such as "MODEL_MISMATCH"; empty where it gave none) and the id
+    under which the server's log has the call (`request_id`). All are empty on what was raised without one.
+
     `stored` is set on what ends a client's `upsert`: how many items, from the first on, are stored for
     certain.
     """
 
+    code: str = ""
+    reason: str = ""
+    request_id: str = ""
     stored: int = 0
+
+    def saying(self, message: str) -> Self:
+        """Make the same error with another message; it keeps all else that it tells."""
+        error = copy.copy(self)
+        error.args = (message,)
+        return error
 
 
 class InvalidArgument(CrossbatchError):

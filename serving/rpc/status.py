@@ -67,6 +67,8 @@ _BY_CODE: dict[int, type[CrossbatchError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: errors.DeadlineExceeded,
 }
 
+_CODE_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+
 # A status travels in two headers, and many clients refuse headers of more than 8 KiB in all.
 _MOST_HEADER_BYTES = 6 * 1024
 _MOST_MESSAGE_BYTES = 1_000
@@ -143,8 +145,17 @@ def from_status(status: status_pb2.Status) -> CrossbatchError:
     """Turn a status back into the error that it was made from.
 
     Returns:
-        An instance of the class that the ErrorInfo names, or else of the nearest one for the code.
+        An instance of the class that the ErrorInfo names, or else of the nearest one for the code; it has the
+        name of the code, and the reason.
     """
+    error = _meaning_of(status)
+    info = _detail(status, error_details_pb2.ErrorInfo)
+    error.code = _CODE_NAMES.get(status.code, "UNKNOWN")
+    error.reason = "" if info is None else info.reason
+    return error
+
+
+def _meaning_of(status: status_pb2.Status) -> CrossbatchError:
     info = _detail(status, error_details_pb2.ErrorInfo)
     reason = info.reason if info is not None and info.domain == DOMAIN else ""
     kind = _by_reason(reason) or _BY_CODE.get(status.code, CrossbatchError)
@@ -172,10 +183,13 @@ def violations_of(status: status_pb2.Status) -> tuple[Violation, ...]:
     bad = _detail(status, error_details_pb2.BadRequest)
     if bad is None:
         return ()
-    return tuple(
-        Violation(each.field, (_by_reason(each.reason) or errors.InvalidArgument)(each.description))
-        for each in bad.field_violations
-    )
+    return tuple(Violation(each.field, _fault(each)) for each in bad.field_violations)
+
+
+def _fault(violation: error_details_pb2.BadRequest.FieldViolation) -> CrossbatchError:
+    error = (_by_reason(violation.reason) or errors.InvalidArgument)(violation.description)
+    error.code, error.reason = code_of(error).name, violation.reason
+    return error
 
 
 def _by_reason(reason: str) -> type[CrossbatchError] | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from serving.errors import InvalidArgument
 from serving.gallery.metadata import check_metadata
 
-__all__ = ["bytes_of", "metadata_of", "struct_of", "vector_of"]
+__all__ = ["bytes_of", "metadata_of", "plain_of", "struct_of", "vector_of"]
 
 _LARGEST_EXACT = 2**53
 
@@ -53,23 +53,43 @@ def struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
     try:
         struct.update(dict(metadata))
     except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidArgument(f"Metadata holds a value that JSON does not know: {error}.") from error
+        what = _unknown_in(metadata) or str(error)
+        raise InvalidArgument(f"Metadata holds a value that JSON does not know: {what}.") from error
     return struct
 
 
 def metadata_of(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """Unpack metadata to plain Python values; a whole number below 2^53 comes back as an int.
+    """Unpack metadata that somebody sends, as `plain_of`.
 
     Raises:
         InvalidArgument: if it is nested more than 30 levels deep.
     """
-    metadata = _plain_struct(struct)
+    metadata = plain_of(struct)
     check_metadata(metadata)
     return metadata
 
 
-def _plain_struct(struct: struct_pb2.Struct) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in struct.fields.items()}
+def plain_of(struct: struct_pb2.Struct) -> dict[str, Any]:
+    """Unpack metadata to plain Python values; a whole number below 2^53 comes back as an int."""
+    fields = struct.fields
+    return {name: _plain(fields[name]) for name in fields}  # items() takes twice as long
+
+
+def _unknown_in(value: Any, where: str = "") -> str:
+    """Name the first part of metadata that is no string, number, truth value, None, list or dict of these."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if not isinstance(name, str):
+                return f"{where or 'it'} has the name {name!r:.80}, which is no string"
+            if found := _unknown_in(each, f"{where}.{name}" if where else name):
+                return found
+    elif isinstance(value, list | tuple):
+        for i, each in enumerate(value):
+            if found := _unknown_in(each, f"{where}[{i}]"):
+                return found
+    elif value is not None and not isinstance(value, str | int | float):
+        return f"{where} is of {type(value).__name__}"
+    return ""
 
 
 def _plain(value: struct_pb2.Value) -> Any:
@@ -82,7 +102,7 @@ def _plain(value: struct_pb2.Value) -> Any:
         case "bool_value":
             return value.bool_value
         case "struct_value":
-            return _plain_struct(value.struct_value)
+            return plain_of(value.struct_value)
         case "list_value":
             return [_plain(each) for each in value.list_value.values]
         case _:

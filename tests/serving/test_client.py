@@ -1,5 +1,6 @@
 """The Python client against real servers, and its retries against a scripted one."""
 
+import io
 import socket
 import subprocess
 import sys
@@ -316,7 +317,7 @@ def test_a_restart_is_ridden_out() -> None:
     try:
         with Client(f"127.0.0.1:{port}") as client:
             assert client.embed([b"x"]).shape == (1, 1)
-            retries = client._line.retries
+            retries = client._options.retries
     finally:
         timer.join()
         server.stop(0).wait()
@@ -370,7 +371,11 @@ CIRCLE["self"] = CIRCLE
 UNIT = vector_for(b"x")
 
 
-@pytest.mark.parametrize("images", [b"one image", "one/path", Path("one"), 5, None, [5], [None], [[b"x"]]])
+WRONG_IMAGES = [b"one image", "one/path", Path("one"), 5, None, [5], [None], [[b"x"]], {"a": b"x"}]
+WRONG_IMAGES += [io.BytesIO(b"one\nfile"), [io.StringIO("text")], np.zeros((2, 2, 3)), [np.zeros((2, 2, 3))]]
+
+
+@pytest.mark.parametrize("images", WRONG_IMAGES)
 def test_images_are_a_list_of_bytes_and_paths(shared: Client, images: Any) -> None:
     with pytest.raises(InvalidArgument) as failure:
         shared.embed(images)

@@ -25,7 +25,7 @@ class Administration(Connection):
 
     @property
     def _driver(self) -> Driver:
-        return Driver(self._line)
+        return Driver(self._line, self._options)
 
     def create(
         self,
@@ -172,7 +172,7 @@ class AsyncAdministration(Connection):
 
     @property
     def _driver(self) -> AsyncDriver:
-        return AsyncDriver(self._line)
+        return AsyncDriver(self._line, self._options)
 
     async def create(
         self,

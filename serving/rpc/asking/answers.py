@@ -11,7 +11,7 @@ from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.errors import CrossbatchError, InvalidArgument
 from serving.rpc.asking.given import ImageLike, check_version, floats_of, image_bytes, text
 from serving.rpc.status import from_status
-from serving.rpc.wire import bytes_of, metadata_of, struct_of, vector_of
+from serving.rpc.wire import bytes_of, plain_of, struct_of, vector_of
 
 __all__ = [
     "BuildProgress",
@@ -46,7 +46,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item to store: either `image` (bytes or a path) or `vector` float32 (d,) of unit norm.
+    """One item to store: `image` (bytes, a path or an open file) or `vector` float32 (d,) of unit norm.
 
     With `expected_version` it is stored only if the item of that key has this version now, or, with 0, if
     there is none.
@@ -189,17 +189,24 @@ def item_message(item: Item) -> gallery_service_pb2.Item:
         vector=None if item.vector is None else bytes_of(floats_of(item.vector, what, "(components,)")),
         label=text(item.label, f"The label of {key!r}"),
         uri=text(item.uri, f"The URI of {key!r}"),
-        metadata=struct_of(item.metadata) if item.metadata else None,
+        metadata=_struct_of(item) if item.metadata else None,
         expected_version=None
         if expected is None
         else check_version(expected, f"The expected version of {key!r}"),
     )
 
 
+def _struct_of(item: Item) -> Any:
+    try:
+        return struct_of(item.metadata)
+    except InvalidArgument as error:
+        raise error.saying(f"The item {item.key!r}: {error}") from error
+
+
 def hits_of(result: retrieval_service_pb2.SearchResult) -> list[Hit]:
     """Read the neighbours of one query, nearest first."""
     return [
-        Hit(hit.key, hit.score, hit.label, hit.uri, metadata_of(hit.metadata), hit.version)
+        Hit(hit.key, hit.score, hit.label, hit.uri, plain_of(hit.metadata), hit.version)
         for hit in result.hits
     ]
 
@@ -211,7 +218,7 @@ def stored_item_of(item: gallery_service_pb2.StoredItem, thumbnail: bytes = b"")
         item.version,
         item.label,
         item.uri,
-        metadata_of(item.metadata),
+        plain_of(item.metadata),
         vector_of(item.vector) if item.vector else None,
         thumbnail,
     )

@@ -7,9 +7,8 @@ one loop, and floods the others of its process with errors (grpc#25364, grpc#423
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,24 +17,36 @@ import grpc
 from serving.rpc.asking.attempts import Attempts, error_of
 from serving.rpc.asking.driver import Replies
 from serving.rpc.asking.line import Line
-from serving.rpc.asking.step import Begin, Call, Finish, Give, Open, Pause, Plan, Receive, Step, Take
+from serving.rpc.asking.options import Options, headers_of
+from serving.rpc.asking.step import (
+    Begin,
+    Call,
+    Finish,
+    Give,
+    Identify,
+    Open,
+    Pause,
+    Plan,
+    Receive,
+    Step,
+    Take,
+)
+from serving.telemetry import new_request_id
 
 __all__ = ["AsyncDriver"]
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    value: Any
-
-
 class AsyncDriver:
-    """Carries out plans over one line; may be used from several event loops."""
+    """Carries out one operation over a line, a plan with all that it begins."""
 
-    def __init__(self, line: Line) -> None:
-        """Keep the line."""
+    def __init__(self, line: Line, options: Options) -> None:
+        """Keep the line, and choose the request id."""
         self._line = line
+        self._options = options
+        self._request_id = options.request_id or new_request_id()
+        self._headers = headers_of(options, self._request_id, line.headers)
 
     async def run(self, plan: Plan[T]) -> T:
         """Carry out a plan; when the task is cancelled, so are its calls.
@@ -46,140 +57,152 @@ class AsyncDriver:
         Raises:
             Exception: what the plan raises.
         """
-        result: Any = None
-        async with aclosing(self._walk(plan)) as walk:
-            async for each in walk:
-                if isinstance(each, _Result):
-                    result = each.value
-        return result  # type: ignore[no-any-return]
+        errands = _Errands()
+        resume: Callable[[], Step] = partial(plan.send, None)
+        try:
+            while True:
+                resume = await self._resumption(plan, resume(), errands)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            await errands.close()
+            plan.close()
+            del resume  # it has the error, whose traceback has this frame
 
-    async def stream(self, plan: Plan[Any]) -> AsyncGenerator[Any, None]:
+    async def stream(self, plan: Plan[None]) -> AsyncGenerator[Any, None]:
         """Carry out a plan as the values that it gives are asked for.
 
         Yields:
             The values.
         """
-        async with aclosing(self._walk(plan)) as walk:
-            async for each in walk:
-                if not isinstance(each, _Result):
-                    yield each
-
-    async def _walk(self, plan: Plan[Any]) -> AsyncGenerator[Any, None]:
-        answer = partial(plan.send, None)
-        async with AsyncExitStack() as cleanup:
-            # Nothing that was begun outlives the plan: tasks and streams are broken off.
-            cleanup.callback(plan.close)
-            aside = _Aside()
-            cleanup.callback(aside.close)
-            begun = set[asyncio.Task[Any]]()
-            cleanup.push_async_callback(_break_off, begun)
+        errands = _Errands()
+        resume: Callable[[], Step] = partial(plan.send, None)
+        try:
             while True:
-                try:
-                    step = answer()
-                except StopIteration as end:
-                    yield _Result(end.value)
-                    return
+                step = resume()
                 if isinstance(step, Give):
                     yield step.value
-                    answer = partial(plan.send, None)
-                    continue
-                try:
-                    answer = partial(plan.send, await self._carry_out(step, aside, begun, cleanup))
-                except Exception as error:
-                    answer = partial(plan.throw, error)
+                    resume = partial(plan.send, None)
+                else:
+                    resume = await self._resumption(plan, step, errands)
+        except StopIteration:
+            return
+        finally:
+            await errands.close()
+            plan.close()
+            del resume  # it has the error, whose traceback has this frame
 
-    async def _carry_out(
-        self, step: Step, aside: "_Aside", begun: "set[asyncio.Task[Any]]", cleanup: AsyncExitStack
-    ) -> Any:
+    async def _resumption(self, plan: Plan[Any], step: Step, errands: "_Errands") -> Callable[[], Step]:
+        """Carry out a step; gives what goes on with the plan, told what came of it."""
+        try:
+            return partial(plan.send, await self._carry_out(step, errands))
+        except Exception as error:
+            return partial(plan.throw, error)
+
+    async def _carry_out(self, step: Step, errands: "_Errands") -> Any:
         match step:
             case Call():
                 return await self._tried(step, partial(_answered, self._line.method(step.request)))
             case Open(call):
-                return await self._tried(
-                    call, partial(_opened, self._line.method(call.request), aside, cleanup)
-                )
+                return await self._tried(call, partial(_opened, self._line.method(call.request), errands))
             case Receive(stream):
-                return await self._received(stream, aside)
+                return await self._received(stream, errands)
             case Take(source, waits):
-                return await aside.run(next, source, None) if waits else next(source, None)
+                return await errands.aside(next, source, None) if waits else next(source, None)
             case Begin(plan):
                 task = asyncio.create_task(self.run(plan))
-                begun.add(task)
+                errands.begun.add(task)
                 return task
             case Finish(task):
                 try:
                     return await task
                 finally:
-                    begun.discard(task)
+                    errands.begun.discard(task)
+            case Identify():
+                return self._request_id
             case Pause(seconds):
                 await asyncio.sleep(seconds)
         return None
 
     async def _tried(self, call: Call, method: Any) -> Any:
-        attempts = Attempts(self._line, call)
+        attempts = Attempts(self._line, self._options, self._request_id, call)
         while True:
             try:
-                return await method(call.request, timeout=attempts.left(), metadata=self._line.metadata)
+                return await method(call.request, timeout=attempts.left(), metadata=self._headers)
             except grpc.RpcError as failure:
                 pause = attempts.pause_after(failure)
             await asyncio.sleep(pause)
 
-    async def _received(self, stream: Replies, aside: "_Aside") -> Any:
+    async def _received(self, stream: Replies, errands: "_Errands") -> Any:
         try:
-            return await aside.run(stream.next)
+            return await errands.aside(stream.next)
         except grpc.RpcError as failure:
-            raise error_of(failure, self._line, stream.timeout) from failure
+            raise error_of(failure, self._line, stream.timeout, self._request_id) from failure
 
 
-class _Aside:
-    """One thread of a plan's own for what would hold up the loop, made when it is needed.
+class _Errands:
+    """What a plan has begun, ended with it: tasks and streams are broken off.
 
-    The loop's threads are few and the caller's, too: an upload that held one while it waits for a source that
-    wants one itself would wait for ever.
+    What would hold up the loop has one thread of the plan's own, made when it is needed. The loop's threads
+    are few and the caller's, too: an upload that held one while it waits for a source that wants one itself
+    would wait for ever.
     """
 
     def __init__(self) -> None:
+        self.begun = set[asyncio.Task[Any]]()
+        self.streams: list[Any] = []
         self._thread: ThreadPoolExecutor | None = None
 
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
+    async def aside(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function in the thread."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "crossbatch-client")
         work = partial(copy_context().run, function, *args)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def close(self) -> None:
-        """Let the thread end after what it does, without waiting for that."""
+    async def close(self) -> None:
+        """End it all; the thread ends after what it does, without being waited for."""
+        for call in self.streams:
+            call.cancel()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
+        for task in self.begun:
+            task.cancel()
+        if self.begun:
+            await asyncio.gather(*self.begun, return_exceptions=True)
 
 
 async def _answered(method: Any, request: Any, **options: Any) -> Any:
     """Make one try of a call; it is cancelled with the task, and the server then drops the request."""
     loop = asyncio.get_running_loop()
-    done = asyncio.Event()
+    ended = loop.create_future()
     call = method.future(request, **options)
+
+    def settle() -> None:
+        if not ended.done():
+            ended.set_result(None)
 
     def wake(_: Any) -> None:
         with suppress(RuntimeError):  # the loop has been closed, and nobody waits any more
-            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(settle)
 
     call.add_done_callback(wake)
     try:
-        await done.wait()
+        await ended
     finally:
         call.cancel()
-    return call.result()
+    failure = call.exception()
+    if failure is None:
+        return call.result()
+    try:
+        raise failure
+    finally:
+        # Else its traceback leads back to it, as that of `result` does, and the request stays for a while.
+        del call, failure
 
 
-async def _opened(
-    method: Any, aside: "_Aside", cleanup: AsyncExitStack, request: Any, **options: Any
-) -> Replies:
+async def _opened(method: Any, errands: _Errands, request: Any, **options: Any) -> Replies:
     call = method(request, **options)
-    cleanup.callback(call.cancel)
-    return await aside.run(Replies, call, options["timeout"])
-
-
-async def _break_off(begun: "set[asyncio.Task[Any]]") -> None:
-    for task in begun:
-        task.cancel()
-    await asyncio.gather(*begun, return_exceptions=True)
+    errands.streams.append(call)
+    return await errands.aside(Replies, call, options["timeout"])

@@ -1,5 +1,6 @@
 """How often one call is tried, how long it pauses between, and what its failure is called in our own tree."""
 
+import logging
 import random
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from serving.errors import (
     Unavailable,
 )
 from serving.rpc.asking.line import Line
+from serving.rpc.asking.options import REQUEST_ID, Options
 from serving.rpc.asking.step import Call
 from serving.rpc.asking.unreached import unreached
 from serving.rpc.limits import MAX_MESSAGE_BYTES
@@ -25,17 +27,20 @@ from serving.rpc.status import Violation, from_status, violations_of
 
 __all__ = ["Attempts", "error_of", "faults_of", "pause_before"]
 
+logger = logging.getLogger(__name__)
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 
 class Attempts:
     """The tries of one call: all of them share its deadline."""
 
-    def __init__(self, line: Line, call: Call) -> None:
+    def __init__(self, line: Line, options: Options, request_id: str, call: Call) -> None:
         """Start the clock."""
         self._line = line
-        self._timeout = line.timeout if call.timeout is None else call.timeout
-        self._most = line.retries if call.retries is None else call.retries
+        self._request_id = request_id
+        self._timeout = options.timeout if call.timeout is None else call.timeout
+        self._most = options.retries if call.retries is None else call.retries
         self._deadline = time.monotonic() + self._timeout
         # Refused calls were not carried out; what came of one that found no server, nobody knows.
         self._passing = (Overloaded, Draining, Unavailable) if call.idempotent else (Overloaded, Draining)
@@ -57,13 +62,18 @@ class Attempts:
             CrossbatchError: what the failure means, if there is to be no other try; `faults_of` tells the
                 fields.
         """
-        error = error_of(failure, self._line, self._timeout)
+        error = error_of(failure, self._line, self._timeout, self._request_id)
         pause = pause_before(self._tries, error)
         late = time.monotonic() + pause >= self._deadline
         lasting = _is_lasting(failure) or not isinstance(error, self._passing)
         if lasting or self._tries >= self._most or late:
-            raise error from failure
+            try:
+                raise error from failure
+            finally:
+                # Else its traceback leads back to it, and the request stays until the next collection.
+                del error
         self._tries += 1
+        logger.debug("%s (request id %s); trying again in %.2f s", error, self._request_id, pause)
         return pause
 
 
@@ -83,17 +93,29 @@ def pause_before(tries: int, error: CrossbatchError) -> float:
     return pause
 
 
-def error_of(failure: Any, line: Line, timeout: float) -> CrossbatchError:
+def error_of(failure: Any, line: Line, timeout: float, request_id: str) -> CrossbatchError:
     """Say in our own words what a failed call ended with.
 
     Args:
         failure: What gRPC raised.
         line: To the server.
         timeout: Seconds that the call had.
+        request_id: What the call was sent with; a proxy may have put another one in its place.
 
     Returns:
-        An error of the class that the server named, or else of the nearest one.
+        An error of the class that the server named, or else of the nearest one, which tells which call it
+        was; a traceback shows that, too.
     """
+    error = _meaning_of(failure, line, timeout)
+    error.code = failure.code().name
+    error.request_id = next(
+        (str(value) for key, value in failure.trailing_metadata() or () if key == REQUEST_ID), request_id
+    )
+    error.add_note(f"request id {error.request_id}, {error.code}")
+    return error
+
+
+def _meaning_of(failure: Any, line: Line, timeout: float) -> CrossbatchError:
     code, details, address = failure.code(), failure.details() or "", line.address
     status = _status_of(failure)
     if status is not None and status.details:

@@ -2,11 +2,10 @@
 
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from numbers import Real
 from os import PathLike, fspath
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +14,7 @@ from serving.errors import BadImage, InvalidArgument
 from serving.rpc.limits import MAX_EXCLUDED, MAX_K, MAX_MESSAGE_BYTES
 
 __all__ = [
+    "ImageFile",
     "ImageLike",
     "at_hand",
     "check_k",
@@ -30,8 +30,16 @@ __all__ = [
     "texts",
 ]
 
-ImageLike: TypeAlias = bytes | str | Path
-"""The bytes of an image file, or where it lies."""
+
+class ImageFile(Protocol):
+    """A file opened in binary mode, or what reads like one: an upload, a response, a member of an archive."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return so many bytes at most, none at the end."""
+
+
+ImageLike: TypeAlias = bytes | bytearray | memoryview | str | PathLike[str] | ImageFile
+"""The bytes of an image file, where it lies, or the open file, which is read from where it stands."""
 
 # A whole image must fit a message with its key and metadata; what the server reads is less.
 _MOST_BYTES = MAX_MESSAGE_BYTES - 2**20
@@ -41,9 +49,10 @@ def many(values: Iterable[Any], what: str) -> Iterator[Any]:
     """Go through several values, and refuse a single one that happens to have parts.
 
     Raises:
-        InvalidArgument: if it is a string, bytes, a path, or nothing that has elements.
+        InvalidArgument: if it is a string, bytes, a path, a file, a mapping, or nothing that has elements.
     """
-    single = isinstance(values, str | bytes | bytearray | memoryview | PathLike)
+    single = isinstance(values, str | bytes | bytearray | memoryview | PathLike | Mapping)
+    single = single or hasattr(values, "read")  # a file would give its lines
     try:
         if not single:
             return iter(values)
@@ -56,8 +65,8 @@ def many(values: Iterable[Any], what: str) -> Iterator[Any]:
 
 def at_hand(values: Any) -> bool:
     """Whether going through some inputs neither reads a file nor runs code of the caller's."""
-    return isinstance(values, list | tuple) and not any(
-        isinstance(getattr(each, "image", each), str | PathLike) for each in values
+    return isinstance(values, list | tuple) and all(
+        isinstance(getattr(each, "image", each), bytes | bytearray | memoryview | None) for each in values
     )
 
 
@@ -195,9 +204,11 @@ def image_bytes(image: ImageLike) -> bytes:
 
     Raises:
         BadImage: if the file cannot be read or is too large.
-        InvalidArgument: if it is neither bytes nor a path.
+        InvalidArgument: if it is neither bytes nor a path nor a file of bytes.
     """
-    if isinstance(image, bytes | bytearray | memoryview):
+    if type(image) is bytes:
+        data, name = image, "The image"
+    elif isinstance(image, bytes | bytearray | memoryview):
         data, name = bytes(image), "The image"
     elif isinstance(image, str | PathLike):
         name = f"The image {str(image)!r}"
@@ -207,8 +218,35 @@ def image_bytes(image: ImageLike) -> bytes:
         except (OSError, ValueError) as error:  # a ValueError tells of a path with NUL in it
             reason = error.strerror if isinstance(error, OSError) else error
             raise BadImage(f"{name} cannot be read ({reason}); check its path.") from error
+    elif hasattr(image, "read"):
+        data, name = _read(image), f"The image in {type(image).__name__}"
     else:
-        raise InvalidArgument(f"An image must be bytes or a path; found {type(image).__name__}.")
+        raise InvalidArgument(
+            "An image must be the bytes of an image file, its path, or the file opened in binary mode; found "
+            f"{type(image).__name__}. Encode pixels first, as PNG for example."
+        )
     if len(data) > _MOST_BYTES:
         raise BadImage(f"{name} is larger than the {_MOST_BYTES:,} bytes that can be sent; shrink it.")
     return data
+
+
+def _read(file: ImageFile) -> bytes:
+    """Read a file to its end, or a little more of it than can be sent; some give less at a time."""
+    kind, parts, left = type(file).__name__, list[bytes](), _MOST_BYTES + 1
+    while left > 0:
+        try:
+            part: Any = file.read(left)
+        except (OSError, ValueError) as error:  # a ValueError tells of a file that was closed
+            raise BadImage(f"The image in {kind} cannot be read ({error}); open it again.") from error
+        if isinstance(part, Coroutine):
+            part.close()
+        if not isinstance(part, bytes):
+            raise InvalidArgument(
+                f"The image in {kind} reads as {type(part).__name__}; open the file in binary mode, or give "
+                "the bytes (of an asynchronous file, `await file.read()`)."
+            )
+        if not part:
+            break
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)

@@ -44,7 +44,7 @@ def upsert_items(gallery: str, items: Iterable[Item]) -> Plan[list[int]]:
             if not faults:
                 raise
             field = moved_field(faults[0].field, piece.place)
-            raise type(error)(f"{field}: {faults[0].error}") from error
+            raise error.saying(f"{field}: {faults[0].error}") from error
 
     pieces = pieces_of(messages, pb.Item.ByteSize, MAX_INPUTS)
     try:

@@ -1,7 +1,6 @@
 """The line to one server: a channel with every method on it, closed once, and used in one process."""
 
 import os
-from numbers import Integral, Real
 from typing import Any
 
 from google.protobuf import message_factory
@@ -20,35 +19,21 @@ from serving.rpc.asking.security import Security
 
 __all__ = ["Line"]
 
-LONGEST_TIMEOUT = 86_400
-
 
 class Line:
-    """A channel to one address, and how long and how often a call over it is tried."""
+    """A channel to one address."""
 
-    def __init__(self, address: str, security: Security, *, timeout: float, retries: int) -> None:
+    def __init__(self, address: str, security: Security) -> None:
         """Make the channel; it connects with the first call.
 
         Args:
             address: host:port.
             security: How the server is trusted, and the key that is shown to it.
-            timeout: Seconds that a call has, tries and pauses together.
-            retries: Most tries after the first.
-
-        Raises:
-            InvalidArgument: if an argument makes no sense.
         """
-        numbers = isinstance(timeout, Real) and isinstance(retries, Integral)
-        if not numbers or not 0 < timeout <= LONGEST_TIMEOUT or retries < 0:
-            raise InvalidArgument(
-                f"timeout={timeout!r}, retries={retries!r} cannot make a call; the timeout must be above 0 "
-                f"and at most {LONGEST_TIMEOUT:,} seconds, and retries 0 or more."
-            )
         self.address = address
-        self.timeout = timeout
-        self.retries = retries
         self.encrypted = security.credentials is not None
-        self._metadata = security.metadata
+        self.headers = security.metadata
+        """What every call carries: the API key, if there is one."""
         self._process = os.getpid()
         self._closed = False
         self._channel = security.channel(address)
@@ -71,11 +56,6 @@ class Line:
     def method(self, request: Any) -> Any:
         """Look up the method that takes a request."""
         return self._methods[type(request)]
-
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries: the API key, if there is one."""
-        return self._metadata
 
     def close(self) -> None:
         """Hang up; calls in progress end with an error."""

@@ -5,7 +5,7 @@ import time
 from grpc_health.v1 import health_pb2
 
 from protos import model_service_pb2 as pb
-from serving.errors import CrossbatchError
+from serving.errors import CrossbatchError, InvalidArgument
 from serving.rpc.asking.answers import ModelInfo, Reloaded, model_info_of
 from serving.rpc.asking.given import text
 from serving.rpc.asking.step import Call, Pause, Plan
@@ -54,6 +54,8 @@ def ready(wait: float) -> Plan[bool]:
         try:
             asking = Call(health_pb2.HealthCheckRequest(), timeout=max(1.0, min(wait, 5.0)), retries=0)
             serving: bool = (yield asking).status == health_pb2.HealthCheckResponse.SERVING
+        except InvalidArgument:  # the client cannot ask, today or later
+            return False
         except CrossbatchError:  # whatever it is, it is not an answer
             serving = False
         if serving or time.monotonic() >= deadline:

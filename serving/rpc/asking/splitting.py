@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from serving.errors import CrossbatchError, InvalidArgument, NotFound
 from serving.rpc.asking.attempts import faults_of
-from serving.rpc.asking.step import Begin, Call, Finish, Plan, Take
+from serving.rpc.asking.step import Begin, Call, Finish, Identify, Plan, Take
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 
 __all__ = [
@@ -75,8 +75,10 @@ def answers_to(
     def answer(piece: Piece[T]) -> Plan[list[Any]]:
         answers = yield from answered_each(piece.inputs, reply_to, read)
         for place, each in enumerate(answers, piece.place):
-            if raising and isinstance(each, CrossbatchError):
-                raise type(each)(f"input {place}: {each}") from each
+            if isinstance(each, CrossbatchError):
+                each.request_id = each.request_id or (yield Identify())
+                if raising:
+                    raise each.saying(f"input {place}: {each}") from each
         return answers
 
     answers: list[Any] = []

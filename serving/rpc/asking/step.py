@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-__all__ = ["Begin", "Call", "Finish", "Give", "Open", "Pause", "Plan", "Receive", "Step", "Take"]
+__all__ = ["Begin", "Call", "Finish", "Give", "Identify", "Open", "Pause", "Plan", "Receive", "Step", "Take"]
 
 T = TypeVar("T")
 
@@ -67,6 +67,11 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Identify:
+    """Tell the request id that all calls of the operation carry."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Wait for some seconds."""
 
@@ -80,5 +85,5 @@ class Give:
     value: Any
 
 
-Step: TypeAlias = Call | Open | Receive | Take | Begin | Finish | Pause | Give
+Step: TypeAlias = Call | Open | Receive | Take | Begin | Finish | Identify | Pause | Give
 Plan: TypeAlias = Generator[Step, Any, T]
