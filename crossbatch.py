@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from serving.errors import BadSetting, CrossbatchError
+from serving.variables import given_variables, variable_of
 
 if TYPE_CHECKING:  # imported where it is needed: Ctrl-C in that time is then one word, and no traceback
     from pydantic import BaseModel, ValidationError
@@ -45,6 +46,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 # What to install when an engine is missing, by the half that a command belongs to.
 _EXTRAS = {"training": "crossbatch[train,cpu]", "serving": "crossbatch[cpu]' or 'crossbatch[gpu]"}
+
+# What stands for a value in the help, by its kind; the last part of the flag's name for all others.
+_WORDS = {"Path": "PATH", "int": "N", "float": "NUMBER"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -154,16 +158,20 @@ def _settings(name: str, settings: "type[BaseModel]", words: list[str]) -> "tupl
 
     known, unknown = parser_of(name, settings).parse_known_args(words)
     if unknown:
+        if not unknown[0].startswith("-"):
+            raise BadSetting(
+                f"The word {unknown[0]!r} has no flag before it; `crossbatch {name} --help` lists them all."
+            )
         flags = [flag for field, info in settings.model_fields.items() for flag in _names(field, info)]
         hint = _nearest(unknown[0], [*flags, "--json"])
         raise BadSetting(f"There is no {unknown[0]!r} here; {hint}`crossbatch {name} --help` lists all.")
     given = vars(known)
     as_json = given.pop("json", False)
-    variables = {
-        field: value.split(",") if _many(info) else value
-        for field, info in settings.model_fields.items()
-        if not _positional(info) and (value := os.environ.get(_variable(name, field))) is not None
-    }
+    fields = {field: info for field, info in settings.model_fields.items() if not _positional(info)}
+    texts, doubts = given_variables(name, fields, COMMANDS, os.environ)
+    for doubt in doubts:
+        logging.getLogger("crossbatch").warning(doubt)
+    variables = {field: text.split(",") if _many(fields[field]) else text for field, text in texts.items()}
     for field, value in (variables | given).items():
         if value == "" or value == [""]:  # an unset variable of a shell: an empty path would be this folder
             raise BadSetting(f"{spelled(field, settings.model_fields[field])} was given an empty value.")
@@ -173,7 +181,7 @@ def _settings(name: str, settings: "type[BaseModel]", words: list[str]) -> "tupl
         first = str((error.errors()[0]["loc"] or ("",))[0])
         from_variable = first in variables and first not in given
         raise BadSetting(
-            _sentence(error, settings, _variable(name, first) if from_variable else "")
+            _sentence(error, settings, variable_of(name, first) if from_variable else "")
         ) from error
 
 
@@ -186,7 +194,7 @@ def _sentence(error: "ValidationError", settings: "type[BaseModel]", variable: s
     info = settings.model_fields[field]
     name = variable or spelled(field, info)
     if first["type"] == "missing":
-        return f"{name} is missing: {str(info.description).rstrip('.')}."
+        return f"{name} is missing: {str(info.description).partition('. ')[0].rstrip('.')}."
     reason = first["msg"].removeprefix("Value error, ")
     return f"{name} cannot be {first['input']!r}: {reason[:1].lower()}{reason[1:]}."
 
@@ -207,7 +215,9 @@ def _options(name: str, field: str, info: "FieldInfo") -> dict[str, Any]:
         action = argparse.BooleanOptionalAction if info.default else "store_true"
         return wanted | {"action": action}
     choices = [str(choice) for choice in get_args(info.annotation) if isinstance(choice, str)]
-    wanted["metavar"] = "|".join(choices) or field.rpartition("_")[2].upper()
+    kinds = {getattr(kind, "__name__", "") for kind in (info.annotation, *get_args(info.annotation))}
+    word = next((word for kind, word in _WORDS.items() if kind in kinds), field.rpartition("_")[2].upper())
+    wanted["metavar"] = "|".join(choices) or word
     return wanted | {"action": "append"} if _many(info) else wanted
 
 
@@ -219,7 +229,7 @@ def _help(name: str, field: str, info: "FieldInfo") -> str:
         text += " (required)"
     elif info.default:
         text += f" (default {info.default})"
-    return f"{text} [{_variable(name, field)}]"
+    return f"{text} [{variable_of(name, field)}]"
 
 
 def _many(info: "FieldInfo") -> bool:
@@ -230,11 +240,6 @@ def _many(info: "FieldInfo") -> bool:
 def _positional(info: "FieldInfo") -> bool:
     extra = info.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("positional"))
-
-
-def _variable(name: str, field: str) -> str:
-    # With the command in it: a Kubernetes service called crossbatch sets CROSSBATCH_PORT and the like.
-    return f"CROSSBATCH_{name.upper()}_{field.upper()}"
 
 
 def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:

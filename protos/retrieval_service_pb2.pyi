@@ -128,14 +128,16 @@ class Filter(_message.Message):
     def __init__(self, equal: _Optional[_Union[Filter.Equal, _Mapping]] = ..., among: _Optional[_Union[Filter.Among, _Mapping]] = ..., range: _Optional[_Union[Filter.Range, _Mapping]] = ..., exists: _Optional[str] = ..., all_of: _Optional[_Union[Filter.Several, _Mapping]] = ..., any_of: _Optional[_Union[Filter.Several, _Mapping]] = ..., negated: _Optional[_Union[Filter, _Mapping]] = ...) -> None: ...
 
 class SearchResponse(_message.Message):
-    __slots__ = ("results", "model_fingerprint", "timings")
+    __slots__ = ("results", "model_fingerprint", "timings", "unknown_fields")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[SearchResult]
     model_fingerprint: str
     timings: Timings
-    def __init__(self, results: _Optional[_Iterable[_Union[SearchResult, _Mapping]]] = ..., model_fingerprint: _Optional[str] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    unknown_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, results: _Optional[_Iterable[_Union[SearchResult, _Mapping]]] = ..., model_fingerprint: _Optional[str] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SearchResult(_message.Message):
     __slots__ = ("hits", "error")

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import itertools
+import re
 import subprocess
 import sys
 import tempfile
@@ -116,7 +117,21 @@ def page() -> str:
             parts += _fields(contract, "", name)
     parts.append(_LIMITS + "".join(f"| `{name}` | {value:,} | {said} |\n" for name, value, said in _limits()))
     parts.append(_ERRORS + "".join(_error_lines()) + _TAIL)
+    parts.insert(1, _contents("".join(parts)))
     return "".join(parts)
+
+
+def _contents(text: str) -> str:
+    """List the sections of a page, each in a line with the calls or messages that it has."""
+    lines: list[str] = []
+    for heading in re.findall(r"^##+ .+$", text, re.MULTILINE):
+        marks, _, title = heading.partition(" ")
+        link = f"[{title}](#{title.lower().replace('.', '').replace(' ', '-')})"
+        if len(marks) == 2:
+            lines.append(f"- {link}")
+        else:
+            lines[-1] += f"{', ' if lines[-1].count('](') > 1 else ': '}{link}"
+    return "\n" + "\n".join(lines) + "\n"
 
 
 def _fields(contract: _Contract, title: str, name: str) -> Iterator[str]:

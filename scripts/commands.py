@@ -20,8 +20,11 @@ _HEAD = """\
 
 Made from the code by `scripts/commands.py`; a test compares. Each flag can also be given by the environment
 variable `CROSSBATCH_<COMMAND>_<FLAG>`, such as `CROSSBATCH_SERVE_MAX_BATCH=16` for `--max-batch 16` of
-`crossbatch serve`; a flag wins. Every command takes `--help`, and `--json` for a result that scripts can
-read. Status 0 is success; 2 is an error that one sentence on standard error explains.
+`crossbatch serve`; a flag wins. Where a flag may be given several times, its variable takes a comma between
+two values. A variable of the command that is no setting is an error that names the nearest one, and one
+that lacks the command (`CROSSBATCH_MAX_BATCH`) a warning; what Kubernetes sets for a service of that name
+is passed over. Every command takes `--help`, and `--json` for a result that scripts can read. Status 0 is
+success; 2 is an error that one sentence on standard error explains.
 """
 _RECIPE = """
 ## Recipe keys

@@ -16,6 +16,7 @@ from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
 
 __all__ = ["Settings", "render", "run"]
 
+_ONLY_INPUT = "input 0: "
 RETRIES = 4  # less than a second: a person is told soon that no server is there
 
 
@@ -98,7 +99,7 @@ def run(settings: Settings) -> dict[str, Any]:
         CrossbatchError: if the server is not there or refuses.
     """
     photo, key = settings.photo, settings.key
-    with _advising_flags(), _client(settings) as client:
+    with _in_words_of_the_command(photo), _client(settings) as client:
         (hits,) = client.search(
             settings.gallery,
             images=None if photo is None else [photo],
@@ -129,7 +130,8 @@ def render(result: dict[str, Any]) -> str:
     """
     if not result["hits"]:
         passing = " that passes the filter" if result["filter"] else ""
-        return f"no item of gallery {result['gallery']}{passing} is near {result['photo'] or result['key']}"
+        sought = result["photo"] or result["key"]
+        return f"the gallery {result['gallery']} holds no item{passing}, or none near enough to {sought}"
     shown = result["show"]
     rows = [("rank", "score", "label", *shown, "key")]
     rows += [
@@ -147,13 +149,16 @@ def render(result: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _advising_flags() -> Iterator[None]:
-    """Let errors name the flags of this command where the client names its arguments (`ca=...`)."""
+def _in_words_of_the_command(photo: Path | None) -> Iterator[None]:
+    """Let errors name the photo where the client counts inputs, and flags for its arguments (`ca=...`)."""
     try:
         yield
     except CrossbatchError as error:
         names = "|".join(Settings.model_fields)
         text = re.sub(rf"\b({names})=(?:True\b|\.\.\.|(?=['\"]))", _flag, str(error))
+        if text.startswith(_ONLY_INPUT):
+            named = "" if photo is None else f"{photo}: "
+            text = named + text.removeprefix(_ONLY_INPUT)
         error.args = (text, *error.args[1:])
         raise
 

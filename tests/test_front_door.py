@@ -49,6 +49,15 @@ def test_help_shows_every_setting_with_its_variable(name: str, capsys: pytest.Ca
         assert positional or f"[CROSSBATCH_{name.upper()}_{field.upper()}]" in shown, field
 
 
+def test_help_tells_paths_and_numbers_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        crossbatch.main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    for flag in ("--tls-client-ca PATH", "--max-in-flight N", "--max-wait-ms NUMBER", "--model MODEL"):
+        assert flag in shown
+    assert "--device cpu|cuda" in shown
+
+
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'train'" in sentence(capsys, "trian")
 
@@ -69,12 +78,70 @@ def test_a_value_out_of_range_names_flag_value_and_limit(capsys: pytest.CaptureF
 
 
 def test_a_variable_gives_a_setting_and_a_flag_overrides_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CROSSBATCH_SERVE_PORT", "many")
-    words = ("serve", "--model", "m.onnx", "--galleries", "g")
+    words = ("serve", "--model", "m.onnx", "--galleries", str(tmp_path))
     assert "CROSSBATCH_SERVE_PORT" in sentence(capsys, *words)
     assert "m.onnx" in sentence(capsys, *words, "--port", "1024")
+
+
+@pytest.mark.parametrize(
+    ("variable", "says"),
+    [
+        ("CROSSBATCH_SERVE_MAXBATCH", "did you mean CROSSBATCH_SERVE_MAX_BATCH? "),
+        ("CROSSBATCH_SERVE_MODELS", "did you mean CROSSBATCH_SERVE_MODEL? "),
+        ("CROSSBATCH_SERVE_ZZZZZZZZZZZZZZZZZZZZZZZZZZZ", "no setting; `crossbatch serve --help` lists all."),
+    ],
+)
+def test_a_variable_that_is_no_setting_of_the_command_names_the_nearest(
+    variable: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "8")
+    said = sentence(capsys, "serve", "--model", "m.onnx", "--galleries", "g")
+    assert variable in said
+    assert says in said
+
+
+@pytest.mark.parametrize("variable", ["CROSSBATCH_GALLERIES", "CROSSBATCH_GALERY_GALLERIES"])
+def test_a_variable_that_lacks_the_command_is_told(
+    variable: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "elsewhere")
+    monkeypatch.setenv("CROSSBATCH_GALLERY_GALLERIES", str(tmp_path))
+    assert crossbatch.main(["gallery", "list"]) == 0
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == f"the environment variable {variable} is not read; CROSSBATCH_GALLERY_GALLERIES would be"
+
+
+def test_variables_of_other_commands_of_other_programs_and_of_kubernetes_are_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "CROSSBATCH_SERVE_NONSENSE": "1",
+        "CROSSBATCH_HOME": "/opt",
+        "CROSSBATCH_GALLERIES_PORT": "tcp://10.0.0.1:50051",
+        "CROSSBATCH_GALLERY_PORT": "tcp://10.0.0.1:50051",
+        "CROSSBATCH_GALLERY_SERVICE_HOST": "10.0.0.1",
+        "CROSSBATCH_GALLERY_SERVICE_PORT_GRPC": "50051",
+        "CROSSBATCH_GALLERY_PORT_50051_TCP_ADDR": "10.0.0.1",
+        "CROSSBATCH_GALLERY_PORT_50051_TCP": "tcp://10.0.0.1:50051",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert crossbatch.main(["gallery", "list", "--galleries", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_port_that_kubernetes_tells_of_a_service_is_no_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CROSSBATCH_SERVE_PORT", "tcp://10.0.0.1:50051")
+    assert "m.onnx" in sentence(capsys, "serve", "--model", "m.onnx", "--galleries", str(tmp_path))
+
+
+def test_a_word_without_a_flag_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    said = sentence(capsys, "serve", "model.onnx", "--galleries", "g")
+    assert "The word 'model.onnx' has no flag before it" in said
 
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:

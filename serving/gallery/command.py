@@ -129,7 +129,11 @@ def _list(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
 
 
 def _info(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
-    return {"action": "info", "galleries": [dataclasses.asdict(directory.get(_name(settings)).info())]}
+    gallery = directory.get(_name(settings))
+    return {
+        "action": "info",
+        "galleries": [{**dataclasses.asdict(gallery.info()), "fields": gallery.fields()}],
+    }
 
 
 def _verify(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from serving.gallery.info import GalleryInfo
 from serving.gallery.item import MAX_K, MAX_KEY_BYTES, Hit, Item, check_keys
 from serving.gallery.items import Items
 from serving.gallery.search.filter import Filter
-from serving.gallery.search.filter_bounds import check_fields, check_filter
+from serving.gallery.search.filter_bounds import check_filter, check_kinds, unknown_fields
 from serving.gallery.search.snapshot import Snapshot
 from serving.gallery.search.view import View
 from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
@@ -193,8 +193,9 @@ class Gallery(Items):
             their metadata: do not write to it.
 
         Raises:
-            InvalidArgument: A vector, k, the minimum, a key or the filter is out of bounds, no item has a
-                field of the filter, or none holds a value there of the kind that it is compared with.
+            InvalidArgument: A vector, k, the minimum, a key or the filter is out of bounds, or the filter
+                compares a field with a kind of value that no item holds there. One that no item has is none
+                of that: a condition on it holds for no item.
             BadArtifact: The gallery file is damaged.
             NotAtHand: What is newer, or a new index, had first to be read, though it was to be `at_once`.
         """
@@ -207,7 +208,7 @@ class Gallery(Items):
         demanded = None if filter is None else check_filter(filter)
         with self._view.open(at_once=at_once) as (snapshot, reader):
             if demanded is not None and snapshot.count:
-                check_fields(demanded, snapshot.kinds_of, snapshot.fields)
+                check_kinds(demanded, snapshot.kinds_of)
             found = snapshot.search(
                 queries,
                 k,
@@ -230,6 +231,27 @@ class Gallery(Items):
             ]
             for near in best
         ]
+
+    def fields(self) -> dict[str, tuple[str, ...]]:
+        """Return the fields of the metadata by name, and the kinds of value that each holds, sorted.
+
+        Those that deleted items had may be among them, until the next rebuild at the latest; one that holds
+        only objects has no kind.
+        """
+        with self._view.open() as (snapshot, _):
+            return snapshot.fields()
+
+    def unknown_fields(self, filter: Filter) -> tuple[str, ...]:
+        """Return the fields of a filter that no item has, sorted, for who may have misspelt one.
+
+        One that deleted items had is unknown from the next rebuild on at the latest.
+
+        Raises:
+            InvalidArgument: The filter is out of bounds.
+        """
+        demanded = check_filter(filter)
+        with self._view.open() as (snapshot, _):
+            return unknown_fields(demanded, snapshot.kinds_of)
 
     def rebuild(
         self,

@@ -5,6 +5,8 @@ from typing import Any
 
 __all__ = ["render"]
 
+_MOST_FIELDS = 40
+
 
 def render(result: Mapping[str, Any]) -> str:
     """Return the lines for a result of `serving.gallery.command.run`."""
@@ -64,6 +66,7 @@ def _sheet(entry: Mapping[str, Any]) -> str:
     lines = {
         "items": f"{entry['items']:,} of dimension {entry['dimension']}; {entry['fresh']:,} newer than the "
         f"index, {entry['deleted']:,} deleted and still in memory",
+        "fields": _fields(entry.get("fields", {})),
         "model": f"{entry['model_name']}, fingerprint {entry['fingerprint']}",
         "index": f"{entry['index_type']} over {entry['index_items']:,} items "
         f"(wanted: {entry['wanted_index']})",
@@ -83,6 +86,13 @@ def _sheet(entry: Mapping[str, Any]) -> str:
     return "\n".join(
         [entry["name"], *(f"  {label:<{width}}  {text}" for label, text in lines.items() if text)]
     )
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    """Name the fields of the metadata and what each holds, as many as one reads."""
+    named = [f"{name} ({' or '.join(kinds) or 'object'})" for name, kinds in fields.items()]
+    more = f" and {len(named) - _MOST_FIELDS} more" if len(named) > _MOST_FIELDS else ""
+    return ", ".join(named[:_MOST_FIELDS]) + more
 
 
 def _trial(trial: Mapping[str, Any]) -> str:

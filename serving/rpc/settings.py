@@ -21,7 +21,9 @@ class Settings(BaseModel):
         "folder: every *.onnx in it, by the file's name without .onnx. May be given several times; where a "
         "call names no model, the first one is meant.",
     )
-    galleries: Path = Field(description="Folder that holds the galleries; each is a folder in it.")
+    galleries: Path = Field(
+        description="Folder that holds the galleries, each a folder in it. It must be there, if empty."
+    )
     host: str = Field(
         default="127.0.0.1",
         description="Address to listen on; off loopback it needs TLS or --insecure. 0.0.0.0 is every address "

@@ -30,6 +30,15 @@ def test_every_call_and_field_is_on_it() -> None:
                     )
 
 
+def test_the_contents_lead_to_every_section_in_order() -> None:
+    head, _, rest = PAGE.partition("\n## ")
+    links = re.findall(r"\[([^]]+)\]\(#([a-z0-9-]+)\)", head)
+    assert [title for title, _ in links] == re.findall(r"^##+ (.+)$", f"## {rest}", re.MULTILINE)
+    assert {"Search", "Filter.Value", "Limits", "Errors"} <= {title for title, _ in links}
+    for title, anchor in links:  # as GitHub makes it
+        assert anchor == title.lower().replace(".", "").replace(" ", "-")
+
+
 def test_every_error_and_limit_is_on_it() -> None:
     for name in errors.__all__:
         (line,) = re.findall(rf"^\| `{name}` \| .*$", PAGE, re.MULTILINE)

@@ -399,7 +399,7 @@ def test_images_are_a_list_of_bytes_and_paths(shared: Client, images: Any) -> No
         {"exclude": "abc"}, {"exclude": [5]}, {"exclude": 5}, {"exclude": None}, {"exclude": ["\udcff"]},
         {"exclude": ["x"] * 1_001}, {"filter": 5},
         {"filter": "brand"}, {"filter": {"a": None}}, {"filter": {"a": {"$lt": "9", "$gt": 1}}},
-        {"filter": Equal("a", 5)}, {"filter": Equal("a", float("nan"))}, {"filter": [Exists("a")]},
+        {"filter": Equal("$label", 5)}, {"filter": Equal("a", float("nan"))}, {"filter": [Exists("a")]},
         {"group_by_label": 1}, {"group_by_label": None},
         {"on_error": "ignore"},
         {"gallery": 5}, {"gallery": None}, {"gallery": "\udcff"}, {"gallery": b"birds"},

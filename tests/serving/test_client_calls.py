@@ -60,6 +60,20 @@ def test_two_explanations_overlap_by_their_common_prototypes() -> None:
         one.overlap(explanation(1.0))
 
 
+def test_a_field_that_no_item_has_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def found(request: retrieval_pb.SearchRequest) -> retrieval_pb.SearchResponse:
+        unknown = [] if request.filter.exists == "brand" else ["brnd"]
+        return retrieval_pb.SearchResponse(
+            results=[retrieval_pb.SearchResult() for _ in request.queries], unknown_fields=unknown
+        )
+
+    with scripted({"Search": found}) as script, Client(script.address) as client:
+        for field in ("brand", "brnd", "brnd"):
+            client.search("those of a test", keys=["a"], filter={field: {"$exists": True}})
+    (line,) = [record for record in caplog.records if "those of a test" in record.getMessage()]
+    assert "has the field 'brnd' of the filter" in line.getMessage()
+
+
 def test_a_model_is_named_in_embed_search_and_create() -> None:
     answers: dict[str, Any] = {
         "Embed": lambda request: retrieval_pb.EmbedResponse(

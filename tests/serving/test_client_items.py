@@ -150,8 +150,9 @@ def test_a_search_takes_filters_of_either_form(client: Client) -> None:
     (hits,) = client.search("birds", keys=["0"], filter=mapping, group_by_label=True)
     assert {hit.label for hit in hits} == {"a", "b"}
     assert len(hits) == 2
+    assert client.search("birds", keys=["0"], filter={"prize": 3}) == [[]]
     with pytest.raises(InvalidArgument, match="'price'"):
-        client.search("birds", keys=["0"], filter={"prize": 3})
+        client.search("birds", keys=["0"], filter={"price": "3"})
 
 
 LOST = grpc.StatusCode.UNAVAILABLE

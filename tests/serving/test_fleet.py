@@ -134,6 +134,29 @@ def test_two_models_of_one_name_are_refused_with_both_files_and_the_cure(tmp_pat
     assert run(Library(Settings(model=folder, galleries=tmp_path)), both) == ["one", "two"]
 
 
+def test_two_models_of_one_name_are_found_before_any_is_tried() -> None:
+    """To try how a model is best run takes seconds; to load it, one."""
+
+    async def use(fleet: Fleet) -> None:
+        raise AssertionError("started")
+
+    first, second = Tried(FakeSpec(name="same")), Tried(FakeSpec(name="same"))
+    sources = Changing(a=first, b=second)
+    sources.models = {"": first, "same": second}
+    with pytest.raises(Mismatch, match=r"same\.onnx and same\.onnx would both be served as same"):
+        run(sources, use, max_batch=0)
+    assert not first.tried | second.tried
+
+    class Twice(Changing):
+        def look(self) -> list[Any]:
+            return [*super().look(), *super().look()]
+
+    given = Twice(same=first)
+    with pytest.raises(Mismatch, match="both be served as same"):
+        run(given, use, max_batch=0)
+    assert not given.loads
+
+
 def test_a_reload_loads_what_is_new_or_changed_and_nothing_else() -> None:
     sources = Changing(a=encoder("a"), b=encoder("b"), c=encoder("c"))
 
@@ -185,14 +208,14 @@ def test_a_model_that_replaces_one_of_its_kind_takes_its_batch_size_without_a_tr
 
 def test_one_file_that_is_named_twice_is_two_models_of_one_name() -> None:
     """Taken over as it is for both words, it would be the same model, which nothing refuses."""
-    sources = Changing(a=encoder("a"))
+    sources = Changing(**{"": encoder("a")})
 
     async def use(fleet: Fleet) -> None:
         look = sources.look
         sources.look = lambda: look() * 2  # type: ignore[method-assign]
         with pytest.raises(Mismatch, match="would both be served as a"):
             await fleet.reload()
-        assert sources.loads == ["a", "a"]
+        assert sources.loads == ["", ""]
         assert await embeds(fleet)
         running = [task for task in asyncio.all_tasks() if task.get_name() == "batcher"]
         assert len(running) == 1

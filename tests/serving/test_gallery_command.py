@@ -74,6 +74,17 @@ def test_list_rebuild_info_drop(directory: GalleryDirectory) -> None:
         command(directory, "drop", "a", yes=True)
 
 
+def test_info_names_the_fields_that_a_filter_can_ask_for(directory: GalleryDirectory) -> None:
+    gallery = directory.create("a", **MODEL)
+    assert "  fields" not in command(directory, "info", "a")
+    rows = np.eye(4, dtype=np.float32)
+    gallery.upsert([Item("a", rows[0], "label", metadata={"price": 3, "brand": "acme"})])
+    gallery.upsert([Item("b", rows[1], metadata={"price": "on demand", "box": {"x": 1}})])
+    assert "box (object), brand (string), price (number or string)\n" in command(directory, "info", "a")
+    gallery.upsert([Item("c", rows[2], metadata={f"field{i:02}": True for i in range(50)})])
+    assert "field37 (boolean) and 13 more\n" in command(directory, "info", "a")
+
+
 def test_a_rebuild_of_another_type(directory: GalleryDirectory) -> None:
     rows = np.random.default_rng(0).standard_normal((300, 4)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)

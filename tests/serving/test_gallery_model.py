@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from numpy.typing import NDArray
 
-from serving.errors import AlreadyExists, Conflict, CrossbatchError, InvalidArgument, NotFound
+from serving.errors import AlreadyExists, Conflict, CrossbatchError, NotFound
 from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.lock import alone
@@ -81,18 +81,6 @@ def holds(condition: Filter, item: Item) -> bool:
         case Not(inner):
             return not holds(inner, item)
     raise AssertionError(condition)
-
-
-def fields_of(condition: Filter) -> set[str]:
-    """The fields that must be there, by which a search may be refused."""
-    match condition:
-        case Not(inner):
-            return fields_of(inner)
-        case AllOf(several) | AnyOf(several):
-            return set[str]().union(*map(fields_of, several))
-        case Exists():
-            return set()
-    return {condition.field}
 
 
 def exact(query: NDArray[np.float32], vector: NDArray[np.float32]) -> float:
@@ -233,17 +221,7 @@ class GalleryMachine(RuleBasedStateMachine):
             filter=condition,
             group_by_label=grouped,
         )
-        # A field that no item has at the moment is refused; one that deleted items had may be, or not.
-        try:
-            found = self.open[who].using(name, search)
-        except InvalidArgument:
-            items = known.items.values()
-            held = {
-                field for item in items for field in ({"$label"} if item.label else set()) | {*item.metadata}
-            }
-            assert condition is not None
-            assert not fields_of(condition) <= held
-            return
+        found = self.open[who].using(name, search)
         assert len(found) == len(queries)
         for query, hits in zip(POOL[queries], found, strict=True):
             right = self.ranked(known, query, minimum, exclude, condition, grouped)

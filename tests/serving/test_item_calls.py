@@ -316,15 +316,14 @@ def test_a_filter_over_the_wire_finds_what_it_finds_in_process(
     assert len(seen) > 3
 
 
-def test_a_filter_of_the_wrong_field_or_kind_names_what_there_is(stubs: Stubs) -> None:
+def test_a_filter_of_the_wrong_kind_names_what_there_is(stubs: Stubs) -> None:
     each = item("a")
     each.metadata.update({"brand": "acme", "price": 3})
     stubs.upsert("birds", each)
-    for demanded, says in ((Equal("brend", "acme"), "'brand'"), (Equal("price", "3"), "numbers")):
-        with pytest.raises(grpc.RpcError) as failure:
-            stubs.search("birds", image(b"x"), filter=filter_message(demanded))
-        assert says in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
-        assert fields_of(failure) == ["filter"]
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.search("birds", image(b"x"), filter=filter_message(Equal("price", "3")))
+    assert "numbers" in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
+    assert fields_of(failure) == ["filter"]
 
 
 def test_a_label_comes_once_when_hits_are_grouped(stubs: Stubs) -> None:

@@ -90,7 +90,7 @@ def test_fuzzed_messages_never_show_a_bug_of_ours(stubs: Stubs) -> None:
 
 
 def test_a_reply_past_the_limit_is_refused_with_advice(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.rpc.gate.boundary.MAX_MESSAGE_BYTES", 100)
+    monkeypatch.setattr("serving.rpc.pieces.MAX_MESSAGE_BYTES", 100)
     with pytest.raises(grpc.RpcError) as failure:
         stubs.embed(*[b"x"] * 10)
     assert "split the call" in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")

@@ -163,6 +163,32 @@ def test_what_prevents_a_start_is_one_sentence_and_status_2(model: Path, tmp_pat
         holder.stop(None).wait()
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_folder_of_galleries_that_is_not_there_is_told_before_models_are_loaded(
+    model: Path, tmp_path: Path, workers: str
+) -> None:
+    place = tmp_path / "shop"
+    directory = GalleryDirectory(place / "galleries")
+    directory.create("birds", model_name="tiny", fingerprint="a" * 64, dimension=4)
+    for given, says in (
+        ("galeries", f"--galleries {place}/galeries is not there; did you mean {place}/galleries? If not, "),
+        (
+            "other",
+            f"--galleries {place}/other is not there; if none is made yet, make the folder first: ",
+        ),
+        ("galleries/birds", "birds is a gallery itself; give the folder that it is in, "),
+    ):
+        words = ["serve", "--model", str(model), "--galleries", str(place / given), "--workers", workers]
+        ended = subprocess.run(
+            [sys.executable, "-m", "crossbatch", *words], capture_output=True, text=True, timeout=30, cwd=ROOT
+        )
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert ended.stderr.count("\n") == 1
+        assert ended.stderr.startswith("crossbatch serve: ")
+        assert says in ended.stderr
+    assert not (place / "other").exists()
+
+
 class Nursery:
     """Starts real server processes quickly."""
 

@@ -56,6 +56,19 @@ def test_search_options(stubs: Stubs) -> None:
     assert [hit.key for hit in stubs.search("birds", query, minimum_score=0.999).results[0].hits] == ["k5"]
 
 
+def test_a_field_that_no_item_has_is_named_and_matches_nothing(stubs: Stubs) -> None:
+    stubs.create("birds")
+    stubs.upsert("birds", *(item(f"k{i}") for i in range(3)))
+    brand = retrieval_pb.Filter(
+        equal=retrieval_pb.Filter.Equal(field="brnd", value=retrieval_pb.Filter.Value(string="acme"))
+    )
+    reply = stubs.search("birds", retrieval_pb.Query(key="k1"), filter=brand)
+    assert (len(reply.results[0].hits), list(reply.unknown_fields)) == (0, ["brnd"])
+    reply = stubs.search("birds", retrieval_pb.Query(key="k1"), filter=retrieval_pb.Filter(negated=brand))
+    assert (len(reply.results[0].hits), list(reply.unknown_fields)) == (3, ["brnd"])
+    assert not stubs.search("birds", retrieval_pb.Query(key="k1")).unknown_fields
+
+
 def test_one_bad_query_fails_alone(stubs: Stubs) -> None:
     stubs.create("birds")
     stubs.upsert("birds", item("k"))

@@ -50,6 +50,17 @@ def test_a_photo_is_searched_for(client: Client, tmp_path: Path) -> None:
         asked(client, photo=tmp_path / "nothing.jpg")
 
 
+def test_what_is_no_image_is_told_by_its_file_and_not_by_its_number(client: Client, tmp_path: Path) -> None:
+    photo = tmp_path / "notes.txt"
+    photo.write_bytes(b"bad")
+    with pytest.raises(BadImage) as failure:
+        asked(client, photo=photo)
+    assert str(failure.value).startswith(f"{photo}: ")
+    with pytest.raises(NotFound) as missing:
+        asked(client, key="nobody")
+    assert str(missing.value).startswith("there is no item 'nobody'")
+
+
 def test_an_item_is_searched_for_and_left_out_itself(client: Client) -> None:
     result = asked(client, key="item 7", exclude=["item 3"])
     assert {hit["key"] for hit in result["hits"]} == {f"item {i}" for i in range(12)} - {"item 7", "item 3"}
@@ -67,7 +78,8 @@ def test_hits_fulfil_what_is_asked(client: Client) -> None:
     for hit in asked(client, key="item 7", minimum_score=0.1)["hits"]:
         assert hit["score"] >= 0.1
     nothing = asked(client, key="item 7", filter='{"n": {"$gt": 90}}')
-    assert search.render(nothing) == "no item of gallery birds that passes the filter is near item 7"
+    said = "the gallery birds holds no item that passes the filter, or none near enough to item 7"
+    assert search.render(nothing) == said
 
 
 @pytest.mark.parametrize(

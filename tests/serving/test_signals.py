@@ -30,7 +30,7 @@ class Interrupted:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupted())
 import crossbatch
-sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", "g"]))
+sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", "."]))
 """
 
 # A server whose model takes a minute to load.
@@ -42,7 +42,7 @@ def look(self):
     print("loading", flush=True)
     time.sleep(60)
 library.Library.look = look
-sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", "g", "--port", sys.argv[1]]))
+sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", ".", "--port", sys.argv[1]]))
 """
 
 # A process that logs a line, to a stream that takes the given time to write it, and ends at once.

@@ -305,19 +305,41 @@ def test_gallery_filters_and_groups_wherever_items_are(gallery: Gallery) -> None
 def test_filter_must_fit_the_items(gallery: Gallery) -> None:
     strange = Equal("nn", 1)
     assert gallery.search(VECTORS[:1], 3, filter=strange) == [[]]  # an empty gallery has no fields yet
+    assert gallery.unknown_fields(Equal("n", 1)) == ("n",)
     for state in ("fresh", "indexed"):
         if state == "fresh":
             gallery.upsert(items(0, 10))
         else:
             gallery.rebuild()
-        with pytest.raises(InvalidArgument, match="has the field 'nn' of the filter; did you mean 'n'"):
-            gallery.search(VECTORS[:1], 3, filter=strange)
+        assert gallery.search(VECTORS[:1], 3, filter=strange) == [[]]
+        (all_of_them,) = gallery.search(VECTORS[:1], 10, filter=Not(strange))
+        assert len(all_of_them) == 10
+        assert gallery.unknown_fields(AllOf((strange, Equal("n", 1), Equal("$label", "a")))) == ("nn",)
         with pytest.raises(InvalidArgument, match="with the string 'x', and it holds numbers"):
             gallery.search(VECTORS[:1], 3, filter=Equal("n", "x"))
         with pytest.raises(InvalidArgument, match="not finite"):
             gallery.search(VECTORS[:1], 3, filter=Equal("n", float("nan")))
         assert gallery.search(VECTORS[:1], 3, filter=Exists("nn")) == [[]]
         assert gallery.search(VECTORS[:1], 3, filter=Equal("$label", "no such label")) == [[]]
+
+
+def test_a_filter_outlives_the_last_item_that_has_its_field(gallery: Gallery) -> None:
+    gallery.upsert(items(0, 9))
+    on_sale = Equal("on_sale", True)
+    gallery.upsert([Item("sale", VECTORS[9], metadata={"on_sale": True})])
+    gallery.rebuild()
+    assert [[hit.key for hit in hits] for hits in gallery.search(VECTORS[:1], 3, filter=on_sale)] == [
+        ["sale"]
+    ]
+    gallery.delete(["sale"])
+    for _ in ("deleted", "and forgotten"):
+        assert gallery.search(VECTORS[:1], 3, filter=on_sale) == [[]]
+        assert gallery.search(VECTORS[:1], 3, filter=Exists("on_sale")) == [[]]
+        (others,) = gallery.search(VECTORS[:1], 10, filter=Not(Exists("on_sale")))
+        assert len(others) == 9
+        gallery.rebuild()
+    assert "on_sale" not in gallery.fields()
+    assert gallery.fields()["n"] == ("number",)
 
 
 def test_damaged_columns_are_made_anew_and_logged(gallery: Gallery, caplog: pytest.LogCaptureFixture) -> None:

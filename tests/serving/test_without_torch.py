@@ -32,7 +32,7 @@ def test_the_server_embeds_with_torch_blocked(tmp_path: Path) -> None:
     photo = buffer.getvalue()
     encoder = Encoder(model)
     expected = encoder.encode(encoder.preprocess(photo)[None])
-    words = ["serve", "--model", str(model), "--galleries", str(tmp_path / "g"), "--port", "0"]
+    words = ["serve", "--model", str(model), "--galleries", str(tmp_path), "--port", "0"]
     with subprocess.Popen(
         [sys.executable, "-c", WITHOUT_TORCH, *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,

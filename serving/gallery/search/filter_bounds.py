@@ -1,9 +1,7 @@
-"""What a filter may be: how large, of what values, and on which fields of a gallery."""
+"""What a filter may be: how large, and of what values; and which of its fields a gallery has."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
-from itertools import islice
+from collections.abc import Callable, Iterator
 
 from serving.errors import InvalidArgument
 from serving.gallery.search.filter import (
@@ -20,14 +18,11 @@ from serving.gallery.search.filter import (
     kind_of,
 )
 
-__all__ = ["MAX_CONDITIONS", "MAX_FILTER_BYTES", "check_fields", "check_filter"]
+__all__ = ["MAX_CONDITIONS", "MAX_FILTER_BYTES", "check_filter", "check_kinds", "unknown_fields"]
 
 MAX_CONDITIONS = 1000
 """Most conditions in one filter; each value that a field may be among is one."""
 MAX_FILTER_BYTES = 65_536  # of all fields and strings of one; no metadata is longer
-# When the field nearest to a wrong one is looked for, which takes the product of their lengths:
-_COMPARED = 1000  # fields at most
-_LONG = 64  # characters; a longer name is not compared
 
 
 def check_filter(filter: Filter) -> Filter:
@@ -61,28 +56,26 @@ def check_filter(filter: Filter) -> Filter:
     return filter
 
 
-def check_fields(
-    filter: Filter, kinds_of: Callable[[str], frozenset[str] | None], names: Callable[[], Iterable[str]]
-) -> None:
-    """Refuse a checked filter that by its form cannot be meant: it asks what no item could answer.
+def check_kinds(filter: Filter, kinds_of: Callable[[str], frozenset[str] | None]) -> None:
+    """Refuse a checked filter that compares a field with what it never holds.
+
+    A field that no item has is none of that: it may be gone with the last item that had it, and a condition
+    on it holds for no item.
 
     Args:
         filter: The filter.
         kinds_of: Gives the kinds of value that a field holds, or None where no item has it.
-        names: Gives the fields there are.
 
     Raises:
-        InvalidArgument: No item has a field of the filter, or none holds a value of the kind it is compared
-            with; whether a field exists may always be asked.
+        InvalidArgument: Items have a field of the filter, and none holds a value there of the kind that it is
+            compared with.
     """
     for condition in _conditions(filter, MAX_LEVELS):
         if isinstance(condition, AllOf | AnyOf | Exists):
             continue
         field, kinds = condition.field, kinds_of(condition.field)
         if kinds is None:
-            raise InvalidArgument(
-                f"no item of the gallery has the field {field!r} of the filter; {_hint(field, names())}"
-            )
+            continue
         for value in _values(condition):
             if kind_of(value) not in kinds:
                 held = " and ".join(f"{kind}s" for kind in sorted(kinds)) or "only objects"
@@ -92,12 +85,10 @@ def check_fields(
                 )
 
 
-def _hint(field: str, names: Iterable[str]) -> str:
-    known = list(islice(names, _COMPARED))
-    if not known:
-        return "no item has metadata"
-    nearest = get_close_matches(field[:_LONG], (name for name in known if len(name) <= _LONG), 1, 0.0)
-    return f"did you mean {nearest[0]!r}?" if nearest else "check how it is written"
+def unknown_fields(filter: Filter, kinds_of: Callable[[str], frozenset[str] | None]) -> tuple[str, ...]:
+    """Return the fields of a checked filter that no item has, sorted: gone, not there yet, or misspelt."""
+    named = {each.field for each in _conditions(filter, MAX_LEVELS) if not isinstance(each, AllOf | AnyOf)}
+    return tuple(sorted(field for field in named if kinds_of(field) is None))
 
 
 def _conditions(filter: Filter, left: int) -> Iterator[Equal | In | Range | Exists | AllOf | AnyOf]:

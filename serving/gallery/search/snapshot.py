@@ -98,10 +98,10 @@ class Snapshot:
         found = [part.fields[field] for part in self._columns() if field in part.fields]
         return frozenset().union(*found) if found else None
 
-    def fields(self) -> Iterator[str]:
-        """Yield the fields that items have; some more than once."""
-        for part in self._columns():
-            yield from part.fields
+    def fields(self) -> dict[str, tuple[str, ...]]:
+        """Return the fields that items have, or deleted ones had, and the kinds of value of each, sorted."""
+        names = {name for part in self._columns() for name in part.fields if name != LABEL}
+        return {name: tuple(sorted(self.kinds_of(name) or ())) for name in sorted(names)}
 
     def search(
         self,

@@ -1,6 +1,8 @@
 """Images and queries: embedded, searched for, explained."""
 
+import logging
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from serving.rpc.status import from_status
 from serving.rpc.wire import vector_of
 
 __all__ = ["embed_images", "explain_images", "search_gallery"]
+
+logger = logging.getLogger(__name__)
 
 
 def embed_images(images: Iterable[ImageLike], *, model: str, on_error: str) -> Plan[Any]:
@@ -70,7 +74,7 @@ def search_gallery(gallery: str, *, on_error: str, **options: Any) -> Plan[list[
             pb.Query.ByteSize,
             min(MAX_INPUTS, MAX_HITS // asked.k),
             search,
-            lambda reply: [_answer(each, hits_of) for each in reply.results],
+            lambda reply: _found(reply, asked.gallery),
             raising=raising,
             waits=not at_hand(sources["images"] if sources["images"] is not None else ()),
         )
@@ -97,6 +101,20 @@ def explain_images(images: Iterable[ImageLike], *, model: str, on_error: str) ->
             raising=raising,
             waits=not at_hand(images),
         )
+    )
+
+
+def _found(reply: pb.SearchResponse, gallery: str) -> list[Any]:
+    for field in reply.unknown_fields:
+        _warn_once(gallery, field)
+    return [_answer(each, hits_of) for each in reply.results]
+
+
+@lru_cache(maxsize=1_024)
+def _warn_once(gallery: str, field: str) -> None:
+    """Say that a field may be misspelt; not with each search, as it may be gone for a good reason."""
+    logger.warning(
+        "no item of the gallery %s has the field %r of the filter; is it misspelt?", gallery, field
     )
 
 

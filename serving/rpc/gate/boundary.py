@@ -20,8 +20,8 @@ from serving.rpc.gate.fuse import Fuse, Kind, kind_of
 from serving.rpc.gate.passage import Passage, until_noted
 from serving.rpc.gate.register import Register
 from serving.rpc.gate.roles import PACKAGES, brings_inputs, short_name
-from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.parts import check_parts
+from serving.rpc.pieces import packed
 from serving.rpc.watch.call import Call
 from serving.rpc.watch.metrics import Metrics
 from serving.rpc.watch.tracing import Tracer
@@ -163,7 +163,7 @@ class Boundary(grpc.aio.ServerInterceptor):
                 with receive(len(data)):
                     passage.request = _parsed(method, read, data)
                     del data
-                    reply = _written(await whole(passage.request, context))
+                    reply = await packed(await whole(passage.request, context))
             await passage.leave()
             return reply
 
@@ -177,7 +177,7 @@ class Boundary(grpc.aio.ServerInterceptor):
                     async with aclosing(streamed(passage.request, context)) as replies:
                         async for reply in replies:
                             # Not by `yield`: a call that is cancelled there ends only when it is collected.
-                            await context.write(_written(reply))
+                            await context.write(await packed(reply))
             await passage.leave()
 
         # No serialisers here: a message that cannot be read or is too long has its place in the error table.
@@ -227,13 +227,3 @@ def _parsed(method: str, read: Callable[[bytes], Any] | None, data: bytes) -> An
         raise InvalidArgument(
             f"The message is not a request of {method[1:]}; check the proto files."
         ) from error
-
-
-def _written(reply: Any) -> bytes:
-    data: bytes = reply.SerializeToString()
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise InvalidArgument(
-            f"The reply has {len(data):,} bytes and at most {MAX_MESSAGE_BYTES:,} are sent; "
-            "ask for fewer neighbours or split the call."
-        )
-    return data

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from serving.rpc.server import loop
+from serving.rpc.server.place import check_place
 from serving.rpc.server.process import live
 from serving.rpc.server.signals import Signals, ignore_hangups
 from serving.rpc.server.supervisor import Supervisor
@@ -33,6 +34,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     ignore_hangups()
     configure_logs(settings.log_level)
+    check_place(settings.galleries)
     _allow_connections()
     return loop.run(_serve(settings))
 

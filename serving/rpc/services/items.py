@@ -13,9 +13,10 @@ from serving.gallery.item import check_key, check_keys
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.boundary import deadline_of
 from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS
+from serving.rpc.pieces import Pieces, framed
 from serving.rpc.services.arrivals import Arrivals, made_of, read_items
 from serving.rpc.services.bounds import check_count, page_size
-from serving.rpc.services.page import UnreadPage, item_of, page_of
+from serving.rpc.services.page import item_of, page_of
 from serving.rpc.services.timings import timings_of
 from serving.rpc.status import refusal
 from serving.rpc.watch.call import Stages
@@ -122,7 +123,7 @@ class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
         """Read one page of items, and give the token of the next one: the last key of this one.
 
         Returns:
-            A ListItemsResponse whose items are bytes.
+            A ListItemsResponse in pieces.
 
         Raises:
             InvalidArgument: if the page is too large, or the token or the prefix can be no part of a key.
@@ -149,7 +150,8 @@ class Items(gallery_service_pb2_grpc.GalleryServiceServicer):
                     with_vectors=request.with_vectors,
                 ),
             )
-        return UnreadPage(items=parts, next_page_token=token)
+        rest = pb.ListItemsResponse(next_page_token=token)
+        return Pieces([*framed(pb.ListItemsResponse, "items", parts), rest.SerializeToString()])
 
 
 async def _complete(

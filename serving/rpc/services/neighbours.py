@@ -11,7 +11,7 @@ from protos import retrieval_service_pb2 as pb
 from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.search.filter import Filter
 from serving.rpc.limits import DEFAULT_K, MAX_MESSAGE_BYTES
-from serving.rpc.loose import loosened
+from serving.rpc.pieces import Pieces, framed
 from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import struct_of
 from serving.rpc.work.pipeline import Outcome
@@ -29,7 +29,6 @@ HITS_AT_ONCE = 1_024
 _FEW = 32  # neighbours, whose metadata seldom takes longer to write than a hand-over to a thread
 _SPARE_BYTES = 65_536  # for what stands beside the results in a reply
 _FRAME_BYTES = 12  # at most, around each part
-_UnreadResult = loosened(pb.SearchResult)
 _SCORE_TAG = pb.Hit.DESCRIPTOR.fields_by_name["score"].number << 3 | 5  # 5: four bytes follow
 
 
@@ -117,7 +116,7 @@ def search_results(
                         "a reply; ask for fewer neighbours or send fewer queries.",
                     )
                 parts.append(part)
-            found.append(_UnreadResult(hits=parts).SerializeToString())
+            found.append(Pieces(framed(pb.SearchResult, "hits", parts)).join())
     answers = iter(found)
     return [
         pb.SearchResult(error=to_status(outcome)).SerializeToString()

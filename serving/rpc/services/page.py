@@ -7,17 +7,13 @@ from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.item import Item
 from serving.gallery.metadata import MAX_METADATA_BYTES
 from serving.rpc.limits import MAX_MESSAGE_BYTES
-from serving.rpc.loose import loosened
 from serving.rpc.wire import bytes_of, struct_of
 from serving.rpc.work.workers import check_time
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
 
-__all__ = ["UnreadPage", "item_of", "page_of"]
-
-UnreadPage = loosened(pb.ListItemsResponse)
-"""A ListItemsResponse whose `items` are bytes."""
+__all__ = ["item_of", "page_of"]
 
 BYTES_AT_ONCE = 16 * 1024 * 1024
 """About the most bytes that are read from a gallery before those of a page are counted."""

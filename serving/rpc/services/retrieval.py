@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from serving.gallery.unit import unit_rows
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.boundary import deadline_of
 from serving.rpc.limits import MAX_EXPLAINED, MAX_INPUTS
-from serving.rpc.loose import loosened
+from serving.rpc.pieces import Pieces, framed
 from serving.rpc.services.asked import Asked, Request, is_quickly_read, read_search, search_request
 from serving.rpc.services.bounds import check_count
 from serving.rpc.services.explanation import explain_result
@@ -41,7 +41,16 @@ __all__ = ["READERS", "Retrieval"]
 READERS: Mapping[str, Callable[[bytes], Any]] = {"RetrievalService/Search": search_request}
 """What unpacks the requests of the calls that do not take their own message class."""
 
-UnreadResponse = loosened(pb.SearchResponse)
+
+class _Found(NamedTuple):
+    """What a search found."""
+
+    results: list[bytes]
+    """A SearchResult for each query."""
+    model_fingerprint: str
+    """Of the model that it was made with."""
+    unknown_fields: tuple[str, ...]
+    """Those of the filter that no item has."""
 
 
 class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
@@ -108,7 +117,7 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         """Find the nearest items to each query of the request.
 
         Returns:
-            One result a query, in a SearchResponse whose parts are bytes.
+            One result a query, in a SearchResponse in pieces.
 
         Raises:
             InvalidArgument: if the request is out of bounds, or its answer would be.
@@ -124,25 +133,23 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
                 asked = read_search(request)
             else:
                 asked = await self._shelf.read(deadline, read_search, request)
-            results, fingerprint = await self._found(request, asked, deadline, stages)
-        return UnreadResponse(
-            results=results,
-            model_fingerprint=fingerprint,
-            timings=timings_of(stages).SerializeToString(),
+            found = await self._found(request, asked, deadline, stages)
+        rest = pb.SearchResponse(
+            model_fingerprint=found.model_fingerprint,
+            timings=timings_of(stages),
+            unknown_fields=found.unknown_fields,
         )
+        return Pieces([*framed(pb.SearchResponse, "results", found.results), rest.SerializeToString()])
 
     async def _found(
         self, request: Request, asked: Asked, deadline: float | None, stages: Stages
-    ) -> tuple[list[bytes], str]:
-        """The results of a search, each as bytes, and the fingerprint of the model that it was made with."""
+    ) -> "_Found":
         queries = asked.queries
         images = {i: query.image for i, query in enumerate(queries) if query.HasField("image")}
         outcomes: dict[int, Outcome] = {}
         is_plain = len(queries) == 1 and queries[0].HasField("vector") and asked.options.are_plain
 
-        def answer(
-            gallery: "Gallery", pipeline: Pipeline, *, at_once: bool = False
-        ) -> tuple[list[bytes], str]:
+        def answer(gallery: "Gallery", pipeline: Pipeline, *, at_once: bool = False) -> _Found:
             """Read what is looked for and search for it, all in the one gallery."""
             began = time.monotonic()
             spec = pipeline.spec
@@ -151,9 +158,11 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             results = search_results(gallery, vectors, asked.options, deadline, at_once=at_once)
             if is_plain:
                 self._pace.note(request.gallery, time.monotonic() - began, in_loop=at_once)
-            return results, spec.fingerprint
+            wanted = asked.options.filter
+            unknown = () if wanted is None else gallery.unknown_fields(wanted)
+            return _Found(results, spec.fingerprint, unknown)
 
-        async def embed_and_answer(_: "Meta", pipeline: Pipeline) -> tuple[list[bytes], str]:
+        async def embed_and_answer(_: "Meta", pipeline: Pipeline) -> _Found:
             embedded = await pipeline.embed(list(images.values()), deadline, stages)
             outcomes.update(zip(images, embedded, strict=True))
             began = time.monotonic()

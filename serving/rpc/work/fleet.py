@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -109,19 +109,20 @@ class Fleet:
             known = {served.source: served for served in self._served.values()}
             fresh: dict[str, _Served] = {}
             loaded: list[_Served] = []
+            sources = await asyncio.to_thread(self._sources.look)
+            _check_names([(source.name, source.place) for source in sources if source.name])
             try:
-                for source in await asyncio.to_thread(self._sources.look):
+                for source in sources:
                     served = known.get((source.name, source.stamp))
                     if served is None or served in fresh.values():
                         served = await self._load(source)
                         loaded.append(served)
                     name = served.pipeline.name
-                    if name in fresh:
-                        raise Mismatch(
-                            f"{fresh[name].place} and {served.place} would both be served as {name}; give "
-                            "one of them another name with --model NAME=FILE"
-                        )
+                    _check_names([*((each, fresh[each].place) for each in fresh), (name, served.place)])
                     fresh[name] = served
+                for served in loaded:  # only now, as to try how each is best run takes seconds
+                    await served.pipeline.start()
+                    await asyncio.to_thread(give_back)  # it is unpacked several times until it runs as it will
                 if agreed is not None:
                     await agreed(self.all(), tuple(served.pipeline for served in fresh.values()))
             except BaseException:
@@ -142,7 +143,7 @@ class Fleet:
         return self._sources.hide(text)
 
     async def _load(self, source: Source) -> "_Served":
-        """Load a model and start it.
+        """Load a model; it is not started yet.
 
         Raises:
             CrossbatchError: if it cannot be served.
@@ -157,8 +158,6 @@ class Fleet:
             metrics=self._metrics,
             failed=self._failed,
         )
-        await pipeline.start()
-        await asyncio.to_thread(give_back)  # a model is unpacked several times until it runs as it will
         return _Served(pipeline, (source.name, source.stamp), source.place)
 
     def _bounds_like(self, before: "_Served | None", encoder: "Encoder") -> Bounds:
@@ -239,6 +238,25 @@ class Fleet:
         if name not in served:
             raise NotFound(f"There is no model {name[:80]!r}; {', '.join(served)} is served.")
         return served[name]
+
+
+def _check_names(named: Iterable[tuple[str, str]]) -> None:
+    """Refuse two models of one name.
+
+    Args:
+        named: Names, and the places of their files.
+
+    Raises:
+        Mismatch: if two have the same; names both places.
+    """
+    places: dict[str, str] = {}
+    for name, place in named:
+        if name in places:
+            raise Mismatch(
+                f"{places[name]} and {place} would both be served as {name}; give one of them another name "
+                "with --model NAME=FILE"
+            )
+        places[name] = place
 
 
 def fits(gallery: "Gallery", pipelines: Sequence[Pipeline]) -> bool:
