@@ -250,8 +250,9 @@ def _tells_something(record: logging.LogRecord) -> bool:
     """
     if record.name != "grpc._cython.cygrpc" or logging.getLogger().isEnabledFor(logging.DEBUG):
         return True
-    kind = record.exc_info[0] if record.exc_info else None
-    return kind is None or kind.__name__ != "ExecuteBatchError"
+    error = record.exc_info[1] if record.exc_info else None
+    # Its other texts tell that gRPC was used in a wrong way, which is.
+    return type(error).__name__ != "ExecuteBatchError" or 'Failed "execute_batch"' not in str(error)
 
 
 def _add_request_id(record: logging.LogRecord) -> bool:

@@ -87,6 +87,7 @@ class Running:
     behind: Behind
     metrics: Counted
     channel: Any
+    address: str
 
     def whole(self, **options: Any) -> Any:
         return self.channel.unary_unary(METHOD.format("Whole"))(
@@ -103,7 +104,7 @@ class Running:
 async def running(audit: Path | None = None, **limits: int) -> AsyncIterator[Running]:
     behind, metrics = Behind(), Counted()
     admission = Admission(8, **limits)
-    guard = Boundary(admission, Access(), Audit(audit), metrics, {}, fuse=Fuse(16, admission.refusals))
+    guard = Boundary(admission, Access(), Audit(audit), metrics, {}, fuse=Fuse(32, admission.refusals))
     server = grpc.aio.server(interceptors=[guard])
     read = pb.GetGalleryRequest.FromString
     handlers: dict[str, Any] = {
@@ -127,7 +128,8 @@ async def running(audit: Path | None = None, **limits: int) -> AsyncIterator[Run
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Running(guard, admission, behind, metrics, channel)
+        address = f"127.0.0.1:{port}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield Running(guard, admission, behind, metrics, channel, address)
     finally:
         await server.stop(0)

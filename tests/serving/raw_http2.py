@@ -39,9 +39,9 @@ def message(data: bytes) -> bytes:
 class Raw:
     """A connection that has greeted the server and reads only when told to."""
 
-    def __init__(self, address: str, settings: bytes = b"") -> None:
+    def __init__(self, address: str, settings: bytes = b"", source: str = "") -> None:
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), 5)
+        self.socket = socket.create_connection((host, int(port)), 5, (source, 0) if source else None)
         self._rest = b""
         self.send(PREFACE, frame(SETTINGS, 0, 0, settings))
 

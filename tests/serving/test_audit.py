@@ -1,9 +1,11 @@
 """A line for each write: what is in it, and that it is whole and never lost without a word."""
 
+import asyncio
 import errno
 import json
 import logging
 import os
+import re
 import stat
 import threading
 import time
@@ -22,6 +24,8 @@ from serving.rpc.gate import audit
 from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.keys import add_key
 from serving.rpc.gate.lines import Lines
+from serving.rpc.gate.register import Register
+from tests.serving.boundary_fakes import Counted
 from tests.serving.processes import launched
 from tests.serving.rpc_fakes import FakeEncoder, serving, until
 from tests.serving.stubs import Stubs, connected, item
@@ -180,6 +184,35 @@ def test_lines_that_wait_for_a_disk_are_bounded(
     assert "3 lines wait" in caplog.text
     freed.set()
     kept.close()
+
+
+def test_a_file_that_stalls_keeps_nobody_from_stopping_and_the_log_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Audit, "LONGEST_WAIT", 0.2)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # which never reads
+    kept = Audit(path)
+    request = pb.CreateGalleryRequest(name="x" * 200)
+    for _ in range(500):  # a pipe holds 64 KiB
+        last = kept.record("GalleryService/CreateGallery", request, "OK", peer="p")
+    assert last is not None
+    register = Register(kept, Counted())
+    asyncio.run(register.until_noted(last))
+    asyncio.run(register.until_noted(last))
+    began = time.monotonic()
+    kept.close()
+    assert time.monotonic() - began < 2
+    told = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert len(told) == 2
+    assert "took more than 0.2 s" in told[0]
+    found = re.search(r"it lacks the last (\d+)", told[1])
+    assert found is not None
+    taken = os.read(reader, 1 << 16).count(b"\n")
+    os.close(reader)
+    assert taken == 500 - int(found[1])
+    assert 1 < int(found[1]) < 500
 
 
 def test_a_full_disk_fails_no_call_and_is_logged_once(

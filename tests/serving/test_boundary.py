@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
@@ -18,9 +18,12 @@ from grpc_status import rpc_status
 from protos import gallery_service_pb2 as pb
 from serving.errors import NotFound
 from serving.rpc.gate import arrivals, register
+from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.ending import Ending
 from serving.rpc.gate.passage import Passage
-from tests.serving.boundary_fakes import METHOD, running
+from serving.rpc.gate.register import Register
+from serving.rpc.watch.call import Call
+from tests.serving.boundary_fakes import METHOD, Counted, running
 
 
 def test_answers_pass_whole_and_streamed_with_the_callers_id() -> None:
@@ -108,6 +111,7 @@ def test_a_stream_of_replies_holds_the_bytes_of_its_request() -> None:
         async with running(most_bytes=5) as it:
             replies = it.streamed()
             await replies.read()
+            await asyncio.sleep(0.1)  # until the reply, which counts too, has gone
             assert it.admission.bytes == len(pb.GetGalleryRequest(name="x").SerializeToString()) == 3
             with pytest.raises(grpc.aio.AioRpcError, match="3 of at most 5 bytes") as failure:
                 await it.streamed().read()
@@ -147,8 +151,8 @@ def test_a_write_that_is_refused_or_comes_in_too_slowly_is_noted_like_all_others
     async def scenario() -> None:
         async with running(tmp_path / "audit.jsonl") as it:
             delete = it.channel.stream_unary("/crossbatch.v1.GalleryService/DeleteGallery")
-            waiting = [it.whole() for _ in range(16)]
-            await it.metrics.are_in_flight(16)
+            waiting = [it.whole() for _ in range(24)]
+            await it.metrics.are_in_flight(24)
             for code in codes:
                 call = delete(metadata=(("x-request-id", f"mine {code}"),))  # whose message never comes
                 assert (await call.code()).name == code
@@ -161,7 +165,35 @@ def test_a_write_that_is_refused_or_comes_in_too_slowly_is_noted_like_all_others
     asyncio.run(scenario())
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [line["code"] for line in lines] == codes
+    assert all(line["peer"].startswith("ipv4:127.0.0.1:") for line in lines)
     assert [line["request_id"] for line in lines] == [f"mine {code}" for code in codes]
+
+
+def test_the_line_of_a_write_whose_call_has_ended_meanwhile_has_its_address(tmp_path: Path) -> None:
+    """gRPC does not know the address of a call any more once that has ended."""
+
+    class Ended:
+        peers: ClassVar[list[str]] = ["", "ipv4:127.0.0.1:1"]
+
+        def peer(self) -> str:
+            return self.peers.pop()
+
+        def time_remaining(self) -> None:
+            return None
+
+        def set_trailing_metadata(self, metadata: object) -> None:
+            pass
+
+    kept = Audit(tmp_path / "audit.jsonl")
+    context: Any = Ended()
+    with (
+        pytest.raises(asyncio.CancelledError),
+        Passage(Register(kept, Counted()), Call("GalleryService/DeleteGallery"), context),
+    ):
+        raise asyncio.CancelledError
+    kept.close()
+    (line,) = (json.loads(each) for each in (tmp_path / "audit.jsonl").read_text().splitlines())
+    assert (line["code"], line["peer"]) == ("CANCELLED", "ipv4:127.0.0.1:1")
 
 
 def test_many_refusals_alike_are_worked_out_once_and_logged_in_a_few_lines(

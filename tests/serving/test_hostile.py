@@ -135,7 +135,9 @@ def test_slow_senders_take_no_place_for_long_and_health_answers_meanwhile(
     monkeypatch.setattr(arrivals, "ARRIVAL_SECONDS", 1.5)
     began = time.monotonic()
     with ExitStack() as stack:
-        senders = [stack.enter_context(Raw(running.address)) for _ in range(8)]
+        # From two addresses, each of which has half of the calls.
+        sources = ["127.0.0.2", "127.0.0.3"] * 4
+        senders = [stack.enter_context(Raw(running.address, source=each)) for each in sources]
         prefix = struct.pack(">BI", 0, 60 * MEGABYTE)
         for raw in senders:
             raw.send(*(begin(each, EMBED) + frame(DATA, 0, each, prefix) for each in odd(LIMIT // 8)))

@@ -59,13 +59,15 @@ def test_a_machine_reads_one_json_object_a_line() -> None:
     assert "ValueError: why" in second["traceback"]
 
 
-@pytest.mark.parametrize(("level", "told"), [("INFO", 1), ("DEBUG", 2)])
+@pytest.mark.parametrize(("level", "told"), [("INFO", 2), ("DEBUG", 3)])
 def test_what_grpc_says_of_callers_that_hung_up_is_for_debugging(level: str, told: int) -> None:
     stream = io.StringIO()
     configure_logs(level, stream)
     grpc_logger = logging.getLogger("grpc._cython.cygrpc")
     cygrpc = importlib.import_module(grpc_logger.name)  # mypy knows nothing of it
-    for error in (cygrpc.ExecuteBatchError('Failed "execute_batch"'), ValueError("a bug")):
+    left = cygrpc.ExecuteBatchError('Failed "execute_batch": ()')
+    wrong = cygrpc.ExecuteBatchError("Failed grpc_call_start_batch: 8")
+    for error in (left, wrong, ValueError("a bug")):
         try:
             raise error
         except Exception:
@@ -73,6 +75,7 @@ def test_what_grpc_says_of_callers_that_hung_up_is_for_debugging(level: str, tol
     logging.getLogger().handlers[0].flush()
     lines = stream.getvalue().splitlines()
     assert len(lines) == told
+    assert "grpc_call_start_batch" in lines[-2]
     assert "ValueError: a bug" in lines[-1]
 
 

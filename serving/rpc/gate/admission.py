@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import ceil
 
 from serving.errors import Draining, Overloaded
@@ -13,6 +14,8 @@ from serving.rpc.watch.call import current_call
 
 __all__ = ["Admission"]
 
+SMALL_REPLY = 65_536
+"""Bytes of a reply that is counted, yet never refused."""
 SMOOTHING = 0.1
 SHORTEST_RETRY, LONGEST_RETRY = 0.05, 5.0
 
@@ -33,7 +36,7 @@ class Admission:
 
         Args:
             most_inputs: Most inputs in flight.
-            most_bytes: Most bytes of the messages in flight.
+            most_bytes: Most bytes of the messages in flight, and as many of replies.
             most_a_client: Most inputs of one client, who then has the same share of the bytes, yet room for
                 one message; 0 for no limit of his own.
 
@@ -48,10 +51,12 @@ class Admission:
         self._most_bytes_a_client = max(share, min(most_bytes, MAX_MESSAGE_BYTES))
         self.inputs = 0
         self.bytes = 0
+        self.reply_bytes = 0
         self.refusals = Counter(inputs=0, bytes=0, client_inputs=0, client_bytes=0)
         """How many calls were refused by each limit; all told from the start, or the first is missed."""
         self._inputs_of: Counter[str] = Counter()
         self._bytes_of: Counter[str] = Counter()
+        self._replies_of: dict[str, int] = {}
         self.draining = False
         self._usual_stay = SHORTEST_RETRY
 
@@ -103,6 +108,41 @@ class Admission:
         finally:
             self.bytes -= size
             _give_back(self._bytes_of, client, size)
+
+    def send(self, size: int, holder: str, *, must: bool = False) -> Callable[[], None]:
+        """Account for the bytes of a reply until it has gone out; apart, or requests would cost replies.
+
+        Args:
+            size: Of the reply.
+            holder: Who is to take it, whose replies may have half of the bytes, yet room for one.
+            must: It goes out however many there are: what it tells of is done.
+
+        Returns:
+            What to call when it has gone out.
+
+        Raises:
+            Overloaded: if there is no room for so many bytes now.
+        """
+        held = self._replies_of.get(holder, 0)
+        if not must and size > SMALL_REPLY:
+            most = max(self.most_bytes // 2, min(self.most_bytes, MAX_MESSAGE_BYTES))
+            if self.reply_bytes + size > self.most_bytes:
+                taken = f"{self.reply_bytes:,} of at most {self.most_bytes:,} bytes of replies"
+                raise self._full("bytes", taken, f"{size:,}")
+            if held + size > most:
+                taken = f"{held:,} of at most {most:,} bytes of replies to {holder}"
+                raise self._full("client_bytes", taken, f"{size:,}")
+        self.reply_bytes += size
+        self._replies_of[holder] = held + size
+        return partial(self._gone, size, holder)
+
+    def _gone(self, size: int, holder: str) -> None:
+        self.reply_bytes -= size
+        left = self._replies_of[holder] - size
+        if left:
+            self._replies_of[holder] = left
+        else:  # names of the past take no room
+            del self._replies_of[holder]
 
     @contextmanager
     def admit(self, inputs: int = 1) -> Iterator[None]:

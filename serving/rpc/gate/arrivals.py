@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from serving.errors import CrossbatchError, DeadlineExceeded, InvalidArgument, Overloaded
+from serving.rpc.gate.departures import Departures
 from serving.rpc.status import to_status
 
 __all__ = ["ARRIVAL_SECONDS", "MOST_ARRIVING", "MOST_QUESTIONS", "TURN_SECONDS", "Arrivals", "reading"]
@@ -125,38 +126,57 @@ class Arrivals:
             task.cancel()
 
 
-def reading(handler: "AnyHandler", arrivals: Arrivals) -> "AnyHandler":
-    """Let a handler of one message, none of ours, be called at once and receive that message so."""
+def reading(
+    handler: "AnyHandler", arrivals: Arrivals, departures: Departures, claim: Callable[[str], None]
+) -> "AnyHandler":
+    """Let a handler of one message, none of ours, be called at once and receive that message so.
+
+    Args:
+        handler: What answers.
+        arrivals: How its messages come in.
+        departures: How its replies go out.
+        claim: Counts a call to where it came from.
+    """
     read, write = handler.request_deserializer, handler.response_serializer
     whole: Any = handler.unary_unary
     streamed: Any = handler.unary_stream
     mutual: Any = handler.stream_stream
 
+    async def abort(context: Context, error: CrossbatchError) -> None:
+        rich = rpc_status.to_status(to_status(error))
+        with departures.sending(context.peer()):
+            await context.abort(rich.code, rich.details, rich.trailing_metadata)
+
     async def arrived(context: Context) -> Any:
         try:
+            claim(context.peer())
             return await arrivals.message(context)
         except DecodeError:  # of a service that is not ours: the boundary unpacks those of ours
-            await _abort(context, InvalidArgument(UNREADABLE))
+            await abort(context, InvalidArgument(UNREADABLE))
         except CrossbatchError as error:
-            await _abort(context, error)
+            await abort(context, error)
 
     async def answer(_: AsyncIterator[Any], context: Context) -> Any:
-        return await whole(await arrived(context), context)
+        reply = await whole(await arrived(context), context)
+        departures.begin(context.peer())
+        return reply
 
     async def stream(_: AsyncIterator[Any], context: Context) -> None:
-        replies = streamed(await arrived(context), context)
+        replies = streamed(await arrived(context), _Timed(context, departures))
         if inspect.isawaitable(replies):  # a handler that writes its replies itself
             await replies
             return
         async for reply in replies:
-            await context.write(reply)
+            with departures.sending(context.peer()):
+                await context.write(reply)
 
     async def converse(messages: AsyncIterator[Any], context: Context) -> None:
         try:
             async for reply in mutual(messages, context):
-                await context.write(reply)
+                with departures.sending(context.peer()):
+                    await context.write(reply)
         except DecodeError:
-            await _abort(context, InvalidArgument(UNREADABLE))
+            await abort(context, InvalidArgument(UNREADABLE))
 
     if whole is not None:
         return grpc.stream_unary_rpc_method_handler(answer, read, write)
@@ -167,6 +187,16 @@ def reading(handler: "AnyHandler", arrivals: Arrivals) -> "AnyHandler":
     return handler
 
 
-async def _abort(context: Context, error: CrossbatchError) -> None:
-    rich = rpc_status.to_status(to_status(error))
-    await context.abort(rich.code, rich.details, rich.trailing_metadata)
+class _Timed:
+    """The context of a handler that writes its replies itself, each of which has its time."""
+
+    def __init__(self, context: Context, departures: Departures) -> None:
+        self._context = context
+        self._departures = departures
+
+    async def write(self, reply: Any) -> None:
+        with self._departures.sending(self._context.peer()):
+            await self._context.write(reply)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)

@@ -3,9 +3,10 @@
 import json
 import logging
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from serving.rpc.gate.access import identity
@@ -42,9 +43,14 @@ class Audit:
             CrossbatchError: if it cannot be written.
         """
         self._file = None if path is None else Lines(path)
-        # A thread, since a disk may hang; one, so that lines keep their order.
-        self._writer = None if path is None else ThreadPoolExecutor(1, thread_name_prefix="audit")
         self._room = threading.BoundedSemaphore(_MOST_WAITING)
+        self._waiting: SimpleQueue[tuple[str, Future[None]] | None] = SimpleQueue()
+        self._complained = False
+        # A thread, since a disk may hang; one, so that lines keep their order. The process ends without it if
+        # need be, which it would not without one of a pool.
+        self._writer = threading.Thread(target=self._write, name="audit", daemon=True)
+        if self._file is not None:
+            self._writer.start()
 
     def record(
         self, rpc: str, request: Any, code: str, *, peer: str, seconds: float = 0.0
@@ -72,22 +78,53 @@ class Audit:
             "seconds": round(seconds, 6),
         }
         logger.info("%s by %s: %s", rpc, told["client"] or "a caller without a key", code, extra=told)
-        if self._file is None or self._writer is None:
+        if self._file is None:
             return None
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = json.dumps({"time": stamp, **told, "request_id": request_id.get()})
         if not self._room.acquire(blocking=False):
             logger.error("%d lines wait for %s; this one is in the log only", _MOST_WAITING, self._file)
             return None
-        written = self._writer.submit(self._file.add, line)
-        written.add_done_callback(lambda _: self._room.release())
+        written = Future[None]()
+        self._waiting.put((line, written))
         return written
 
+    def complain(self) -> None:
+        """Say in the log, once until a line is written again, that the file takes too long."""
+        if not self._complained:
+            self._complained = True
+            logger.error(
+                "%s took more than %g s to take a line; calls go on, with their lines in the log",
+                self._file,
+                self.LONGEST_WAIT,
+            )
+
     def close(self) -> None:
-        """Write what waits, and close the file."""
-        if self._writer is not None and self._file is not None:
-            self._writer.shutdown()
+        """Write what waits, for `LONGEST_WAIT` at most, and close the file."""
+        if self._file is None:
+            return
+        self._waiting.put(None)
+        self._writer.join(self.LONGEST_WAIT)
+        if self._writer.is_alive():
+            # The end, which waits too, stands for the line that is being written.
+            lost = self._waiting.qsize()
+            logger.error(
+                "%s takes no more lines; it lacks the last %d, which are in the log", self._file, lost
+            )
+        else:
             self._file.close()
+
+    def _write(self) -> None:
+        while (waiting := self._waiting.get()) is not None and self._file is not None:
+            line, written = waiting
+            wanted = written.set_running_or_notify_cancel()
+            try:
+                self._file.add(line)
+            finally:
+                self._room.release()
+                self._complained = False
+                if wanted:
+                    written.set_result(None)
 
 
 def _target(request: Any) -> dict[str, Any]:

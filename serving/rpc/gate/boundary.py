@@ -15,11 +15,12 @@ from serving.rpc.gate.access import Access, identity
 from serving.rpc.gate.admission import Admission
 from serving.rpc.gate.arrivals import MOST_ARRIVING, MOST_QUESTIONS, Arrivals, reading
 from serving.rpc.gate.audit import Audit
+from serving.rpc.gate.departures import CHECK_SECONDS, DEPARTURE_SECONDS, Departures
 from serving.rpc.gate.ending import REQUEST_ID, Ending
 from serving.rpc.gate.fuse import Fuse, Kind, kind_of
-from serving.rpc.gate.passage import Passage, until_noted
+from serving.rpc.gate.passage import Passage
 from serving.rpc.gate.register import Register
-from serving.rpc.gate.roles import PACKAGES, brings_inputs, short_name
+from serving.rpc.gate.roles import PACKAGES, brings_inputs, is_write, short_name
 from serving.rpc.parts import check_parts
 from serving.rpc.pieces import packed
 from serving.rpc.watch.call import Call
@@ -87,8 +88,10 @@ class Boundary(grpc.aio.ServerInterceptor):
         self._register = Register(audit, metrics, tracer)
         self._arrivals = Arrivals(MOST_ARRIVING)
         self._questions = Arrivals(MOST_QUESTIONS)
+        self._departures = Departures(DEPARTURE_SECONDS, fuse)
+        self._answers = Departures(CHECK_SECONDS, fuse)
         self._doors: dict[str, _Door] = {}
-        self._refusals: dict[tuple[object, ...], AnyHandler] = {}
+        self._endings: dict[tuple[object, ...], Ending] = {}
 
     async def intercept_service(
         self,
@@ -112,7 +115,7 @@ class Boundary(grpc.aio.ServerInterceptor):
             caller = self._access.identify(method, metadata)
             identity.set(caller)
             self._access.allow(method, caller)
-            self._fuse.check(door.kind)
+            self._fuse.check(door.kind, caller.name)
             if door.brings_inputs:
                 self._admission.check_room()
             elif not door.stays_open:
@@ -137,11 +140,19 @@ class Boundary(grpc.aio.ServerInterceptor):
         return _Door(
             handler,
             name,
-            self._guarded(method, handler) if ours else reading(handler, self._questions),
+            self._guarded(method, handler) if ours else self._reading(method, handler),
             kind_of(method),
             not ours or name in PROBES,
             brings_inputs(method),
         )
+
+    def _reading(self, method: str, handler: "AnyHandler") -> "AnyHandler":
+        kind = kind_of(method)
+
+        def claim(peer: str) -> None:
+            self._fuse.claim(kind, _holder(peer))
+
+        return reading(handler, self._questions, self._answers, claim)
 
     def _guarded(self, method: str, handler: "AnyHandler") -> "AnyHandler | None":
         """Wrap a handler; None, which gRPC answers with UNIMPLEMENTED, for a kind that none of ours is of."""
@@ -151,24 +162,43 @@ class Boundary(grpc.aio.ServerInterceptor):
         read: Any = self._readers.get(name, handler.request_deserializer)
         receive: Any = nullcontext if name in PROBES else self._admission.receive
         arrivals = self._questions if name in PROBES else self._arrivals
+        departures = self._answers if name in PROBES else self._departures
+        kind, must = kind_of(method), is_write(name)
         whole: Any = handler.unary_unary
         streamed: Any = handler.unary_stream
+
+        async def claim(holder: str, peer: str, context: Context) -> None:
+            """Count a call to who made it, or end it if he has his share."""
+            try:
+                self._fuse.claim(kind, holder)
+            except CrossbatchError as error:
+                with departures.sending(peer):
+                    await self._refuse(error, Call(name, method, peer=peer), context)
 
         # Handlers of streams, which are called at once: that of a single message is only when it is whole.
         async def answer(_: object, context: Context) -> bytes:
             reply = b""
-            with Passage(self._register, Call(name, method), context) as passage:
+            peer = context.peer()
+            holder = _holder(peer)
+            await claim(holder, peer, context)
+            with Passage(self._register, Call(name, method, peer=peer), context) as passage:
                 data = await arrivals.message(context)
                 passage.call.began = time.monotonic()
                 with receive(len(data)):
                     passage.request = _parsed(method, read, data)
                     del data
-                    reply = await packed(await whole(passage.request, context))
+                    written = await packed(await whole(passage.request, context))
+                self._fuse.when_gone(self._admission.send(len(written), holder, must=must))
+                reply = written
             await passage.leave()
+            departures.begin(peer)
             return reply
 
         async def stream(_: object, context: Context) -> None:
-            with Passage(self._register, Call(name, method), context) as passage:
+            peer = context.peer()
+            holder = _holder(peer)
+            await claim(holder, peer, context)
+            with Passage(self._register, Call(name, method, peer=peer), context) as passage:
                 data = await arrivals.message(context)
                 passage.call.began = time.monotonic()
                 with receive(len(data)):
@@ -177,25 +207,47 @@ class Boundary(grpc.aio.ServerInterceptor):
                     async with aclosing(streamed(passage.request, context)) as replies:
                         async for reply in replies:
                             # Not by `yield`: a call that is cancelled there ends only when it is collected.
-                            await context.write(await packed(reply))
+                            written = await packed(reply)
+                            gone = self._admission.send(len(written), holder, must=must)
+                            try:
+                                with departures.sending(peer):
+                                    await context.write(written)
+                            except BaseException:
+                                self._fuse.when_gone(gone)
+                                raise
+                            gone()
             await passage.leave()
+            departures.begin(peer)
 
         # No serialisers here: a message that cannot be read or is too long has its place in the error table.
         if whole is not None:
             return grpc.stream_unary_rpc_method_handler(answer)
         return grpc.stream_stream_rpc_method_handler(stream)
 
+    async def _refuse(self, error: CrossbatchError, call: Call, context: Context) -> None:
+        ending = self._ending(error)
+        noted = self._register.refused(call, ending.name, context, ending.reason)
+        if noted is not None:
+            await self._register.until_noted(noted)
+        # By `abort`, which holds nothing of a message here: else an empty one goes before the status, and
+        # waits for whoever reads nothing.
+        trailing = (*ending.trailing, (REQUEST_ID, request_id.get()))
+        await context.abort(ending.code, ending.message, trailing)
+
     def _refusing(self, name: str, method: str, error: Exception) -> "AnyHandler":
         """Answer a call with an error, whatever its kind. At an overload most calls end here, all alike."""
+        return _ended(self._register, name, method, self._ending(error))
+
+    def _ending(self, error: Exception) -> Ending:
         if not isinstance(error, CrossbatchError):
-            return _ended(self._register, name, method, Ending.of(error))
-        key = (method, type(error), str(error), getattr(error, "retry_after", None))
-        handler = self._refusals.get(key)
-        if handler is None:
-            if len(self._refusals) >= MOST_REFUSALS:
-                self._refusals.clear()
-            handler = self._refusals[key] = _ended(self._register, name, method, Ending.of(error))
-        return handler
+            return Ending.of(error)
+        key = (type(error), str(error), getattr(error, "retry_after", None))
+        ending = self._endings.get(key)
+        if ending is None:
+            if len(self._endings) >= MOST_REFUSALS:
+                self._endings.clear()
+            ending = self._endings[key] = Ending.of(error)
+        return ending
 
 
 def _ended(register: Register, name: str, method: str, ending: Ending) -> "AnyHandler":
@@ -203,9 +255,9 @@ def _ended(register: Register, name: str, method: str, ending: Ending) -> "AnyHa
 
     async def refuse(_: object, context: Context) -> None:
         ending.give(context)
-        noted = register.refused(Call(name, method), code, context, reason)
+        noted = register.refused(Call(name, method, peer=context.peer()), code, context, reason)
         if noted is not None:
-            await until_noted(noted)
+            await register.until_noted(noted)
 
     # As a stream, which is the same on the wire, since its message is then not received first: of who has
     # no key, and of an overload, not much is left to do.
@@ -227,3 +279,8 @@ def _parsed(method: str, read: Callable[[bytes], Any] | None, data: bytes) -> An
         raise InvalidArgument(
             f"The message is not a request of {method[1:]}; check the proto files."
         ) from error
+
+
+def _holder(peer: str) -> str:
+    """Tell whom a call is counted to: his key, or the address without the port."""
+    return identity.get().name or peer.rpartition(":")[0]

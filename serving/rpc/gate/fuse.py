@@ -2,7 +2,9 @@
 
 import asyncio
 from collections import Counter
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeAlias, cast
 
 from serving.errors import Overloaded
 
@@ -12,6 +14,9 @@ MOST_WATCHERS = 256
 """Most calls at once that last until the client hangs up."""
 MOST_CHECKS = 64
 """Most questions at once whether the server is well."""
+MOST_OF_ONE = 0.75
+"""Share of them that one key or address may have. Half of the calls are as many as may be worked on at once.
+A back-end that is alone has so many, and half as many that come in or go out, and leaves others a quarter."""
 RETRY_SECONDS = 1.0
 
 Kind: TypeAlias = Literal["calls", "watchers", "checks"]
@@ -35,14 +40,23 @@ class Fuse:
         self._refusals = Counter[str]() if refusals is None else refusals
         self._most: dict[Kind, int] = {"calls": most_calls, "watchers": MOST_WATCHERS, "checks": MOST_CHECKS}
         self._open: dict[Kind, set[asyncio.Task[Any]]] = {kind: set() for kind in self._most}
+        self._held: dict[tuple[Kind, str], int] = {}
+        # What is to be done when a call is gone, in the order in which it was asked for.
+        self._due: dict[asyncio.Task[Any], list[Callable[[], object]]] = {}
+        self._kept: set[asyncio.Task[Any]] = set()
         self._refusals.update(dict.fromkeys(self._most, 0))
 
-    def check(self, kind: Kind) -> None:
+    def check(self, kind: Kind, holder: str = "") -> None:
         """Find out whether one more may be open.
+
+        Args:
+            kind: As what it is counted.
+            holder: The name of the caller's key, if he showed one.
 
         Raises:
             Overloaded: if it may not.
         """
+        self._check_share(kind, holder)
         if len(self._open[kind]) >= self._most[kind]:
             self._refusals[kind] += 1
             raise Overloaded(
@@ -50,10 +64,67 @@ class Fuse:
             )
 
     def hold(self, kind: Kind, task: "asyncio.Task[Any]") -> None:
-        """Count a call until its task ends: when the last byte has gone out, or the client has."""
+        """Count a call until it is gone: when the last byte has gone out, or the client has."""
         held = self._open[kind]
         held.add(task)
-        task.add_done_callback(held.discard)
+        self._due[task] = [partial(held.discard, task)]
+        task.add_done_callback(self._ended)
+
+    def claim(self, kind: Kind, holder: str) -> None:
+        """Count the call that the running task is to who made it, until it is gone.
+
+        Args:
+            kind: As what it is counted.
+            holder: The name of his key or, where he showed none, his address.
+
+        Raises:
+            Overloaded: if he has his share of those that are open, or he would lock out all others.
+        """
+        if kind == "watchers":
+            return
+        self._check_share(kind, holder)
+        key = (kind, holder)
+        self._held[key] = self._held.get(key, 0) + 1
+        self.when_gone(partial(self._give_back, key))
+
+    def when_gone(self, then: Callable[[], object]) -> None:
+        """Do that when the call that the running task is has gone."""
+        due = self._due.get(cast("asyncio.Task[Any]", asyncio.current_task()))
+        if due is None:
+            then()
+        else:
+            due.append(then)
+
+    def keep(self, task: "asyncio.Task[Any]") -> None:
+        """Count an open call until `let_go`, though its task may end before."""
+        self._kept.add(task)
+
+    def let_go(self, task: "asyncio.Task[Any]") -> None:
+        """Count a call no more."""
+        self._kept.discard(task)
+        for each in self._due.pop(task, ()):
+            each()
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        if not task.cancelled():
+            task.exception()  # gRPC has logged what there is to it, and asyncio would once more
+        if task not in self._kept:
+            self.let_go(task)
+
+    def _check_share(self, kind: Kind, holder: str) -> None:
+        most = max(1, int(self._most[kind] * MOST_OF_ONE))
+        if self._held.get((kind, holder), 0) >= most:
+            self._refusals[kind] += 1
+            raise Overloaded(
+                f"{most} {kind} of {holder} are open, his share; try again later.", retry_after=RETRY_SECONDS
+            )
+
+    def _give_back(self, key: tuple[Kind, str]) -> None:
+        left = self._held[key] - 1
+        if left:
+            self._held[key] = left
+        else:  # names of the past take no room
+            del self._held[key]
 
     def count(self, kind: Kind = "calls") -> int:
         """Tell how many "calls", "watchers" or "checks" are open."""

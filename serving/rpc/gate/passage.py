@@ -1,19 +1,17 @@
 """A call on its way through, from the first byte of its message to its status."""
 
-import asyncio
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import grpc.aio
 
-from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.ending import REQUEST_ID, Ending
 from serving.rpc.gate.register import Register
 from serving.rpc.watch.call import Call, current_call
 from serving.telemetry import request_id
 
-__all__ = ["Passage", "until_noted"]
+__all__ = ["Passage"]
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -26,6 +24,7 @@ class Passage:
     def __init__(self, register: Register, call: Call, context: Context) -> None:
         """Keep the call; it begins when the block is entered."""
         self._register = register
+        call.peer = call.peer or context.peer()
         self.call = call
         self.context = context
         self.request: Any = None
@@ -53,11 +52,6 @@ class Passage:
     async def leave(self) -> None:
         """See a call out that was not cancelled, after its audit line is written."""
         if self._noted is not None:
-            await until_noted(self._noted)
+            await self._register.until_noted(self._noted)
         if self._ending is not None:
             self._ending.give(self.context)
-
-
-async def until_noted(noted: Future[None]) -> None:
-    """Wait until an audit line is in its file, but not for ever."""
-    await asyncio.wait([asyncio.wrap_future(noted)], timeout=Audit.LONGEST_WAIT)

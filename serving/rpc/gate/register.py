@@ -83,6 +83,12 @@ class Register:
             self._log(call.rpc, code, call.began, 0)
         return noted
 
+    async def until_noted(self, noted: Future[None]) -> None:
+        """Wait until an audit line is in its file, but not for ever."""
+        _, late = await asyncio.wait([asyncio.wrap_future(noted)], timeout=Audit.LONGEST_WAIT)
+        if late:
+            self._audit.complain()
+
     async def wait_idle(self, longest: float) -> bool:
         """Wait until no call is in progress, for `longest` seconds at most; tell whether none is."""
         with suppress(TimeoutError):
@@ -103,7 +109,7 @@ class Register:
             self._tracer.record(call, code=code, seconds=took, reason=reason, metadata=metadata)
         if not is_write(call.rpc):
             return None
-        return self._audit.record(call.rpc, request, code, peer=context.peer(), seconds=took)
+        return self._audit.record(call.rpc, request, code, peer=call.peer, seconds=took)
 
     def _log(self, name: str, code: str, began: float, inputs: int) -> None:
         took = time.monotonic() - began

@@ -22,6 +22,8 @@ class Call:
     stages: "Stages | None" = None
     """Where its time went; None when it came to nothing that is measured."""
     began: float = field(default_factory=time.monotonic)
+    peer: str = ""
+    """Where it came from, asked when it came in: gRPC may not know it any more when it ends."""
 
 
 current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
