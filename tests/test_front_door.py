@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import io
 import json
 import os
 import subprocess
@@ -170,11 +171,11 @@ def test_an_empty_value_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -
     assert "--data was given an empty value" in sentence(capsys, *words)
 
 
-def test_a_terminal_that_lacks_letters_is_no_error() -> None:
-    words = [sys.executable, "-m", "crossbatch", "train", "cub100-contrastive-xml", "--list"]
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(words, capture_output=True, check=True, env=environment)
-    assert b"G\\xfcrb\\xfcz" in done.stdout
+def test_a_terminal_that_lacks_letters_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert crossbatch.main(["train", "cub100-contrastive-xml", "--list"]) == 0
+    assert b"G\\xfcrb\\xfcz" in terminal.buffer.getvalue()
 
 
 def test_closed_standard_error_is_no_error() -> None:

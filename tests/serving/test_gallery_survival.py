@@ -35,6 +35,7 @@ import numpy as np
 from pathlib import Path
 from serving.gallery.folder.directory import GalleryDirectory
 from serving.gallery.gallery import Item, RebuildPolicy
+from serving.gallery.index.index import load_faiss
 
 def say(*what):
     os.write(1, (json.dumps(what) + "\\n").encode())
@@ -70,6 +71,7 @@ def write(folder, step, seed):
         say("done", kind, name, group, step)
 
 folder = Path(sys.argv[1])
+load_faiss()
 assert threading.active_count() == 1
 for line in sys.stdin:
     child = os.fork()

@@ -172,16 +172,19 @@ def test_batchnorm_is_synchronised_or_refused() -> None:
     assert isinstance(cast("Any", synced)[1], torch.nn.SyncBatchNorm)
 
 
-@pytest.mark.timeout(100)
-def test_torchrun_of_one_process_is_plain_training(made: tuple[Path, str, Path], tmp_path: Path) -> None:
+def test_torchrun_of_one_process_is_plain_training(
+    made: tuple[Path, str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, recipe, _ = made
-    words = ["train", recipe, "--data", str(data), "--out", str(tmp_path / "one")]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    done = subprocess.run(
-        [*command, "-m", "crossbatch", *words], capture_output=True, text=True, timeout=90, check=False
-    )
-    assert done.returncode == 0, done.stderr
     run(Settings(recipe=recipe, data=data, out=tmp_path / "plain"))
+    told = {  # what torchrun tells the one process that it starts
+        "TORCHELASTIC_RUN_ID": "one", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
+        "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+    }  # fmt: skip
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert torch.distributed.is_torchelastic_launched()
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "one"))
     equal_runs(tmp_path / "one", tmp_path / "plain")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -64,6 +64,8 @@ def test_a_long_name_keeps_both_ends(most: int) -> None:
 @given(
     st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.integers(2, 8)
 )  # fmt: skip
+@example(0.0, 5e-324, 2)  # no float is half of it
+@example(1e-323, 1e-323, 8)
 def test_ticks_are_round_and_enclose(one: float, other: float, wanted: int) -> None:
     low, high = min(one, other), max(one, other)
     found = ticks(low, high, wanted=wanted)

@@ -14,6 +14,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 10, 40
 _MARKED = 30
 """Most points of a line that are marked each."""
 _STYLES = 6
+_LEAST = 1e-300
+"""Values closer than this are one: floats that small can hardly be divided."""
 
 
 class Series(NamedTuple):
@@ -64,8 +66,8 @@ def line_chart(title: str, series: Sequence[Series], *, unit: str) -> Markup:
 
 def ticks(low: float, high: float, *, wanted: int) -> list[float]:
     """Give about `wanted` round numbers, 1, 2 or 5 times a power of ten apart, that enclose [low, high]."""
-    if high <= low:
-        reach = abs(low) / 2 or 1.0
+    if high - low < _LEAST:
+        reach = abs(low) / 2 if abs(low) > _LEAST else 1.0
         low, high = low - reach, high + reach
     raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw))
