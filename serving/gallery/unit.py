@@ -64,7 +64,10 @@ def unit(rows: NDArray[np.floating[Any]], name: Callable[[int], str]) -> NDArray
             f"{name(row)} has norm {norms[row]:.6g}; expected unit norm to within {_NORM_TOLERANCE}: "
             "divide the vector by its norm"
         )
-    scale = np.where(off <= _EXACT_TOLERANCE, 1.0, norms)[:, None]
+    exact = off <= _EXACT_TOLERANCE
+    if exact.all():
+        return rows.astype(np.float32, order="C")
+    scale = np.where(exact, 1.0, norms)[:, None]
     return np.ascontiguousarray(rows / scale, dtype=np.float32)
 
 

@@ -57,6 +57,7 @@ async def live(
     await server.start()
     # What is there now stays, and looking through it for garbage takes tens of milliseconds each time, for
     # which every call waits.
+    gc.collect()
     gc.freeze()
     signals.ready = True
     serving()

@@ -31,6 +31,7 @@ from serving.rpc.gate.certificates import Certificates
 from serving.rpc.gate.fuse import Fuse
 from serving.rpc.server.channel import channel_options
 from serving.rpc.server.port import Port
+from serving.rpc.server.unregistered import Unregistered
 from serving.rpc.server.watch import Watch
 from serving.rpc.services import galleries as gallery_calls
 from serving.rpc.services import inference as inference_calls
@@ -252,17 +253,17 @@ class Server:
         await asyncio.to_thread(self._shelf.check_kept, before, after)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        parts = (self._fleet, self._shelf, self._admission)
-        retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(Retrieval(*parts), server)
-        gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(Galleries(*parts), server)
+        parts, quick = (self._fleet, self._shelf, self._admission), Unregistered(server)
+        retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(Retrieval(*parts), quick)
+        gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(Galleries(*parts), quick)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(
-            Models(self._fleet, self._reload_by_call), server
+            Models(self._fleet, self._reload_by_call), quick
         )
         inference = Inference(self._fleet, self._admission, self._health)
-        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, quick)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, quick)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        reflection.enable_server_reflection(names, server)  # which has a look at what it is given
 
     def _failed(self) -> None:
         """Say NOT_SERVING from now on, since no image can be embedded any more."""
