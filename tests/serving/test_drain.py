@@ -52,8 +52,10 @@ def test_what_does_not_finish_within_the_grace_is_cancelled(encoder: FakeEncoder
         time.sleep(0.1)
         stopping = threading.Thread(target=stop, args=(running, 0.1))
         stopping.start()
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(grpc.RpcError) as failure:
             pending.result()
+        refused("UNAVAILABLE", failure, "DRAINING")
+        assert "before the call was done" in str(failure.value)
         encoder.decode_gate.set()
         stopping.join(5)
         assert not stopping.is_alive()

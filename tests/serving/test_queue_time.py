@@ -27,8 +27,9 @@ def measured(clock: Clock, rate: float) -> QueueTime:
     queue = QueueTime()
     with queue.place(1, None):
         for _ in range(round(rate)):
-            with queue.place(1, None):
+            with queue.place(1, None) as place:
                 clock.now += 1 / rate
+                place.embedded()
     return queue
 
 
@@ -36,8 +37,9 @@ def test_the_images_a_second_are_those_of_busy_times(clock: Clock) -> None:
     queue = measured(clock, 100)
     assert queue.seconds(50) == pytest.approx(0.5, rel=0.05)
     clock.now += 1_000  # with nothing to do
-    with queue.place(1, None):
+    with queue.place(1, None) as place:
         clock.now += 0.01
+        place.embedded()
     assert queue.seconds(50) == pytest.approx(0.5, rel=0.05)
 
 
@@ -75,3 +77,26 @@ def test_nobody_is_refused_before_anything_is_known(clock: Clock) -> None:
     queue = QueueTime()
     with queue.place(256, None), queue.place(256, clock.now + 0.001):
         pass
+
+
+def test_images_of_large_calls_count_when_they_are_embedded_not_at_the_end_of_their_call(
+    clock: Clock,
+) -> None:
+    queue = QueueTime()
+    with queue.place(256, None) as one, queue.place(256, None) as other:
+        for _ in range(100):
+            for place in (one, other):
+                clock.now += 0.005
+                place.embedded()
+        assert queue.images == 312
+        assert queue.seconds(1) == pytest.approx(3 / 200, rel=0.05)  # its own, and one of each
+        assert queue.seconds(256) == pytest.approx((312 + 256) / 200, rel=0.05)
+    assert (queue.images, queue.calls) == (0, 0)
+
+
+def test_an_image_that_nobody_got_tells_nothing_of_how_fast_images_are_embedded(clock: Clock) -> None:
+    queue = measured(clock, 100)
+    for _ in range(1_000):
+        with queue.place(1, None):
+            clock.now += 0.001
+    assert queue.seconds(50) == pytest.approx(0.5, rel=0.1)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from serving.gallery.folder.directory import GalleryDirectory
@@ -196,6 +197,23 @@ def test_a_line_tells_which_worker_wrote_it_and_what_the_call_was(tmp_path: Path
     )
     assert call["inputs"] == 2
     assert 0 < call["milliseconds"] < 10_000
+
+
+def test_the_line_of_a_call_that_failed_tells_why(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    configure_logs("INFO", stream)
+    with (
+        serving(FakeEncoder(), GalleryDirectory(tmp_path)) as server,
+        connected(server.address) as stubs,
+        pytest.raises(grpc.RpcError) as failure,
+    ):
+        stubs.embed(b"bad")
+    logging.getLogger().handlers[0].flush()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    call = next(each for each in lines if each["message"] == "RetrievalService/Embed INVALID_ARGUMENT")
+    assert call["reason"] == "BAD_IMAGE"
+    assert call["error"] == failure.value.details()
+    assert "127.0.0.1" in call["peer"]
 
 
 def test_what_is_no_unicode_is_still_a_line() -> None:

@@ -130,6 +130,11 @@ class Boundary(grpc.aio.ServerInterceptor):
         self._admission.draining = True
         self._arrivals.give_up(Admission.draining_error)
 
+    def give_up(self) -> None:
+        """End every call that is open; each is told that the server stopped."""
+        self._register.given_up = True
+        self._fuse.cancel()
+
     async def wait_idle(self, longest: float) -> bool:
         """Wait until no call of ours is in progress, for `longest` seconds at most; tell whether none is."""
         return await self._register.wait_idle(longest)
@@ -226,7 +231,7 @@ class Boundary(grpc.aio.ServerInterceptor):
 
     async def _refuse(self, error: CrossbatchError, call: Call, context: Context) -> None:
         ending = self._ending(error)
-        noted = self._register.refused(call, ending.name, context, ending.reason)
+        noted = self._register.refused(call, ending, context)
         if noted is not None:
             await self._register.until_noted(noted)
         # By `abort`, which holds nothing of a message here: else an empty one goes before the status, and
@@ -251,11 +256,9 @@ class Boundary(grpc.aio.ServerInterceptor):
 
 
 def _ended(register: Register, name: str, method: str, ending: Ending) -> "AnyHandler":
-    code, reason = ending.name, ending.reason
-
     async def refuse(_: object, context: Context) -> None:
         ending.give(context)
-        noted = register.refused(Call(name, method, peer=context.peer()), code, context, reason)
+        noted = register.refused(Call(name, method, peer=context.peer()), ending, context)
         if noted is not None:
             await register.until_noted(noted)
 

@@ -131,7 +131,7 @@ class Fuse:
         return len(self._open[kind])
 
     def cancel(self) -> None:
-        """Give up every call that is open. gRPC tells the clients first, and the work would go on a while."""
+        """Give up every call that is open; gRPC would only tell the clients, and the work would go on."""
         for task in self._open["calls"]:
             task.cancel()
 

@@ -6,6 +6,7 @@ from typing import Any, Self, TypeAlias
 
 import grpc.aio
 
+from serving.errors import Draining
 from serving.rpc.gate.ending import REQUEST_ID, Ending
 from serving.rpc.gate.register import Register
 from serving.rpc.watch.call import Call, current_call
@@ -42,11 +43,15 @@ class Passage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         # What is no Exception cancels: the caller has gone, or his time, or the server's.
-        code, reason = "OK" if error is None else "CANCELLED", ""
+        if error is not None and not isinstance(error, Exception) and self._register.given_up:
+            error = Draining("The server stopped before the call was done; try another one.")
+        code = "OK" if error is None else "CANCELLED"
         if isinstance(error, Exception):
             self._ending = Ending.of(error)
-            code, reason = self._ending.name, self._ending.reason
-        self._noted = self._register.left(self.call, code, self.context, reason=reason, request=self.request)
+            code = self._ending.name
+        self._noted = self._register.left(
+            self.call, code, self.context, ending=self._ending, request=self.request
+        )
         return isinstance(error, Exception)
 
     async def leave(self) -> None:

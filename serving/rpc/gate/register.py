@@ -11,6 +11,7 @@ import grpc.aio
 
 from serving.rpc.gate.access import identity
 from serving.rpc.gate.audit import Audit
+from serving.rpc.gate.ending import Ending
 from serving.rpc.gate.roles import is_write
 from serving.rpc.watch.call import Call
 from serving.rpc.watch.metrics import Metrics
@@ -45,6 +46,8 @@ class Register:
         self._idle = asyncio.Event()
         self._idle.set()
         self._refused: dict[tuple[str, str], int] = {}  # in this second, by code and reason
+        self.given_up = False
+        """Whether the server has no more time for those in progress."""
 
     def entered(self, call: Call) -> None:
         """Note that a call is in progress."""
@@ -53,9 +56,16 @@ class Register:
         self._metrics.began(call)
 
     def left(
-        self, call: Call, code: str, context: Context, *, reason: str = "", request: Any = None
+        self, call: Call, code: str, context: Context, *, ending: Ending | None = None, request: Any = None
     ) -> Future[None] | None:
         """Note that it has ended.
+
+        Args:
+            call: It.
+            code: Of its status.
+            context: Its own.
+            ending: What it failed with.
+            request: Its message, where that was read.
 
         Returns:
             What is done when its audit line is in the file; None where nothing is to be waited for.
@@ -63,16 +73,17 @@ class Register:
         self._calls -= 1
         if not self._calls:
             self._idle.set()
-        noted = self._noted(call, code, context, reason, request)
-        self._log(call.rpc, code, call.began, call.inputs)
+        noted = self._noted(call, code, context, "" if ending is None else ending.reason, request)
+        self._log(call, code, call.inputs, ending)
         return noted
 
-    def refused(self, call: Call, code: str, context: Context, reason: str) -> Future[None] | None:
+    def refused(self, call: Call, ending: Ending, context: Context) -> Future[None] | None:
         """Note that a call was turned away at once; of many alike not each has a log line.
 
         Returns:
             As for `left`.
         """
+        code, reason = ending.name, ending.reason
         self._metrics.began(call)
         noted = self._noted(call, code, context, reason, None)
         seen = self._refused.get((code, reason), 0)
@@ -80,7 +91,7 @@ class Register:
         if not seen:
             asyncio.get_running_loop().call_later(SECOND, self._sum_up, code, reason)
         if seen < MOST_LINES:
-            self._log(call.rpc, code, call.began, 0)
+            self._log(call, code, 0, ending)
         return noted
 
     async def until_noted(self, noted: Future[None]) -> None:
@@ -111,12 +122,14 @@ class Register:
             return None
         return self._audit.record(call.rpc, request, code, peer=call.peer, seconds=took)
 
-    def _log(self, name: str, code: str, began: float, inputs: int) -> None:
-        took = time.monotonic() - began
-        told = {"rpc": name, "code": code, "milliseconds": round(took * 1e3, 3), "inputs": inputs}
+    def _log(self, call: Call, code: str, inputs: int, ending: Ending | None) -> None:
+        took = time.monotonic() - call.began
+        told = {"rpc": call.rpc, "code": code, "milliseconds": round(took * 1e3, 3), "inputs": inputs}
         if client := identity.get().name:
             told["client"] = client
-        logger.info("%s %s", name, code, extra=told)
+        if ending is not None:
+            told |= {"reason": ending.reason, "error": ending.message, "peer": call.peer}
+        logger.info("%s %s", call.rpc, code, extra=told)
 
     def _sum_up(self, code: str, reason: str) -> None:
         calls = self._refused.pop((code, reason))

@@ -198,11 +198,13 @@ class Server:
         self._reloads.close()
         # Not by the clock: the loop's own may be a moment ahead, and end the wait before the deadline.
         idle = await self._boundary.wait_idle(deadline - time.monotonic())
-        left = max(0.0, deadline - time.monotonic())
+        flush = min(FLUSH_SECONDS, max(0.0, deadline - time.monotonic()))
         if not idle:
-            self._fuse.cancel()
+            self._boundary.give_up()
+            flush = FLUSH_SECONDS  # for what they are told, which takes no longer than it needs
+            await self._boundary.wait_idle(flush)
         if self._grpc is not None:
-            await self._grpc.stop(min(FLUSH_SECONDS, left))
+            await self._grpc.stop(flush)
         if self._port is not None:
             self._port.close()
         await self._reloads.end()

@@ -18,7 +18,7 @@ from serving.model.preprocess import MAX_BYTES, thumbnail
 from serving.rpc.watch.call import Stages
 from serving.rpc.work.explanation import Explanation, explained_at
 from serving.rpc.work.priority import step_back
-from serving.rpc.work.queue_time import QueueTime
+from serving.rpc.work.queue_time import Place, QueueTime
 from serving.rpc.work.runs import Runs
 from serving.rpc.work.trial import Plan, best_plan, warm_up
 from serving.rpc.work.workers import Threads
@@ -142,8 +142,8 @@ class Pipeline:
         Raises:
             Overloaded: if those of other calls would make them late.
         """
-        call = _Call(deadline, stages, asyncio.Semaphore(self._threads.window))
-        with self.queue_time.place(len(images), deadline):
+        with self.queue_time.place(len(images), deadline) as place:
+            call = _Call(deadline, stages, asyncio.Semaphore(self._threads.window), place)
             if len(images) == 1:  # as most calls have it, and needs no task of its own
                 return [await self._embed_one(images[0], call)]
             return await asyncio.gather(*(self._embed_one(image, call) for image in images))
@@ -171,8 +171,8 @@ class Pipeline:
                 f"The model {self.name} takes images as uint8 (B, {side}, {side}, 3), and was given "
                 f"{pixels.dtype} {pixels.shape}."
             )
-        call = _Call(deadline, stages, asyncio.Semaphore(self._threads.window))
-        with self.queue_time.place(len(pixels), deadline):
+        with self.queue_time.place(len(pixels), deadline) as place:
+            call = _Call(deadline, stages, asyncio.Semaphore(self._threads.window), place)
             return await asyncio.gather(*(self._encode_one(image, call) for image in pixels))
 
     async def explain(
@@ -256,6 +256,8 @@ class Pipeline:
             return error
         call.stages.spent("queue", submitted, answer.waited)
         call.stages.spent("encode", submitted + answer.waited, answer.computed)
+        if call.place is not None:
+            call.place.embedded()
         return answer.result
 
     async def _explain_some(
@@ -289,3 +291,5 @@ class _Call:
     deadline: float | None
     stages: Stages
     window: asyncio.Semaphore
+    place: Place | None = None
+    """Among the images that wait for the model."""

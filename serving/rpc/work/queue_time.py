@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from serving.errors import Overloaded
 
-__all__ = ["QueueTime"]
+__all__ = ["Place", "QueueTime"]
 
 SPELL = 0.25
 """Seconds of work, at least, over which the images a second are counted."""
@@ -31,12 +31,15 @@ class QueueTime:
         self._done = 0
 
     @contextmanager
-    def place(self, images: int, deadline: float | None) -> Iterator[None]:
+    def place(self, images: int, deadline: float | None) -> "Iterator[Place]":
         """Hold a place for the images of a call while the block runs.
 
         Args:
             images: How many.
             deadline: The `time.monotonic()` after which nobody wants them.
+
+        Yields:
+            What is told of each that has been embedded.
 
         Raises:
             Overloaded: if they would come too late, and only since those of other calls come first.
@@ -52,14 +55,14 @@ class QueueTime:
                 )
         if not self.images:
             self._since, self._done = now, 0
+        place = Place(self, images)
         self.calls += 1
         self.images += images
         try:
-            yield
+            yield place
         finally:
             self.calls -= 1
-            self.images -= images
-            self._count(images)
+            self.images -= place.images
 
     def seconds(self, images: int) -> float:
         """Tell how long a call with so many images would take now; 0 as long as nobody knows."""
@@ -69,12 +72,29 @@ class QueueTime:
         others = min(self.images, images * self.calls)
         return (others + images) / self._rate
 
-    def _count(self, images: int) -> None:
-        """Count images that have ended, of a spell in which there was always something to do."""
-        self._done += images
+    def count(self) -> None:
+        """Count an image that has been embedded, of a spell in which there was always something to do."""
+        self.images -= 1
+        self._done += 1
         now = time.monotonic()
         if now - self._since < SPELL:
             return
         rate = self._done / (now - self._since)
         self._rate += (SMOOTHING if self._rate else 1.0) * (rate - self._rate)
         self._since, self._done = now, 0
+
+
+class Place:
+    """The images of one call that are on their way."""
+
+    __slots__ = ("_queue", "images")
+
+    def __init__(self, queue: QueueTime, images: int) -> None:
+        """Take them up."""
+        self._queue = queue
+        self.images = images
+
+    def embedded(self) -> None:
+        """Note that one has been embedded; not at the call's end, to which a large one gives many at once."""
+        self.images -= 1
+        self._queue.count()
