@@ -146,14 +146,13 @@ def crossbatch(model: Path, galleries: Path, log: Path, *words: str) -> Served:
 
     Args:
         model: The ONNX file.
-        galleries: Folder of galleries; made if it is not there.
+        galleries: Folder of galleries.
         log: File that its log is added to.
         words: Further words of the command.
 
     Raises:
         Failed: It does not start.
     """
-    galleries.mkdir(parents=True, exist_ok=True)
     paths = ["--model", str(model), "--galleries", str(galleries), "--port", "0"]
     return Served([sys.executable, "-m", "crossbatch", "serve", *paths, *words], log)
 

@@ -15,8 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(model: Path, galleries: Path, *words: str) -> list[str]:
-    if not galleries.exists():
-        galleries.mkdir()
     paths = ["--model", str(model), "--galleries", str(galleries)]
     return [sys.executable, "-m", "crossbatch", "serve", *paths, "--port", "0", *words]
 

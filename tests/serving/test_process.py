@@ -172,10 +172,7 @@ def test_a_folder_of_galleries_that_is_not_there_is_told_before_models_are_loade
     directory.create("birds", model_name="tiny", fingerprint="a" * 64, dimension=4)
     for given, says in (
         ("galeries", f"--galleries {place}/galeries is not there; did you mean {place}/galleries? If not, "),
-        (
-            "other",
-            f"--galleries {place}/other is not there; if none is made yet, make the folder first: ",
-        ),
+        ("no/other", f"--galleries {place}/no/other is not there, nor is {place}/no; make it first: "),
         ("galleries/birds", "birds is a gallery itself; give the folder that it is in, "),
     ):
         words = ["serve", "--model", str(model), "--galleries", str(place / given), "--workers", workers]
@@ -186,7 +183,7 @@ def test_a_folder_of_galleries_that_is_not_there_is_told_before_models_are_loade
         assert ended.stderr.count("\n") == 1
         assert ended.stderr.startswith("crossbatch serve: ")
         assert says in ended.stderr
-    assert not (place / "other").exists()
+    assert [each.name for each in place.iterdir()] == ["galleries"]
 
 
 class Nursery:

@@ -1,5 +1,6 @@
 """The folder of galleries, looked at before a server starts: a misspelt one is not served as an empty one."""
 
+import logging
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -8,30 +9,46 @@ from serving.gallery.store.schema import FILE_NAME
 
 __all__ = ["check_place"]
 
+logger = logging.getLogger(__name__)
+
 
 def check_place(folder: Path) -> None:
-    """Refuse a folder that cannot be meant; what is in it may be looked at later.
+    """Make a folder that is missing, and refuse one that cannot be meant; what is in it is not looked at.
 
     Args:
         folder: That of `--galleries`.
 
     Raises:
-        NotFound: if it is not there; names one beside it that is written nearly so.
-        BadSetting: if it is a gallery itself.
+        NotFound: if it is missing, and galleries lie in one beside it that is written nearly so, or what it
+            would lie in is missing as well.
+        BadSetting: if it is a gallery itself, or cannot be made.
     """
-    if not folder.exists():
-        nearest = get_close_matches(folder.name, _folders_beside(folder), 1)
-        hint = f"did you mean {folder.parent / nearest[0]}? If not" if nearest else "if none is made yet"
-        raise NotFound(f"--galleries {folder} is not there; {hint}, make the folder first: mkdir -p {folder}")
     if (folder / FILE_NAME).is_file():
         raise BadSetting(
             f"--galleries {folder} is a gallery itself; give the folder that it is in, "
             f"{folder.absolute().parent}"
         )
-
-
-def _folders_beside(folder: Path) -> list[str]:
+    if folder.exists():
+        return
+    if nearest := get_close_matches(folder.name, _shelves_beside(folder), 1):
+        hint = f"did you mean {folder.parent / nearest[0]}? If not, make the folder first: mkdir {folder}"
+        raise NotFound(f"--galleries {folder} is not there; {hint}")
     try:
-        return [each.name for each in folder.parent.iterdir() if each.is_dir()]
+        folder.mkdir()
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"--galleries {folder} is not there, nor is {folder.parent}; make it first: mkdir -p {folder}"
+        ) from error
+    except OSError as error:
+        raise BadSetting(
+            f"--galleries {folder} is not there and cannot be made: {error.strerror}; name another folder"
+        ) from error
+    logger.warning("made the folder %s, which holds no galleries yet", folder)
+
+
+def _shelves_beside(folder: Path) -> list[str]:
+    """The names of folders with galleries."""
+    try:
+        return sorted({each.parent.parent.name for each in folder.parent.glob(f"*/*/{FILE_NAME}")})
     except OSError:
         return []
