@@ -42,11 +42,11 @@ class Batcher(Generic[Item, Result]):
     A batch starts as soon as a worker is free, unless there is room in it for an item that is said to be on
     its way: then it waits for that, until the oldest item has waited `max_wait` seconds. What waits is shared
     among the workers that are free; while they compute, the next batch gathers, and the worker that ends
-    first takes it by itself. Flows take turns, an item
-    each, so that one with many items holds up none with few; within a flow, items keep their order. Every
-    submitted item ends with exactly one outcome. An item that was cancelled or whose deadline has passed is
-    dropped before its batch starts. Should the batcher itself fail, every item that waits fails with it, and
-    every later one at once. Belongs to the event loop in which `start` was awaited.
+    first takes it by itself. Flows take turns, an item each, so that one with many items holds up none with
+    few; within a flow, items keep their order. Every submitted item ends with exactly one outcome. An item
+    that was cancelled or whose deadline has passed is dropped before its batch starts. Should the batcher
+    itself fail, every item that waits fails with it, and every later one at once. Belongs to the event loop
+    in which `start` was awaited.
 
     Attributes:
         max_batch: Most items in one batch; may be changed at any time.

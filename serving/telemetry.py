@@ -251,7 +251,7 @@ def _tells_something(record: logging.LogRecord) -> bool:
     if record.name != "grpc._cython.cygrpc" or logging.getLogger().isEnabledFor(logging.DEBUG):
         return True
     error = record.exc_info[1] if record.exc_info else None
-    # Its other texts tell that gRPC was used in a wrong way, which is.
+    # With other texts it tells that gRPC was used in a wrong way, which is a fault of the server.
     return type(error).__name__ != "ExecuteBatchError" or 'Failed "execute_batch"' not in str(error)
 
 

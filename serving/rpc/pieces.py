@@ -14,7 +14,7 @@ from serving.rpc.limits import MAX_MESSAGE_BYTES
 __all__ = ["LARGE", "Pieces", "framed", "packed"]
 
 LARGE = 1 << 20
-"""Bytes from which on a reply is joined in a thread; less takes no longer than the way there and back."""
+"""A reply of more bytes is joined in a thread; for less that takes no longer than the way there and back."""
 
 
 class Pieces:

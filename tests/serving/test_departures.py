@@ -1,14 +1,17 @@
 """Clients that do not read their replies: each call has its time, and only what is stuck is ended."""
 
 import asyncio
+import gc
 import os
 import resource
+import socket
 import struct
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,6 +20,8 @@ from grpc_health.v1 import health_pb2
 from protos import gallery_service_pb2 as pb
 from serving.gallery.folder.directory import GalleryDirectory
 from serving.rpc.gate import admission, departures
+from serving.rpc.gate.fuse import Fuse
+from serving.rpc.gate.resets import hang_up
 from serving.rpc.server.server import Server
 from tests.serving.boundary_fakes import METHOD, Behind, Running, running
 from tests.serving.raw_http2 import (
@@ -271,6 +276,47 @@ def test_the_right_connection_is_hung_up_on_and_no_file_stays_open(
             until(lambda: len(os.listdir("/dev/fd")) < before)  # its end is closed, and no copy stays
             other.send(frame(SETTINGS, ACK, 0), begin(1, CHECK), frame(DATA, END_STREAM, 1, message(b"")))
             assert other.ended(1)
+
+
+def test_a_peer_that_grpc_knows_no_more_is_none_of_our_own_sockets() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        hang_up([""])
+        one.sendall(b"x")
+        assert other.recv(1) == b"x"
+
+
+def test_a_reply_that_the_garbage_collector_frees_in_another_thread_is_counted_out_in_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(departures, "owners", lambda tasks: {})
+
+    async def scenario() -> None:
+        fuse = Fuse(1)
+        leaving, threads = departures.Departures(0.0, fuse.stays), []
+
+        async def call() -> None:
+            fuse.hold("calls", cast("asyncio.Task[Any]", asyncio.current_task()))
+            fuse.stays.when_gone(lambda: threads.append(threading.current_thread()))
+            leaving.begin("ipv4:127.0.0.1:1")
+            circle: list[Any] = [asyncio.get_running_loop().create_future()]
+            circle.append(circle)
+            await circle[0]
+
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(call())
+            await asyncio.sleep(0.01)
+            assert (fuse.count(), threads) == (1, [])
+            await asyncio.to_thread(gc.collect)
+        finally:
+            gc.enable()
+        await holds(lambda: fuse.count() == 0)
+        assert threads == [threading.current_thread()]
+
+    asyncio.run(scenario())
 
 
 def test_a_watcher_who_reads_stays(server: Server) -> None:

@@ -99,12 +99,11 @@ def test_what_has_no_more_time_is_cancelled_though_the_clock_of_the_loop_is_ahea
         def noted() -> None:
             cancelled.append(True)
             cancel()
+            encoder.decode_gate.set()
 
         monkeypatch.setattr(running._fuse, "cancel", noted)
         pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
         until(lambda: running._admission.inputs == 1)
-        encoder_opens = threading.Timer(0.3, encoder.decode_gate.set)
-        encoder_opens.start()
         stop(running, 0.2)
         with pytest.raises(grpc.RpcError):
             pending.result()

@@ -15,7 +15,7 @@ import pytest
 
 from protos import gallery_service_pb2 as pb
 from serving.rpc.gate.departures import Departures
-from serving.rpc.gate.fuse import Fuse
+from serving.rpc.gate.stays import Stays
 from serving.telemetry import _tells_something
 from tests.serving.boundary_fakes import METHOD, Behind, running
 from tests.serving.raw_http2 import ACK, DATA, END_STREAM, RST_STREAM, SETTINGS, Raw, begin, frame, message
@@ -70,7 +70,7 @@ def test_who_leaves_at_any_moment_has_cancelled(
 
 def test_what_grpc_tells_of_a_client_who_left_cancels_and_what_we_did_wrong_does_not() -> None:
     async def scenario() -> None:
-        departures = Departures(60.0, Fuse(1))
+        departures = Departures(60.0, Stays())
 
         async def write(error: Exception) -> None:
             with departures.sending("ipv4:127.0.0.1:1"):

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from google.protobuf import descriptor_pb2
 
 from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.errors import InvalidArgument
@@ -26,10 +27,10 @@ def test_joined_pieces_are_the_message(size: int) -> None:
 
 
 def test_a_field_of_a_high_number_is_framed_too() -> None:
-    field = gallery_service_pb2.Item.DESCRIPTOR.fields_by_name["key"]
-    parts = framed(gallery_service_pb2.Item, "key", [b"shoe"])
-    assert gallery_service_pb2.Item.FromString(b"".join(parts)).key == "shoe"
-    assert parts[0] == bytes([field.number << 3 | 2, 4])
+    option = descriptor_pb2.UninterpretedOption(string_value=b"shoe")
+    whole = descriptor_pb2.FieldOptions(uninterpreted_option=[option])  # the field 999
+    parts = framed(descriptor_pb2.FieldOptions, "uninterpreted_option", [option.SerializeToString()])
+    assert b"".join(parts) == whole.SerializeToString()
 
 
 @pytest.mark.parametrize("size", [LARGE, LARGE + 1])

@@ -102,15 +102,15 @@ def test_one_key_has_three_quarters_of_the_calls_until_they_are_gone() -> None:
                 check("calls", "a")
         with pytest.raises(Overloaded, match="4 calls are open"):
             fuse.check("calls", "b")
-        fuse.keep(held[0])
+        fuse.stays.keep(held[0])
         go_on.set()
         await asyncio.gather(*held)
         await asyncio.sleep(0)
         assert fuse.count() == 1
-        fuse.let_go(held[0])
+        fuse.stays.let_go(held[0])
         assert fuse.count() == 0
         assert not fuse._held
-        assert not fuse._due
+        assert not fuse.stays._due
 
     asyncio.run(scenario())
 
@@ -130,5 +130,14 @@ def test_bytes_of_replies_are_bounded_and_each_has_half() -> None:
         pass
     for each in gone:
         each()
+    assert bound.reply_bytes == 0
+    assert not bound._replies_of
+
+
+def test_empty_replies_of_one_holder_end_beside_others() -> None:
+    bound = Admission(10)
+    for sizes in ((0, 0), (5, 0), (0, 5)):
+        for gone in [bound.send(size, "a") for size in sizes]:
+            gone()
     assert bound.reply_bytes == 0
     assert not bound._replies_of

@@ -13,7 +13,9 @@ __all__ = ["REQUEST_ID", "Headers", "Options", "headers_of"]
 
 REQUEST_ID = "x-request-id"
 LONGEST_TIMEOUT = 86_400
-MAX_METADATA_BYTES = 4_096  # servers and proxies refuse headers of more than 8 KiB in all, the key among them
+# As HTTP/2 counts them, 32 more for each. Servers and proxies refuse headers of more than 8 KiB in all, the
+# key among them.
+MAX_METADATA_BYTES = 4_096
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 

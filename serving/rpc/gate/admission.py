@@ -56,7 +56,7 @@ class Admission:
         """How many calls were refused by each limit; all told from the start, or the first is missed."""
         self._inputs_of: Counter[str] = Counter()
         self._bytes_of: Counter[str] = Counter()
-        self._replies_of: dict[str, int] = {}
+        self._replies_of: Counter[str] = Counter()
         self.draining = False
         self._usual_stay = SHORTEST_RETRY
 
@@ -123,7 +123,7 @@ class Admission:
         Raises:
             Overloaded: if there is no room for so many bytes now.
         """
-        held = self._replies_of.get(holder, 0)
+        held = self._replies_of[holder]
         if not must and size > SMALL_REPLY:
             most = max(self.most_bytes // 2, min(self.most_bytes, MAX_MESSAGE_BYTES))
             if self.reply_bytes + size > self.most_bytes:
@@ -133,16 +133,8 @@ class Admission:
                 taken = f"{held:,} of at most {most:,} bytes of replies to {holder}"
                 raise self._full("client_bytes", taken, f"{size:,}")
         self.reply_bytes += size
-        self._replies_of[holder] = held + size
+        self._replies_of[holder] += size
         return partial(self._gone, size, holder)
-
-    def _gone(self, size: int, holder: str) -> None:
-        self.reply_bytes -= size
-        left = self._replies_of[holder] - size
-        if left:
-            self._replies_of[holder] = left
-        else:  # names of the past take no room
-            del self._replies_of[holder]
 
     @contextmanager
     def admit(self, inputs: int = 1) -> Iterator[None]:
@@ -178,6 +170,10 @@ class Admission:
             taken = f"{self._inputs_of[client]} of at most {most}"
             raise self._full("client_inputs", taken, wanted)
 
+    def _gone(self, size: int, holder: str) -> None:
+        self.reply_bytes -= size
+        _give_back(self._replies_of, holder, size)
+
     def _full(self, limit: str, taken: str, wanted: str) -> Overloaded:
         self.refusals[limit] += 1
         return Overloaded(
@@ -188,6 +184,6 @@ class Admission:
 
 
 def _give_back(held: Counter[str], client: str, amount: int) -> None:
-    held[client] -= amount
+    held[client] -= amount  # of none at all, too: an empty message counts nothing
     if not held[client]:  # names of the past take no room
         del held[client]

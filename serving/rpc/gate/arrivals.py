@@ -1,21 +1,15 @@
 """How messages come in: so many at once, each within its time."""
 
 import asyncio
-import inspect
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
-import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
-from grpc_status import rpc_status
 
 from serving.errors import CrossbatchError, DeadlineExceeded, InvalidArgument, Overloaded
-from serving.rpc.gate.departures import Departures
-from serving.rpc.status import to_status
 
-__all__ = ["ARRIVAL_SECONDS", "MOST_ARRIVING", "MOST_QUESTIONS", "TURN_SECONDS", "Arrivals", "reading"]
+__all__ = ["ARRIVAL_SECONDS", "MOST_ARRIVING", "MOST_QUESTIONS", "TURN_SECONDS", "Arrivals"]
 
 ARRIVAL_SECONDS = 60.0
 """Longest time that a message may take to come in: 64 MiB at 9 Mbit/s."""
@@ -27,9 +21,7 @@ MOST_QUESTIONS = 4
 """Most messages of health checks and the like at once, which are short, or sent to do harm."""
 LOOK_SECONDS = 0.1  # between two looks at how long each has taken
 RETRY_SECONDS = 1.0
-UNREADABLE = "The message is not a request of this call; check the proto files."
 
-AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -124,79 +116,3 @@ class Arrivals:
         if task not in self._given_up:
             self._given_up[task] = error
             task.cancel()
-
-
-def reading(
-    handler: "AnyHandler", arrivals: Arrivals, departures: Departures, claim: Callable[[str], None]
-) -> "AnyHandler":
-    """Let a handler of one message, none of ours, be called at once and receive that message so.
-
-    Args:
-        handler: What answers.
-        arrivals: How its messages come in.
-        departures: How its replies go out.
-        claim: Counts a call to where it came from.
-    """
-    read, write = handler.request_deserializer, handler.response_serializer
-    whole: Any = handler.unary_unary
-    streamed: Any = handler.unary_stream
-    mutual: Any = handler.stream_stream
-
-    async def abort(context: Context, error: CrossbatchError) -> None:
-        rich = rpc_status.to_status(to_status(error))
-        with departures.sending(context.peer()):
-            await context.abort(rich.code, rich.details, rich.trailing_metadata)
-
-    async def arrived(context: Context) -> Any:
-        try:
-            claim(context.peer())
-            return await arrivals.message(context)
-        except DecodeError:  # of a service that is not ours: the boundary unpacks those of ours
-            await abort(context, InvalidArgument(UNREADABLE))
-        except CrossbatchError as error:
-            await abort(context, error)
-
-    async def answer(_: AsyncIterator[Any], context: Context) -> Any:
-        reply = await whole(await arrived(context), context)
-        departures.begin(context.peer())
-        return reply
-
-    async def stream(_: AsyncIterator[Any], context: Context) -> None:
-        replies = streamed(await arrived(context), _Timed(context, departures))
-        if inspect.isawaitable(replies):  # a handler that writes its replies itself
-            await replies
-            return
-        async for reply in replies:
-            with departures.sending(context.peer()):
-                await context.write(reply)
-
-    async def converse(messages: AsyncIterator[Any], context: Context) -> None:
-        try:
-            async for reply in mutual(messages, context):
-                with departures.sending(context.peer()):
-                    await context.write(reply)
-        except DecodeError:
-            await abort(context, InvalidArgument(UNREADABLE))
-
-    if whole is not None:
-        return grpc.stream_unary_rpc_method_handler(answer, read, write)
-    if streamed is not None:
-        return grpc.stream_stream_rpc_method_handler(stream, read, write)
-    if mutual is not None and read is not None:  # ours read nothing here, being refusals
-        return grpc.stream_stream_rpc_method_handler(converse, read, write)
-    return handler
-
-
-class _Timed:
-    """The context of a handler that writes its replies itself, each of which has its time."""
-
-    def __init__(self, context: Context, departures: Departures) -> None:
-        self._context = context
-        self._departures = departures
-
-    async def write(self, reply: Any) -> None:
-        with self._departures.sending(self._context.peer()):
-            await self._context.write(reply)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)

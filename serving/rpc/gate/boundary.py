@@ -13,12 +13,14 @@ from google.protobuf.message import DecodeError
 from serving.errors import CrossbatchError, InvalidArgument
 from serving.rpc.gate.access import Access, identity
 from serving.rpc.gate.admission import Admission
-from serving.rpc.gate.arrivals import MOST_ARRIVING, MOST_QUESTIONS, Arrivals, reading
+from serving.rpc.gate.arrivals import MOST_ARRIVING, MOST_QUESTIONS, Arrivals
 from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.departures import CHECK_SECONDS, DEPARTURE_SECONDS, Departures
-from serving.rpc.gate.ending import REQUEST_ID, Ending
+from serving.rpc.gate.ending import REQUEST_ID
+from serving.rpc.gate.foreign import reading
 from serving.rpc.gate.fuse import Fuse, Kind, kind_of
 from serving.rpc.gate.passage import Passage
+from serving.rpc.gate.refusals import Refusals
 from serving.rpc.gate.register import Register
 from serving.rpc.gate.roles import PACKAGES, brings_inputs, is_write, short_name
 from serving.rpc.parts import check_parts
@@ -30,7 +32,6 @@ from serving.telemetry import new_request_id, request_id
 
 __all__ = ["Boundary", "deadline_of"]
 
-MOST_REFUSALS = 1_024  # kept ready, of those that differ
 # Asked whether the server is ready, it has to say no while it stops, and yes while it is busy.
 PROBES = frozenset(f"GRPCInferenceService/{name}" for name in ("ServerLive", "ServerReady", "ModelReady"))
 
@@ -86,12 +87,12 @@ class Boundary(grpc.aio.ServerInterceptor):
         self._readers = readers
         self._fuse = fuse
         self._register = Register(audit, metrics, tracer)
+        self._refusals = Refusals(self._register)
         self._arrivals = Arrivals(MOST_ARRIVING)
         self._questions = Arrivals(MOST_QUESTIONS)
-        self._departures = Departures(DEPARTURE_SECONDS, fuse)
-        self._answers = Departures(CHECK_SECONDS, fuse)
+        self._departures = Departures(DEPARTURE_SECONDS, fuse.stays)
+        self._answers = Departures(CHECK_SECONDS, fuse.stays)
         self._doors: dict[str, _Door] = {}
-        self._endings: dict[tuple[object, ...], Ending] = {}
 
     async def intercept_service(
         self,
@@ -121,7 +122,7 @@ class Boundary(grpc.aio.ServerInterceptor):
             elif not door.stays_open:
                 self._admission.check_open()
         except Exception as error:
-            return self._refusing(door.name, method, error)
+            return self._refusals.handler(error, door.name, method)
         self._fuse.hold(door.kind, cast("asyncio.Task[Any]", asyncio.current_task()))
         return door.guarded
 
@@ -178,7 +179,7 @@ class Boundary(grpc.aio.ServerInterceptor):
                 self._fuse.claim(kind, holder)
             except CrossbatchError as error:
                 with departures.sending(peer):
-                    await self._refuse(error, Call(name, method, peer=peer), context)
+                    await self._refusals.abort(error, Call(name, method, peer=peer), context)
 
         # Handlers of streams, which are called at once: that of a single message is only when it is whole.
         async def answer(_: object, context: Context) -> bytes:
@@ -193,7 +194,7 @@ class Boundary(grpc.aio.ServerInterceptor):
                     passage.request = _parsed(method, read, data)
                     del data
                     written = await packed(await whole(passage.request, context))
-                self._fuse.when_gone(self._admission.send(len(written), holder, must=must))
+                self._fuse.stays.when_gone(self._admission.send(len(written), holder, must=must))
                 reply = written
             await passage.leave()
             departures.begin(peer)
@@ -218,7 +219,7 @@ class Boundary(grpc.aio.ServerInterceptor):
                                 with departures.sending(peer):
                                     await context.write(written)
                             except BaseException:
-                                self._fuse.when_gone(gone)
+                                self._fuse.stays.when_gone(gone)
                                 raise
                             gone()
             await passage.leave()
@@ -228,43 +229,6 @@ class Boundary(grpc.aio.ServerInterceptor):
         if whole is not None:
             return grpc.stream_unary_rpc_method_handler(answer)
         return grpc.stream_stream_rpc_method_handler(stream)
-
-    async def _refuse(self, error: CrossbatchError, call: Call, context: Context) -> None:
-        ending = self._ending(error)
-        noted = self._register.refused(call, ending, context)
-        if noted is not None:
-            await self._register.until_noted(noted)
-        # By `abort`, which holds nothing of a message here: else an empty one goes before the status, and
-        # waits for whoever reads nothing.
-        trailing = (*ending.trailing, (REQUEST_ID, request_id.get()))
-        await context.abort(ending.code, ending.message, trailing)
-
-    def _refusing(self, name: str, method: str, error: Exception) -> "AnyHandler":
-        """Answer a call with an error, whatever its kind. At an overload most calls end here, all alike."""
-        return _ended(self._register, name, method, self._ending(error))
-
-    def _ending(self, error: Exception) -> Ending:
-        if not isinstance(error, CrossbatchError):
-            return Ending.of(error)
-        key = (type(error), str(error), getattr(error, "retry_after", None))
-        ending = self._endings.get(key)
-        if ending is None:
-            if len(self._endings) >= MOST_REFUSALS:
-                self._endings.clear()
-            ending = self._endings[key] = Ending.of(error)
-        return ending
-
-
-def _ended(register: Register, name: str, method: str, ending: Ending) -> "AnyHandler":
-    async def refuse(_: object, context: Context) -> None:
-        ending.give(context)
-        noted = register.refused(Call(name, method, peer=context.peer()), ending, context)
-        if noted is not None:
-            await register.until_noted(noted)
-
-    # As a stream, which is the same on the wire, since its message is then not received first: of who has
-    # no key, and of an overload, not much is left to do.
-    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _sent_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:

@@ -5,14 +5,14 @@ import logging
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import grpc.aio
 
-from serving.rpc.gate.fuse import Fuse
 from serving.rpc.gate.resets import hang_up, owners
+from serving.rpc.gate.stays import Stays
 
 __all__ = ["CHECK_SECONDS", "DEPARTURE_SECONDS", "Departures"]
 
@@ -45,15 +45,15 @@ class Departures:
     call keeps its place, and its bytes count. Belongs to one event loop.
     """
 
-    def __init__(self, seconds: float, fuse: Fuse) -> None:
+    def __init__(self, seconds: float, stays: Stays) -> None:
         """Set how long each may take.
 
         Args:
             seconds: Of a reply.
-            fuse: Counts the calls that are open.
+            stays: Of the calls that they belong to.
         """
         self.seconds = seconds
-        self._fuse = fuse
+        self._stays = stays
         # In the order in which they began, since every one may take the same time.
         self._began: dict[asyncio.Task[Any], tuple[float, str]] = {}
         self._resets: dict[asyncio.Task[Any], _Reset] = {}
@@ -67,7 +67,7 @@ class Departures:
         Args:
             peer: Where the call came from, as gRPC writes it.
         """
-        self._fuse.when_gone(partial(self._began.pop, self._note(peer), None))
+        self._stays.when_gone(partial(self._began.pop, self._note(peer), None))
 
     @contextmanager
     def sending(self, peer: str) -> Iterator[None]:
@@ -117,10 +117,8 @@ class Departures:
         self._timer = loop.call_later(LOOK_SECONDS, self._look) if again else None
 
     def _reset(self, late: "dict[asyncio.Task[Any], str]", now: float) -> None:
-        logger.warning(
-            "reset %d calls whose replies were not taken in %g s, such as one of %s",
-            len(late), self.seconds, next(iter(late.values())),
-        )  # fmt: skip
+        peers: list[str] = []
+        loop = asyncio.get_running_loop()
         holding = owners(set(late))
         for task, peer in late.items():
             del self._began[task]
@@ -128,13 +126,24 @@ class Departures:
             waited_for = getattr(task, "_fut_waiter", None)
             if waited_for is None or waited_for.done():  # it goes at this moment
                 continue
-            self._fuse.keep(task)
-            self._resets[task] = _Reset(now, peer, weakref.ref(waited_for, partial(self._let_go, task)))
+            peers.append(peer)
+            self._stays.keep(task)
+            self._resets[task] = _Reset(now, peer, weakref.ref(waited_for, partial(self._freed, loop, task)))
             del waited_for
             task.cancel()
             if task in holding:
                 holding[task].cancel()
+        if peers:
+            logger.warning(
+                "reset %d calls whose replies were not taken in %g s, such as one of %s",
+                len(peers), self.seconds, peers[0],
+            )  # fmt: skip
 
-    def _let_go(self, task: "asyncio.Task[Any]", _: object) -> None:
+    def _freed(self, loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]", _: object) -> None:
+        """Called by whatever thread drops the last reference, at any line if it is the garbage collector."""
+        with suppress(RuntimeError):  # the event loop was closed meanwhile
+            loop.call_soon_threadsafe(self._let_go, task)
+
+    def _let_go(self, task: "asyncio.Task[Any]") -> None:
         if self._resets.pop(task, None) is not None:
-            self._fuse.let_go(task)
+            self._stays.let_go(task)

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 from serving.errors import Overloaded
+from serving.rpc.gate.stays import Stays
 
 __all__ = ["MOST_CHECKS", "MOST_WATCHERS", "Fuse", "Kind", "kind_of"]
 
@@ -40,10 +40,9 @@ class Fuse:
         self._refusals = Counter[str]() if refusals is None else refusals
         self._most: dict[Kind, int] = {"calls": most_calls, "watchers": MOST_WATCHERS, "checks": MOST_CHECKS}
         self._open: dict[Kind, set[asyncio.Task[Any]]] = {kind: set() for kind in self._most}
-        self._held: dict[tuple[Kind, str], int] = {}
-        # What is to be done when a call is gone, in the order in which it was asked for.
-        self._due: dict[asyncio.Task[Any], list[Callable[[], object]]] = {}
-        self._kept: set[asyncio.Task[Any]] = set()
+        self._held: Counter[tuple[Kind, str]] = Counter()
+        self.stays = Stays()
+        """Of the calls that are counted."""
         self._refusals.update(dict.fromkeys(self._most, 0))
 
     def check(self, kind: Kind, holder: str = "") -> None:
@@ -67,8 +66,7 @@ class Fuse:
         """Count a call until it is gone: when the last byte has gone out, or the client has."""
         held = self._open[kind]
         held.add(task)
-        self._due[task] = [partial(held.discard, task)]
-        task.add_done_callback(self._ended)
+        self.stays.begin(task, partial(held.discard, task))
 
     def claim(self, kind: Kind, holder: str) -> None:
         """Count the call that the running task is to who made it, until it is gone.
@@ -84,47 +82,8 @@ class Fuse:
             return
         self._check_share(kind, holder)
         key = (kind, holder)
-        self._held[key] = self._held.get(key, 0) + 1
-        self.when_gone(partial(self._give_back, key))
-
-    def when_gone(self, then: Callable[[], object]) -> None:
-        """Do that when the call that the running task is has gone."""
-        due = self._due.get(cast("asyncio.Task[Any]", asyncio.current_task()))
-        if due is None:
-            then()
-        else:
-            due.append(then)
-
-    def keep(self, task: "asyncio.Task[Any]") -> None:
-        """Count an open call until `let_go`, though its task may end before."""
-        self._kept.add(task)
-
-    def let_go(self, task: "asyncio.Task[Any]") -> None:
-        """Count a call no more."""
-        self._kept.discard(task)
-        for each in self._due.pop(task, ()):
-            each()
-
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
-        if not task.cancelled():
-            task.exception()  # gRPC has logged what there is to it, and asyncio would once more
-        if task not in self._kept:
-            self.let_go(task)
-
-    def _check_share(self, kind: Kind, holder: str) -> None:
-        most = max(1, int(self._most[kind] * MOST_OF_ONE))
-        if self._held.get((kind, holder), 0) >= most:
-            self._refusals[kind] += 1
-            raise Overloaded(
-                f"{most} {kind} of {holder} are open, his share; try again later.", retry_after=RETRY_SECONDS
-            )
-
-    def _give_back(self, key: tuple[Kind, str]) -> None:
-        left = self._held[key] - 1
-        if left:
-            self._held[key] = left
-        else:  # names of the past take no room
-            del self._held[key]
+        self._held[key] += 1
+        self.stays.when_gone(partial(self._give_back, key))
 
     def count(self, kind: Kind = "calls") -> int:
         """Tell how many "calls", "watchers" or "checks" are open."""
@@ -134,6 +93,19 @@ class Fuse:
         """Give up every call that is open; gRPC would only tell the clients, and the work would go on."""
         for task in self._open["calls"]:
             task.cancel()
+
+    def _check_share(self, kind: Kind, holder: str) -> None:
+        most = max(1, int(self._most[kind] * MOST_OF_ONE))
+        if self._held[kind, holder] >= most:
+            self._refusals[kind] += 1
+            raise Overloaded(
+                f"{most} {kind} of {holder} are open, his share; try again later.", retry_after=RETRY_SECONDS
+            )
+
+    def _give_back(self, key: tuple[Kind, str]) -> None:
+        self._held[key] -= 1
+        if not self._held[key]:  # names of the past take no room
+            del self._held[key]
 
 
 def kind_of(method: str) -> Kind:

@@ -63,10 +63,14 @@ def hang_up(peers: Iterable[str]) -> None:
                     connection.shutdown(socket.SHUT_RDWR)
 
 
-def _written(address: object) -> str:
-    """An address as gRPC writes it, of a connection over IPv4 or IPv6; else what none is."""
+def _written(address: object) -> str | None:
+    """An address as gRPC writes it; None for a socket that is neither of IPv4 nor of IPv6.
+
+    Such as those by which the event loop wakes itself: their address is empty, as is that of a call that gRPC
+    knows no more.
+    """
     if not isinstance(address, tuple):
-        return ""
+        return None
     host, port = str(address[0]), address[1]
     if ":" not in host:
         return f"ipv4:{host}:{port}"

@@ -27,7 +27,7 @@ HITS_AT_ONCE = 1_024
 """Most neighbours that are read from a gallery before their bytes are counted, but for those of one query."""
 
 _FEW = 32  # neighbours, whose metadata seldom takes longer to write than a hand-over to a thread
-_SPARE_BYTES = 65_536  # for what stands beside the results in a reply
+_SPARE_BYTES = 3 * 65_536  # for what stands beside the results in a reply: 64 KiB of unknown fields at most
 _FRAME_BYTES = 12  # at most, around each part
 _SCORE_TAG = pb.Hit.DESCRIPTOR.fields_by_name["score"].number << 3 | 5  # 5: four bytes follow
 

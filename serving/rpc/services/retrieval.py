@@ -141,9 +141,7 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         )
         return Pieces([*framed(pb.SearchResponse, "results", found.results), rest.SerializeToString()])
 
-    async def _found(
-        self, request: Request, asked: Asked, deadline: float | None, stages: Stages
-    ) -> "_Found":
+    async def _found(self, request: Request, asked: Asked, deadline: float | None, stages: Stages) -> _Found:
         queries = asked.queries
         images = {i: query.image for i, query in enumerate(queries) if query.HasField("image")}
         outcomes: dict[int, Outcome] = {}

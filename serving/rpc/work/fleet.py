@@ -122,9 +122,8 @@ class Fleet:
                     fresh[name] = served
                 for served in loaded:  # only now, as to try how each is best run takes seconds
                     await served.pipeline.start()
-                    await asyncio.to_thread(
-                        give_back
-                    )  # it is unpacked several times until it runs as it will
+                    # It is unpacked several times until it runs as it will.
+                    await asyncio.to_thread(give_back)
                 if agreed is not None:
                     await agreed(self.all(), tuple(served.pipeline for served in fresh.values()))
             except BaseException:
