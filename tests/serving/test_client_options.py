@@ -117,6 +117,7 @@ def test_options_share_the_connection_which_the_first_client_alone_closes() -> N
         {"metadata": {"X-Shop": "a"}}, {"metadata": {"": "a"}}, {"metadata": {"a": 5}}, {"metadata": {5: ""}},
         {"metadata": {"a": "é"}}, {"metadata": {"a": "line\n"}}, {"metadata": {"authorization": "Bearer x"}},
         {"metadata": {"x-request-id": "a"}}, {"metadata": {"grpc-a": "1S"}}, {"metadata": {"a-bin": "x"}},
+        {"metadata": {"te": "x"}}, {"metadata": {"host": "x"}},
         {"metadata": {"a": "x" * 5_000}},
     ],
 )  # fmt: skip

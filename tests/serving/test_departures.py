@@ -269,13 +269,26 @@ def test_the_right_connection_is_hung_up_on_and_no_file_stays_open(
         server._boundary._answers.seconds = 0.3
         address = server.address.replace("[", "").replace("]", "")
         with Raw(address) as other, Raw(address, NO_WINDOW) as raw:
-            ask(raw, CHECK, 1)
-            until(lambda: server._fuse.count("checks") == 1)
+            ask(raw, CHECK, 3)
+            until(lambda: server._fuse.count("checks") == 3)
             before = len(os.listdir("/dev/fd"))
             assert is_hung_up_on(raw)
             until(lambda: len(os.listdir("/dev/fd")) < before)  # its end is closed, and no copy stays
             other.send(frame(SETTINGS, ACK, 0), begin(1, CHECK), frame(DATA, END_STREAM, 1, message(b"")))
             assert other.ended(1)
+
+
+def test_for_a_call_that_grpc_itself_holds_no_connection_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does the newest, for as long as a quiet server gets no other."""
+    monkeypatch.setattr(departures, "HANG_UP_SECONDS", 0.2)
+    with serving(FakeEncoder(), GalleryDirectory(tmp_path)) as server:
+        server._boundary._answers.seconds = 0.2
+        with Raw(server.address, NO_WINDOW) as raw:
+            ask(raw, CHECK, 2)
+            until(lambda: len(server._boundary._answers._resets) > 0)
+            assert not is_hung_up_on(raw)
 
 
 def test_a_peer_that_grpc_knows_no_more_is_none_of_our_own_sockets() -> None:

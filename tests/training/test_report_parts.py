@@ -66,6 +66,7 @@ def test_a_long_name_keeps_both_ends(most: int) -> None:
 )  # fmt: skip
 @example(0.0, 5e-324, 2)  # no float is half of it
 @example(1e-323, 1e-323, 8)
+@example(1.0, 1.0000000000000002, 5)  # nor is any between them
 def test_ticks_are_round_and_enclose(one: float, other: float, wanted: int) -> None:
     low, high = min(one, other), max(one, other)
     found = ticks(low, high, wanted=wanted)

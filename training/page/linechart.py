@@ -15,6 +15,7 @@ _MARKED = 30
 """Most points of a line that are marked each."""
 _STYLES = 6
 _LEAST = 1e-300
+_NEAR = 1e-12  # of the values, below which no ticks lie between them
 """Values closer than this are one: floats that small can hardly be divided."""
 
 
@@ -66,7 +67,7 @@ def line_chart(title: str, series: Sequence[Series], *, unit: str) -> Markup:
 
 def ticks(low: float, high: float, *, wanted: int) -> list[float]:
     """Give about `wanted` round numbers, 1, 2 or 5 times a power of ten apart, that enclose [low, high]."""
-    if high - low < _LEAST:
+    if high - low < max(_LEAST, _NEAR * max(abs(low), abs(high))):
         reach = abs(low) / 2 if abs(low) > _LEAST else 1.0
         low, high = low - reach, high + reach
     raw = (high - low) / wanted

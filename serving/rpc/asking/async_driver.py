@@ -66,9 +66,11 @@ class AsyncDriver:
             result: T = end.value
             return result
         finally:
-            await errands.close()
-            plan.close()
-            del resume  # it has the error, whose traceback has this frame
+            try:
+                await errands.close()
+            finally:  # though the task may be cancelled once more
+                plan.close()
+                del resume  # it has the error, whose traceback has this frame
 
     async def stream(self, plan: Plan[None]) -> AsyncGenerator[Any, None]:
         """Carry out a plan as the values that it gives are asked for.
@@ -89,9 +91,11 @@ class AsyncDriver:
         except StopIteration:
             return
         finally:
-            await errands.close()
-            plan.close()
-            del resume  # it has the error, whose traceback has this frame
+            try:
+                await errands.close()
+            finally:  # though the task may be cancelled once more
+                plan.close()
+                del resume  # it has the error, whose traceback has this frame
 
     async def _resumption(self, plan: Plan[Any], step: Step, errands: "_Errands") -> Callable[[], Step]:
         """Carry out a step; gives what goes on with the plan, told what came of it."""

@@ -99,7 +99,8 @@ class Connection:
             InvalidArgument: if an option makes no sense.
         """
         client = object.__new__(type(self))
-        client._line, client._shares = self._line, True
+        client.__dict__.update(vars(self))  # those of a subclass as well
+        client._shares = True
         client._options = self._options.changed(
             timeout=timeout, retries=retries, metadata=metadata, request_id=request_id
         )

@@ -22,6 +22,8 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 _OTHERWISE = {
     "authorization": "give the key by api_key=...",
     REQUEST_ID: "give it by with_options(request_id=...)",
+    **dict.fromkeys(("content-type", "te", "user-agent"), "gRPC sends its own"),
+    **dict.fromkeys(("connection", "host"), "HTTP/2 has none"),
 }
 
 

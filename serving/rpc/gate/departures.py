@@ -25,6 +25,9 @@ CHECK_SECONDS = 5.0
 HANG_UP_SECONDS = 60.0
 """After that long in which a connection took not even the end of a call, it is hung up on.
 TCP itself gives up one that takes no byte for 20 s, but not one that takes some now and then."""
+SPARED = 2
+"""Calls that gRPC may hold for no fault of a connection: the newest of a process, until another comes in, and
+its first. For so few none is hung up on."""
 LOOK_SECONDS = 0.1  # between two looks at how long each has taken
 
 
@@ -40,9 +43,9 @@ class Departures:
     """Gives each reply a time to leave in, since a client may answer pings and still read nothing.
 
     One that takes longer is reset, which frees the reply and leaves the other calls of its connection alone,
-    those of other clients of a proxy among them. Only where a connection takes nothing whatever, so that gRPC
-    can write no reset either and keeps the replies, is that hung up on. Until gRPC has let go of a reply its
-    call keeps its place, and its bytes count. Belongs to one event loop.
+    those of other clients of a proxy among them. Only where connections take nothing whatever, so that gRPC
+    can write no reset either and keeps more than a few replies, are they hung up on. Until gRPC has let go of
+    a reply its call keeps its place, and its bytes count. Belongs to one event loop.
     """
 
     def __init__(self, seconds: float, stays: Stays) -> None:
@@ -103,9 +106,10 @@ class Departures:
             late[task] = peer
         if late:
             self._reset(late, now)
-        stuck = {each.peer for each in self._resets.values() if now - each.since >= HANG_UP_SECONDS}
+        held = [each.peer for each in self._resets.values() if now - each.since >= HANG_UP_SECONDS]
         loop = asyncio.get_running_loop()
-        if stuck:
+        if len(held) > SPARED:
+            stuck = set(held)
             logger.warning("hung up on %d connections that took nothing, such as %s", len(stuck), min(stuck))
             for task, each in self._resets.items():
                 if each.peer in stuck:  # it is tried again, should that not do
