@@ -29,13 +29,13 @@ def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: 
         return tqdm(items, total=total, disable=True)
     if sys.stderr.isatty():
         return tqdm(items, desc=label, total=total, unit=unit, file=sys.stderr, dynamic_ncols=True)
-    return tqdm(
+    return _Logged(
         items,
         desc=label,
         total=total,
         unit=unit,
         file=_Lines(sys.stderr),
-        bar_format="{desc}: {n_fmt} of {total_fmt}, {rate_fmt}, {elapsed} gone, {remaining} left",
+        bar_format="{desc}: {n_fmt} of {total_fmt}, {pace}, {elapsed} gone, {remaining} left",
         mininterval=60.0,
         maxinterval=60.0,
         delay=1e-9,  # no line before the first step
@@ -66,6 +66,24 @@ def stages(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     finally:
         for bar in bars.values():
             bar.close()
+
+
+class _Logged(tqdm):  # type: ignore[type-arg]  # it takes no parameter when it runs
+    """A bar that tells its rate in three digits."""
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        told = dict(super().format_dict)
+        done, seconds = told["n"] - told["initial"], told["elapsed"]
+        return told | {"pace": _pace(told["rate"] or (done / seconds if seconds else 0.0), told["unit"])}
+
+
+def _pace(rate: float, unit: str) -> str:
+    """Write a rate, the other way round where a step takes longer than a second."""
+    if not rate:
+        return f"? {unit}/s"
+    value, per = (rate, f"{unit}/s") if rate >= 1 else (1 / rate, f"s/{unit}")
+    return f"{float(f'{value:.3g}'):,.15g} {per}"
 
 
 class _Lines:

@@ -4,19 +4,30 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from serving.client import Client, Hit
-from serving.errors import CrossbatchError, InvalidArgument
+from serving.errors import CrossbatchError, InvalidArgument, Unauthenticated
 from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
+from serving.variables import variable_of
 
-__all__ = ["Settings", "render", "run"]
+__all__ = ["Settings", "remark", "render", "run"]
 
 _ONLY_INPUT = "input 0: "
+_VARIABLE = variable_of("search", "api_key")
+_NO_KEY = (
+    f"The server wants an API key, and none was given; put it into the variable {_VARIABLE} (or give "
+    "--api-key, which other users of the machine can see)."
+)
+_WRONG_KEY = (
+    f"The server does not know the API key that {_VARIABLE} or --api-key gives, or it was revoked; "
+    "`crossbatch keys` lists and makes them where the server is."
+)
 RETRIES = 4  # less than a second: a person is told soon that no server is there
 
 
@@ -99,7 +110,7 @@ def run(settings: Settings) -> dict[str, Any]:
         CrossbatchError: if the server is not there or refuses.
     """
     photo, key = settings.photo, settings.key
-    with _in_words_of_the_command(photo), _client(settings) as client:
+    with _in_words_of_the_command(settings), _client(settings) as client:
         (hits,) = client.search(
             settings.gallery,
             images=None if photo is None else [photo],
@@ -148,12 +159,26 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(_line(row, widths) for row in rows)
 
 
+def remark(result: dict[str, Any]) -> str | None:
+    """Say which fields were to be shown and are in no hit, as one that is misspelt is."""
+    there = {field for hit in result["hits"] for field in hit["metadata"]}
+    missing = [field for field in result["show"] if field not in there]
+    if not missing or not result["hits"]:
+        return None
+    near = [each for field in missing for each in get_close_matches(field, there, 1)]
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    return f"no hit has {' or '.join(missing)} in its metadata{hint}"
+
+
 @contextmanager
-def _in_words_of_the_command(photo: Path | None) -> Iterator[None]:
+def _in_words_of_the_command(settings: Settings) -> Iterator[None]:
     """Let errors name the photo where the client counts inputs, and flags for its arguments (`ca=...`)."""
     try:
         yield
+    except Unauthenticated as error:
+        raise error.saying(_WRONG_KEY if settings.api_key else _NO_KEY) from error
     except CrossbatchError as error:
+        photo = settings.photo
         names = "|".join(Settings.model_fields)
         text = re.sub(rf"\b({names})=(?:True\b|\.\.\.|(?=['\"]))", _flag, str(error))
         if text.startswith(_ONLY_INPUT):

@@ -3,10 +3,11 @@
 import errno
 import ipaddress
 import socket
+from urllib.parse import unquote
 
 from serving.errors import BadSetting, Unavailable
 
-__all__ = ["check_address", "written_address"]
+__all__ = ["check_address", "told_peer", "written_address"]
 
 
 def check_address(host: str, port: int, *, insecure: bool, encrypted: bool = False) -> None:
@@ -50,6 +51,12 @@ def check_address(host: str, port: int, *, insecure: bool, encrypted: bool = Fal
 def written_address(host: str, port: int) -> str:
     """Write an address as gRPC reads it: `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def told_peer(peer: str) -> str:
+    """Write where a call came from as people do: gRPC has `ipv6:%5B::1%5D:50412` for `[::1]:50412`."""
+    kind, _, place = peer.partition(":")
+    return unquote(place) if kind in ("ipv4", "ipv6") else peer
 
 
 def _explained(error: OSError, host: str, port: int) -> BadSetting | Unavailable:

@@ -1,5 +1,6 @@
 """How arrays and metadata travel: float32 little-endian bytes, and google.protobuf.Struct."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from serving.errors import InvalidArgument
 from serving.gallery.metadata import check_metadata
 
-__all__ = ["bytes_of", "metadata_of", "plain_of", "struct_of", "vector_of"]
+__all__ = ["bytes_of", "checked_struct_of", "metadata_of", "plain_of", "struct_of", "vector_of"]
 
 _LARGEST_EXACT = 2**53
 
@@ -53,8 +54,19 @@ def struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
     try:
         struct.update(dict(metadata))
     except (ValueError, TypeError, OverflowError) as error:
-        what = _unknown_in(metadata) or str(error)
-        raise InvalidArgument(f"Metadata holds a value that JSON does not know: {what}.") from error
+        raise _unknown(_unknown_in(dict(metadata)) or str(error)) from error
+    return struct
+
+
+def checked_struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
+    """Pack metadata that somebody hands in, as `struct_of`.
+
+    Raises:
+        InvalidArgument: if it cannot be packed, or holds an infinity or NaN, which no gallery can store.
+    """
+    struct = struct_of(metadata)
+    if what := _unknown_in(dict(metadata)):
+        raise _unknown(what)
     return struct
 
 
@@ -75,20 +87,26 @@ def plain_of(struct: struct_pb2.Struct) -> dict[str, Any]:
     return {name: _plain(fields[name]) for name in fields}  # items() takes twice as long
 
 
+def _unknown(what: str) -> InvalidArgument:
+    return InvalidArgument(f"Metadata holds a value that JSON does not know: {what}.")
+
+
 def _unknown_in(value: Any, where: str = "") -> str:
     """Name the first part of metadata that is no string, number, truth value, None, list or dict of these."""
-    if isinstance(value, dict):
+    if isinstance(value, dict | struct_pb2.Struct):
         for name, each in value.items():
             if not isinstance(name, str):
                 return f"{where or 'it'} has the name {name!r:.80}, which is no string"
             if found := _unknown_in(each, f"{where}.{name}" if where else name):
                 return found
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | struct_pb2.ListValue):
         for i, each in enumerate(value):
             if found := _unknown_in(each, f"{where}[{i}]"):
                 return found
     elif value is not None and not isinstance(value, str | int | float):
         return f"{where} is of {type(value).__name__}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        return f"{where} is {float(value)}"
     return ""
 
 

@@ -19,6 +19,7 @@ from serving.async_client import AsyncClient
 from serving.client import Client, Item
 from serving.errors import BadImage, DeadlineExceeded, InvalidArgument, NotFound, Overloaded, Unavailable
 from serving.gallery.folder.directory import GalleryDirectory
+from serving.rpc.asking import attempts
 from serving.rpc.asking.splitting import IN_FLIGHT
 from tests.serving.rpc_fakes import FakeEncoder, serving, vector_for
 from tests.serving.scripts import scripted
@@ -229,6 +230,19 @@ def test_failures_are_tried_again_and_end_with_the_deadline() -> None:
             await client.model()
 
     asyncio.run(alone())
+
+
+def test_by_default_only_the_timeout_ends_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "LONGEST_PAUSE", 0.01)  # some dozens of tries
+
+    async def ask() -> None:
+        async with AsyncClient("127.0.0.1:1", timeout=0.8) as client:
+            with pytest.raises(Unavailable, match="No server answers"):
+                await client.model()
+
+    began = time.monotonic()
+    asyncio.run(ask())
+    assert 0.7 < time.monotonic() - began < 5
 
 
 def test_several_loops_and_threads_share_a_client_without_a_flood_of_errors(

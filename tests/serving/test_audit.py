@@ -106,7 +106,7 @@ def test_each_write_has_its_line_by_the_time_it_is_answered(
     assert [line["client"] for line in lines] == ["key-write"] * 5 + ["key-read", ""]
     # The message of a caller that is not let in is not read.
     assert [line["gallery"] for line in lines] == ["birds"] * 5 + [None, None]
-    assert all(line["peer"].startswith("ipv4:127.0.0.1:") and line["seconds"] > 0 for line in lines)
+    assert all(line["peer"].startswith("127.0.0.1:") and line["seconds"] > 0 for line in lines)
     assert {line["request_id"] for line in lines} == {"mine"}
     assert all(line["time"].endswith("Z") and line["time"][10] == "T" for line in lines)
     assert [each["code"] for each in logged()] == [line["code"] for line in lines]
@@ -134,6 +134,23 @@ def test_the_line_is_in_the_log_whatever_its_level(tmp_path: Path) -> None:
         stubs.create("birds")
         until(started.records)
     assert [each["logger"] for each in started.records()] == ["crossbatch.audit"]
+
+
+@pytest.mark.parametrize(
+    ("peer", "told"),
+    [
+        ("ipv4:127.0.0.1:50412", "127.0.0.1:50412"),
+        ("ipv6:%5B::1%5D:50412", "[::1]:50412"),
+        ("ipv6:%5Bfe80::7%25eth0%5D:50412", "[fe80::7%eth0]:50412"),
+        ("unix:/run/shop%5B.sock", "unix:/run/shop%5B.sock"),
+        ("", ""),
+    ],
+)
+def test_an_address_is_written_as_people_write_it(log: Path, peer: str, told: str) -> None:
+    kept = Audit(log)
+    kept.record("GalleryService/DeleteGallery", None, "OK", peer=peer)
+    kept.close()
+    assert lines_of(log)[0]["peer"] == told
 
 
 def test_a_name_of_any_length_and_kind_makes_one_short_line(log: Path) -> None:

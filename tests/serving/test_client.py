@@ -317,13 +317,28 @@ def test_a_restart_is_ridden_out() -> None:
     try:
         with Client(f"127.0.0.1:{port}") as client:
             assert client.embed([b"x"]).shape == (1, 1)
-            retries = client._options.retries
     finally:
         timer.join()
         server.stop(0).wait()
-    # The pauses of a client as it is by default add up to more than a server takes for its restart.
-    shortest = [min(attempts.LONGEST_PAUSE, attempts.FIRST_PAUSE * 2**i) / 2 for i in range(retries)]
-    assert sum(shortest) > 4
+
+
+def test_by_default_only_the_timeout_ends_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "LONGEST_PAUSE", 0.01)  # some dozens of tries
+    began = time.monotonic()
+    with Client("127.0.0.1:1", timeout=0.8) as client:
+        with pytest.raises(Unavailable, match="No server answers"):
+            client.model()
+        assert 0.7 < time.monotonic() - began < 5
+
+
+def test_long_work_is_not_begun_for_long_where_no_server_is() -> None:
+    began = time.monotonic()
+    with Client("127.0.0.1:1", timeout=0.3) as client:
+        with pytest.raises(Unavailable):
+            list(client.build_index("birds", timeout=4))
+        with pytest.raises(Unavailable):
+            client.reload(timeout=4)
+    assert time.monotonic() - began < 2
 
 
 def test_a_server_of_another_kind_is_named() -> None:
@@ -343,6 +358,7 @@ def test_pauses_grow_have_jitter_and_an_end() -> None:
         most = min(attempts.LONGEST_PAUSE, attempts.FIRST_PAUSE * 2**tries)
         assert all(most / 2 <= pause <= most for pause in some)
         assert len(set(some)) > 1
+    assert attempts.pause_before(5_000, Unavailable("x")) <= attempts.LONGEST_PAUSE
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:

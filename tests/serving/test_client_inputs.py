@@ -66,12 +66,23 @@ def test_an_endless_file_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> N
         client.embed([Trickle(itertools.repeat(0))])
 
 
+def test_a_single_input_is_told_to_want_brackets() -> None:
+    with Client("127.0.0.1:1") as client:
+        for single in (Path("photo.jpg"), b"bytes", "photo.jpg"):
+            with pytest.raises(
+                InvalidArgument, match=r"images must be a list; .*brackets: images=\[\.\.\.\]"
+            ):
+                client.embed(single)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("metadata", "says"),
     [
         ({"price": np.int64(5)}, "price is of int64"),
         ({"sold": {"at": [1, date(2026, 1, 1)]}}, r"sold\.at\[1\] is of date"),
         ({"a": {5: "x"}}, "a has the name 5, which is no string"),
+        ({"price": float("inf")}, "price is inf"),
+        ({"sizes": [1.5, {"eu": np.float64("nan")}]}, r"sizes\[1\]\.eu is nan"),
     ],
 )
 def test_metadata_that_cannot_travel_is_named_with_its_item(metadata: Any, says: str) -> None:

@@ -290,8 +290,10 @@ def test_create_refuses_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "other").touch()
-    for name in ("a", "file", "full"):
-        with pytest.raises(AlreadyExists, match=name):
+    with pytest.raises(AlreadyExists, match="already a gallery called a; choose another name, or drop it"):
+        created(tmp_path / "a")
+    for name in ("file", "full"):
+        with pytest.raises(AlreadyExists, match=rf"something at .*/{name} that is no gallery"):
             created(tmp_path / name)
     with pytest.raises(InvalidArgument, match="dimension"):
         created(tmp_path / "b", 0)

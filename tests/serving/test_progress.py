@@ -19,6 +19,27 @@ def test_a_log_gets_one_line_for_short_work(monkeypatch: pytest.MonkeyPatch) -> 
     assert "\r" not in log.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("done", "seconds", "told"),
+    [
+        (335_652, 1.0, "336,000 item/s"),
+        (25, 2.0, "12.5 item/s"),
+        (3, 3.0, "1 item/s"),
+        (2, 39.018, "19.5 s/item"),
+        (5, 0.0, "? item/s"),
+    ],
+)
+def test_a_log_has_rates_that_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, done: int, seconds: float, told: str
+) -> None:
+    log, now = io.StringIO(), time.time()
+    monkeypatch.setattr(sys, "stderr", log)
+    with progress(tuple[int, ...](), "Reading", total=400_000, unit="item") as bar:
+        bar.start_t, bar._time = now, lambda: now + seconds  # type: ignore[attr-defined]
+        bar.update(done)
+    assert log.getvalue().splitlines()[-1].split(", ")[1] == told
+
+
 def test_a_log_gets_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     log, now = io.StringIO(), time.time()
     monkeypatch.setattr(sys, "stderr", log)

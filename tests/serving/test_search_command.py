@@ -12,6 +12,7 @@ from serving import search
 from serving.client import Client, Item
 from serving.errors import BadImage, NotFound
 from serving.gallery.folder.directory import GalleryDirectory
+from serving.rpc.gate.keys import add_key
 from tests.serving.rpc_fakes import FakeEncoder, serving
 
 
@@ -107,6 +108,33 @@ def test_metadata_is_shown_when_it_is_asked_for(client: Client) -> None:
     shown = cells["item 5"][head.index("name") : head.index("key")]
     assert [shown[:3], shown[3:].strip()] == ["a b", '[1, "ü"]']
     assert cells["item 3"][head.index("n ") - 1 : head.index("key")].split() == ["3"]
+
+
+def test_a_field_that_no_hit_has_is_told(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    client.upsert("birds", [Item("item 5", image=b"5", metadata={"price": 3})])
+    words = ["search", "--gallery", "birds", "--key", "item 7", "--address", client.address, "-k", "11"]
+    assert crossbatch.main([*words, "--show", "pirce", "--show", "n", "--show", "xyz"]) == 0
+    told = "no hit has pirce or xyz in its metadata; did you mean price?\n"
+    assert capsys.readouterr().err == told
+    assert crossbatch.main([*words, "--show", "price", "--show", "n"]) == 0
+    assert crossbatch.main([*words, "--show", "xyz", "--filter", '{"n": {"$gt": 90}}']) == 0  # no hit at all
+    assert crossbatch.main([*words, "--show", "xyz", "--json"]) == 0  # which shows what there is
+    assert capsys.readouterr().err == ""
+
+
+def test_who_gave_no_key_is_told_how_to_give_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_key(tmp_path / "keys.json", "shop", "read")
+    with serving(FakeEncoder(), GalleryDirectory(tmp_path / "g"), keys=tmp_path / "keys.json") as running:
+        words = ["search", "--gallery", "birds", "--key", "a", "--address", running.address]
+        assert crossbatch.main(words) == 2
+        monkeypatch.setenv("CROSSBATCH_SEARCH_API_KEY", "cb_of_old")
+        assert crossbatch.main(words) == 2
+    none, wrong = capsys.readouterr().err.splitlines()
+    assert "none was given; put it into the variable CROSSBATCH_SEARCH_API_KEY (or give --api-key" in none
+    assert "does not know the API key that CROSSBATCH_SEARCH_API_KEY or --api-key gives" in wrong
+    assert "Bearer" not in none + wrong
 
 
 def test_an_api_key_comes_by_a_variable_and_is_never_shown(

@@ -20,6 +20,8 @@ from serving.rpc.settings import Settings
 class FakeProcess:
     """Says what it is told to say, and notes the signals."""
 
+    status = -9
+
     def __init__(self) -> None:
         self.pid = 1
         self.stdout = asyncio.StreamReader()
@@ -41,7 +43,7 @@ class FakeProcess:
 
     async def wait(self) -> int:
         await self._ended.wait()
-        return -9
+        return self.status
 
 
 class Workers:
@@ -144,6 +146,21 @@ def test_a_worker_that_cannot_start_ends_those_before_it(workers: Workers) -> No
         assert workers.begun == 2
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize(("status", "how"), [(-9, " by SIGKILL"), (-signal.SIGSEGV, " by SIGSEGV"), (1, "")])
+def test_what_ended_a_worker_is_told(
+    workers: Workers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int, how: str
+) -> None:
+    async def use(supervisor: Supervisor) -> None:
+        monkeypatch.setattr(FakeProcess, "status", status)
+        workers.processes[2].end()
+        await came_true(lambda: workers.begun == 4)
+        workers.serve(2)
+        await settled()
+
+    run(use, workers)
+    assert f"worker 2 ended{how}; another starts in 0 s" in caplog.messages
 
 
 def test_a_worker_that_is_starting_loads_anew_as_soon_as_it_serves(workers: Workers) -> None:

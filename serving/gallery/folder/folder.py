@@ -77,11 +77,10 @@ def made_aside(path: Path) -> Iterator[Path]:
         ReadOnly: The folder cannot be written.
         Overloaded: The disk is full.
     """
-    taken = f"there is already something at {path}; choose another name, or drop that gallery first"
     aside = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
     try:
         if _lies_there(path):
-            raise AlreadyExists(taken)
+            raise _taken(path)
         make_folder(path.parent)
         aside.mkdir()
         try:
@@ -96,7 +95,7 @@ def made_aside(path: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         if is_taken(path, error):
-            raise AlreadyExists(taken) from error
+            raise _taken(path) from error
         raise disk_error(error, f"the gallery {path}") from error
 
 
@@ -104,6 +103,14 @@ def _lies_there(path: Path) -> bool:
     with suppress(FileNotFoundError):  # it was dropped in this moment
         return path.is_file() or (path.is_dir() and any(path.iterdir()))
     return False
+
+
+def _taken(path: Path) -> AlreadyExists:
+    if (path / FILE_NAME).is_file():
+        return AlreadyExists(
+            f"there is already a gallery called {path.name}; choose another name, or drop it first"
+        )
+    return AlreadyExists(f"there is already something at {path} that is no gallery; choose another name")
 
 
 def is_taken(path: Path, error: OSError) -> bool:

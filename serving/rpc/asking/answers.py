@@ -11,7 +11,7 @@ from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.errors import CrossbatchError, InvalidArgument
 from serving.rpc.asking.given import ImageLike, check_version, floats_of, image_bytes, text
 from serving.rpc.status import from_status
-from serving.rpc.wire import bytes_of, plain_of, struct_of, vector_of
+from serving.rpc.wire import bytes_of, checked_struct_of, plain_of, vector_of
 
 __all__ = [
     "BuildProgress",
@@ -198,7 +198,7 @@ def item_message(item: Item) -> gallery_service_pb2.Item:
 
 def _struct_of(item: Item) -> Any:
     try:
-        return struct_of(item.metadata)
+        return checked_struct_of(item.metadata)
     except InvalidArgument as error:
         raise error.saying(f"The item {item.key!r}: {error}") from error
 

@@ -41,7 +41,10 @@ class Attempts:
         self._request_id = request_id
         self._timeout = options.timeout if call.timeout is None else call.timeout
         self._most = options.retries if call.retries is None else call.retries
-        self._deadline = time.monotonic() + self._timeout
+        began = time.monotonic()
+        self._deadline = began + self._timeout
+        # Work that may take an hour is not begun for an hour where no server is.
+        self._last_start = began + min(self._timeout, options.timeout)
         # Refused calls were not carried out; what came of one that found no server, nobody knows.
         self._passing = (Overloaded, Draining, Unavailable) if call.idempotent else (Overloaded, Draining)
         self._tries = 0
@@ -64,7 +67,7 @@ class Attempts:
         """
         error = error_of(failure, self._line, self._timeout, self._request_id)
         pause = pause_before(self._tries, error)
-        late = time.monotonic() + pause >= self._deadline
+        late = time.monotonic() + pause >= self._last_start
         lasting = _is_lasting(failure) or not isinstance(error, self._passing)
         if lasting or self._tries >= self._most or late:
             try:
@@ -87,7 +90,7 @@ def pause_before(tries: int, error: CrossbatchError) -> float:
     Returns:
         Seconds: twice as long each time, with jitter so that clients refused together do not return together.
     """
-    pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**tries) * random.uniform(0.5, 1.0)  # noqa: S311
+    pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries, 30)) * random.uniform(0.5, 1.0)  # noqa: S311
     if isinstance(error, Overloaded):
         return max(pause, error.retry_after * random.uniform(1.0, 1.5))  # noqa: S311
     return pause

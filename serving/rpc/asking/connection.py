@@ -16,9 +16,9 @@ class Connection:
     """A line to one server, taken by the first call and kept for all that follow.
 
     Every call has `timeout` seconds, retries included. A call that is refused for want of room, or that finds
-    no server, is made again up to `retries` times while time is left; as many as by default last more than 4
-    seconds, so that a server's restart, or a worker that dies, is ridden out. A call that may have been
-    carried out already is made again only where that does no harm.
+    no server, is made again while time is left, so that a server's restart, or a worker that dies, is ridden
+    out; `retries` bounds how often. A call that may have been carried out already is made again only where
+    that does no harm.
 
     Inputs beyond the limits of one call are sent in several, at most four at a time and together no more than
     one call's worth; each of them has the whole `timeout`.
@@ -36,7 +36,7 @@ class Connection:
         address: str = f"127.0.0.1:{DEFAULT_PORT}",
         *,
         timeout: float = 10.0,
-        retries: int = 12,
+        retries: int = 1_000_000,
         api_key: str | None = None,
         tls: bool = False,
         ca: Pem | None = None,
@@ -50,7 +50,7 @@ class Connection:
         Args:
             address: HOST:PORT, or a target in gRPC's own spelling (`dns:///HOST:PORT`, `unix:/PATH`).
             timeout: Seconds that a call has.
-            retries: Most tries after the first.
+            retries: Most tries after the first; by default more than any timeout has room for.
             api_key: Sent with each call as `authorization: Bearer KEY`.
             tls: Whether to use TLS with the system's authorities.
             ca: PEM, bytes or a path: TLS with these authorities instead.

@@ -59,7 +59,7 @@ def many(values: Iterable[Any], what: str) -> Iterator[Any]:
     except TypeError:
         pass
     raise InvalidArgument(
-        f"{what} must be a list; found {type(values).__name__}. Put a single one into a list."
+        f"{what} must be a list; found {type(values).__name__}. Put a single one in brackets: {what}=[...]."
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from serving.rpc.address import told_peer
 from serving.rpc.gate.access import identity
 from serving.rpc.gate.lines import Lines
 from serving.rpc.gate.roles import is_write
@@ -61,7 +62,7 @@ class Audit:
             rpc: Service and method, such as `GalleryService/UpsertItems`.
             request: Its message; None if it was not read, since the caller was refused or it could not be.
             code: Name of the status that it ended with.
-            peer: Where it came from.
+            peer: Where it came from, as gRPC writes it.
             seconds: How long it took.
 
         Returns:
@@ -71,7 +72,7 @@ class Audit:
             return None
         told = {
             "client": identity.get().name,
-            "peer": peer,
+            "peer": told_peer(peer),
             "rpc": rpc,
             **_target(request),
             "code": code,

@@ -156,7 +156,7 @@ class Supervisor:
             at_once = steady or number in self._owed
             pause = 0.0 if at_once else min(max(2 * pause, SHORTEST_PAUSE), LONGEST_PAUSE)
             told = {"worker": number, "status": status}
-            logger.error("worker %d ended; another starts in %g s", number, pause, extra=told)
+            logger.error("worker %d ended%s; another starts in %g s", number, _by(status), pause, extra=told)
             if await self._is_asked_within(pause):
                 pause = 0.0
             try:
@@ -204,6 +204,11 @@ class Supervisor:
         for child in self._children.values():
             child.signal(signal.SIGKILL)
             await child.ended()
+
+
+def _by(status: int) -> str:
+    """Name the signal that ended a process: the kernel kills by SIGKILL where memory runs out."""
+    return next((f" by {each.name}" for each in signal.Signals if each == -status), "")
 
 
 def _gather(settings: Settings) -> "Gathered":
