@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from serving.rpc.address import told_peer
 from serving.rpc.gate.access import identity
 from serving.rpc.gate.audit import Audit
 from serving.rpc.gate.ending import Ending
@@ -128,7 +129,7 @@ class Register:
         if client := identity.get().name:
             told["client"] = client
         if ending is not None:
-            told |= {"reason": ending.reason, "error": ending.message, "peer": call.peer}
+            told |= {"reason": ending.reason, "error": ending.message, "peer": told_peer(call.peer)}
         logger.info("%s %s", call.rpc, code, extra=told)
 
     def _sum_up(self, code: str, reason: str) -> None:
