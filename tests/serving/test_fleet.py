@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,19 +19,25 @@ from serving.rpc.work import fleet as fleet_module
 from serving.rpc.work.fleet import Fleet
 from serving.rpc.work.library import Library
 from serving.rpc.work.pipeline import Bounds
-from serving.rpc.work.trial import Plan
+from serving.rpc.work.plan import Kind, Plan
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSource, FakeSources, FakeSpec
 from tests.tiny_model import write_tiny_model
 
 T = TypeVar("T")
 
 
-def run(sources: Any, use: Callable[[Fleet], Awaitable[T]], *, max_batch: int = 4) -> T:
+def run(
+    sources: Any,
+    use: Callable[[Fleet], Awaitable[T]],
+    *,
+    max_batch: int = 4,
+    plans: Mapping[Kind, Plan] | None = None,
+) -> T:
     """Start a fleet in a loop of its own, use it, stop it."""
 
     async def main() -> T:
         bounds = Bounds(max_batch=max_batch, max_wait=0.0, capacity=100)
-        fleet = Fleet(sources, bounds, decode_threads=1, metrics=Metrics(), failed=lambda: None)
+        fleet = Fleet(sources, bounds, decode_threads=1, metrics=Metrics(), failed=lambda: None, plans=plans)
         await fleet.start()
         try:
             return await use(fleet)
@@ -184,7 +190,7 @@ class Tried(FakeEncoder):
 
     tried: set[int] = field(default_factory=set)
 
-    def encode(self, images: Any) -> Any:
+    def encode(self, images: Any, threads: int = 0) -> Any:
         self.tried.add(len(images))
         return np.eye(len(images), DIMENSION, dtype=np.float32)
 
@@ -204,6 +210,26 @@ def test_a_model_that_replaces_one_of_its_kind_takes_its_batch_size_without_a_tr
         assert new.tried == sizes
 
     run(sources, use, max_batch=0)
+
+
+@pytest.mark.parametrize("other", ["", "name", "image_size", "precision", "dimension"])
+def test_a_model_of_a_kind_that_others_have_tried_is_run_as_they_found(other: str) -> None:
+    spec = FakeSpec("trained")
+    told = {"name": "a", "image_size": 4, "precision": "fp32", "dimension": DIMENSION}
+    if other:
+        told[other] = "int8" if isinstance(told[other], str) else 5
+    plans = {Kind(**told): Plan(24, 2, alone_on_all=False)}  # type: ignore[arg-type]
+    model = Tried(spec)
+
+    async def use(fleet: Fleet) -> None:
+        (kind,) = fleet.plans()
+        assert kind == Kind.of("a", spec)  # type: ignore[arg-type]
+        assert fleet.plans()[kind] == fleet.get().plan
+        assert (fleet.plans() == plans) is not bool(other)
+        assert model.tried == ({1, 2, 4, 8, 16, 32} if other else {1, 24})
+        assert await embeds(fleet)
+
+    run(FakeSources({"a": model}), use, max_batch=0, plans=plans)
 
 
 def test_one_file_that_is_named_twice_is_two_models_of_one_name() -> None:

@@ -1,9 +1,10 @@
 """The supervisor and its children, without processes: who loads anew, and what one that is stuck costs."""
 
 import asyncio
+import json
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from serving.rpc.server import supervisor as supervisor_module
 from serving.rpc.server.child import Child
 from serving.rpc.server.supervisor import Supervisor
 from serving.rpc.settings import Settings
+from serving.rpc.work.plan import Kind, Plan, written_plans
 
 
 class FakeProcess:
@@ -52,13 +54,17 @@ class Workers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes: dict[int, FakeProcess] = {}
         self.begun = 0
+        self.plans: dict[int, Mapping[Kind, Plan]] = {}
         monkeypatch.setattr(Child, "begin", self._begin)
 
-    async def _begin(self, number: int, settings: Settings, metrics: Path | None = None) -> Child:
+    async def _begin(
+        self, number: int, settings: Settings, plans: Mapping[Kind, Plan], metrics: Path | None = None
+    ) -> Child:
         self.begun += 1
+        self.plans[number] = plans
         process: Any = FakeProcess()
         self.processes[number] = process
-        return Child(number, process)
+        return Child(number, process, plans)
 
     def told(self) -> list[int]:
         """Numbers of those that were told to load anew."""
@@ -67,6 +73,9 @@ class Workers:
     def serve(self, *numbers: int) -> None:
         for number in numbers:
             self.processes[number].say('{"serving": "here"}')
+
+    def found(self, number: int, plans: Mapping[Kind, Plan]) -> None:
+        self.processes[number].say(json.dumps({"plans": written_plans(plans)}))
 
     def loaded(self, number: int, failure: str = "") -> None:
         self.processes[number].say(f'{{"reloaded": "{failure}"}}')
@@ -91,6 +100,10 @@ async def came_true(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come true")
 
 
+def kind(name: str) -> Kind:
+    return Kind(name, 224, "fp32", 128)
+
+
 def run(use: Callable[[Supervisor], Awaitable[None]], workers: Workers, *, serving: bool = True) -> None:
     async def main() -> None:
         given = {"model": ["m"], "galleries": "g", "port": 0, "workers": 3, "max_batch": 8}
@@ -111,7 +124,74 @@ def run(use: Callable[[Supervisor], Awaitable[None]], workers: Workers, *, servi
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-def test_workers_that_try_their_models_start_one_after_the_other(workers: Workers) -> None:
+def test_the_first_worker_tries_the_models_and_the_others_run_them_like_it(workers: Workers) -> None:
+    async def main() -> None:
+        given = {"model": ["m"], "galleries": "g", "port": 0, "workers": 3}
+        supervisor = Supervisor(Settings.model_validate(given))
+        starting = asyncio.create_task(supervisor.start())
+        await came_true(lambda: 1 in workers.processes)
+        await settled()
+        assert workers.begun == 1
+        plans = {kind("a"): Plan(24, 2, alone_on_all=False), kind("b"): Plan(8)}
+        workers.found(1, plans)
+        workers.serve(1)
+        await came_true(lambda: workers.begun == 3)  # at once, as there is nothing to try
+        assert list(workers.plans.values()) == [{}, plans, plans]
+        workers.serve(2, 3)
+        await starting
+        workers.processes[2].end()
+        await came_true(lambda: workers.begun == 4)
+        assert workers.plans[2] == plans
+        for process in workers.processes.values():
+            process.end()
+        await supervisor.stop(0.0)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_replacement_is_told_what_any_worker_runs_now(workers: Workers) -> None:
+    async def use(supervisor: Supervisor) -> None:
+        workers.found(1, {kind("a"): Plan(1), kind("gone"): Plan(2)})
+        workers.found(2, {kind("a"): Plan(16), kind("b"): Plan(8)})
+        workers.found(3, {kind("a"): Plan(32)})
+        await settled()
+        workers.found(1, {kind("a"): Plan(1), kind("new"): Plan(4)})  # after a reload
+        workers.processes[1].say('{"plans": [[{"name": "a"}, {"max_batch": 0}]]}')  # as no worker says it
+        await settled()
+        known = {kind("a"): Plan(1), kind("b"): Plan(8), kind("new"): Plan(4)}
+        workers.processes[1].end()
+        await came_true(lambda: workers.begun == 4)
+        assert workers.plans[1] == known
+        workers.processes[1].end()  # before it told anything
+        await came_true(lambda: workers.begun == 5)
+        assert workers.plans[1] == known
+
+    run(use, workers)
+
+
+def test_a_worker_may_tell_of_thousands_of_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A line past the 64 KiB that asyncio reads by itself would end the reading of all that follow."""
+    plans = {kind(f"model-{number}"): Plan(8) for number in range(2_000)}
+    lines = tmp_path / "lines"
+    lines.write_text(json.dumps({"plans": written_plans(plans)}) + '\n{"serving": "here"}\n')
+    execute = asyncio.create_subprocess_exec
+    monkeypatch.setattr(
+        asyncio, "create_subprocess_exec", lambda *_, **options: execute("cat", str(lines), **options)
+    )
+
+    async def main() -> None:
+        settings = Settings.model_validate({"model": ["m"], "galleries": "g", "workers": 2})
+        child = await Child.begin(1, settings, {})
+        await child.serving()
+        assert child.plans == plans
+        await child.ended()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_workers_start_one_after_the_other_while_none_has_told_how_it_runs_its_models(
+    workers: Workers,
+) -> None:
     async def main() -> None:
         given = {"model": ["m"], "galleries": "g", "port": 0, "workers": 3}
         supervisor = Supervisor(Settings.model_validate(given))

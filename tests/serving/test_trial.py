@@ -1,5 +1,6 @@
 """The trial that finds how a model is best run, on a clock that only the model moves."""
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from serving.rpc.work import trial
-from serving.rpc.work.trial import Plan, best_plan, warm_up
+from serving.rpc.work.plan import Plan
+from serving.rpc.work.trial import best_plan, warm_up
 from tests.serving.rpc_fakes import FakeSpec
 
 
@@ -51,7 +53,7 @@ class Threads(Machine):
 def planned(machine: Any, chosen: int = 0) -> Plan:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "time", machine)
-        return best_plan(machine, chosen)
+        return best_plan("m", machine, chosen)
 
 
 def found(machine: Any, chosen: int = 0) -> int:
@@ -116,6 +118,12 @@ def test_a_trial_takes_about_two_seconds_or_one_image_twice(each: float, fixed: 
     assert found(machine) in trial.SIZES
     assert machine.sizes[:2] == [1, 1]
     assert machine.now <= max(2 * trial.BUDGET, 2 * (fixed + each) + trial.BUDGET)
+
+
+def test_the_log_names_a_model_as_it_is_served(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    found(Machine(lambda size: 0.010 * size))
+    assert caplog.messages == ["model m runs batches of up to 1 images, 1 at once"]
 
 
 def test_a_size_that_was_said_is_taken_without_a_trial() -> None:

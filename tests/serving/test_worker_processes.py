@@ -1,9 +1,11 @@
 """Several processes on one port: no fork with engines, replaced when they die, spread, told together."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -19,10 +21,12 @@ from protos import model_service_pb2 as model_pb
 from protos import model_service_pb2_grpc
 from serving.client import Client
 from serving.errors import BadImage, CrossbatchError, Unavailable
+from serving.rpc.settings import Settings
+from serving.rpc.work.plan import Kind, Plan, read_plans, written_plans
 from tests.serving.processes import ROOT, Launched, command, launched
 from tests.serving.rpc_fakes import until
 from tests.serving.test_process import picture_of
-from tests.tiny_model import write_tiny_model
+from tests.tiny_model import DIMENSION, SIZE, tiny_graph, write_tiny_model
 
 WORDS = ("--workers", "2", "--threads", "1", "--decode-threads", "1", "--metrics-port", "0")
 
@@ -183,6 +187,8 @@ def test_a_worker_that_dies_is_replaced_and_its_clients_see_unavailable_only(pai
     assert victim not in pair.workers()
     assert pair.process.poll() is None
     embed(pair.address, times=5, retries=0)
+    # Neither the second worker nor the replacement, whose siblings take cores.
+    assert [each["worker"] for each in pair.said("model tiny runs batches")] == [1]
 
 
 def test_while_a_worker_cannot_start_the_other_serves_and_it_is_tried_again(
@@ -241,6 +247,50 @@ def test_workers_do_not_outlive_their_supervisor(model: Path, end: str) -> None:
             assert pair.process.wait(5) == 128 + signal.SIGTERM
         until(lambda: not any(alive(pid) for pid in workers), 8)
         assert len(pair.said("draining", worker=1)) == 1
+
+
+def test_a_worker_runs_models_as_it_is_told_and_tells_what_it_finds_by_itself(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "tiny.onnx")
+    plans = {Kind("tiny", SIZE, "fp32", DIMENSION): Plan(7)}  # of a size that no trial has
+    settings = Settings(model=(str(path),), galleries=tmp_path, port=0, workers=2, threads=1)
+    told = {
+        "worker": 1,
+        "settings": settings.model_dump(mode="json"),
+        "plans": written_plans(plans),
+        "metrics": "",
+    }
+    line = [sys.executable, "-m", "serving.rpc.server.worker"]
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
+        ) as worker,
+    ):
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        try:
+            worker.stdin.write(json.dumps(told) + "\n")
+            worker.stdin.flush()
+            said = (json.loads(each) for each in worker.stdout)
+            assert next(said) == {"plans": written_plans(plans)}
+            address = next(said)["serving"]
+            write_tiny_model(path, tiny_graph(size=2 * SIZE), image_size=2 * SIZE)
+            worker.send_signal(signal.SIGHUP)
+            ((kind, plan),) = read_plans(next(said)["plans"]).items()
+            assert kind.image_size == 2 * SIZE
+            assert plan.max_batch in (1, 2, 4, 8, 16, 32)
+            assert next(said) == {"reloaded": ""}
+            with grpc.insecure_channel(address) as channel:
+                model_service_pb2_grpc.ModelServiceStub(channel).ReloadModels(
+                    model_pb.ReloadModelsRequest(), timeout=10
+                )
+            # Before what lets the others load anew, one of which may die of it.
+            assert read_plans(next(said)["plans"]) == {kind: plan}
+            assert next(said) == {"reload": True}
+            worker.stdin.close()
+            assert worker.wait(10) == 0
+        finally:
+            worker.kill()
 
 
 def test_what_no_worker_can_start_with_is_one_sentence_and_status_2(model: Path, tmp_path: Path) -> None:

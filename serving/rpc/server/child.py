@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -13,35 +13,43 @@ from typing import Any, cast
 from serving.cores import usable_cores
 from serving.errors import Unavailable
 from serving.rpc.settings import Settings
+from serving.rpc.work.plan import Kind, Plan, read_plans, written_plans
 
 __all__ = ["Child"]
 
 WORKER = "serving.rpc.server.worker"
 # Longest time to load every model and open every gallery; a worker that takes longer is stuck.
 LOAD_SECONDS = 600.0
+# Longest line that a worker may say: it names every model, and how each is run.
+MAX_LINE = 1 << 20
 
 
 class Child:
     """A process of its own, executed anew: an ONNX session does not survive a fork (onnxruntime#31961)."""
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, number: int, process: asyncio.subprocess.Process, plans: Mapping[Kind, Plan]) -> None:
         """Watch a process that `begin` has begun."""
         self.number = number
         self.process = process
         self.ready = False
+        self.plans = plans
+        """How it is to run its models; since it serves, how it does."""
         self.asked_to_reload: Callable[[], None] = lambda: None
         """Called when a client has let it load anew, which the other workers know nothing of."""
         self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def begin(cls, number: int, settings: Settings, metrics: Path | None = None) -> "Child":
+    async def begin(
+        cls, number: int, settings: Settings, plans: Mapping[Kind, Plan], metrics: Path | None = None
+    ) -> "Child":
         """Start a worker.
 
         Args:
             number: Of the worker, from 1; it is in each line of its log.
             settings: With the port that is held for it. They travel by a pipe: other users see a command
                 line, and it may not be long.
+            plans: By which it runs those models that others have tried.
             metrics: The folder in which it leaves its metrics.
 
         Raises:
@@ -53,6 +61,7 @@ class Child:
             *(sys.executable, "-m", WORKER),
             stdin=pipe,
             stdout=pipe,
+            limit=MAX_LINE,
             # Ctrl-C on a terminal goes to the supervisor alone, which lets the workers drain.
             start_new_session=True,
             # FAISS would search with every core in every worker.
@@ -62,12 +71,13 @@ class Child:
         told = {
             "worker": number,
             "settings": settings.model_dump(mode="json"),
+            "plans": written_plans(plans),
             "metrics": str(metrics or ""),
         }
         with suppress(ConnectionError):  # a worker that has ended already is noticed by `serving`
             stdin.write(json.dumps(told).encode() + b"\n")
             await stdin.drain()
-        return cls(number, process)
+        return cls(number, process, plans)
 
     async def serving(self) -> None:
         """Wait until it serves.
@@ -128,6 +138,8 @@ class Child:
                 said = json.loads(line)
                 if said == {"reload": True}:
                     self.asked_to_reload()
+                elif isinstance(said, dict) and "plans" in said:
+                    self.plans = read_plans(said["plans"])
                 elif isinstance(said, dict):
                     self._said.put_nowait(said)
         self._said.put_nowait({})  # it has ended

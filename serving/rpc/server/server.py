@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -44,6 +44,7 @@ from serving.rpc.settings import Settings
 from serving.rpc.work.fleet import Change, Fleet
 from serving.rpc.work.library import Sources
 from serving.rpc.work.pipeline import Bounds, Pipeline
+from serving.rpc.work.plan import Kind, Plan
 from serving.rpc.work.reloads import Reloads
 from serving.rpc.work.shelf import Shelf
 
@@ -82,6 +83,7 @@ class Server:
         settings: Settings,
         *,
         watch: Watch | None = None,
+        plans: Mapping[Kind, Plan] | None = None,
     ) -> None:
         """Put the parts together; nothing runs yet.
 
@@ -90,6 +92,7 @@ class Server:
             galleries: The folder of galleries; an absolute path.
             settings: Everything else.
             watch: Its metrics and traces; made by the settings when not given.
+            plans: By which models are run that others have tried.
 
         Raises:
             BadSetting: if traces are asked for that cannot be sent.
@@ -114,6 +117,7 @@ class Server:
             decode_threads=settings.decode_threads or max(1, usable_cores() // settings.workers),
             metrics=self._watch.metrics,
             failed=self._failed,
+            plans=plans,
         )
         self._reloads = Reloads(self._load_anew)
         self._asked_by_call = False
@@ -137,6 +141,10 @@ class Server:
     def metrics_address(self) -> str:
         """Where Prometheus reads the metrics, as `host:port`; empty when not here."""
         return self._watch.address
+
+    def plans(self) -> Mapping[Kind, Plan]:
+        """Return how each model is run."""
+        return self._fleet.plans()
 
     async def start(self) -> None:
         """Take the port, load and warm up the models, look at the galleries; only then listen, and answer.

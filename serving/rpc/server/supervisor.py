@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from serving.errors import CrossbatchError
@@ -12,6 +12,7 @@ from serving.rpc.address import written_address
 from serving.rpc.server.child import Child
 from serving.rpc.server.port import Port
 from serving.rpc.settings import Settings
+from serving.rpc.work.plan import Kind, Plan
 from serving.rpc.work.reloads import Reloads
 
 if TYPE_CHECKING:  # it brings prometheus_client, which a server without metrics does not need
@@ -119,15 +120,14 @@ class Supervisor:
         logger.info("loaded anew", extra={"workers": len(ready)})
 
     async def _begin_all(self, numbers: Iterable[int]) -> None:
-        """Start the first workers: one after the other where each tries how its models are best run.
+        """Start the first workers: all at once, as soon as it is known how their models are best run.
 
-        Side by side, they would take each other's cores, and each find out how a busy machine runs them.
+        Until then one is alone: side by side, they would find out how a busy machine runs them.
         """
-        if not self._settings.max_batch:
-            for number in numbers:
-                await self._begin(number)
-            return
-        starting = [asyncio.create_task(self._begin(number)) for number in numbers]
+        waiting = list(numbers)
+        while waiting and not (self._settings.max_batch or self._plans()):
+            await self._begin(waiting.pop(0))
+        starting = [asyncio.create_task(self._begin(number)) for number in waiting]
         try:
             await asyncio.gather(*starting)
         except BaseException:
@@ -139,12 +139,17 @@ class Supervisor:
     async def _begin(self, number: int) -> None:
         self._owed.discard(number)  # it loads what is there now
         folder = self._gathered.folder if self._gathered else None
-        child = self._children[number] = await Child.begin(number, self._settings, folder)
+        child = self._children[number] = await Child.begin(number, self._settings, self._plans(), folder)
         child.asked_to_reload = lambda: self._follow(self._children.keys() - {number})
         await child.serving()
         logger.info("worker %d serves", number, extra={"worker": number, "pid": child.process.pid})
         if number in self._owed:
             self._follow()
+
+    def _plans(self) -> Mapping[Kind, Plan]:
+        """Tell how workers run their models; where some differ, as the first of them does."""
+        children = reversed(self._children.values())
+        return {kind: plan for child in children for kind, plan in child.plans.items()}
 
     async def _keep(self, number: int) -> None:
         """Replace a worker whenever it ends."""

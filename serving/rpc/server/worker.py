@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from serving.rpc.server.signals import Signals
 from serving.rpc.server.watch import Watch
 from serving.rpc.settings import Settings
 from serving.rpc.work.library import Library
+from serving.rpc.work.plan import Kind, Plan, read_plans, written_plans
 from serving.telemetry import configure_logs
 
 __all__ = ["main"]
@@ -40,10 +42,11 @@ def main() -> int:
         return 0
     settings = Settings.model_validate(told["settings"])
     number = int(told["worker"])
+    plans = read_plans(told["plans"])
     configure_logs(settings.log_level, worker=number)
     try:
         folder = Path(told["metrics"]) if told["metrics"] else None
-        return loop.run(_work(settings, Watch(settings, worker=number, folder=folder)))
+        return loop.run(_work(settings, Watch(settings, worker=number, folder=folder), plans))
     except CrossbatchError as error:
         _tell(failed=str(error))
     except OSError as error:
@@ -52,13 +55,13 @@ def main() -> int:
     return 2
 
 
-async def _work(settings: Settings, watch: Watch) -> int:
+async def _work(settings: Settings, watch: Watch, plans: Mapping[Kind, Plan]) -> int:
     from serving.gallery.folder.directory import GalleryDirectory
 
     signals = Signals(once=True)
     galleries = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
-    server = Server(Library(settings), galleries, settings, watch=watch)
-    server.asked_to_reload = lambda: _tell(reload=True)
+    server = Server(Library(settings), galleries, settings, watch=watch, plans=plans)
+    server.asked_to_reload = lambda: _tell_of(server, reload=True)
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), _listen, signals)
     failing = asyncio.create_task(_stop_when_failed(server, signals))
@@ -67,8 +70,8 @@ async def _work(settings: Settings, watch: Watch) -> int:
             server,
             signals,
             settings.grace,
-            serving=lambda: _tell(serving=server.address),
-            reloaded=lambda failure: _tell(reloaded=failure),
+            serving=lambda: _tell_of(server, serving=server.address),
+            reloaded=lambda failure: _tell_of(server, reloaded=failure),
         )
     finally:
         failing.cancel()
@@ -91,6 +94,12 @@ async def _stop_when_failed(server: Serves, signals: Signals) -> None:
     await server.failed.wait()
     if not signals.stopping.is_set():
         signals.stop(signal.SIGTERM)
+
+
+def _tell_of(server: Server, **said: Any) -> None:
+    """Tell how models are run before what lets the supervisor start others, or let them load anew."""
+    _tell(plans=written_plans(server.plans()))
+    _tell(**said)
 
 
 def _tell(**said: Any) -> None:

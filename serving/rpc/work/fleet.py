@@ -11,11 +11,11 @@ from serving.errors import Draining, Mismatch, ModelMismatch, NotFound
 from serving.rpc.work.library import Source, Sources, served_name
 from serving.rpc.work.memory import give_back
 from serving.rpc.work.pipeline import Bounds, Pipeline
+from serving.rpc.work.plan import Kind, Plan
 from serving.rpc.work.workers import Threads
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery
-    from serving.model.encoder import Encoder
     from serving.rpc.watch.metrics import Metrics
 
 __all__ = ["Change", "Fleet", "fits"]
@@ -44,6 +44,7 @@ class Fleet:
         decode_threads: int,
         metrics: "Metrics",
         failed: Callable[[], None],
+        plans: Mapping[Kind, Plan] | None = None,
     ) -> None:
         """Keep where models are found; nothing is loaded yet.
 
@@ -53,11 +54,13 @@ class Fleet:
             decode_threads: Threads that decode, for all models together.
             metrics: Is told of each run of a model.
             failed: Called in the event loop should a model embed no image any more.
+            plans: By which models are run that others have tried.
         """
         self._sources = sources
         self._bounds = bounds
         self._metrics = metrics
         self._failed = failed
+        self._plans = plans or {}
         self.threads = Threads(decode_threads, most=bounds.capacity)
         self._served: Mapping[str, _Served] = {}
         self._turn = asyncio.Lock()
@@ -155,20 +158,15 @@ class Fleet:
             name,
             encoder,
             self.threads,
-            self._bounds_like(self._served.get(name), encoder),
+            self._bounds_of(Kind.of(name, encoder.spec)),
             metrics=self._metrics,
             failed=self._failed,
         )
         return _Served(pipeline, (source.name, source.stamp), source.place)
 
-    def _bounds_like(self, before: "_Served | None", encoder: "Encoder") -> Bounds:
-        """Spare a model that replaces one of its kind the trial, which would take cores from calls."""
-        if before is None:
-            return self._bounds
-        old, new = before.pipeline.spec, encoder.spec
-        if (old.image_size, old.precision, old.dimension) != (new.image_size, new.precision, new.dimension):
-            return self._bounds
-        return replace(self._bounds, plan=before.pipeline.plan)
+    def _bounds_of(self, kind: Kind) -> Bounds:
+        """Spare a model the trial where one of its kind has had it, since it would take cores from calls."""
+        return replace(self._bounds, plan=self.plans().get(kind) or self._plans.get(kind))
 
     def _retire(self, served: "_Served") -> None:
         """Stop a model when nobody holds it any more, without waiting for that."""
@@ -185,6 +183,10 @@ class Fleet:
         task = asyncio.create_task(retire(served), name=f"retire {served.pipeline.name}")
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+    def plans(self) -> Mapping[Kind, Plan]:
+        """Return how each model is run, so that others of its kind may be run like it."""
+        return {Kind.of(each.name, each.spec): each.plan for each in self.all()}
 
     def all(self) -> Sequence[Pipeline]:
         """Return the pipelines of all models, the first one first."""

@@ -17,10 +17,11 @@ from serving.gallery.item import MAX_THUMBNAIL_BYTES
 from serving.model.preprocess import MAX_BYTES, thumbnail
 from serving.rpc.watch.call import Stages
 from serving.rpc.work.explanation import Explanation, explained_at
+from serving.rpc.work.plan import Plan
 from serving.rpc.work.priority import step_back
 from serving.rpc.work.queue_time import Place, QueueTime
 from serving.rpc.work.runs import Runs
-from serving.rpc.work.trial import Plan, best_plan, warm_up
+from serving.rpc.work.trial import best_plan, warm_up
 from serving.rpc.work.workers import Threads
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
@@ -116,7 +117,7 @@ class Pipeline:
         """
         bounds, encoder = self._bounds, self.encoder
         if bounds.plan is None:
-            self.plan = await self._threads.load(best_plan, encoder, bounds.max_batch)
+            self.plan = await self._threads.load(best_plan, self.name, encoder, bounds.max_batch)
         else:
             self.plan = bounds.plan
         await self._threads.load(warm_up, encoder, self.plan)

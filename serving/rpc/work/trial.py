@@ -4,17 +4,18 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.rpc.work.plan import Plan
+
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.model.encoder import Encoder
 
-__all__ = ["Plan", "best_plan", "warm_up"]
+__all__ = ["best_plan", "warm_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,19 +35,7 @@ WORTH_MEMORY = 1e-3
 """Seconds by which an image alone must come sooner for the model to be in memory twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A way to run a model."""
-
-    max_batch: int
-    """Most images in one run."""
-    lanes: int = 1
-    """Runs at once; where there are several, each has one thread."""
-    alone_on_all: bool = True
-    """Whether all threads work on an image that is alone."""
-
-
-def best_plan(encoder: "Encoder", chosen: int = 0) -> Plan:
+def best_plan(name: str, encoder: "Encoder", chosen: int = 0) -> Plan:
     """Find out how a model embeds most images a second; blocks.
 
     All threads may work on one batch, and wait for one another at each node of the graph; or each on a batch
@@ -54,6 +43,7 @@ def best_plan(encoder: "Encoder", chosen: int = 0) -> Plan:
     fetches the weights from memory too often; a larger one makes each of its images wait longer.
 
     Args:
+        name: That the model is served by, for the log.
         encoder: The model.
         chosen: A size of batch that is taken as it is, with no trial; 0 tries.
 
@@ -74,7 +64,7 @@ def best_plan(encoder: "Encoder", chosen: int = 0) -> Plan:
             rates = apart
     logger.info(
         "model %s runs batches of up to %d images, %d at once",
-        encoder.spec.name,
+        name,
         plan.max_batch,
         plan.lanes,
         extra={"images_per_second": {size: round(rate, 1) for size, rate in rates.items()}},
