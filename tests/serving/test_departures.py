@@ -332,6 +332,17 @@ def test_a_reply_that_the_garbage_collector_frees_in_another_thread_is_counted_o
     asyncio.run(scenario())
 
 
+def test_watchers_who_read_nothing_hold_up_neither_others_nor_a_stop(server: Server) -> None:
+    with connected(server.address) as stubs, Raw(server.address, NO_WINDOW, ELSEWHERE) as raw:
+        ask(raw, WATCH, 20)
+        until(lambda: server._fuse.count("watchers") == 20)
+        watching = stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=4)
+        assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
+        on_loop = server._health.enter_graceful_shutdown()
+        asyncio.run_coroutine_threadsafe(on_loop, server.loop).result(2)  # type: ignore[attr-defined]
+        assert next(watching).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
 def test_a_watcher_who_reads_stays(server: Server) -> None:
     server._boundary._answers.seconds = 0.2
     with connected(server.address) as stubs:

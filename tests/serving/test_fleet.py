@@ -90,7 +90,7 @@ def test_models_are_found_by_name_and_the_first_one_without() -> None:
         assert [pipeline.name for pipeline in fleet.all()] == ["a", "b"]
         assert fleet.get().name == "a"
         assert fleet.get("b").spec.fingerprint == "b" * 64
-        with pytest.raises(NotFound, match="There is no model 'c'; a, b is served"):
+        with pytest.raises(NotFound, match="There is no model 'c'; served: a, b"):
             fleet.get("c")
         with pytest.raises(NotFound, match="'c'"), fleet.holding("c"):
             pass

@@ -185,6 +185,20 @@ def test_slow_senders_keep_others_waiting_for_their_turn_only(
         until(lambda: running._fuse.count() == arrivals.MOST_ARRIVING - 1)
 
 
+def test_who_sends_many_messages_slowly_keeps_only_himself_waiting(
+    running: Server, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "TURN_SECONDS", 0.5)
+    prefix = struct.pack(">BI", 0, 60 * MEGABYTE)
+    with Raw(running.address, source="127.0.0.2") as raw:
+        raw.send(*(begin(each, EMBED) + frame(DATA, 0, each, prefix) for each in odd(700)))
+        until(lambda: running._fuse.count() == 700)
+        began = time.monotonic()
+        assert stubs.embed(b"x").results[0].vector
+        assert time.monotonic() - began < 5  # and not 700 / 28 turns
+        assert running._fuse.count() > 500  # most wait still
+
+
 def test_half_closed_streams_without_a_message_are_refused(running: Server) -> None:
     with Raw(running.address) as raw:
         raw.send(*(begin(each, EMBED, flags=5) for each in odd(50)))
@@ -264,10 +278,14 @@ def test_thousands_of_idle_connections_take_little_memory(running: Server, stubs
 def test_watchers_use_up_no_place_of_a_call(running: Server, stubs: Stubs) -> None:
     with Raw(running.address) as raw:
         raw.send(*(begin(each, WATCH) + frame(DATA, 0, each, message(b"")) for each in odd(LIMIT)))
-        ended = raw.ended(LIMIT - fuse.MOST_WATCHERS)
-        assert len(ended) == LIMIT - fuse.MOST_WATCHERS
+        share = int(fuse.MOST_WATCHERS * fuse.MOST_OF_ONE)
+        ended = raw.ended(LIMIT - share)
+        assert len(ended) == LIMIT - share
         assert b"grpc-status\x018" in next(iter(ended.values()))  # RESOURCE_EXHAUSTED
-        assert running._fuse.count("watchers") == fuse.MOST_WATCHERS
+        until(lambda: running._fuse.count("watchers") == share)
+        with Raw(running.address, source="127.0.0.2") as other:  # who has room left
+            other.send(begin(1, WATCH) + frame(DATA, 0, 1, message(b"")))
+            until(lambda: running._fuse.count("watchers") == share + 1)
         assert len(stubs.embed(*[b"x"] * 256).results) == 256
         served(stubs)
 

@@ -155,8 +155,10 @@ class Boundary(grpc.aio.ServerInterceptor):
     def _reading(self, method: str, handler: "AnyHandler") -> "AnyHandler":
         kind = kind_of(method)
 
-        def claim(peer: str) -> None:
-            self._fuse.claim(kind, _holder(peer))
+        def claim(peer: str) -> str:
+            holder = _holder(peer)
+            self._fuse.claim(kind, holder)
+            return holder
 
         return reading(handler, self._questions, self._answers, claim)
 
@@ -188,7 +190,7 @@ class Boundary(grpc.aio.ServerInterceptor):
             holder = _holder(peer)
             await claim(holder, peer, context)
             with Passage(self._register, Call(name, method, peer=peer), context) as passage:
-                data = await arrivals.message(context)
+                data = await arrivals.message(context, holder)
                 passage.call.began = time.monotonic()
                 with receive(len(data)):
                     passage.request = _parsed(method, read, data)
@@ -205,7 +207,7 @@ class Boundary(grpc.aio.ServerInterceptor):
             holder = _holder(peer)
             await claim(holder, peer, context)
             with Passage(self._register, Call(name, method, peer=peer), context) as passage:
-                data = await arrivals.message(context)
+                data = await arrivals.message(context, holder)
                 passage.call.began = time.monotonic()
                 with receive(len(data)):
                     passage.request = _parsed(method, read, data)

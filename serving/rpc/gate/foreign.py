@@ -23,7 +23,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 def reading(
-    handler: "AnyHandler", arrivals: Arrivals, departures: Departures, claim: Callable[[str], None]
+    handler: "AnyHandler", arrivals: Arrivals, departures: Departures, claim: Callable[[str], str]
 ) -> "AnyHandler":
     """Let a handler of one message be called at once, and receive that message when its turn comes.
 
@@ -31,7 +31,7 @@ def reading(
         handler: What answers.
         arrivals: How its messages come in.
         departures: How its replies go out.
-        claim: Counts a call to where it came from.
+        claim: Counts a call to where it came from, and names that.
     """
     read, write = handler.request_deserializer, handler.response_serializer
     whole: Any = handler.unary_unary
@@ -45,8 +45,7 @@ def reading(
 
     async def arrived(context: Context, peer: str) -> Any:
         try:
-            claim(peer)
-            return await arrivals.message(context)
+            return await arrivals.message(context, claim(peer))
         except DecodeError:  # of a service that is not ours: the boundary unpacks those of ours
             await abort(context, peer, InvalidArgument(UNREADABLE))
         except CrossbatchError as error:

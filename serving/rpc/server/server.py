@@ -37,6 +37,7 @@ from serving.rpc.services import galleries as gallery_calls
 from serving.rpc.services import inference as inference_calls
 from serving.rpc.services import retrieval as retrieval_calls
 from serving.rpc.services.galleries import Galleries
+from serving.rpc.services.health import Health
 from serving.rpc.services.inference import Inference
 from serving.rpc.services.models import Models
 from serving.rpc.services.retrieval import Retrieval
@@ -132,7 +133,7 @@ class Server:
             fuse=self._fuse,
             tracer=self._watch.tracer,
         )
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self._grpc: grpc.aio.Server | None = None
         self._port: Port | None = None
         self._telling: asyncio.Task[None] | None = None

@@ -239,7 +239,7 @@ class Fleet:
         if not name:
             return next(iter(served.values()))
         if name not in served:
-            raise NotFound(f"There is no model {name[:80]!r}; {', '.join(served)} is served.")
+            raise NotFound(f"There is no model {name[:80]!r}; served: {', '.join(served)}.")
         return served[name]
 
 

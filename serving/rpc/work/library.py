@@ -135,7 +135,7 @@ def _stamp(path: Path) -> Hashable:
         status = path.stat()
     except FileNotFoundError as error:
         raise NotFound(
-            f"the model file {path} is not there; give the .onnx file that export wrote"
+            f"{path} is not there; give the .onnx file that export wrote, or a folder of such"
         ) from error
     except OSError as error:
         raise BadArtifact(f"the model file {path} cannot be read: {error.strerror or error}") from error
