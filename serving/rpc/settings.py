@@ -22,7 +22,7 @@ class Settings(BaseModel):
         "call names no model, the first one is meant.",
     )
     galleries: Path = Field(
-        description="Folder that holds the galleries, each a folder in it; made if it is missing."
+        description="Folder that holds the galleries, each a folder in it; made with the first one."
     )
     host: str = Field(
         default="127.0.0.1",

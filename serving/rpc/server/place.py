@@ -1,6 +1,5 @@
 """The folder of galleries, looked at before a server starts: a misspelt one is not served as an empty one."""
 
-import logging
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -9,11 +8,9 @@ from serving.gallery.store.schema import FILE_NAME
 
 __all__ = ["check_place"]
 
-logger = logging.getLogger(__name__)
-
 
 def check_place(folder: Path) -> None:
-    """Make a folder that is missing, and refuse one that cannot be meant; what is in it is not looked at.
+    """Refuse a folder that cannot be meant. One that is missing is made with the first gallery.
 
     Args:
         folder: That of `--galleries`.
@@ -21,7 +18,7 @@ def check_place(folder: Path) -> None:
     Raises:
         NotFound: if it is missing, and galleries lie in one beside it that is written nearly so, or what it
             would lie in is missing as well.
-        BadSetting: if it is a gallery itself, or cannot be made.
+        BadSetting: if it is a gallery itself.
     """
     if (folder / FILE_NAME).is_file():
         raise BadSetting(
@@ -33,17 +30,10 @@ def check_place(folder: Path) -> None:
     if nearest := get_close_matches(folder.name, _shelves_beside(folder), 1):
         hint = f"did you mean {folder.parent / nearest[0]}? If not, make the folder first: mkdir {folder}"
         raise NotFound(f"--galleries {folder} is not there; {hint}")
-    try:
-        folder.mkdir()
-    except FileNotFoundError as error:
+    if not folder.absolute().parent.exists():
         raise NotFound(
             f"--galleries {folder} is not there, nor is {folder.parent}; make it first: mkdir -p {folder}"
-        ) from error
-    except OSError as error:
-        raise BadSetting(
-            f"--galleries {folder} is not there and cannot be made: {error.strerror}; name another folder"
-        ) from error
-    logger.warning("made the folder %s, which holds no galleries yet", folder)
+        )
 
 
 def _shelves_beside(folder: Path) -> list[str]:

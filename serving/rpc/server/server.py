@@ -284,8 +284,8 @@ class Server:
     def _report_galleries(self) -> None:
         """Open each gallery, so that one that cannot be used shows in the log and not only in a call."""
         folder, names = self._shelf.galleries.path, self._shelf.galleries.names()
-        if not folder.is_dir():  # gone since the start
-            logger.warning("there is no folder %s any more; it is made with the next gallery", folder)
+        if not folder.is_dir():
+            logger.warning("there is no folder %s; it is made with the first gallery", folder)
         logger.info("galleries in %s: %d", folder, len(names), extra={"galleries": len(names)})
         for name in names:
             try:
