@@ -21,7 +21,7 @@ from serving.errors import (
 from serving.rpc.asking.line import Line
 from serving.rpc.asking.options import REQUEST_ID, Options
 from serving.rpc.asking.step import Call
-from serving.rpc.asking.unreached import unreached
+from serving.rpc.asking.unreached import is_lasting, unreached
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import Violation, from_status, violations_of
 
@@ -153,10 +153,12 @@ def faults_of(error: CrossbatchError) -> tuple[Violation, ...]:
 
 
 def _is_lasting(failure: Any) -> bool:
-    """Whether a call would end alike each time: of two codes that pass elsewhere, those that gRPC gives."""
+    """Whether a call would end alike each time: of three codes that pass elsewhere, those that gRPC gives."""
     if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # a message or its metadata may be too large
         status = _status_of(failure)
         return status is None or not any(each.Is(RetryInfo.DESCRIPTOR) for each in status.details)
+    if failure.code() is grpc.StatusCode.UNAVAILABLE:
+        return _status_of(failure) is None and is_lasting(failure.details() or "")
     return failure.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

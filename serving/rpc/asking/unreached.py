@@ -2,13 +2,18 @@
 
 from serving.errors import Unavailable
 
-__all__ = ["unreached"]
+__all__ = ["is_lasting", "unreached"]
 
 _MISMATCH = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "WRONG_SSL_VERSION")
 _UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "BAD_SIGNATURE", "certificate signature failure")
 _MISNAMED = ("Hostname Verification", "Peer name")
 _SECURITY = ("handshak", "SSL", "TLS", "certificate", "Custom verification")
 _HUNG_UP = ("Socket closed", "onnection reset", "roken pipe", "EOF")
+
+
+def is_lasting(details: str) -> bool:
+    """Tell from what gRPC says whether every later try would end alike."""
+    return any(word in details for word in (*_MISMATCH, *_UNTRUSTED, *_MISNAMED))
 
 
 def unreached(address: str, details: str, *, encrypted: bool) -> Unavailable:
