@@ -1,6 +1,7 @@
 """The models that are served: found by name, loaded anew all or none, gone when nobody holds them."""
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
@@ -369,6 +370,21 @@ def test_a_model_that_is_held_finishes_its_calls_and_then_its_memory_is_free(
 
     monkeypatch.setattr(fleet_module, "give_back", lambda: given_back.append(seen()))
     run(sources, use)
+
+
+def test_another_model_for_calls_that_name_none_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    sources = Changing(b=encoder("b"))
+
+    async def use(fleet: Fleet) -> None:
+        sources.models = {"b": sources.models["b"], "c": encoder("c")}
+        await fleet.reload()
+        assert caplog.messages == []
+        sources.models = {"a": encoder("a"), **sources.models}
+        await fleet.reload()
+        assert caplog.messages == ["calls that name no model mean a from now on, and meant b before"]
+
+    with caplog.at_level(logging.WARNING):
+        run(sources, use)
 
 
 def test_a_model_goes_with_the_last_of_those_who_hold_it() -> None:

@@ -134,6 +134,10 @@ class Fleet:
                     await served.pipeline.stop()
                 raise
             before, self._served = self._served, fresh
+            if (was := next(iter(before), "")) not in ("", first := next(iter(fresh))):
+                logger.warning(
+                    "calls that name no model mean %s from now on, and meant %s before", first, was
+                )
             for served in before.values():
                 if served not in fresh.values():
                     self._retire(served)
