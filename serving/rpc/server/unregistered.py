@@ -13,7 +13,7 @@ class Unregistered:
     """Hands a server the services that are added to it, but not their methods one by one.
 
     gRPC finds a method by its service all the same. For each that is registered by itself it keeps a task,
-    and at every call it waits for all of them anew: with ours that takes some 15 µs.
+    and at every call it waits for all of them anew: with ours that takes some 12 µs.
     """
 
     def __init__(self, server: grpc.aio.Server) -> None:
