@@ -9,15 +9,19 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def histogram(locations: Floats, prototypes: Floats, epsilon: float, unit: bool) -> Floats:
+def histogram(locations: Floats, codebook: Floats, scale: float, assign_on: str) -> Floats:
     """Eq. 2.4: π_ij = softmax_i(ε ν_i·x_j) / n, z_i = Σ_j π_ij; (B, n, d), (m, d) -> (B, m)."""
-    z = np.zeros((len(locations), len(prototypes)))
+    z = np.zeros((len(locations), len(codebook)))
     for b, image in enumerate(locations):
         for x in image:
             scores = []
-            for v in prototypes:
-                norms = np.linalg.norm(v) * np.linalg.norm(x) if unit else 1.0
-                scores.append(np.exp(epsilon * float(v @ x) / norms))
+            for v in codebook:
+                length = 1.0
+                if assign_on == "unit":
+                    length = float(np.linalg.norm(v) * np.linalg.norm(x))
+                if assign_on == "ball":
+                    length = max(1.0, float(np.linalg.norm(x)))
+                scores.append(np.exp(scale * float(v @ x) / length))
             for i, score in enumerate(scores):
                 z[b, i] += score / sum(scores) / len(image)
     return z

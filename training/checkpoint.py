@@ -33,7 +33,8 @@ __all__ = [
     "unprefixed",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 calls the histogram operator's weights `codebook`; they were `prototypes` in 1."""
 
 T = TypeVar("T")
 
@@ -66,6 +67,12 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         digest = file.metadata().get("digest")
     if digest not in (None, _digest(tensors)):  # the first checkpoints had none
         raise BadArtifact(f"the checkpoint {path} is damaged: its weights are not those that were saved")
+    if state["format_version"] == 1:
+        old, new = ".prototypes", ".codebook"
+        tensors = {
+            name.removesuffix(old) + new if name.endswith(old) else name: value
+            for name, value in tensors.items()
+        }
     return tensors, state
 
 

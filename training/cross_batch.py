@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.precision import full_precision
-from training.prototypes import express_across, fit_prototypes
+from training.prototypes import cross_reconstruct, fit_prototypes
 from training.recursion import Fit, update
 
 __all__ = ["FitOn", "cross_batch_loss", "split_classes"]
@@ -84,7 +84,7 @@ def cross_batch_loss(
     if fit_on == "unit":
         embeddings = functional.normalize(embeddings, dim=1)
     if past is None and len(histograms) <= _AT_ONCE * histograms.shape[1]:
-        expressed = express_across(histograms, embeddings, first, ridge=ridge)
+        expressed = cross_reconstruct(histograms, embeddings, first, ridge=ridge)
         expressed1, expressed2 = expressed[first], expressed[second]
     else:
 

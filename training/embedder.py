@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.backbone import Backbone, build_backbone
+from training.histogram import AssignOn, histogram
 from training.pooling import PoolingName, build_pooling
-from training.prototypes import histogram
 from training.recipe import Recipe
 
 __all__ = ["Embedder", "Features", "build_embedder"]
@@ -36,16 +36,16 @@ class Embedder(nn.Module):
         image_size: int,
         dimension: int,
         prototypes: int,
-        epsilon: float,
-        unit: bool,
+        assignment_scale: float,
+        assign_on: AssignOn,
         pooling: PoolingName = "gap",
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.image_size = image_size
         self.dimension = dimension
-        self.epsilon = epsilon
-        self.unit = unit
+        self.assignment_scale = assignment_scale
+        self.assign_on: AssignOn = assign_on
         self.mean = backbone.mean
         self.std = backbone.std
         self.grid = _grid(backbone, image_size)  # (h, w): locations are read row by row
@@ -53,7 +53,7 @@ class Embedder(nn.Module):
         self.pool = build_pooling(pooling)
         # before GAP this 1x1 convolution equals a linear layer after it
         self.head = nn.Conv2d(backbone.channels, dimension, 1, bias=False)
-        self.prototypes = nn.Parameter(torch.randn(prototypes, dimension) / dimension**0.5)
+        self.codebook = nn.Parameter(torch.randn(prototypes, dimension) / dimension**0.5)
         # x / 255, minus mean, over std, as one product and one sum
         scale = 1 / (255 * torch.tensor(self.std)).view(1, 3, 1, 1)
         shift = -(torch.tensor(self.mean) / torch.tensor(self.std)).view(1, 3, 1, 1)
@@ -75,7 +75,9 @@ class Embedder(nn.Module):
             embeddings = locations.mean(dim=1)  # (B, d)
         else:
             embeddings = self.head(self.pool(features)[:, :, None, None])[:, :, 0, 0]  # (B, d)
-        histograms = histogram(locations, self.prototypes, epsilon=self.epsilon, unit=self.unit)  # eq. 2.4
+        histograms = histogram(  # eq. 2.4
+            locations, self.codebook, assignment_scale=self.assignment_scale, assign_on=self.assign_on
+        )
         return Features(locations, embeddings, histograms)
 
     def assignments(self, locations: Tensor) -> Tensor:
@@ -84,10 +86,10 @@ class Embedder(nn.Module):
         Returns:
             uint8 (B, n) for locations (B, n, d).
         """
-        prototypes = self.prototypes.to(locations.dtype)
-        if self.unit:  # a location's own length does not change which one is largest
-            prototypes = functional.normalize(prototypes, dim=1)
-        return (locations @ prototypes.T).argmax(dim=2).to(torch.uint8)
+        codebook = self.codebook.to(locations.dtype)
+        if self.assign_on == "unit":  # a location's own length does not change which one is largest
+            codebook = functional.normalize(codebook, dim=1)
+        return (locations @ codebook.T).argmax(dim=2).to(torch.uint8)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Turn pixels, uint8 RGB (B, S, S, 3), into what `forward` takes, float32 (B, 3, S, S)."""
@@ -116,8 +118,8 @@ def build_embedder(recipe: Recipe) -> Embedder:
             image_size=recipe.image_size,
             dimension=recipe.dimension,
             prototypes=recipe.prototypes,
-            epsilon=recipe.epsilon,
-            unit=recipe.unit,
+            assignment_scale=recipe.assignment_scale,
+            assign_on=recipe.assign_on,
             pooling=recipe.pooling,
         )
 

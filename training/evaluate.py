@@ -224,7 +224,7 @@ def _open_run(settings: Settings) -> _Subject:
     decode, split = viewing_decoder(run.recipe), run.recipe.split
     if settings.fitted:
         embed = describer_function(run.embedder)
-        return _Subject(decode, embed, split, prototypes=len(run.embedder.prototypes), epoch=run.epoch)
+        return _Subject(decode, embed, split, prototypes=len(run.embedder.codebook), epoch=run.epoch)
     return _Subject(decode, embedder_function(run.embedder), split, epoch=run.epoch)
 
 

@@ -134,7 +134,7 @@ def export_model(
         fingerprint=fingerprint(model),
         image_size=embedder.image_size,
         dimension=embedder.dimension,
-        prototypes=embedder.prototypes.shape[0],
+        prototypes=embedder.codebook.shape[0],
         grid=embedder.grid,
         pooling=embedder.pooling,
         **fields,

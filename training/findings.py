@@ -15,7 +15,7 @@ from training.embedding import embed_pictures, measure_retrieval, roles_of
 from training.pictures import Stream, Unreadable, class_numbers, viewing_decoder
 from training.recipe import Recipe
 
-__all__ = ["Findings", "find_assignments", "look", "measure"]
+__all__ = ["Findings", "embed_split", "find_assignments", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Findings:
     """(N, m), each row sums to one."""
 
 
-def look(
+def embed_split(
     rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int, split: str = "test"
 ) -> Findings:
     """Embed images of classes, leaving out what cannot be read.
@@ -59,7 +59,7 @@ def look(
         return torch.cat((features.embeddings, features.histograms), dim=1)  # (B, d + m), in one pass
 
     found = embed_pictures(both, stream, batch=batch)
-    width = found.shape[1] - len(embedder.prototypes)
+    width = found.shape[1] - len(embedder.codebook)
     classes = tuple(sorted({row.label for row in stream.rows}))
     return Findings(
         rows=tuple(stream.rows),

@@ -89,7 +89,7 @@ def fit(
         writes=fabric.is_global_zero,
     )
     if fresh:
-        logbook.end_epoch({"epoch": 0, "steps": 0}, trainee.judged, _validate(trainee, validation))
+        logbook.end_epoch({"epoch": 0, "steps": 0}, trainee.eval_model, _validate(trainee, validation))
     else:
         logbook.restore()
     with board.open(folder, logbook.history) as curves:
@@ -111,7 +111,7 @@ def fit(
                 "seconds": round(time.monotonic() - started, 2),
             }
             due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
-            logbook.end_epoch(row, trainee.judged, _validate(trainee, validation if due else None))
+            logbook.end_epoch(row, trainee.eval_model, _validate(trainee, validation if due else None))
             curves.add(row)
     return logbook
 
@@ -243,7 +243,7 @@ def _validate(trainee: Trainee, validation: Pictures | None) -> dict[str, Any] |
     if validation is None:
         return None
     fabric, total = trainee.fabric, len(validation)
-    embed = embedder_function(trainee.judged, trainee.device)
+    embed = embedder_function(trainee.eval_model, trainee.device)
     mine = validation.share(fabric.global_rank, fabric.world_size)
     embeddings = gather_shares(embed_pictures(embed, mine, label="Validating"), total, fabric)
     measured = measure_retrieval(embeddings, validation.labels) if fabric.is_global_zero else None

@@ -90,8 +90,8 @@ class Logbook:
         measured = self.epochs_done % self._recipe.evaluate_every == 0
         return measured and 0 < self._recipe.patience <= waited and "map_at_r" in self.best
 
-    def end_epoch(self, row: dict[str, Any], judged: Embedder, measured: dict[str, Any] | None) -> None:
-        """Save; the judged weights are kept when they are the best so far, or nothing is measured.
+    def end_epoch(self, row: dict[str, Any], eval_model: Embedder, measured: dict[str, Any] | None) -> None:
+        """Save; the weights that are measured are kept when they are the best so far, or nothing is measured.
 
         Raises:
             CrossbatchError: If a file cannot be written.
@@ -101,7 +101,7 @@ class Logbook:
         if self._is_better(measured):
             self.best = {"epoch": row["epoch"]} | (measured or {})
             if self._writes:
-                save_checkpoint(self._folder / BEST, prefixed("model", judged.state_dict()), self.best)
+                save_checkpoint(self._folder / BEST, prefixed("model", eval_model.state_dict()), self.best)
             # what `evaluate` noted of earlier weights does not hold for these
             self._record["metrics"] = {"epoch": row["epoch"]} | ({"validation": measured} if measured else {})
         self.history.append(row)

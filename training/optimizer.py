@@ -23,7 +23,7 @@ def build_optimizer(embedder: Embedder, objective: nn.Module, recipe: Recipe) ->
     not decayed.
     """
     backbone = [parameter for parameter in embedder.backbone.parameters() if parameter.requires_grad]
-    special = {id(parameter) for parameter in (*embedder.backbone.parameters(), embedder.prototypes)}
+    special = {id(parameter) for parameter in (*embedder.backbone.parameters(), embedder.codebook)}
     head = [parameter for parameter in embedder.parameters() if id(parameter) not in special]
     groups: list[dict[str, Any]] = [
         {"params": part, "lr": rate, "weight_decay": decay}
@@ -33,8 +33,8 @@ def build_optimizer(embedder: Embedder, objective: nn.Module, recipe: Recipe) ->
             ([parameter for parameter in weights if parameter.ndim <= 1], 0.0),
         )
     ]
-    if embedder.prototypes.requires_grad:
-        groups.append({"params": [embedder.prototypes], "lr": recipe.prototype_learning_rate})
+    if embedder.codebook.requires_grad:
+        groups.append({"params": [embedder.codebook], "lr": recipe.prototype_learning_rate})
     groups.append({"params": list(objective.parameters()), "lr": recipe.loss_learning_rate})
     groups = [group for group in groups if group["params"]]
     for group in groups:
@@ -83,7 +83,7 @@ def freeze_weights(embedder: Embedder, recipe: Recipe) -> None:
         for layer in _batchnorms(embedder):
             layer.requires_grad_(False)
     if recipe.xml_weight == 0:  # nothing asks for them, and several processes wait for every gradient
-        embedder.prototypes.requires_grad_(False)
+        embedder.codebook.requires_grad_(False)
 
 
 def freeze_batchnorm(module: nn.Module, *, whole: bool) -> None:

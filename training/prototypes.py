@@ -1,46 +1,16 @@
-"""Prototypes: the histogram operator over them, and the ridge fit of them to a batch.
+"""Fitted prototypes: the ridge fit that rebuilds the embeddings of a batch from its histograms.
 
-Letters: B images, n locations, d dimensions, m prototypes. Arrays hold one image a row, so that the paper's
+Letters: B images, d dimensions, m prototypes. Arrays hold one image a row, so that the paper's
 Z (m, B) and Y (d, B) are `histograms.T` and `embeddings.T` here.
 """
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.precision import full_precision
 
-__all__ = ["express_across", "fit_dual", "fit_primal", "fit_prototypes", "histogram", "solve_positive"]
-
-
-@full_precision
-def histogram(locations: Tensor, prototypes: Tensor, *, epsilon: float = 10.0, unit: bool = True) -> Tensor:
-    """Share of an image's locations that each prototype takes, by soft assignment (eq. 2.4).
-
-    Args:
-        locations: Local features x_j, float (B, n, d).
-        prototypes: Prototypes ν_i, float (m, d).
-        epsilon: Inverse temperature of the assignment; the larger, the harder.
-        unit: Compare unit features with unit prototypes, so that `epsilon` scales a cosine; else raw ones.
-
-    Returns:
-        Histograms z, float32 (float64 for float64 features) (B, m), in [0, 1]; each row sums to one.
-
-    Raises:
-        ValueError: When the shapes do not fit.
-    """
-    if locations.ndim != 3 or prototypes.ndim != 2 or locations.shape[2] != prototypes.shape[1]:
-        raise ValueError(
-            f"locations (B, n, d) and prototypes (m, d) must share d, but their shapes are"
-            f" {tuple(locations.shape)} and {tuple(prototypes.shape)}"
-        )
-    if unit:
-        prototypes = functional.normalize(prototypes, dim=1)
-    scores = locations @ (epsilon * prototypes).T  # (B, n, d) x (d, m) -> (B, n, m)
-    if unit:  # the products are divided and not the features, of which there are more
-        scores = scores * locations.norm(dim=2, keepdim=True).clamp_min(1e-12).reciprocal()
-    return scores.softmax(dim=2).mean(dim=1)  # π_ij = softmax_i(ε ν_i·x_j) / n; z_i = Σ_j π_ij
+__all__ = ["cross_reconstruct", "fit_dual", "fit_primal", "fit_prototypes", "solve_positive"]
 
 
 def fit_prototypes(histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05) -> Tensor:
@@ -96,7 +66,9 @@ def fit_dual(histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05) -> 
 
 
 @full_precision
-def express_across(histograms: Tensor, embeddings: Tensor, first: Tensor, *, ridge: float = 0.05) -> Tensor:
+def cross_reconstruct(
+    histograms: Tensor, embeddings: Tensor, first: Tensor, *, ridge: float = 0.05
+) -> Tensor:
     """Express each half of a batch by prototypes fitted to the other, Ŷ₁ = V₂Z₁ and Ŷ₂ = V₁Z₂ (eq. 2.10).
 
     Both halves are fitted by the dual form in one B×B system, which falls apart into theirs: with S_ij = 1

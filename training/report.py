@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog import Format, Row, select
 from serving.errors import BadData, BadSetting
-from training.findings import Findings, find_assignments, look, measure
+from training.findings import Findings, embed_split, find_assignments, measure
 from training.history import read_history
 from training.page.about import about_section
 from training.page.curves import curves_section
@@ -91,7 +91,7 @@ def run(settings: Settings) -> dict[str, Any]:
     rows = [row for row in select(catalog, settings.split, loaded.recipe.split) if row.label]
     if not rows:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
-    findings = look(
+    findings = embed_split(
         draw_sample(rows, most=settings.images, seed=settings.seed),
         loaded.embedder,
         loaded.recipe,

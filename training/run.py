@@ -227,7 +227,16 @@ def read_recipe(path: Path) -> Recipe:
         )
     if not isinstance(values, dict):
         raise BadArtifact(f"{file} is damaged: it holds no table of settings")
-    return make_recipe(values, source=str(file))
+    return make_recipe(_renamed(values), source=str(file))
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """Give the settings of a run by today's names, whenever it was made."""
+    if "unit" in values:
+        values["assign_on"] = "unit" if values.pop("unit") else "raw"
+    if "epsilon" in values:
+        values["assignment_scale"] = values.pop("epsilon")
+    return values
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Trainee:
         return self.fabric.device
 
     @property
-    def judged(self) -> Embedder:
+    def eval_model(self) -> Embedder:
         """The weights that are measured and kept: the moving average, where there is one."""
         return self.average.module if self.average else self.embedder  # type: ignore[return-value]
 
@@ -109,7 +109,7 @@ def _start_head(embedder: Embedder, pictures: Pictures, recipe: Recipe) -> None:
     if recipe.head_init == "random":
         return
     viewed = Stream(pictures.rows, viewing_decoder(recipe))
-    device = embedder.prototypes.device
+    device = embedder.codebook.device
     features = embed_pictures(pooled_function(embedder, device), viewed, label="Features for head")  # (N, C)
     head = closed_form_head(
         features,

@@ -107,7 +107,12 @@ def test_running_statistics_are_no_copy_of_the_last_batch() -> None:
 
 def test_pixels_go_in_as_the_published_weights_want_them() -> None:
     embedder = Embedder(
-        build_backbone("bn_inception"), image_size=64, dimension=4, prototypes=2, epsilon=10.0, unit=True
+        build_backbone("bn_inception"),
+        image_size=64,
+        dimension=4,
+        prototypes=2,
+        assignment_scale=10.0,
+        assign_on="unit",
     )
     pixels = torch.tensor([255, 10, 7], dtype=torch.uint8).expand(1, 64, 64, 3)  # red, green, blue
     found = embedder.normalise(pixels)

@@ -32,7 +32,7 @@ def test_round_trip(tmp_path: Path) -> None:
     loaded, told = load_checkpoint(tmp_path / "x.safetensors")
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
-    assert told == {"format_version": 1, **state} == load_state(tmp_path / "x.safetensors")
+    assert told == {"format_version": 2, **state} == load_state(tmp_path / "x.safetensors")
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
 
 
@@ -82,7 +82,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadArtifact, match="not a checkpoint of crossbatch"):
         load_checkpoint(path)
     save_file({"a": torch.zeros(1)}, path, metadata={"crossbatch": json.dumps({"format_version": 99})})
-    with pytest.raises(BadArtifact, match=r"version 99.*up to 1"):
+    with pytest.raises(BadArtifact, match=r"version 99.*up to 2"):
         load_checkpoint(path)
 
 

@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from serving.errors import BadSetting
 from training import processes
 from training.fit import _to_host
+from training.histogram import histogram
 from training.processes import start_processes
-from training.prototypes import fit_prototypes, histogram
+from training.prototypes import fit_prototypes
 from training.recipe import Recipe
 
 MISSING_ON_MPS = {"cholesky_solve", "linalg_eigh"}

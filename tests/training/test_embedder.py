@@ -6,8 +6,8 @@ import torch
 
 from serving.errors import BadSetting
 from training.embedder import Embedder, build_embedder
+from training.histogram import AssignOn, histogram
 from training.pooling import PoolingName, generalised_mean, mean, mean_and_maximum
-from training.prototypes import histogram
 from training.recipe import Recipe
 
 RECIPE = Recipe(image_size=16, dimension=12, prototypes=5)
@@ -34,7 +34,8 @@ def test_shapes_and_sums(embedder: Embedder, pixels: torch.Tensor) -> None:
     assert embedder.grid == (4, 4)
     torch.testing.assert_close(features.histograms.sum(dim=1), torch.ones(3))
     torch.testing.assert_close(
-        features.histograms, histogram(features.locations, embedder.prototypes, epsilon=10.0, unit=True)
+        features.histograms,
+        histogram(features.locations, embedder.codebook, assignment_scale=10.0, assign_on="unit"),
     )
 
 
@@ -55,19 +56,19 @@ def test_normalise_against_numpy(embedder: Embedder, pixels: torch.Tensor) -> No
     np.testing.assert_allclose(found.numpy(), expected.transpose(0, 3, 1, 2), atol=1e-6)
 
 
-@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize("assign_on", ["unit", "raw", "ball"])
 @torch.no_grad()
-def test_assignments_against_a_loop(unit: bool) -> None:
-    embedder = build_embedder(RECIPE.model_copy(update={"unit": unit}))
-    embedder.prototypes[0] *= 5  # a longer prototype wins more often only by raw products
+def test_assignments_against_a_loop(assign_on: AssignOn) -> None:
+    embedder = build_embedder(RECIPE.model_copy(update={"assign_on": assign_on}))
+    embedder.codebook[0] *= 5  # a longer prototype wins more often only by raw products
     locations = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(2))
     found = embedder.assignments(locations)
     assert found.dtype == torch.uint8
     for b in range(2):
         for j in range(7):
             scores = []
-            for prototype in embedder.prototypes:
-                length = prototype.norm() if unit else 1.0
+            for prototype in embedder.codebook:
+                length = prototype.norm() if assign_on == "unit" else 1.0
                 scores.append(float(prototype @ locations[b, j] / length))
             assert int(found[b, j]) == int(np.argmax(scores))
 
@@ -81,7 +82,7 @@ def test_the_start_depends_on_the_seed_alone() -> None:
     second = build_embedder(RECIPE)
     other = build_embedder(RECIPE.model_copy(update={"seed": 1}))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    assert not torch.equal(first.prototypes, other.prototypes)
+    assert not torch.equal(first.codebook, other.codebook)
 
 
 @pytest.mark.parametrize("backbone", ["deit_tiny_distilled_patch16_224", "gmixer_12_224"])

@@ -11,7 +11,7 @@ from serving.errors import BadData
 from serving.picture import File
 from tests.training.drawn import draw_folder
 from training.embedder import build_embedder
-from training.findings import Findings, find_assignments, look, measure
+from training.findings import Findings, embed_split, find_assignments, measure
 from training.metrics import retrieval_metrics
 from training.pictures import Stream, viewing_decoder
 from training.recipe import Recipe
@@ -33,7 +33,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
 @torch.no_grad()
 def test_images_as_the_embedder_sees_them(rows: list[Row]) -> None:
     embedder = build_embedder(RECIPE).eval()
-    found = look(rows, embedder, RECIPE, batch=2)
+    found = embed_split(rows, embedder, RECIPE, batch=2)
     assert [row.key for row in found.rows] == [row.key for row in rows[:3]]
     assert [bad.key for bad in found.unreadable] == ["gone"]
     assert (found.classes, found.labels.tolist()) == (("class00", "class01"), [0, 0, 1])
@@ -51,7 +51,7 @@ def test_the_dominant_prototype_of_each_place(rows: list[Row]) -> None:
     for image, pixels in enumerate(Stream(kept, viewing_decoder(RECIPE))):
         locations = embedder(embedder.normalise(torch.from_numpy(pixels.copy())[None])).locations[0]
         for place, location in enumerate(locations):
-            cosines = [float(torch.cosine_similarity(location, one, dim=0)) for one in embedder.prototypes]
+            cosines = [float(torch.cosine_similarity(location, one, dim=0)) for one in embedder.codebook]
             assert found[image, place] == np.argmax(cosines)
     assert find_assignments(rows[3:], embedder, RECIPE)[0] == ()
 
@@ -60,9 +60,9 @@ def test_roles_are_those_of_the_data_sets_own_test(rows: list[Row]) -> None:
     asked = [Row(row.key, row.image, row.label, "query") for row in rows]
     embedder = build_embedder(RECIPE).eval()
     given = RECIPE.model_copy(update={"split_by": "given"})
-    assert look(asked, embedder, given, batch=2).roles.tolist() == ["query"] * 3
-    assert look(asked, embedder, RECIPE, batch=2).roles.tolist() == [""] * 3
-    assert look(asked, embedder, given, batch=2, split="all").roles.tolist() == [""] * 3
+    assert embed_split(asked, embedder, given, batch=2).roles.tolist() == ["query"] * 3
+    assert embed_split(asked, embedder, RECIPE, batch=2).roles.tolist() == [""] * 3
+    assert embed_split(asked, embedder, given, batch=2, split="all").roles.tolist() == [""] * 3
 
 
 def test_a_data_set_that_keeps_queries_apart() -> None:

@@ -53,7 +53,7 @@ def test_without_xml_the_prototypes_stay(data: Path, recipe: str, tmp_path: Path
     )
     tensors, state = load_checkpoint(tmp_path / "r" / "last.safetensors")
     start = build_embedder(load_run(tmp_path / "r").recipe)
-    assert torch.equal(tensors["model.prototypes"], start.prototypes)
+    assert torch.equal(tensors["model.codebook"], start.codebook)
     assert not torch.equal(tensors["model.head.weight"], start.head.weight)
     assert state["history"][1]["xml"] == 0
 

@@ -24,7 +24,7 @@ def test_groups_of_the_optimizer() -> None:
     assert groups[id(embedder.backbone.body.conv.weight)] == (1, 0.1)  # type: ignore[union-attr]
     assert groups[id(embedder.backbone.body.bn.weight)] == (1, 0)  # type: ignore[union-attr]
     assert groups[id(embedder.head.weight)] == (2, 0.1)
-    assert groups[id(embedder.prototypes)] == (3, 0)
+    assert groups[id(embedder.codebook)] == (3, 0)
     assert optimizer.defaults["fused"]
 
 

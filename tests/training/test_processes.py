@@ -85,7 +85,7 @@ def test_gradients_of_two_processes_are_those_of_one_on_the_whole_batch(
     ranks = [load_file(root / f"{name}.{rank}") for rank in (0, 1)]
     two = ranks[0]
     assert one.keys() == two.keys() - {"order"}
-    assert {"model.prototypes", "model.head.weight", "model.backbone.body.conv.weight"} <= one.keys()
+    assert {"model.codebook", "model.head.weight", "model.backbone.body.conv.weight"} <= one.keys()
     assert any(key.startswith("objective.") for key in one) == (name == "recipe")
     for key, value in one.items():
         assert value.abs().max() > 0, key

@@ -1,22 +1,19 @@
-"""The histogram operator and the ridge fit against their oracles."""
+"""The ridge fit of prototypes to a batch against their oracles."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
 from training.prototypes import (
-    express_across,
+    cross_reconstruct,
     fit_dual,
     fit_primal,
     fit_prototypes,
-    histogram,
     solve_positive,
 )
 
@@ -32,45 +29,6 @@ def batch(
     scores = 3 * torch.randn(count, prototypes, generator=generator, dtype=torch.float64)
     embeddings = torch.randn(count, dimension, generator=generator, dtype=torch.float64)
     return scores.softmax(dim=1).to(dtype), embeddings.to(dtype)
-
-
-def locations_and_prototypes() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    locations = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
-    return locations, 2 * torch.randn(6, 4, generator=generator, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("unit", [True, False])
-@pytest.mark.parametrize("epsilon", [0.5, 10.0])
-def test_histogram_is_the_double_loop(unit: bool, epsilon: float) -> None:
-    locations, prototypes = locations_and_prototypes()
-    z = histogram(locations, prototypes, epsilon=epsilon, unit=unit)
-    expected = oracles.histogram(locations.numpy(), prototypes.numpy(), epsilon, unit)
-    np.testing.assert_allclose(z.numpy(), expected, atol=1e-12)
-    assert z.dtype == torch.float64
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(0, 10_000), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_histogram_rows_are_shares(seed: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    locations = (10 * torch.randn(2, 3, 4, generator=generator)).to(dtype)
-    z = histogram(locations, torch.randn(5, 4, generator=generator).to(dtype), unit=False)
-    assert z.dtype == torch.float32
-    assert (z >= 0).all()
-    torch.testing.assert_close(z.sum(dim=1), torch.ones(2))
-
-
-def test_histogram_of_black_and_one_prototype() -> None:
-    black = histogram(torch.zeros(1, 2, 4, requires_grad=True), torch.randn(3, 4))
-    torch.testing.assert_close(black, torch.full((1, 3), 1 / 3))
-    torch.autograd.backward(black.sum())
-    torch.testing.assert_close(histogram(torch.randn(2, 3, 4), torch.randn(1, 4)), torch.ones(2, 1))
-
-
-def test_histogram_names_shapes_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"\(1, 2, 4\) and \(3, 5\)"):
-        histogram(torch.zeros(1, 2, 4), torch.zeros(3, 5))
 
 
 @pytest.mark.parametrize("fit", [fit_primal, fit_dual, fit_prototypes])
@@ -129,13 +87,6 @@ def test_the_solve_leaves_autocast(fit: Fit) -> None:
     assert torch.equal(from_float, expected)
 
 
-def test_the_histogram_leaves_autocast() -> None:
-    locations, prototypes = (t.bfloat16() for t in locations_and_prototypes())
-    expected = histogram(locations.float(), prototypes.float())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(histogram(locations, prototypes), expected)
-
-
 @pytest.mark.parametrize(("count", "prototypes"), [(3, 8), (8, 3)])
 def test_a_feature_that_is_not_a_number_shows_in_the_result(count: int, prototypes: int) -> None:
     z, y = batch(count, prototypes)
@@ -169,7 +120,7 @@ def test_both_halves_at_once_are_each_expressed_by_the_others_fit(
     y = torch.randn(8, 5, dtype=torch.float64)
     first = torch.zeros(8, dtype=torch.bool)
     first[torch.randperm(8)[: halves[0]]] = True
-    expressed = express_across(z, y, first, ridge=0.05)
+    expressed = cross_reconstruct(z, y, first, ridge=0.05)
     for mine in (first, ~first):
         torch.testing.assert_close(expressed[mine], z[mine] @ fit_primal(z[~mine], y[~mine]).T)
 
@@ -179,21 +130,4 @@ def test_gradient_of_both_halves_at_once() -> None:
     z = torch.randn(6, 4, dtype=torch.float64).softmax(dim=1).requires_grad_()
     y = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     first = torch.tensor([True, False, True, True, False, False])
-    assert torch.autograd.gradcheck(lambda z, y: express_across(z, y, first), (z, y))
-
-
-@pytest.mark.parametrize("unit", [True, False])
-def test_gradient_of_the_histogram(unit: bool) -> None:
-    torch.manual_seed(0)
-    locations = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    prototypes = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda x, nu: histogram(x, nu, epsilon=3.0, unit=unit), (locations, prototypes)
-    )
-
-
-def test_black_locations_have_a_gradient_of_numbers() -> None:
-    locations = torch.zeros(2, 3, 4, requires_grad=True)
-    histogram(locations, torch.randn(5, 4))[:, 0].sum().backward()  # type: ignore[no-untyped-call]
-    assert locations.grad is not None
-    assert torch.isfinite(locations.grad).all()
+    assert torch.autograd.gradcheck(lambda z, y: cross_reconstruct(z, y, first), (z, y))

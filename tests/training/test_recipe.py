@@ -27,10 +27,10 @@ def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
 def test_overrides_win_and_are_read_as_yaml() -> None:
     recipe = load_recipe(
         "omniglot-contrastive-xml",
-        ["xml_weight=0", "unit=false", "batches_per_epoch=null", "split_train=0.5"],
+        ["xml_weight=0", "assign_on=raw", "batches_per_epoch=null", "split_train=0.5"],
     )
     assert recipe.xml_weight == 0
-    assert recipe.unit is False
+    assert recipe.assign_on == "raw"
     assert recipe.batches_per_epoch is None
     assert recipe.split == SplitRule(by="folder", train=0.5)
 

@@ -271,7 +271,7 @@ def test_a_previous_page_stays_where_a_new_one_fails(copy: Path, monkeypatch: py
 def test_what_cannot_be_shown_is_told(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFound, match="not a run folder"):
         run(Settings(run_dir=tmp_path))
-    monkeypatch.setattr(report, "look", None)  # nothing is embedded first
+    monkeypatch.setattr(report, "embed_split", None)  # nothing is embedded first
     with pytest.raises(BadSetting, match=r"is a folder: give --out a file"):
         run(Settings(run_dir=copy, out=tmp_path))
     with pytest.raises(BadSetting, match=r"there is no folder .*nowhere"):

@@ -89,9 +89,9 @@ def test_a_damaged_or_foreign_checkpoint_is_told(data: Path, recipe: str, tmp_pa
     save_checkpoint(out / "last.safetensors", tensors, {"epochs_done": 1, "history": []})
     with pytest.raises(BadArtifact, match=r"last\.safetensors is damaged.*no best"):
         run(Settings(out=out, resume=True))
-    del tensors["model.prototypes"]
+    del tensors["model.codebook"]
     save_checkpoint(out / "last.safetensors", tensors, state)
-    with pytest.raises(ModelMismatch, match="prototypes"):
+    with pytest.raises(ModelMismatch, match="codebook"):
         run(Settings(out=out, resume=True))
     tensors, state = load_checkpoint(out / "best.safetensors")
     save_checkpoint(out / "best.safetensors", tensors, {"epoch": None})

@@ -48,7 +48,7 @@ def test_the_best_weights_are_those_of_the_best_epoch(whole: Path) -> None:
     assert trained.recipe.dimension == 8
     assert not trained.embedder.training
     tensors, best = load_checkpoint(whole / "best.safetensors")
-    assert torch.equal(trained.embedder.prototypes, tensors["model.prototypes"])
+    assert torch.equal(trained.embedder.codebook, tensors["model.codebook"])
     assert best["epoch"] == trained.record["metrics"]["epoch"]
 
 

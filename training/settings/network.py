@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from training.histogram import AssignOn
+
 __all__ = ["NetworkSettings"]
 
 
@@ -39,12 +41,16 @@ class NetworkSettings(BaseModel):
         " mean with a learned exponent, which is meant for features after a ReLU",
     )
     prototypes: int = Field(64, ge=2, le=256, description="m: how many prototypes the histogram operator has")
-    epsilon: float = Field(
-        10.0, gt=0, le=1000, description="inverse temperature of the softmax over prototypes"
+    assignment_scale: float = Field(
+        10.0,
+        gt=0,
+        le=1000,
+        description="inverse temperature of the softmax over prototypes: the larger, the harder",
     )
-    unit: bool = Field(
-        True,
-        description="whether the softmax sees features and prototypes at unit length, and so cosines",
+    assign_on: AssignOn = Field(
+        "unit",
+        description="what the softmax compares: features and prototypes at unit length (cosines), raw, or"
+        " features shrunk into the unit ball and prototypes as they are",
     )
     head_init: Literal["random", "pca", "whiten", "whiten_within"] = Field(
         "random",
