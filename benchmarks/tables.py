@@ -175,7 +175,7 @@ def _difference(
 ) -> str:
     """Write the mean difference from the baseline over seeds, and its interval's ends."""
     own = dict(zip(table.groups, group, strict=True))
-    other = tuple((own | table.baseline)[name] for name in table.groups)
+    other = tuple({**own, **table.baseline}[name] for name in table.groups)
     if other == group:
         return ""
     if other not in groups:

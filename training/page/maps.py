@@ -9,14 +9,15 @@ from serving.catalog import Row
 from training.page.document import Section
 from training.page.markup import Markup, clip, element, percent
 
-__all__ = ["MAP", "maps_section"]
+__all__ = ["MAP", "SIDE", "maps_section", "tiles"]
 
 MAP = 160
 """Side of a picture, in pixels."""
 _NUMBERED = 12
 """Widest map whose places are numbered, in places."""
 _TOLD = 4
-_SIDE = 100.0
+SIDE = 100.0
+"""Side of a picture in a drawing of its own."""
 _GAP = 4.0
 
 
@@ -56,16 +57,16 @@ def _figure(row: Row, found: NDArray[np.uint8], uri: str | None, *, anchor: str)
         return element(
             "figure", element("figcaption", f"{clip(row.label)}: can no longer be read; {summary}")
         )
-    right = _SIDE + _GAP
+    right = SIDE + _GAP
     # shown twice, but held once: a data URI is long
-    image = element("image", id=anchor, href=uri, width=_SIDE, height=_SIDE)
+    image = element("image", id=anchor, href=uri, width=SIDE, height=SIDE)
     again = element("use", href=f"#{anchor}", x=right)
     drawing = element(
         "svg",
         image,
         again,
-        element("g", *_tiles(found), transform=f"translate({right:g} 0)"),
-        viewBox=f"0 0 {right + _SIDE:g} {_SIDE:g}",
+        element("g", *tiles(found), transform=f"translate({right:g} 0)"),
+        viewBox=f"0 0 {right + SIDE:g} {SIDE:g}",
         role="img",
         aria_label=f"Image of {clip(row.label)}, plain and under its map: {summary}",
     )
@@ -73,16 +74,16 @@ def _figure(row: Row, found: NDArray[np.uint8], uri: str | None, *, anchor: str)
     return element("figure", drawing, caption, title=clip(row.key, 200))
 
 
-def _tiles(found: NDArray[np.uint8]) -> list[Markup]:
-    """Colour the places of a map, (h, w); neighbours of one prototype in a row are one tile."""
+def tiles(found: NDArray[np.uint8]) -> list[Markup]:
+    """Colour the places of a map, (h, w), over a square; neighbours of one prototype in a row are a tile."""
     height, width = found.shape
-    tall, wide = _SIDE / height, _SIDE / width
-    tiles = []
+    tall, wide = SIDE / height, SIDE / width
+    drawn = []
     for y, line in enumerate(found.tolist()):
         starts = [x for x in range(width) if x == 0 or line[x] != line[x - 1]]
         for start, end in zip(starts, [*starts[1:], width], strict=True):
             prototype = line[start]
-            tiles.append(
+            drawn.append(
                 element(
                     "rect",
                     element("title", f"prototype {prototype}"),
@@ -96,8 +97,8 @@ def _tiles(found: NDArray[np.uint8]) -> list[Markup]:
             )
             if width <= _NUMBERED:
                 middle = (start + end) / 2 * wide
-                tiles.append(element("text", str(prototype), x=middle, y=(y + 0.5) * tall + 1.8))
-    return tiles
+                drawn.append(element("text", str(prototype), x=middle, y=(y + 0.5) * tall + 1.8))
+    return drawn
 
 
 def _colour(prototype: int) -> str:

@@ -1,0 +1,57 @@
+"""The second figure, in short: two runs on drawn images, their histograms, maps and figures side by side."""
+
+import csv
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.two_arms import main
+from tests.training.drawn import draw_folder
+from tests.training.small_run import SMALL
+from training import evaluate, train
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("arms")
+    data = draw_folder(root / "data", classes=10, images=5)
+    (root / "recipe.yaml").write_text(SMALL.replace("epochs: 3", "epochs: 1"))
+    for name, weight in (("without", 0), ("with", 0.3)):
+        train.run(
+            train.Settings(
+                recipe=str(root / "recipe.yaml"), data=data, out=root / name, set=[f"xml_weight={weight}"]
+            )
+        )
+    return [root / "without", root / "with"]
+
+
+def test_two_runs_stand_side_by_side(runs: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "arms.svg"
+    words = [*map(str, runs), "--out", str(out), "--halvings", "5"]
+    main([*words, "--images", "2", "--credit", "drawn"])
+    tree = ElementTree.parse(out)
+    assert len(list(tree.iter(f"{SVG}image"))) == 4  # two of each arm, each held once
+    assert {"without XML", "with XML", "5 unseen classes", "drawn"} <= {
+        each.text for each in tree.iter(f"{SVG}text")
+    }
+    with out.with_suffix(".csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row, run in zip(rows, runs, strict=True):
+        found = evaluate.run(evaluate.Settings(target=run, fitted=5))
+        for name in ("map_at_r", "map_c", "map_x"):
+            assert float(row[name]) == pytest.approx(found[name], abs=1e-6)
+        assert float(row["recall_at_1"]) == pytest.approx(found["recall_at"]["1"], abs=1e-6)
+        assert row["halvings"] == str(found["halvings"])
+    first = out.read_bytes()
+    main(words)
+    assert b"<image" in first
+    assert b"<image" not in out.read_bytes()
+
+
+def test_pictures_need_a_credit(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*map(str, runs), "--out", str(tmp_path / "arms.svg"), "--images", "1"])
+    assert "--credit" in capsys.readouterr().err
