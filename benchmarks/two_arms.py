@@ -112,7 +112,7 @@ def _arm(arm: Arm, left: float, largest: float) -> Iterator[Markup]:
         frame = element("rect", width=SIDE, height=SIDE, fill="none", stroke="#bbb")
         again = element("use", href=f"#{anchor}")
         numbers = element("g", *tiles(found), font_size=6, text_anchor="middle", fill=INK)
-        scale, below = f"scale({side / SIDE:.4f})", f"{top + side + 8:.2f}"
+        scale = f"scale({side / SIDE:.4f})"
         yield element("g", image, frame, transform=f"translate({x:.2f} {top}) {scale}")
         yield element(
             "g", again, numbers, frame, transform=f"translate({x:.2f} {top + side + 8:.2f}) {scale}"
