@@ -24,6 +24,7 @@ class Features(NamedTuple):
     locations: Tensor  # (B, n, d)
     embeddings: Tensor  # (B, d), with pooling gap the mean over locations
     histograms: Tensor  # (B, m), each row sums to one
+    detached: Tensor | None = None  # the same (B, m), whose gradient moves the codebook alone
 
 
 class Embedder(nn.Module):
@@ -39,6 +40,7 @@ class Embedder(nn.Module):
         assignment_scale: float,
         assign_on: AssignOn,
         pooling: PoolingName = "gap",
+        reconstructs: bool = False,
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -50,6 +52,7 @@ class Embedder(nn.Module):
         self.std = backbone.std
         self.grid = _grid(backbone, image_size)  # (h, w): locations are read row by row
         self.pooling: PoolingName = pooling
+        self.reconstructs = reconstructs
         self.pool = build_pooling(pooling)
         # before GAP this 1x1 convolution equals a linear layer after it
         self.head = nn.Conv2d(backbone.channels, dimension, 1, bias=False)
@@ -66,7 +69,8 @@ class Embedder(nn.Module):
         """Embed normalised images, float32 (B, 3, S, S).
 
         Returns:
-            Local features, embeddings and histograms.
+            Local features, embeddings and histograms, and where it `reconstructs`, in training, histograms
+            of detached locations.
         """
         features: Tensor = self.backbone(images)  # (B, C, h, w)
         maps: Tensor = self.head(features)  # (B, d, h, w)
@@ -75,10 +79,15 @@ class Embedder(nn.Module):
             embeddings = locations.mean(dim=1)  # (B, d)
         else:
             embeddings = self.head(self.pool(features)[:, :, None, None])[:, :, 0, 0]  # (B, d)
-        histograms = histogram(  # eq. 2.4
+        histograms = self.histogram(locations)
+        detached = self.histogram(locations.detach()) if self.reconstructs and self.training else None
+        return Features(locations, embeddings, histograms, detached)
+
+    def histogram(self, locations: Tensor) -> Tensor:
+        """Give the histograms, float (B, m), of local features (B, n, d)."""
+        return histogram(  # eq. 2.4
             locations, self.codebook, assignment_scale=self.assignment_scale, assign_on=self.assign_on
         )
-        return Features(locations, embeddings, histograms)
 
     def assignments(self, locations: Tensor) -> Tensor:
         """Give the dominant prototype of each location, the largest term of eq. 2.4's softmax.
@@ -121,6 +130,7 @@ def build_embedder(recipe: Recipe) -> Embedder:
             assignment_scale=recipe.assignment_scale,
             assign_on=recipe.assign_on,
             pooling=recipe.pooling,
+            reconstructs=recipe.reconstruction_weight > 0,
         )
 
 

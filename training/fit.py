@@ -5,6 +5,7 @@ and the number of the draw, so that a resumed run gives the same weights, bit fo
 cut. Several processes (`training.processes`) run it side by side, each on its rows of every batch.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,10 +32,12 @@ from training.processes import gather_rows, gather_shares, mean_gradients, share
 from training.recipe import Recipe
 from training.sampler import PKSampler
 from training.schedule import rate_factor, xml_weight
+from training.term import dead_note
 from training.trainee import Trainee
 
 __all__ = ["fit"]
 
+_log = logging.getLogger(__name__)
 _SUMS = ("loss", "dml", "xml", "gradient_norm")
 """What each step tells, in this order; an epoch's row holds the means."""
 
@@ -92,6 +95,7 @@ def fit(
         logbook.end_epoch({"epoch": 0, "steps": 0}, trainee.eval_model, _validate(trainee, validation))
     else:
         logbook.restore()
+    dead_before = any(dead_note([row], recipe) for row in logbook.history)
     with board.open(folder, logbook.history) as curves:
         while not logbook.finished:
             epoch, started = logbook.epochs_done, time.monotonic()
@@ -111,6 +115,10 @@ def fit(
                 "seconds": round(time.monotonic() - started, 2),
             }
             due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
+            note = dead_note([row], recipe)
+            if note and not dead_before and fabric.is_global_zero:
+                _log.warning("%s", note)
+            dead_before = dead_before or note is not None
             logbook.end_epoch(row, trainee.eval_model, _validate(trainee, validation if due else None))
             curves.add(row)
     return logbook
@@ -119,7 +127,7 @@ def fit(
 def _run_epoch(
     trainee: Trainee, batches: DataLoader[tuple[Tensor, int]], recipe: Recipe, epoch: int
 ) -> dict[str, float]:
-    """Step through one epoch, counted from 0; gives the means of `_SUMS`."""
+    """Step through one epoch, counted from 0; gives the means of `_SUMS` and `watch` of the last batch."""
     embedder, objective, optimizer, fabric = (
         trainee.embedder, trainee.objective, trainee.optimizer, trainee.fabric,
     )  # fmt: skip
@@ -129,6 +137,7 @@ def _run_epoch(
     resting = epoch < recipe.freeze_epochs
     embedder.train()
     freeze_batchnorm(embedder, whole=recipe.freeze_batchnorm or resting)
+    watched: dict[str, float] = {}
     sums, counts = torch.zeros(2, len(_SUMS), dtype=torch.float64)
     label = f"Epoch {epoch + 1}/{recipe.epochs}"
     for batch, (pixels, names) in enumerate(progress(_drawn(batches), label, total=steps, unit="batch")):
@@ -139,14 +148,17 @@ def _run_epoch(
         images, labels = embedder.normalise(pixels.to(trainee.device)), names.to(trainee.device)
         features: Features = trainee.forward(images)
         mixed = _mix(trainee, images, features, labels, recipe, pairing)
+        rows = tuple(gather_rows(each, fabric) for each in (features.embeddings, features.histograms, labels))
+        weight = xml_weight(step, total, recipe)
+        if batch + 1 == steps and recipe.learns_prototypes:  # before the objective remembers the batch
+            watched = _watch(trainee, features, rows[2], weight=weight, seed=_seed(recipe, epoch, 3))
         terms = objective(
-            gather_rows(features.embeddings, fabric),
-            gather_rows(features.histograms, fabric),
-            gather_rows(labels, fabric),
+            *rows,
             step=step,
-            weight=xml_weight(step, total, recipe),
+            weight=weight,
             halves=halves,
             mixed=mixed,
+            detached=None if features.detached is None else gather_rows(features.detached, fabric),
         )
         fabric.backward(terms.total)
         mean_gradients(objective, fabric)
@@ -162,7 +174,7 @@ def _run_epoch(
         counted = torch.isfinite(told)  # all but the gradient of a step that fp16 left out
         sums += told.where(counted, 0)
         counts += counted
-    return dict(zip(_SUMS, (sums / counts.clamp_min(1)).tolist(), strict=True))
+    return dict(zip(_SUMS, (sums / counts.clamp_min(1)).tolist(), strict=True)) | watched
 
 
 def _drawn(batches: DataLoader[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -204,6 +216,27 @@ def _mix(
         return trainee.forward(mix(images, pairs)).embeddings, pairs
     with mixing_at(trainee.embedder.backbone.middle, pairs):
         return trainee.forward(images).embeddings, pairs
+
+
+def _watch(
+    trainee: Trainee, features: Features, labels: Tensor, *, weight: float, seed: int
+) -> dict[str, float]:
+    """Measure the XML term on a batch, and its gradient at what the head puts out, behind which nothing runs.
+
+    Args:
+        trainee: What is trained.
+        features: Of this process's rows.
+        labels: Of all processes' rows, (B,).
+        weight: λ at this step.
+        seed: Draws halves of its own, so that training draws as if nothing were measured.
+    """
+    locations = gather_rows(features.locations.detach(), trainee.fabric).requires_grad_()
+    embeddings = locations.mean(dim=1)
+    if trainee.embedder.pooling != "gap":  # which is no function of the locations
+        embeddings = gather_rows(features.embeddings.detach(), trainee.fabric).requires_grad_()
+    histograms = trainee.embedder.histogram(locations)
+    leaves = [locations] if trainee.embedder.pooling == "gap" else [locations, embeddings]
+    return trainee.objective.watch(embeddings, histograms, labels, leaves=leaves, weight=weight, seed=seed)
 
 
 def _unscaled_length(trainee: Trainee, recipe: Recipe) -> Tensor:

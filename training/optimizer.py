@@ -82,7 +82,7 @@ def freeze_weights(embedder: Embedder, recipe: Recipe) -> None:
     if recipe.freeze_batchnorm_weights:
         for layer in _batchnorms(embedder):
             layer.requires_grad_(False)
-    if recipe.xml_weight == 0:  # nothing asks for them, and several processes wait for every gradient
+    if not recipe.learns_prototypes:  # nothing asks for them, and several processes wait for every gradient
         embedder.codebook.requires_grad_(False)
 
 
