@@ -140,6 +140,18 @@ def test_quarter_turns_of_a_class_are_never_parted(labels: list[int], seed: int)
     torch.testing.assert_close(told.xml, expected, rtol=1e-3, atol=1e-4)
 
 
+def test_processes_that_gather_turned_classes_in_another_order_split_them_alike() -> None:
+    objective = Objective(_recipe(quarter_turns=True), classes=12)
+    names = torch.tensor([0, 3, 6, 9, 1, 1, 4, 7, 2, 5, 8, 11])
+    embeddings, histograms = _batch()
+    told = []
+    for order in (torch.arange(12), torch.randperm(12, generator=torch.Generator().manual_seed(0))):
+        halves = torch.Generator().manual_seed(5)
+        rows = embeddings[order], histograms[order], names[order]
+        told.append(objective(*rows, step=0, weight=0.3, halves=halves).total)
+    torch.testing.assert_close(*told)
+
+
 @pytest.mark.parametrize("weight", [0.0, 0.3])
 @pytest.mark.parametrize("fit_on", ["raw", "unit"])
 def test_the_reconstruction_moves_histograms_alone(weight: float, fit_on: str) -> None:
