@@ -19,8 +19,8 @@ from serving.errors import BadArtifact, BadData, BadSetting
 from serving.model.encoder import Encoder
 from serving.model.spec import KEY, ModelSpec, fingerprint, output_names, read_spec
 from tests.tiny_model import tiny_graph
+from training import evaluate, parity, train
 from training import export as module
-from training import parity, train
 from training.backbone import Backbone
 from training.embedder import Embedder, build_embedder
 from training.export import Settings, export_model, render, run
@@ -162,6 +162,8 @@ def test_a_run_without_xml_is_exported_without_prototypes(data: Path, recipe: st
     train.run(train.Settings(recipe=recipe, data=data, out=tmp_path / "run", set=chosen))
     run(Settings(run_dir=tmp_path / "run", model=tmp_path / "plain.onnx"))
     assert read_spec(tmp_path / "plain.onnx").prototypes == 0
+    with pytest.raises(BadSetting, match=r"--fitted needs histograms, and .*plain\.onnx has none"):
+        evaluate.run(evaluate.Settings(target=tmp_path / "plain.onnx", data=data, fitted=2))
 
 
 def test_nothing_of_this_machine_is_in_the_file(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
