@@ -1,14 +1,14 @@
 """Embedders of several folds, each alone and all as one; and what repeats of that tell."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 from torch.nn import functional
+
+from training.paired import interval
 
 __all__ = ["FIGURES", "concatenate", "mean_of", "measure_ensemble", "over_repeats"]
 
@@ -63,20 +63,15 @@ def mean_of(figures: Sequence[Figures]) -> Figures:
 
 
 def over_repeats(figures: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
-    """Give the mean over n repeats and half the width of its Student-t interval of 95 % confidence.
-
-    The half width is t(0.975, n − 1) · s / √n with the sample's standard deviation s.
+    """Give the mean over repeats and half the width of its Student-t interval of 95 % confidence.
 
     Returns:
         `mean` and `half_width` of each figure; one repeat tells nothing of the spread, so that its is None.
     """
     found: dict[str, dict[str, float | None]] = {}
     for name in FIGURES:
-        values = np.array([each[name] for each in figures])
-        half = None
-        if len(values) > 1:
-            half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-        found[name] = {"mean": float(values.mean()), "half_width": half}
+        mean, half = interval([each[name] for each in figures])
+        found[name] = {"mean": mean, "half_width": half}
     return found
 
 

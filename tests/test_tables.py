@@ -1,0 +1,127 @@
+"""The tables of the results: the committed ones are what their runs give, and a broken copy is found out."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tables
+from benchmarks.tables import PAGES, TABLES, Figure, Table
+from training.paired import interval, paired
+
+ROOT = Path(__file__).resolve().parent.parent
+
+RUNS = """loss,xml_weight,seed,map_at_r,seconds,map_c
+contrastive,0,0,0.46,10,
+contrastive,0,1,0.47,11,
+contrastive,0,2,0.45,12,
+contrastive,0.3,2,0.47,20,0.3
+contrastive,0.3,0,0.48,20,0.2
+contrastive,0.3,1,0.488,20,0.1
+triplet,0,7,0.4,9,
+triplet,0.3,7,0.39,9,0.5
+"""
+TABLE = Table(
+    groups={"loss": "loss", "xml_weight": "λ"},
+    figures={"map_at_r": Figure("MAP@R"), "map_c": Figure("MAP_c"), "seconds": Figure("seconds", 1, 0)},
+    baseline={"xml_weight": "0"},
+)
+
+
+def page(tmp_path: Path, text: str, runs: str = RUNS) -> Path:
+    (tmp_path / "benchmarks/results").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "benchmarks/results/arms.csv").write_text(runs)
+    (tmp_path / "page.md").write_text(text)
+    return tmp_path / "page.md"
+
+
+def made(tmp_path: Path, text: str, runs: str = RUNS, table: Table = TABLE) -> str:
+    where = page(tmp_path, text, runs)
+    return tables.stale(tmp_path, {"arms": table}, ["page.md"])[where]
+
+
+def cells(text: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line[1:-1].split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+
+
+def test_the_committed_pages_are_what_their_runs_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tables.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_each_table_stands_on_a_page() -> None:
+    text = "".join((ROOT / name).read_text() for name in PAGES)
+    for name in TABLES:
+        assert any(f"<!-- {kind} {name}" in text for kind in ("table", "figure", "difference")), name
+
+
+def test_a_broken_copy_is_named_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (
+        *PAGES,
+        *{table.source or f"benchmarks/results/{name}.csv" for name, table in TABLES.items()},
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    broken = tmp_path / PAGES[0]
+    right = broken.read_text()
+    name, cell = next((match[2], cells(match[3])[2][-1]) for match in tables._MARKED.finditer(right))
+    broken.write_text(right.replace(cell, "99.9", 1))
+    assert tables.main(["--check"], root=tmp_path) == 1
+    assert capsys.readouterr().out == f"{PAGES[0]}: table {name} differs from its runs\n"
+    assert tables.main([], root=tmp_path) == 0
+    assert broken.read_text() == right
+    assert tables.main(["--check"], root=tmp_path) == 0
+
+
+def test_rows_are_means_with_intervals_and_paired_differences(tmp_path: Path) -> None:
+    head, rule, plain, better, one, worse = cells(made(tmp_path, "<!-- table arms --><!-- end -->"))
+    assert head == ["loss", "λ", "runs", "MAP@R", "Δ MAP@R", "MAP_c", "Δ MAP_c", "seconds", "Δ seconds"]
+    assert rule == ["---", "---", *["---:"] * 7]
+    mean, half = interval([48, 48.8, 47])
+    difference, reach = paired([48, 48.8, 47], [46, 47, 45])  # by seed, whatever the order of the file
+    assert half is not None
+    assert reach is not None
+    assert plain == ["contrastive", "0", "3", "46.0 ± 2.5", "", "–", "", "11 ± 2", ""]
+    assert better[3] == f"{mean:.1f} ± {half:.1f}"
+    assert better[4] == f"{difference:+.1f} ({difference - reach:+.1f} to {difference + reach:+.1f})"
+    assert better[5:7] == ["20.0 ± 24.8", "–"]
+    assert one[3] == "40.0"
+    assert worse[3:5] == ["39.0", "-1.0"]
+
+
+def test_single_figures_stand_in_a_sentence(tmp_path: Path) -> None:
+    text = (
+        "It brings <!-- difference arms map_at_r loss=triplet xml_weight=0.3 -->?<!-- end --> to"
+        " <!-- figure arms map_at_r loss=triplet xml_weight=0.3 -->?<!-- end --> points."
+    )
+    assert made(tmp_path, text).replace(" -->", "<!--").split("<!--")[2::4] == ["-1.0", "39.0"]
+
+
+def test_some_runs_alone_can_be_shown(tmp_path: Path) -> None:
+    table = Table({"xml_weight": "λ"}, {"map_at_r": Figure("MAP@R")}, where={"loss": "triplet"})
+    assert cells(made(tmp_path, "<!-- table arms --><!-- end -->", table=table))[2:] == [
+        ["0", "1", "40.0"],
+        ["0.3", "1", "39.0"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "runs", "told"),
+    [
+        ("<!-- table other --><!-- end -->", RUNS, "no table 'other'"),
+        ("<!-- table arms -->", RUNS, "does not end"),
+        ("<!-- figure arms map_at_r loss=triplet --><!-- end -->", RUNS, "2 rows are meant"),
+        ("<!-- figure arms other loss=triplet xml_weight=0 --><!-- end -->", RUNS, "other"),
+        ("<!-- table arms --><!-- end -->", RUNS.replace("seconds", "minutes"), "no column seconds"),
+        ("<!-- table arms --><!-- end -->", RUNS + "triplet,0.3,7,0.39,9,0.5\n", "two runs of seed 7"),
+        ("<!-- table arms --><!-- end -->", RUNS + "triplet,0.3,8,0.39,9,0.5\n", "are not those of"),
+        ("<!-- table arms --><!-- end -->", RUNS + "libc,0.3,8,0.39,9,0.5\n", "has no baseline libc 0"),
+        ("<!-- table arms --><!-- end -->", RUNS.replace("0.47,11,", "0.47,,"), "could not convert"),
+        ("<!-- table arms --><!-- end -->", RUNS.splitlines()[0], "no such runs"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, runs: str, told: str) -> None:
+    page(tmp_path, text, runs)
+    with pytest.raises(ValueError, match=told):
+        tables.stale(tmp_path, {"arms": TABLE}, ["page.md"])

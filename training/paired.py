@@ -1,0 +1,53 @@
+"""What repeats tell: a mean and its Student-t interval, of values or of differences within pairs."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+__all__ = ["interval", "paired"]
+
+
+def interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float | None]:
+    """Give the mean over n values and half the width of its interval.
+
+    The half width is t((1 + confidence) / 2, n − 1) · s / √n with the sample's standard deviation s.
+
+    Args:
+        values: At least one.
+        confidence: Of the interval, in 0..1.
+
+    Returns:
+        Mean and half width; one value tells nothing of the spread, so that its half width is None.
+
+    Raises:
+        ValueError: If there is no value.
+    """
+    count = len(values)
+    if count == 0:
+        raise ValueError("there is no value, and the mean needs one")
+    mean = float(np.mean(values))
+    if count == 1:
+        return mean, None
+    critical = stats.t.ppf((1 + confidence) / 2, count - 1)
+    return mean, float(critical * np.std(values, ddof=1) / math.sqrt(count))
+
+
+def paired(
+    first: Sequence[float], second: Sequence[float], *, confidence: float = 0.95
+) -> tuple[float, float | None]:
+    """Give the mean of first − second over n pairs (of one seed, say) and half the width of its interval.
+
+    What a pair shares drops out of the difference, so that the interval is narrower than those of the two
+    means would suggest.
+
+    Returns:
+        As `interval` gives them.
+
+    Raises:
+        ValueError: If the two differ in length, or are empty.
+    """
+    if len(first) != len(second):
+        raise ValueError(f"pairs are needed, but there are {len(first)} and {len(second)} values")
+    return interval([one - other for one, other in zip(first, second, strict=True)], confidence=confidence)
