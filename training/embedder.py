@@ -65,14 +65,19 @@ class Embedder(nn.Module):
         self.register_buffer("_scale", scale, persistent=False)
         self.register_buffer("_shift", shift, persistent=False)
 
-    def forward(self, images: Tensor) -> Features:
+    def forward(self, images: Tensor, *, mapped: bool = False) -> Features:
         """Embed normalised images, float32 (B, 3, S, S).
+
+        Args:
+            images: The images; or with `mapped` what the backbone gives for them, float (B, C, h, w), or at
+                some of the places, (B, C, k, 1).
+            mapped: The backbone has run already.
 
         Returns:
             Local features, embeddings and histograms, and where it `reconstructs`, in training, histograms
             of detached locations.
         """
-        features: Tensor = self.backbone(images)  # (B, C, h, w)
+        features: Tensor = images if mapped else self.backbone(images)  # (B, C, h, w)
         maps: Tensor = self.head(features)  # (B, d, h, w)
         locations = maps.flatten(2).transpose(1, 2)  # (B, n, d)
         if self.pooling == "gap":  # the head is linear: the mean can be taken behind it
@@ -100,16 +105,21 @@ class Embedder(nn.Module):
             codebook = functional.normalize(codebook, dim=1)
         return (locations @ codebook.T).argmax(dim=2).to(torch.uint8)
 
-    def normalise(self, images: Tensor) -> Tensor:
-        """Turn pixels, uint8 RGB (B, S, S, 3), into what `forward` takes, float32 (B, 3, S, S)."""
+    def normalise(self, images: Tensor, *, mapped: bool = False) -> Tensor:
+        """Turn pixels, uint8 RGB (B, S, S, 3), into what `forward` takes, float32 (B, 3, S, S).
+
+        Maps of the backbone, where it has run already, only become float32.
+        """
+        if mapped:
+            return images.float()
         if self.backbone.order == "BGR":
             images = images.flip(3)
         pixels = images.permute(0, 3, 1, 2).to(torch.float32)
         return pixels * self._scale + self._shift
 
-    def pooled(self, images: Tensor) -> Tensor:
-        """Pool the backbone's own features, (B, C), of normalised images (B, 3, S, S)."""
-        maps: Tensor = self.backbone(images)
+    def pooled(self, images: Tensor, *, mapped: bool = False) -> Tensor:
+        """Pool the backbone's own features, (B, C), of what `forward` takes."""
+        maps: Tensor = images if mapped else self.backbone(images)
         vectors: Tensor = self.pool(maps.float())
         return vectors
 

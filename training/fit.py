@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -24,6 +25,7 @@ from training.board import Board
 from training.dataset import Draws, TrainingSet
 from training.embedder import Features
 from training.embedding import embed_pictures, embedder_function, measure_retrieval
+from training.feature_cache import FeatureBatches, FeatureSet
 from training.logbook import Logbook
 from training.metrix import Pairs, draw_pairs, mix, mixing_at
 from training.optimizer import clip, freeze_batchnorm
@@ -38,6 +40,8 @@ from training.trainee import Trainee
 __all__ = ["fit"]
 
 _log = logging.getLogger(__name__)
+
+_Batches = DataLoader[tuple[Tensor, int]] | FeatureBatches
 _SUMS = ("loss", "dml", "xml", "gradient_norm")
 """What each step tells, in this order; an epoch's row holds the means."""
 
@@ -45,8 +49,8 @@ _SUMS = ("loss", "dml", "xml", "gradient_norm")
 def fit(
     recipe: Recipe,
     trainee: Trainee,
-    source: Pictures | QuarterTurns,
-    validation: Pictures | None,
+    source: Pictures | QuarterTurns | FeatureSet,
+    validation: Pictures | FeatureSet | None,
     folder: Path,
     record: dict[str, Any],
     *,
@@ -58,8 +62,8 @@ def fit(
     Args:
         recipe: All settings.
         trainee: What `start_trainee` built of the recipe.
-        source: Training images, of any size.
-        validation: Images of held-out classes, S x S; None keeps the last epoch.
+        source: Training images, of any size, or their features.
+        validation: Images of held-out classes, S x S, or their features; None keeps the last epoch.
         folder: The run's, which exists.
         record: The run's; its `metrics` are brought up to date.
         fresh: The training begins; otherwise it goes on from its last checkpoint.
@@ -81,7 +85,6 @@ def fit(
         batches=recipe.batches_per_epoch,
         seed=recipe.seed,
     )
-    augmentation = Augmentation(recipe)
     logbook = Logbook(
         trainee.modules,
         trainee.optimizer,
@@ -100,12 +103,7 @@ def fit(
         while not logbook.finished:
             epoch, started = logbook.epochs_done, time.monotonic()
             sampler.set_epoch(epoch)
-            batches = DataLoader(
-                TrainingSet(source, augmentation, seed=recipe.seed, epoch=epoch),
-                batch_sampler=Draws(sampler, mine=lambda batch: share(batch, fabric)),
-                num_workers=recipe.workers,
-                generator=torch.Generator(),  # only seeds workers, and must not draw from the global one
-            )
+            batches = _batches(source, sampler, recipe, epoch, fabric)
             means = _run_epoch(trainee, batches, recipe, epoch)
             row = {
                 "epoch": epoch + 1,
@@ -124,9 +122,33 @@ def fit(
     return logbook
 
 
-def _run_epoch(
-    trainee: Trainee, batches: DataLoader[tuple[Tensor, int]], recipe: Recipe, epoch: int
-) -> dict[str, float]:
+def _batches(
+    source: Pictures | QuarterTurns | FeatureSet,
+    sampler: PKSampler,
+    recipe: Recipe,
+    epoch: int,
+    fabric: Fabric,
+) -> _Batches:
+    """Deal out one epoch, counted from 0: this process's rows of each batch."""
+    if isinstance(source, FeatureSet):
+        return FeatureBatches(
+            source,
+            list(sampler),
+            location_share=recipe.location_share,
+            seed=recipe.seed,
+            epoch=epoch,
+            rank=fabric.global_rank,
+            processes=fabric.world_size,
+        )
+    return DataLoader(
+        TrainingSet(source, Augmentation(recipe), seed=recipe.seed, epoch=epoch),
+        batch_sampler=Draws(sampler, mine=lambda batch: share(batch, fabric)),
+        num_workers=recipe.workers,
+        generator=torch.Generator(),  # only seeds workers, and must not draw from the global one
+    )
+
+
+def _run_epoch(trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int) -> dict[str, float]:
     """Step through one epoch, counted from 0; gives the means of `_SUMS` and `watch` of the last batch."""
     embedder, objective, optimizer, fabric = (
         trainee.embedder, trainee.objective, trainee.optimizer, trainee.fabric,
@@ -144,9 +166,10 @@ def _run_epoch(
         step = epoch * steps + batch
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * rate_factor(step, total, recipe, per_epoch=steps)
-        # pixels uint8 (B, S, S, 3), names int64 (B,), both this process's rows
-        images, labels = embedder.normalise(pixels.to(trainee.device)), names.to(trainee.device)
-        features: Features = trainee.forward(images)
+        # pixels uint8 (B, S, S, 3) or maps (B, C, k, 1), names int64 (B,), both this process's rows
+        images = embedder.normalise(pixels.to(trainee.device), mapped=recipe.caches_features)
+        labels = names.to(trainee.device)
+        features: Features = trainee.forward(images, mapped=recipe.caches_features)
         mixed = _mix(trainee, images, features, labels, recipe, pairing)
         rows = tuple(gather_rows(each, fabric) for each in (features.embeddings, features.histograms, labels))
         weight = xml_weight(step, total, recipe)
@@ -177,7 +200,7 @@ def _run_epoch(
     return dict(zip(_SUMS, (sums / counts.clamp_min(1)).tolist(), strict=True)) | watched
 
 
-def _drawn(batches: DataLoader[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+def _drawn(batches: _Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """Draw batches; what goes wrong in a process of the loader is told as if it were here."""
     try:
         yield from batches
@@ -271,12 +294,13 @@ def _check_finite(told: Tensor, *, scale: float | None, epoch: int, batch: int, 
         )
 
 
-def _validate(trainee: Trainee, validation: Pictures | None) -> dict[str, Any] | None:
+def _validate(trainee: Trainee, validation: Pictures | FeatureSet | None) -> dict[str, Any] | None:
     """Measure the held-out classes: each process embeds its share, the first one measures."""
     if validation is None:
         return None
     fabric, total = trainee.fabric, len(validation)
-    embed = embedder_function(trainee.eval_model, trainee.device)
+    mapped = isinstance(validation, FeatureSet)
+    embed = embedder_function(trainee.eval_model, trainee.device, mapped=mapped)
     mine = validation.share(fabric.global_rank, fabric.world_size)
     embeddings = gather_shares(embed_pictures(embed, mine, label="Validating"), total, fabric)
     measured = measure_retrieval(embeddings, validation.labels) if fabric.is_global_zero else None

@@ -79,6 +79,8 @@ def average_weights(embedder: Embedder, decay: float) -> AveragedModel:
 def freeze_weights(embedder: Embedder, recipe: Recipe) -> None:
     """Stop the training of the backbone's first stages, of BatchNorm's weights, and of idle prototypes."""
     embedder.backbone.freeze(recipe.freeze_stages)
+    if recipe.caches_features:
+        embedder.backbone.requires_grad_(False)
     if recipe.freeze_batchnorm_weights:
         for layer in _batchnorms(embedder):
             layer.requires_grad_(False)
