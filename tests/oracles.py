@@ -87,6 +87,40 @@ def cross_batch(
     return total
 
 
+def signs_of_life(
+    histograms: Floats,
+    embeddings: Floats,
+    labels: Ints,
+    first: npt.NDArray[np.bool_],
+    penalty: float,
+    trace: bool,
+) -> dict[str, float]:
+    """Entropies, eigenvalues, and cosines of embeddings that the other half expresses, pair by pair."""
+
+    def effective(shares: Floats) -> float:
+        return float(np.exp(-sum(share * np.log(share) for share in shares if share > 0)))
+
+    expressed, counts = np.zeros_like(embeddings), []
+    for mine in (first, ~first):
+        z = histograms[~mine]
+        level = penalty * float(np.trace(z.T @ z)) / z.shape[1] if trace else penalty
+        counts.append(sum(value > level for value in np.linalg.eigvalsh(z.T @ z)))
+        expressed[mine] = histograms[mine] @ ridge(z, embeddings[~mine], level).T
+
+    def cosine(a: Floats, b: Floats) -> float:
+        return float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
+
+    images = range(len(labels))
+    apart = [(i, j) for i in images for j in images if labels[i] != labels[j] and first[i] == first[j]]
+    return {
+        "prototypes_in_use": effective(histograms.mean(axis=0)),
+        "prototypes_an_image": float(np.mean([effective(z) for z in histograms])),
+        "eigenvalues": float(np.mean(counts)),
+        "expressed_cosine": float(np.mean([cosine(expressed[i], expressed[j]) for i, j in apart])),
+        "rebuilt_cosine": float(np.mean([cosine(expressed[i], embeddings[i]) for i in images])),
+    }
+
+
 def assign(locations: Floats, prototypes: Floats, metric: str) -> Ints:
     """Definition 1 for one image, location by location; (n, d), (m, d) -> (n,)."""
     chosen = []

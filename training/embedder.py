@@ -24,6 +24,7 @@ class Features(NamedTuple):
     locations: Tensor  # (B, n, d)
     embeddings: Tensor  # (B, d), with pooling gap the mean over locations
     histograms: Tensor  # (B, m), each row sums to one
+    detached: Tensor | None = None  # the same (B, m), whose gradient moves the codebook alone
 
 
 class Embedder(nn.Module):
@@ -39,6 +40,7 @@ class Embedder(nn.Module):
         assignment_scale: float,
         assign_on: AssignOn,
         pooling: PoolingName = "gap",
+        reconstructs: bool = False,
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -50,6 +52,7 @@ class Embedder(nn.Module):
         self.std = backbone.std
         self.grid = _grid(backbone, image_size)  # (h, w): locations are read row by row
         self.pooling: PoolingName = pooling
+        self.reconstructs = reconstructs
         self.pool = build_pooling(pooling)
         # before GAP this 1x1 convolution equals a linear layer after it
         self.head = nn.Conv2d(backbone.channels, dimension, 1, bias=False)
@@ -62,23 +65,34 @@ class Embedder(nn.Module):
         self.register_buffer("_scale", scale, persistent=False)
         self.register_buffer("_shift", shift, persistent=False)
 
-    def forward(self, images: Tensor) -> Features:
+    def forward(self, images: Tensor, *, mapped: bool = False) -> Features:
         """Embed normalised images, float32 (B, 3, S, S).
 
+        Args:
+            images: The images; or with `mapped` what the backbone gives for them, float (B, C, h, w), or at
+                some of the places, (B, C, k, 1).
+            mapped: The backbone has run already.
+
         Returns:
-            Local features, embeddings and histograms.
+            Local features, embeddings and histograms, and where it `reconstructs`, in training, histograms
+            of detached locations.
         """
-        features: Tensor = self.backbone(images)  # (B, C, h, w)
+        features: Tensor = images if mapped else self.backbone(images)  # (B, C, h, w)
         maps: Tensor = self.head(features)  # (B, d, h, w)
         locations = maps.flatten(2).transpose(1, 2)  # (B, n, d)
         if self.pooling == "gap":  # the head is linear: the mean can be taken behind it
             embeddings = locations.mean(dim=1)  # (B, d)
         else:
             embeddings = self.head(self.pool(features)[:, :, None, None])[:, :, 0, 0]  # (B, d)
-        histograms = histogram(  # eq. 2.4
+        histograms = self.histogram(locations)
+        detached = self.histogram(locations.detach()) if self.reconstructs and self.training else None
+        return Features(locations, embeddings, histograms, detached)
+
+    def histogram(self, locations: Tensor) -> Tensor:
+        """Give the histograms, float (B, m), of local features (B, n, d)."""
+        return histogram(  # eq. 2.4
             locations, self.codebook, assignment_scale=self.assignment_scale, assign_on=self.assign_on
         )
-        return Features(locations, embeddings, histograms)
 
     def assignments(self, locations: Tensor) -> Tensor:
         """Give the dominant prototype of each location, the largest term of eq. 2.4's softmax.
@@ -91,16 +105,21 @@ class Embedder(nn.Module):
             codebook = functional.normalize(codebook, dim=1)
         return (locations @ codebook.T).argmax(dim=2).to(torch.uint8)
 
-    def normalise(self, images: Tensor) -> Tensor:
-        """Turn pixels, uint8 RGB (B, S, S, 3), into what `forward` takes, float32 (B, 3, S, S)."""
+    def normalise(self, images: Tensor, *, mapped: bool = False) -> Tensor:
+        """Turn pixels, uint8 RGB (B, S, S, 3), into what `forward` takes, float32 (B, 3, S, S).
+
+        Maps of the backbone, where it has run already, only become float32.
+        """
+        if mapped:
+            return images.float()
         if self.backbone.order == "BGR":
             images = images.flip(3)
         pixels = images.permute(0, 3, 1, 2).to(torch.float32)
         return pixels * self._scale + self._shift
 
-    def pooled(self, images: Tensor) -> Tensor:
-        """Pool the backbone's own features, (B, C), of normalised images (B, 3, S, S)."""
-        maps: Tensor = self.backbone(images)
+    def pooled(self, images: Tensor, *, mapped: bool = False) -> Tensor:
+        """Pool the backbone's own features, (B, C), of what `forward` takes."""
+        maps: Tensor = images if mapped else self.backbone(images)
         vectors: Tensor = self.pool(maps.float())
         return vectors
 
@@ -121,6 +140,7 @@ def build_embedder(recipe: Recipe) -> Embedder:
             assignment_scale=recipe.assignment_scale,
             assign_on=recipe.assign_on,
             pooling=recipe.pooling,
+            reconstructs=recipe.reconstruction_weight > 0,
         )
 
 

@@ -1,7 +1,7 @@
 """Embedding of many pictures in batches, for evaluation and for the closed-form start."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from torch import Tensor
 from serving.catalog import Row, SplitRule
 from serving.errors import BadData
 from serving.progress import progress
-from training.embedder import Embedder
+from training.embedder import Embedder, Features
+from training.feature_cache import FeatureSet
 from training.metrics import retrieval_metrics
 from training.pictures import Pictures, Share, Stream, first_of
 
@@ -20,6 +21,7 @@ __all__ = [
     "describer_function",
     "embed_pictures",
     "embedder_function",
+    "locations_function",
     "measure_retrieval",
     "pooled_function",
     "roles_of",
@@ -28,7 +30,7 @@ __all__ = [
 
 def embed_pictures(
     embed: Callable[[Tensor], Tensor],
-    images: Pictures | Share | Stream,
+    images: Pictures | Share | Stream | FeatureSet,
     *,
     batch: int = 64,
     label: str = "Embedding",
@@ -36,8 +38,8 @@ def embed_pictures(
     """Embed images that are all S x S, a batch in memory at a time.
 
     Args:
-        embed: Pixels, uint8 (B, S, S, 3), to float32 (B, d).
-        images: What `viewing_decoder` decodes.
+        embed: Pixels, uint8 (B, S, S, 3), or maps, float16 (B, C, h, w), to float32 (B, d).
+        images: What `viewing_decoder` decodes, or its features.
         batch: Most images at a time.
         label: Name of the progress bar.
 
@@ -118,32 +120,56 @@ def roles_of(rows: Sequence[Row], split: str, rule: SplitRule) -> list[str] | No
     return [row.split for row in rows] if split == "test" and rule.by == "given" else None
 
 
-def embedder_function(embedder: Embedder, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
-    """Give the map from pixels, uint8 (B, S, S, 3), to embeddings (B, d), in evaluation mode."""
+def embedder_function(
+    embedder: Embedder, device: torch.device | str = "cpu", *, mapped: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """Give the map from pixels, uint8 (B, S, S, 3), to embeddings (B, d), in evaluation mode.
 
-    def embed(pixels: Tensor) -> Tensor:
-        return embedder(embedder.normalise(pixels.to(device))).embeddings  # type: ignore[no-any-return]
+    With `mapped` it goes from the backbone's own maps (B, C, h, w), as from a `FeatureSet`; so do the others.
+    """
+
+    def embed(images: Tensor) -> Tensor:
+        return _run(embedder, images, device, mapped).embeddings
 
     return _evaluating(embedder, embed)
 
 
-def describer_function(embedder: Embedder, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
+def describer_function(
+    embedder: Embedder, device: torch.device | str = "cpu", *, mapped: bool = False
+) -> Callable[[Tensor], Tensor]:
     """Give the map from pixels, uint8 (B, S, S, 3), to embeddings and histograms side by side, (B, d + m)."""
 
-    def embed(pixels: Tensor) -> Tensor:
-        features = embedder(embedder.normalise(pixels.to(device)))
+    def embed(images: Tensor) -> Tensor:
+        features = _run(embedder, images, device, mapped)
         return torch.cat((features.embeddings.float(), features.histograms.float()), dim=1)
 
     return _evaluating(embedder, embed)
 
 
-def pooled_function(embedder: Embedder, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
-    """Give the map from pixels, uint8 (B, S, S, 3), to the backbone's own features, (B, C)."""
+def locations_function(
+    embedder: Embedder, device: torch.device | str = "cpu", *, mapped: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """Give the map from pixels, uint8 (B, S, S, 3), to local features (B, n, d)."""
 
-    def embed(pixels: Tensor) -> Tensor:
-        return embedder.pooled(embedder.normalise(pixels.to(device)))
+    def embed(images: Tensor) -> Tensor:
+        return _run(embedder, images, device, mapped).locations
 
     return _evaluating(embedder, embed)
+
+
+def pooled_function(
+    embedder: Embedder, device: torch.device | str = "cpu", *, mapped: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """Give the map from pixels, uint8 (B, S, S, 3), to the backbone's own features, (B, C)."""
+
+    def embed(images: Tensor) -> Tensor:
+        return embedder.pooled(embedder.normalise(images.to(device), mapped=mapped), mapped=mapped)
+
+    return _evaluating(embedder, embed)
+
+
+def _run(embedder: Embedder, images: Tensor, device: torch.device | str, mapped: bool) -> Features:
+    return embedder(embedder.normalise(images.to(device), mapped=mapped), mapped=mapped)  # type: ignore[no-any-return]
 
 
 def _evaluating(embedder: Embedder, embed: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -232,6 +232,11 @@ def _open_model(settings: Settings) -> _Subject:
     from serving.model.encoder import Encoder  # only here: a run is measured without ONNX Runtime
 
     encoder = Encoder(settings.target)
+    if settings.fitted and not encoder.spec.prototypes:
+        raise BadSetting(
+            f"--fitted needs histograms, and {settings.target} has none, since nothing"
+            " trained its prototypes: leave it out"
+        )
     outputs = ("embeddings", "histograms") if settings.fitted else ("embeddings",)
 
     def embed(pixels: Tensor) -> Tensor:

@@ -79,7 +79,8 @@ def run(settings: Settings) -> dict[str, Any]:
     catalog = read_own(trained.record, data=settings.data, format=settings.format, table=settings.table)
     images = _sample(catalog, settings.images)
     fields = _fields(trained, settings.name)
-    spec, difference = export_model(trained.embedder, fields, settings.model, images)
+    explains = trained.recipe.learns_prototypes
+    spec, difference = export_model(trained.embedder, fields, settings.model, images, explains=explains)
     return {
         "model": str(settings.model),
         "name": spec.name,
@@ -104,7 +105,12 @@ def render(result: dict[str, Any]) -> str:
 
 
 def export_model(
-    embedder: Embedder, fields: Mapping[str, Any], path: Path, images: Sequence[bytes]
+    embedder: Embedder,
+    fields: Mapping[str, Any],
+    path: Path,
+    images: Sequence[bytes],
+    *,
+    explains: bool = True,
 ) -> tuple[ModelSpec, float]:
     """Write an embedder as a model file, and leave it only if it computes what torch does.
 
@@ -114,6 +120,8 @@ def export_model(
             `resampling`.
         path: The file; one that is there is replaced in one step.
         images: Image files to check it on, at least 6.
+        explains: Whether the file has histograms and assignments; prototypes that nothing has trained explain
+            nothing.
 
     Returns:
         The spec that was written, and the largest difference found in any component.
@@ -128,14 +136,14 @@ def export_model(
     if path.is_dir() or not path.parent.is_dir():  # before the seconds that exporting takes
         found = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise BadSetting(f"{path} cannot be written: {found}; give a file in a folder that is there")
-    graph = _Graph(embedder).eval()
+    graph = _Graph(embedder, explains=explains).eval()
     model = _to_onnx(graph, embedder.image_size)
     spec = ModelSpec(
         fingerprint=fingerprint(model),
         image_size=embedder.image_size,
         dimension=embedder.dimension,
-        prototypes=embedder.codebook.shape[0],
-        grid=embedder.grid,
+        prototypes=embedder.codebook.shape[0] if explains else 0,
+        grid=embedder.grid if explains else None,
         pooling=embedder.pooling,
         **fields,
     )
@@ -156,17 +164,20 @@ def export_model(
 
 
 class _Graph(nn.Module):
-    """What goes into the file: pixels to unit embeddings, histograms and dominant prototypes."""
+    """What goes into the file: pixels to unit embeddings, histograms and dominant prototypes if asked."""
 
-    def __init__(self, embedder: Embedder) -> None:
+    def __init__(self, embedder: Embedder, *, explains: bool) -> None:
         super().__init__()
         self.embedder = embedder
+        self.outputs = OUTPUTS if explains else OUTPUTS[:1]
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run uint8 (B, S, S, 3) to float32 (B, d) of unit rows, float32 (B, m) and uint8 (B, h, w)."""
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Run uint8 (B, S, S, 3) to float32 (B, d) of unit rows, and float32 (B, m) and uint8 (B, h, w)."""
         features = self.embedder(self.embedder.normalise(images))
         # An embedding of zero stays zero: the norm is at least epsilon.
         embeddings = functional.normalize(features.embeddings, dim=1, eps=1e-12)
+        if len(self.outputs) == 1:
+            return (embeddings,)
         assignments = self.embedder.assignments(features.locations).reshape(-1, *self.embedder.grid)
         return embeddings, features.histograms, assignments
 
@@ -189,7 +200,7 @@ def _to_onnx(graph: _Graph, size: int) -> onnx.ModelProto:
                 graph,
                 (example,),
                 input_names=["images"],
-                output_names=OUTPUTS,
+                output_names=graph.outputs,
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
                 dynamo=True,
                 verbose=False,

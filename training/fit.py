@@ -5,6 +5,7 @@ and the number of the draw, so that a resumed run gives the same weights, bit fo
 cut. Several processes (`training.processes`) run it side by side, each on its rows of every batch.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -23,6 +25,7 @@ from training.board import Board
 from training.dataset import Draws, TrainingSet
 from training.embedder import Features
 from training.embedding import embed_pictures, embedder_function, measure_retrieval
+from training.feature_cache import FeatureBatches, FeatureSet
 from training.logbook import Logbook
 from training.metrix import Pairs, draw_pairs, mix, mixing_at
 from training.optimizer import clip, freeze_batchnorm
@@ -31,10 +34,14 @@ from training.processes import gather_rows, gather_shares, mean_gradients, share
 from training.recipe import Recipe
 from training.sampler import PKSampler
 from training.schedule import rate_factor, xml_weight
+from training.term import dead_note
 from training.trainee import Trainee
 
 __all__ = ["fit"]
 
+_log = logging.getLogger(__name__)
+
+_Batches = DataLoader[tuple[Tensor, int]] | FeatureBatches
 _SUMS = ("loss", "dml", "xml", "gradient_norm")
 """What each step tells, in this order; an epoch's row holds the means."""
 
@@ -42,8 +49,8 @@ _SUMS = ("loss", "dml", "xml", "gradient_norm")
 def fit(
     recipe: Recipe,
     trainee: Trainee,
-    source: Pictures | QuarterTurns,
-    validation: Pictures | None,
+    source: Pictures | QuarterTurns | FeatureSet,
+    validation: Pictures | FeatureSet | None,
     folder: Path,
     record: dict[str, Any],
     *,
@@ -55,8 +62,8 @@ def fit(
     Args:
         recipe: All settings.
         trainee: What `start_trainee` built of the recipe.
-        source: Training images, of any size.
-        validation: Images of held-out classes, S x S; None keeps the last epoch.
+        source: Training images, of any size, or their features.
+        validation: Images of held-out classes, S x S, or their features; None keeps the last epoch.
         folder: The run's, which exists.
         record: The run's; its `metrics` are brought up to date.
         fresh: The training begins; otherwise it goes on from its last checkpoint.
@@ -78,7 +85,6 @@ def fit(
         batches=recipe.batches_per_epoch,
         seed=recipe.seed,
     )
-    augmentation = Augmentation(recipe)
     logbook = Logbook(
         trainee.modules,
         trainee.optimizer,
@@ -92,16 +98,12 @@ def fit(
         logbook.end_epoch({"epoch": 0, "steps": 0}, trainee.eval_model, _validate(trainee, validation))
     else:
         logbook.restore()
+    dead_before = any(dead_note([row], recipe) for row in logbook.history)
     with board.open(folder, logbook.history) as curves:
         while not logbook.finished:
             epoch, started = logbook.epochs_done, time.monotonic()
             sampler.set_epoch(epoch)
-            batches = DataLoader(
-                TrainingSet(source, augmentation, seed=recipe.seed, epoch=epoch),
-                batch_sampler=Draws(sampler, mine=lambda batch: share(batch, fabric)),
-                num_workers=recipe.workers,
-                generator=torch.Generator(),  # only seeds workers, and must not draw from the global one
-            )
+            batches = _batches(source, sampler, recipe, epoch, fabric)
             means = _run_epoch(trainee, batches, recipe, epoch)
             row = {
                 "epoch": epoch + 1,
@@ -111,15 +113,43 @@ def fit(
                 "seconds": round(time.monotonic() - started, 2),
             }
             due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
+            note = dead_note([row], recipe)
+            if note and not dead_before and fabric.is_global_zero:
+                _log.warning("%s", note)
+            dead_before = dead_before or note is not None
             logbook.end_epoch(row, trainee.eval_model, _validate(trainee, validation if due else None))
             curves.add(row)
     return logbook
 
 
-def _run_epoch(
-    trainee: Trainee, batches: DataLoader[tuple[Tensor, int]], recipe: Recipe, epoch: int
-) -> dict[str, float]:
-    """Step through one epoch, counted from 0; gives the means of `_SUMS`."""
+def _batches(
+    source: Pictures | QuarterTurns | FeatureSet,
+    sampler: PKSampler,
+    recipe: Recipe,
+    epoch: int,
+    fabric: Fabric,
+) -> _Batches:
+    """Deal out one epoch, counted from 0: this process's rows of each batch."""
+    if isinstance(source, FeatureSet):
+        return FeatureBatches(
+            source,
+            list(sampler),
+            location_share=recipe.location_share,
+            seed=recipe.seed,
+            epoch=epoch,
+            rank=fabric.global_rank,
+            processes=fabric.world_size,
+        )
+    return DataLoader(
+        TrainingSet(source, Augmentation(recipe), seed=recipe.seed, epoch=epoch),
+        batch_sampler=Draws(sampler, mine=lambda batch: share(batch, fabric)),
+        num_workers=recipe.workers,
+        generator=torch.Generator(),  # only seeds workers, and must not draw from the global one
+    )
+
+
+def _run_epoch(trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int) -> dict[str, float]:
+    """Step through one epoch, counted from 0; gives the means of `_SUMS` and `watch` of the last batch."""
     embedder, objective, optimizer, fabric = (
         trainee.embedder, trainee.objective, trainee.optimizer, trainee.fabric,
     )  # fmt: skip
@@ -129,24 +159,29 @@ def _run_epoch(
     resting = epoch < recipe.freeze_epochs
     embedder.train()
     freeze_batchnorm(embedder, whole=recipe.freeze_batchnorm or resting)
+    watched: dict[str, float] = {}
     sums, counts = torch.zeros(2, len(_SUMS), dtype=torch.float64)
     label = f"Epoch {epoch + 1}/{recipe.epochs}"
     for batch, (pixels, names) in enumerate(progress(_drawn(batches), label, total=steps, unit="batch")):
         step = epoch * steps + batch
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * rate_factor(step, total, recipe, per_epoch=steps)
-        # pixels uint8 (B, S, S, 3), names int64 (B,), both this process's rows
-        images, labels = embedder.normalise(pixels.to(trainee.device)), names.to(trainee.device)
-        features: Features = trainee.forward(images)
+        # pixels uint8 (B, S, S, 3) or maps (B, C, k, 1), names int64 (B,), both this process's rows
+        images = embedder.normalise(pixels.to(trainee.device), mapped=recipe.caches_features)
+        labels = names.to(trainee.device)
+        features: Features = trainee.forward(images, mapped=recipe.caches_features)
         mixed = _mix(trainee, images, features, labels, recipe, pairing)
+        rows = tuple(gather_rows(each, fabric) for each in (features.embeddings, features.histograms, labels))
+        weight = xml_weight(step, total, recipe)
+        if batch + 1 == steps and recipe.learns_prototypes:  # before the objective remembers the batch
+            watched = _watch(trainee, features, rows[2], weight=weight, seed=_seed(recipe, epoch, 3))
         terms = objective(
-            gather_rows(features.embeddings, fabric),
-            gather_rows(features.histograms, fabric),
-            gather_rows(labels, fabric),
+            *rows,
             step=step,
-            weight=xml_weight(step, total, recipe),
+            weight=weight,
             halves=halves,
             mixed=mixed,
+            detached=None if features.detached is None else gather_rows(features.detached, fabric),
         )
         fabric.backward(terms.total)
         mean_gradients(objective, fabric)
@@ -162,10 +197,10 @@ def _run_epoch(
         counted = torch.isfinite(told)  # all but the gradient of a step that fp16 left out
         sums += told.where(counted, 0)
         counts += counted
-    return dict(zip(_SUMS, (sums / counts.clamp_min(1)).tolist(), strict=True))
+    return dict(zip(_SUMS, (sums / counts.clamp_min(1)).tolist(), strict=True)) | watched
 
 
-def _drawn(batches: DataLoader[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+def _drawn(batches: _Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """Draw batches; what goes wrong in a process of the loader is told as if it were here."""
     try:
         yield from batches
@@ -206,6 +241,27 @@ def _mix(
         return trainee.forward(images).embeddings, pairs
 
 
+def _watch(
+    trainee: Trainee, features: Features, labels: Tensor, *, weight: float, seed: int
+) -> dict[str, float]:
+    """Measure the XML term on a batch, and its gradient at what the head puts out, behind which nothing runs.
+
+    Args:
+        trainee: What is trained.
+        features: Of this process's rows.
+        labels: Of all processes' rows, (B,).
+        weight: λ at this step.
+        seed: Draws halves of its own, so that training draws as if nothing were measured.
+    """
+    locations = gather_rows(features.locations.detach(), trainee.fabric).requires_grad_()
+    embeddings = locations.mean(dim=1)
+    if trainee.embedder.pooling != "gap":  # which is no function of the locations
+        embeddings = gather_rows(features.embeddings.detach(), trainee.fabric).requires_grad_()
+    histograms = trainee.embedder.histogram(locations)
+    leaves = [locations] if trainee.embedder.pooling == "gap" else [locations, embeddings]
+    return trainee.objective.watch(embeddings, histograms, labels, leaves=leaves, weight=weight, seed=seed)
+
+
 def _unscaled_length(trainee: Trainee, recipe: Recipe) -> Tensor:
     """Clip the gradient as the recipe says, fp16's scale taken out; returns its length before."""
     optimizer = trainee.optimizer
@@ -238,12 +294,13 @@ def _check_finite(told: Tensor, *, scale: float | None, epoch: int, batch: int, 
         )
 
 
-def _validate(trainee: Trainee, validation: Pictures | None) -> dict[str, Any] | None:
+def _validate(trainee: Trainee, validation: Pictures | FeatureSet | None) -> dict[str, Any] | None:
     """Measure the held-out classes: each process embeds its share, the first one measures."""
     if validation is None:
         return None
     fabric, total = trainee.fabric, len(validation)
-    embed = embedder_function(trainee.eval_model, trainee.device)
+    mapped = isinstance(validation, FeatureSet)
+    embed = embedder_function(trainee.eval_model, trainee.device, mapped=mapped)
     mine = validation.share(fabric.global_rank, fabric.world_size)
     embeddings = gather_shares(embed_pictures(embed, mine, label="Validating"), total, fabric)
     measured = measure_retrieval(embeddings, validation.labels) if fabric.is_global_zero else None

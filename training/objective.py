@@ -4,20 +4,22 @@ L = (1 − λ) L_DML + λ L_XML, where L_DML is the loss on the batch, on pairs 
 mixed examples (Metrix), as far as the recipe has them.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from serving.errors import BadSetting
-from training.cross_batch import cross_batch_loss
+from training.cross_batch import cross_batch_loss, fit_targets, split_classes
 from training.loss import build_loss
 from training.memory import Memory
 from training.metrix import Pairs, mixed_loss
-from training.precision import full_precision
+from training.past import Past
+from training.prototypes import fit_prototypes
 from training.recipe import Recipe
-from training.recursion import Fit, start, update
+from training.term import gradient_share, watch_term
 
 __all__ = ["Objective", "Terms"]
 
@@ -59,12 +61,14 @@ class Objective(nn.Module):
             )
         size = recipe.memory_batches * recipe.batch_size
         self.memory = Memory(recipe.dimension, size) if size else None
-        self._past_prototypes: Tensor
-        self._past_gram: Tensor
-        if recipe.xml_weight and recipe.xml_prototypes == "recursion":
-            past = start(recipe.prototypes, recipe.dimension, ridge=recipe.ridge)
-            self.register_buffer("_past_prototypes", past.prototypes)  # V, (d, m)
-            self.register_buffer("_past_gram", past.gram)  # R, (m, m)
+        # with quarter_turns, labels are class + turn * kinds, and the turns of a class are never parted
+        self._kinds = classes // 4 if recipe.quarter_turns else classes
+        recursive = recipe.xml_weight > 0 and recipe.xml_prototypes == "recursion"
+        self.past = (
+            Past(self._kinds, recipe.prototypes, recipe.dimension, decay=recipe.recursion_decay)
+            if recursive
+            else None
+        )
 
     def forward(
         self,
@@ -76,6 +80,7 @@ class Objective(nn.Module):
         weight: float,
         halves: torch.Generator,
         mixed: tuple[Tensor, Pairs] | None = None,
+        detached: Tensor | None = None,
     ) -> Terms:
         """Measure a batch, and remember it.
 
@@ -87,6 +92,7 @@ class Objective(nn.Module):
             weight: λ at this step.
             halves: Draws the halves of the XML term.
             mixed: Embeddings of mixed examples, float (M, d), and what they are mixed of.
+            detached: Histograms whose gradient moves the codebook alone, float (B, m); they are rebuilt from.
         """
         dml = self.loss(embeddings, labels)
         if self.memory is not None and step >= self._recipe.memory_start:
@@ -95,10 +101,55 @@ class Objective(nn.Module):
             dml = dml + self._recipe.mixing_weight * mixed_loss(
                 embeddings, labels, *mixed, **self._options_of_mixing()
             )
-        if self._recipe.xml_weight == 0:
-            return Terms(dml, dml, dml.new_zeros(()))
-        xml = self._cross_batch(embeddings, histograms, labels, halves)
-        return Terms((1 - weight) * dml + weight * xml, dml, xml)
+        total, xml = dml, dml.new_zeros(())
+        if self._recipe.xml_weight:
+            xml = self._xml(embeddings, histograms, labels, halves)
+            total = (1 - weight) * dml + weight * xml
+        if self.past is not None:
+            targets = fit_targets(embeddings.detach(), self._recipe.fit_on)
+            self.past.push(histograms.detach(), targets, labels % self._kinds)
+        if detached is not None:
+            total = total + self._recipe.reconstruction_weight * self._reconstruction(detached, embeddings)
+        return Terms(total, dml, xml)
+
+    def watch(
+        self,
+        embeddings: Tensor,
+        histograms: Tensor,
+        labels: Tensor,
+        *,
+        leaves: Sequence[Tensor],
+        weight: float,
+        seed: int,
+    ) -> dict[str, float]:
+        """Measure what the XML term makes of a batch that is not remembered yet.
+
+        Args:
+            embeddings: Raw, float (B, d).
+            histograms: float (B, m).
+            labels: int64 (B,).
+            leaves: What both come from, to compare the gradients by.
+            weight: λ at this step.
+            seed: Draws the halves.
+
+        Returns:
+            What `watch_term` gives, and with XML `xml_gradient_share`: its gradient over that of the loss on
+            the batch's own embeddings, where that has one.
+        """
+        kinds = labels % self._kinds
+        told = watch_term(
+            histograms.detach(),
+            embeddings.detach(),
+            labels,
+            split_classes(kinds, torch.Generator().manual_seed(seed))[0],
+            kinds=kinds,
+            **self._fit,
+        )
+        if told and self._recipe.xml_weight:
+            xml = self._xml(embeddings, histograms, labels, torch.Generator().manual_seed(seed))
+            pull = gradient_share(self.loss(embeddings, labels), xml, leaves, weight=weight)
+            told |= {"xml_gradient_share": pull} if math.isfinite(pull) else {}
+        return told
 
     def _against(self, memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compare a batch with what the memory holds, none of which is of the batch; then put it in."""
@@ -109,41 +160,32 @@ class Objective(nn.Module):
         memory.push(embeddings, labels)
         return loss
 
-    def _cross_batch(
-        self, embeddings: Tensor, histograms: Tensor, labels: Tensor, halves: torch.Generator
-    ) -> Tensor:
-        """L_XML (eq. 2.11), by prototypes of the batch alone or of the recursion."""
-        recipe = self._recipe
-        recursive = recipe.xml_prototypes == "recursion"
-        loss = cross_batch_loss(
+    def _xml(self, embeddings: Tensor, histograms: Tensor, labels: Tensor, halves: torch.Generator) -> Tensor:
+        """L_XML (eq. 2.11), by prototypes of the batch alone or of all batches so far."""
+        return cross_batch_loss(
             histograms,
             embeddings,
             labels,
             self.loss,
-            ridge=recipe.ridge,
             generator=halves,
-            fit_on=recipe.fit_on,
-            past=Fit(self._past_prototypes, self._past_gram) if recursive else None,
-            decay=recipe.recursion_decay,
+            kinds=labels % self._kinds,
+            **self._fit,
         )
-        if recursive:
-            self._remember(embeddings.detach(), histograms.detach())
-        return loss
 
-    @torch.no_grad()
-    @full_precision
-    def _remember(self, embeddings: Tensor, histograms: Tensor) -> None:
-        if self._recipe.fit_on == "unit":
-            embeddings = functional.normalize(embeddings, dim=1)
-        now = update(
-            Fit(self._past_prototypes, self._past_gram),
-            histograms,
-            embeddings,
-            decay=self._recipe.recursion_decay,
-            ridge=self._recipe.ridge,
-        )
-        self._past_prototypes.copy_(now.prototypes)
-        self._past_gram.copy_(now.gram)
+    @property
+    def _fit(self) -> dict[str, Any]:
+        """Say how prototypes are fitted, for `cross_batch_loss` and `watch_term`."""
+        recipe = self._recipe
+        return {
+            "ridge": recipe.ridge, "ridge_on": recipe.ridge_on, "fit_on": recipe.fit_on, "past": self.past,
+        }  # fmt: skip
+
+    def _reconstruction(self, histograms: Tensor, embeddings: Tensor) -> Tensor:
+        """Mean of ‖Vz − y‖² over the batch that V is fitted to (eq. 2.8); embeddings get no gradient."""
+        recipe = self._recipe
+        targets = fit_targets(embeddings.detach(), recipe.fit_on).float()
+        fitted = fit_prototypes(histograms, targets, ridge=recipe.ridge, ridge_on=recipe.ridge_on)
+        return (histograms @ fitted.T - targets).square().sum(dim=1).mean()
 
     def _options_of_mixing(self) -> dict[str, Any]:
         """Give the options of multi-similarity that its form for mixed examples has too."""

@@ -79,10 +79,12 @@ def average_weights(embedder: Embedder, decay: float) -> AveragedModel:
 def freeze_weights(embedder: Embedder, recipe: Recipe) -> None:
     """Stop the training of the backbone's first stages, of BatchNorm's weights, and of idle prototypes."""
     embedder.backbone.freeze(recipe.freeze_stages)
+    if recipe.caches_features:
+        embedder.backbone.requires_grad_(False)
     if recipe.freeze_batchnorm_weights:
         for layer in _batchnorms(embedder):
             layer.requires_grad_(False)
-    if recipe.xml_weight == 0:  # nothing asks for them, and several processes wait for every gradient
+    if not recipe.learns_prototypes:  # nothing asks for them, and several processes wait for every gradient
         embedder.codebook.requires_grad_(False)
 
 

@@ -29,7 +29,7 @@ def check_parity(
 
     Args:
         encoder: The file, as it is served.
-        network: uint8 (B, S, S, 3) to the three `OUTPUTS`, on the CPU.
+        network: uint8 (B, S, S, 3) to all `OUTPUTS` or to the first alone, on the CPU.
         images: Image files; `LEAST_IMAGES` make up the first three batches.
 
     Returns:
@@ -43,13 +43,14 @@ def check_parity(
         data = images[done : done + next(sizes)]
         done += len(data)
         batch = np.stack([encoder.preprocess(each) for each in data])  # (B, S, S, 3)
-        found = encoder.run(batch, *OUTPUTS)
         with torch.no_grad():
             outputs = [output.numpy() for output in network(torch.from_numpy(batch))]
-        wanted = dict(zip(OUTPUTS, outputs, strict=True))
-        for name in OUTPUTS[:2]:
+        wanted = dict(zip(OUTPUTS, outputs, strict=False))
+        found = encoder.run(batch, *wanted)
+        for name in OUTPUTS[: min(2, len(wanted))]:
             largest = max(largest, _difference(found[name], wanted[name], name))
-        _check_assignments(found["assignments"], wanted["assignments"])
+        if "assignments" in wanted:
+            _check_assignments(found["assignments"], wanted["assignments"])
     return largest
 
 

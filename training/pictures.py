@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ __all__ = [
     "Share",
     "Stream",
     "Unreadable",
+    "check_classes",
+    "check_pairs",
     "class_numbers",
     "first_of",
     "tell_unreadable",
@@ -137,33 +140,6 @@ class Pictures:
         mine = np.array_split(np.arange(len(self)), processes)[rank]
         return Share(self, mine.tolist())
 
-    def check_classes(self) -> None:
-        """Refuse a class without one readable image.
-
-        Raises:
-            BadData: Names the class.
-        """
-        counts = np.bincount(self.labels, minlength=len(self.classes))
-        empty = [name for name, count in zip(self.classes, counts, strict=True) if count == 0]
-        if empty:
-            raise BadData(
-                f"the class {empty[0]!r} has no readable image: repair its files or take it out"
-                f" ({len(empty)} such classes, {len(self.unreadable)} unreadable images)"
-            )
-
-    def check_pairs(self) -> None:
-        """Refuse pictures among which no search can find anything.
-
-        Raises:
-            BadData: No class has two readable images.
-        """
-        if not len(self) or np.bincount(self.labels).max() < 2:
-            raise BadData(
-                f"none of the {len(self.classes)} validation classes has two images that can be read, and"
-                f" {len(self.unreadable)} images cannot{first_of(self.unreadable)}: repair them, or set"
-                " validation or folds to 0 to keep the last epoch"
-            )
-
 
 class Share:
     """Some of the pictures, in order."""
@@ -202,6 +178,48 @@ class QuarterTurns:
         """Give the pixels of one image, turned, uint8 (H, W, 3)."""
         turn, image = divmod(index, len(self._pictures))
         return np.rot90(self._pictures[image], turn)
+
+
+class Labelled(Protocol):
+    """Images of classes, of which some could not be read."""
+
+    @property
+    def labels(self) -> NDArray[np.int64]: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def unreadable(self) -> tuple[Unreadable, ...]: ...
+
+
+def check_classes(images: Labelled) -> None:
+    """Refuse a class without one readable image.
+
+    Raises:
+        BadData: Names the class.
+    """
+    counts = np.bincount(images.labels, minlength=len(images.classes))
+    empty = [name for name, count in zip(images.classes, counts, strict=True) if count == 0]
+    if empty:
+        raise BadData(
+            f"the class {empty[0]!r} has no readable image: repair its files or take it out"
+            f" ({len(empty)} such classes, {len(images.unreadable)} unreadable images)"
+        )
+
+
+def check_pairs(images: Labelled) -> None:
+    """Refuse images among which no search can find anything.
+
+    Raises:
+        BadData: No class has two readable images.
+    """
+    if not len(images.labels) or np.bincount(images.labels).max() < 2:
+        raise BadData(
+            f"none of the {len(images.classes)} validation classes has two images that can be read, and"
+            f" {len(images.unreadable)} images cannot{first_of(images.unreadable)}: repair them, or set"
+            " validation or folds to 0 to keep the last epoch"
+        )
 
 
 def training_decoder(recipe: Recipe) -> Decoder:

@@ -38,6 +38,11 @@ class Recipe(  # pydantic lists the fields of the last class first
         """The rule that `serving.catalog.select` takes."""
         return SplitRule(by=self.split_by, train=self.split_train)
 
+    @property
+    def caches_features(self) -> bool:
+        """Whether the backbone rests, so that its features come from a cache."""
+        return self.freeze == "backbone"
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.folds == 1:
@@ -52,6 +57,11 @@ class Recipe(  # pydantic lists the fields of the last class first
             raise ValueError(
                 f"patience is {self.patience}, but evaluate_every leaves {self.evaluate_every} epochs between"
                 " two evaluations; set it to as many or more"
+            )
+        if self.caches_features and (self.quarter_turns or self.mixing in ("input", "feature", "all")):
+            raise ValueError(
+                "freeze backbone computes the features of each image once, but quarter_turns and mixing of"
+                " pixels or features change them at each step; set freeze to none, or these off"
             )
         if (self.schedule == "drops") != bool(self.drop_epochs):
             raise ValueError("schedule drops and drop_epochs go together; set both or neither")

@@ -28,6 +28,7 @@ from training.pictures import tell_unreadable
 from training.ranking import choose_queries, rank
 from training.run import Run, load_run
 from training.sample import draw_sample
+from training.term import dead_note
 from training.whole_file import write_file
 
 __all__ = ["Settings", "render", "run"]
@@ -104,7 +105,11 @@ def run(settings: Settings) -> dict[str, Any]:
         note += " These weights are untrained: on validation, no epoch did better than the start."
     sections = [
         figures_section(loaded.record, history, measured, title=f"{_SPLITS[settings.split]}, now", note=note),
-        curves_section(history, validated=bool(loaded.record["data"].get("validation_classes"))),
+        curves_section(
+            history,
+            validated=bool(loaded.record["data"].get("validation_classes")),
+            note=dead_note(history.rows, loaded.recipe),
+        ),
         *_pictures(settings, loaded, findings),
         about_section(settings.run_dir, loaded.recipe, loaded.record),
     ]
@@ -178,7 +183,7 @@ def _pictures(settings: Settings, loaded: Run, findings: Findings) -> list[Secti
     places = list(chain.from_iterable(chosen.values()))
     queries = [findings.rows[row] for row in ranking.queries[places].tolist()]
     shown = _distinct([*queries, *(findings.rows[row] for row in ranking.nearest[places].flatten().tolist())])
-    trained = loaded.recipe.xml_weight > 0
+    trained = loaded.recipe.learns_prototypes
     mapped, assignments = find_assignments(_spread(queries), loaded.embedder, loaded.recipe)
     return [
         grids_section(

@@ -18,11 +18,15 @@ from serving.catalog import Catalog, Format, read
 from serving.errors import BadData, BadSetting
 from training.board import Board
 from training.checkpoint import load_state
+from training.embedder import Embedder
+from training.feature_cache import FeatureSet, cache_features
 from training.fit import fit
 from training.partition import Partition, divide, read_own
 from training.pictures import (
     Pictures,
     QuarterTurns,
+    check_classes,
+    check_pairs,
     first_of,
     tell_unreadable,
     training_decoder,
@@ -67,6 +71,11 @@ class Settings(BaseModel):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto",
         description="where to train; auto is cuda where there is one, else cpu (mps has not been measured)",
+    )
+    cache: Path | None = Field(
+        None,
+        description="folder for the features of a frozen backbone, which may be deleted at any time;"
+        " ~/.cache/crossbatch when not given",
     )
     tensorboard: bool = Field(False, description="write curves for TensorBoard into the run's folder, too")
     list: bool = Field(False, description="show the recipes, or all that one says at its head, and stop")
@@ -142,7 +151,11 @@ def _train(
     network = build_network(recipe, classes=partition.classes(recipe), fresh=fresh)
     board = Board(on=settings.tensorboard and fabric.is_global_zero)
     keep = recipe.memory_gib * 2**30 / fabric.world_size
-    pictures, validation = _read_pictures(partition, recipe, keep=keep)
+    pictures, validation = (
+        _read_features(partition, recipe, network[0], settings.cache, fabric)
+        if recipe.caches_features
+        else _read_pictures(partition, recipe, keep=keep)
+    )
     if validation and len(validation) < fabric.world_size:
         raise BadData(
             f"there are {len(validation)} validation images for {fabric.world_size} processes: hold out more,"
@@ -159,7 +172,7 @@ def _train(
         )
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
-    source = QuarterTurns(pictures) if recipe.quarter_turns else pictures
+    source = QuarterTurns(pictures) if isinstance(pictures, Pictures) and recipe.quarter_turns else pictures
     trainee = start_trainee(recipe, network, pictures, fabric=fabric, fresh=fresh)
     if not settings.resume:
         record = {
@@ -244,14 +257,33 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
 def _read_pictures(partition: Partition, recipe: Recipe, *, keep: float) -> tuple[Pictures, Pictures | None]:
     """Decode the images to train on and those to validate on, both within `keep` bytes."""
     pictures = Pictures(partition.train, training_decoder(recipe), keep=keep, label="Reading images")
-    pictures.check_classes()
+    check_classes(pictures)
     if not partition.validation:
         return pictures, None
     validation = Pictures(
         partition.validation, viewing_decoder(recipe), keep=pictures.room, label="Reading validation images"
     )
-    validation.check_pairs()
+    check_pairs(validation)
     return pictures, validation
+
+
+def _read_features(
+    partition: Partition, recipe: Recipe, embedder: Embedder, folder: Path | None, fabric: Fabric
+) -> tuple[FeatureSet, FeatureSet | None]:
+    """Read what a frozen backbone gives for the images to train on and those to validate on."""
+    rows = sorted((*partition.train, *partition.validation), key=lambda row: row.key)
+    embedder.to(fabric.device)
+    if fabric.is_global_zero:  # which makes what the others then read
+        cache_features(rows, embedder, recipe, views=recipe.views, folder=folder)
+    fabric.barrier()
+    found = cache_features(rows, embedder, recipe, views=recipe.views, folder=folder)
+    train = found.only(partition.train)
+    check_classes(train)
+    if not partition.validation:
+        return train, None
+    validation = found.only(partition.validation)
+    check_pairs(validation)
+    return train, validation
 
 
 def _check_text(settings: Settings) -> None:

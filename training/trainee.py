@@ -8,16 +8,22 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from training.codebook import start_codebook
 from training.embedder import Embedder, build_embedder
-from training.embedding import embed_pictures, pooled_function
+from training.embedding import embed_pictures, locations_function, pooled_function
+from training.feature_cache import FeatureSet
 from training.head_init import closed_form_head
 from training.objective import Objective
 from training.optimizer import average_weights, build_optimizer, freeze_weights
 from training.pictures import Pictures, Stream, class_numbers, viewing_decoder
 from training.processes import sync_batchnorm
 from training.recipe import Recipe
+from training.sample import draw_sample
 
 __all__ = ["Trainee", "build_network", "start_trainee"]
+
+_SAMPLE = 400
+"""Most images whose local features start the prototypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ def build_network(recipe: Recipe, *, classes: int, fresh: bool) -> tuple[Embedde
 def start_trainee(
     recipe: Recipe,
     network: tuple[Embedder, Objective],
-    pictures: Pictures,
+    pictures: Pictures | FeatureSet,
     *,
     fabric: Fabric,
     fresh: bool,
@@ -85,7 +91,7 @@ def start_trainee(
     Args:
         recipe: All settings.
         network: What `build_network` built.
-        pictures: The training images as they are, for a closed-form start.
+        pictures: The training images as they are, or their features, for a start from the data.
         fabric: Device, precision and processes, launched.
         fresh: No checkpoint will overwrite the weights, so that they have to be right.
 
@@ -99,18 +105,20 @@ def start_trainee(
     objective.to(fabric.device)
     if fresh:
         _start_head(embedder, pictures, recipe)
+        _start_codebook(embedder, pictures, recipe)
     average = average_weights(embedder, recipe.ema_decay) if recipe.ema_decay else None
     forward, optimizer = fabric.setup(embedder, build_optimizer(embedder, objective, recipe))
     return Trainee(fabric, embedder, forward, objective, optimizer, average)
 
 
-def _start_head(embedder: Embedder, pictures: Pictures, recipe: Recipe) -> None:
+def _start_head(embedder: Embedder, pictures: Pictures | FeatureSet, recipe: Recipe) -> None:
     """Set the head by its closed form on the training images as the served model sees them."""
     if recipe.head_init == "random":
         return
-    viewed = Stream(pictures.rows, viewing_decoder(recipe))
-    device = embedder.codebook.device
-    features = embed_pictures(pooled_function(embedder, device), viewed, label="Features for head")  # (N, C)
+    mapped = isinstance(pictures, FeatureSet)
+    viewed = pictures if isinstance(pictures, FeatureSet) else Stream(pictures.rows, viewing_decoder(recipe))
+    pool = pooled_function(embedder, embedder.codebook.device, mapped=mapped)
+    features = embed_pictures(pool, viewed, label="Features for head")  # (N, C)
     head = closed_form_head(
         features,
         torch.from_numpy(class_numbers(viewed.rows, pictures.classes)),
@@ -123,3 +131,25 @@ def _start_head(embedder: Embedder, pictures: Pictures, recipe: Recipe) -> None:
     )
     with torch.no_grad():
         embedder.head.weight.copy_(head[:, :, None, None])
+
+
+def _start_codebook(embedder: Embedder, pictures: Pictures | FeatureSet, recipe: Recipe) -> None:
+    """Start the prototypes from local features of some training images, once the head is started."""
+    if recipe.codebook_init == "random" or not recipe.learns_prototypes:
+        return
+    chosen = draw_sample(pictures.rows, most=_SAMPLE, seed=recipe.seed)
+    mapped = isinstance(pictures, FeatureSet)
+    viewed = (
+        pictures.only(chosen) if isinstance(pictures, FeatureSet) else Stream(chosen, viewing_decoder(recipe))
+    )
+    locate = locations_function(embedder, embedder.codebook.device, mapped=mapped)
+    locations = embed_pictures(locate, viewed, label="Features for prototypes")  # (b, n, d)
+    codebook = start_codebook(
+        locations,
+        recipe.prototypes,
+        form=recipe.codebook_init,
+        assign_on=recipe.assign_on,
+        seed=recipe.seed,
+    )
+    with torch.no_grad():
+        embedder.codebook.copy_(codebook)

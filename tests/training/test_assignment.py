@@ -83,3 +83,12 @@ def test_histograms_count_the_locations(metric: Metric) -> None:
 def test_an_unknown_metric_is_refused() -> None:
     with pytest.raises(BadSetting, match="euclidean, inner, cosine"):
         assign(torch.ones(1, 1, 2), torch.ones(1, 2), metric="manhattan")  # type: ignore[arg-type]
+
+
+def test_the_square_of_the_error_is_bounded_by_the_square_of_the_radius_alone() -> None:
+    """The paper's proof bounds it by the radius itself."""
+    location, prototypes = torch.zeros(1, 1, 1), torch.tensor([[2.0]])
+    radius = covering_radius(location, prototypes)
+    error = (exact_histogram(location, prototypes) @ prototypes).norm()
+    assert error**2 > radius
+    assert error <= radius

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from serving.errors import BadArtifact, BadData, BadSetting
 from serving.model.encoder import Encoder
-from serving.model.spec import KEY, ModelSpec, fingerprint, read_spec
+from serving.model.spec import KEY, ModelSpec, fingerprint, output_names, read_spec
 from tests.tiny_model import tiny_graph
+from training import evaluate, parity, train
 from training import export as module
-from training import parity
 from training.backbone import Backbone
 from training.embedder import Embedder, build_embedder
 from training.export import Settings, export_model, render, run
@@ -137,6 +137,33 @@ def test_spec_says_what_the_network_is(exported: tuple[Embedder, Path, ModelSpec
     )
     assert (spec.crop_fraction, spec.resampling, spec.precision) == (0.875, "bicubic", "fp32")
     assert spec.pooling == "gap"
+
+
+def test_prototypes_that_nothing_trained_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "plain.onnx"
+    spec, _ = export_model(_embedder(), FIELDS, path, IMAGES, explains=False)
+    assert (spec.prototypes, spec.grid) == (0, None)
+    assert output_names(path.read_bytes()) == ("embeddings",)
+    encoder = Encoder(path)
+    batch = np.stack([encoder.preprocess(image) for image in IMAGES[:2]])
+    assert encoder.run(batch)["embeddings"].shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "explains"),
+    [({}, True), ({"xml_weight": 0}, False), ({"xml_weight": 0, "reconstruction_weight": 1}, True)],
+)
+def test_a_run_explains_by_what_it_has_learnt(chosen: dict[str, float], explains: bool) -> None:
+    assert Recipe.model_validate(chosen).learns_prototypes == explains
+
+
+def test_a_run_without_xml_is_exported_without_prototypes(data: Path, recipe: str, tmp_path: Path) -> None:
+    chosen = ["xml_weight=0", "epochs=1", "ema_decay=0"]
+    train.run(train.Settings(recipe=recipe, data=data, out=tmp_path / "run", set=chosen))
+    run(Settings(run_dir=tmp_path / "run", model=tmp_path / "plain.onnx"))
+    assert read_spec(tmp_path / "plain.onnx").prototypes == 0
+    with pytest.raises(BadSetting, match=r"--fitted needs histograms, and .*plain\.onnx has none"):
+        evaluate.run(evaluate.Settings(target=tmp_path / "plain.onnx", data=data, fitted=2))
 
 
 def test_nothing_of_this_machine_is_in_the_file(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
@@ -263,7 +290,7 @@ def test_what_killed_exports_left_is_swept(tmp_path: Path, monkeypatch: pytest.M
 
 def test_parity_sees_a_difference_in_each_output(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
     embedder, path, _, _ = exported
-    graph, encoder = module._Graph(embedder).eval(), Encoder(path, threads=1)
+    graph, encoder = module._Graph(embedder, explains=True).eval(), Encoder(path, threads=1)
     assert parity.check_parity(encoder, graph, IMAGES) < 1e-5
     for wrong in range(3):
 

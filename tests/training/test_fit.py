@@ -34,7 +34,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step(
 
     def spoiled(histograms: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         calls.append(1)
-        return histograms.sum() * (float("nan") if len(calls) == 4 else 1)
+        return histograms.sum() * (float("nan") if len(calls) == 6 else 1)  # the watch calls, too
 
     monkeypatch.setattr(training.objective, "cross_batch_loss", spoiled)
     out = tmp_path / "wild"
@@ -56,6 +56,35 @@ def test_without_xml_the_prototypes_stay(data: Path, recipe: str, tmp_path: Path
     assert torch.equal(tensors["model.codebook"], start.codebook)
     assert not torch.equal(tensors["model.head.weight"], start.head.weight)
     assert state["history"][1]["xml"] == 0
+    assert "eigenvalues" not in state["history"][1]
+
+
+def test_a_reconstruction_moves_the_codebook_and_leaves_the_embedding(
+    data: Path, recipe: str, tmp_path: Path
+) -> None:
+    plain = ["xml_weight=0", "epochs=1", "ema_decay=0", "clip_norm=0"]
+    found = []
+    for name, more in (("plain", []), ("learnt", ["reconstruction_weight=1"])):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / name, set=plain + more))
+        found.append(load_checkpoint(tmp_path / name / "last.safetensors"))
+    (first, _), (second, state) = found
+    for name in first:
+        if name.startswith("model."):
+            assert torch.equal(first[name], second[name]) == (name != "model.codebook"), name
+    assert {"eigenvalues", "rebuilt_cosine"} <= set(state["history"][1])
+    assert "xml_gradient_share" not in state["history"][1]
+
+
+def test_the_term_is_watched_each_epoch_and_its_death_is_told_once(
+    data: Path, recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=2", "assignment_scale=0.001"]))
+    rows = load_checkpoint(tmp_path / "r" / "last.safetensors")[1]["history"]
+    for row in rows[1:]:
+        assert row["eigenvalues"] == 1
+        assert row["xml_gradient_share"] > 0
+    assert caplog.text.count("The cross-batch term is dead at epoch 1") == 1
+    assert "dead at epoch 2" not in caplog.text
 
 
 def test_without_validation_the_last_epoch_is_kept(data: Path, recipe: str, tmp_path: Path) -> None:

@@ -2,18 +2,23 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from serving.errors import BadSetting
+from tests import oracles
 from training.checkpoint import load_module
 from training.cross_batch import cross_batch_loss, split_classes
 from training.loss import build_loss
 from training.metrix import Pairs, draw_pairs, mix, mixed_loss
 from training.objective import Objective, Terms
+from training.prototypes import fit_prototypes
 from training.recipe import Recipe
-from training.recursion import start, update
 
 LABELS = torch.arange(4).repeat_interleave(3)
 
@@ -74,21 +79,104 @@ def test_the_memory_counts_from_its_start_and_never_holds_the_batch_itself() -> 
     assert not objective.memory.contents()[0].requires_grad
 
 
-def test_the_recursion_expresses_a_half_by_the_other_half_and_all_before() -> None:
-    recipe = _recipe(xml_prototypes="recursion", recursion_decay=0.8, ridge=0.1)
+@pytest.mark.parametrize("ridge_on", ["absolute", "trace"])
+def test_a_half_is_expressed_by_the_other_half_and_the_past_without_its_own_classes(ridge_on: str) -> None:
+    decay, ridge = 0.8, 0.1
+    recipe = _recipe(xml_prototypes="recursion", recursion_decay=decay, ridge=ridge, ridge_on=ridge_on)
     objective = Objective(recipe, classes=4)
-    past = start(3, 5, ridge=0.1)
+    steps: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     for seed in range(3):
-        embeddings, histograms = _batch(seed)
-        first, second = split_classes(LABELS, torch.Generator().manual_seed(7))
-        expected = torch.zeros(())
-        for mine, other in ((first, second), (second, first)):
-            fitted = update(past, histograms[other], embeddings[other], decay=0.8, ridge=0.1).prototypes
-            expected = expected + objective.loss(histograms[mine] @ fitted.T, LABELS[mine])
+        y, z = (tensor.detach().double() for tensor in _batch(seed))
+        steps.append((z.numpy(), y.numpy()))
+        expected = torch.zeros((), dtype=torch.float64)
+        for mine in split_classes(LABELS, torch.Generator().manual_seed(7)):
+            other = ~mine.numpy()  # every step has the same labels, so that its classes are these rows
+            parts = [(decay ** (seed - k), zk[other], yk[other]) for k, (zk, yk) in enumerate(steps)]
+            trace = sum(w * float((zk**2).sum()) for w, zk, _ in parts)
+            penalty = ridge * trace / 3 if ridge_on == "trace" else ridge
+            fitted = torch.from_numpy(oracles.weighted_ridge(parts, penalty))
+            expected = expected + objective.loss(z[mine] @ fitted.T, LABELS[mine])
         terms = _measure(objective, seed=seed)
-        torch.testing.assert_close(terms.xml, expected)
+        torch.testing.assert_close(terms.xml.double(), expected, rtol=1e-4, atol=1e-5)
         terms.total.backward()  # type: ignore[no-untyped-call]
-        past = update(past, histograms.detach(), embeddings.detach(), decay=0.8, ridge=0.1)
+
+
+def test_the_past_gives_away_no_class_that_is_to_be_expressed() -> None:
+    recipe = _recipe(prototypes=4, xml_prototypes="recursion", loss_options={"neg_margin": 0.2})
+    objective = Objective(recipe, classes=4)
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(4, 5, generator=generator)
+    histograms = (6 * torch.eye(4)).softmax(dim=1)[LABELS]  # a prototype a class
+    for _ in range(30):
+        embeddings = directions[LABELS] + 0.1 * torch.randn(12, 5, generator=generator)
+        halves = torch.Generator().manual_seed(7)
+        terms = objective(embeddings, histograms, LABELS, step=0, weight=0.3, halves=halves)
+    halves = torch.Generator().manual_seed(7)
+    alone = cross_batch_loss(histograms, embeddings, LABELS, objective.loss, generator=halves)
+    assert alone > 1
+    assert terms.xml > 0.9 * alone  # a quarter where the past holds the classes that are expressed
+
+
+def test_a_past_too_large_is_refused_with_its_size() -> None:
+    with pytest.raises(BadSetting, match=r"11,318 classes, 128 prototypes and 1024 dimensions .* 6\.2 GiB"):
+        Objective(_recipe(prototypes=128, dimension=1024, xml_prototypes="recursion"), classes=11_318)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 11), min_size=2, max_size=12), st.integers(0, 99))
+def test_quarter_turns_of_a_class_are_never_parted(labels: list[int], seed: int) -> None:
+    objective = Objective(_recipe(quarter_turns=True), classes=12)  # three classes, four turns
+    names = torch.tensor(labels)
+    embeddings, histograms = torch.randn(len(labels), 5), torch.randn(len(labels), 3).softmax(dim=1)
+    told: Terms = objective(
+        embeddings, histograms, names, step=0, weight=0.3, halves=torch.Generator().manual_seed(seed)
+    )
+    expected = torch.zeros(())
+    first, second = split_classes(names % 3, torch.Generator().manual_seed(seed))
+    if first.any():
+        for mine, other in ((first, second), (second, first)):
+            fitted = fit_prototypes(histograms[other], embeddings[other])
+            expected = expected + objective.loss(histograms[mine] @ fitted.T, names[mine])
+    torch.testing.assert_close(told.xml, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_processes_that_gather_turned_classes_in_another_order_split_them_alike() -> None:
+    objective = Objective(_recipe(quarter_turns=True), classes=12)
+    names = torch.tensor([0, 3, 6, 9, 1, 1, 4, 7, 2, 5, 8, 11])
+    embeddings, histograms = _batch()
+    told = []
+    for order in (torch.arange(12), torch.randperm(12, generator=torch.Generator().manual_seed(0))):
+        halves = torch.Generator().manual_seed(5)
+        rows = embeddings[order], histograms[order], names[order]
+        told.append(objective(*rows, step=0, weight=0.3, halves=halves).total)
+    torch.testing.assert_close(*told)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+@pytest.mark.parametrize("fit_on", ["raw", "unit"])
+def test_the_reconstruction_moves_histograms_alone(weight: float, fit_on: str) -> None:
+    recipe = _recipe(xml_weight=weight, reconstruction_weight=2.0, fit_on=fit_on, ridge=0.1)
+    detached = _batch()[1]
+    with_it = _measure(Objective(recipe, classes=4), weight=weight, detached=detached)
+    without = _measure(Objective(recipe, classes=4), weight=weight)
+    y, z = (tensor.detach().double().numpy() for tensor in _batch())
+    y = y / np.linalg.norm(y, axis=1, keepdims=True) if fit_on == "unit" else y
+    error = z @ oracles.ridge(z, y, 0.1).T - y
+    expected = 2 * np.mean([row @ row for row in error])
+    assert (with_it.total - without.total).item() == pytest.approx(expected, rel=1e-4)
+    embeddings = _batch()[0]
+    objective = Objective(recipe, classes=4)
+    halves = torch.Generator().manual_seed(7)
+    grads = []
+    for more in ({}, {"detached": detached}):
+        terms = objective(
+            embeddings, _batch()[1], LABELS, step=0, weight=weight, halves=halves.manual_seed(7), **more
+        )
+        grads.append(torch.autograd.grad(terms.total, embeddings)[0])
+    assert torch.equal(*grads)
+    torch.autograd.backward(with_it.total)
+    assert detached.grad is not None
+    assert detached.grad.abs().sum() > 0
 
 
 def test_mixed_examples_add_their_weighted_loss() -> None:
@@ -106,7 +194,7 @@ def test_mixed_examples_add_their_weighted_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "chosen",
     [
         {"memory_batches": 3},
         {"xml_prototypes": "recursion"},
@@ -114,8 +202,8 @@ def test_mixed_examples_add_their_weighted_loss() -> None:
         {"loss": "libc", "loss_options": {"heads": 1}},
     ],
 )
-def test_what_it_remembers_is_restored(settings: dict[str, Any]) -> None:
-    recipe = _recipe(**settings)
+def test_what_it_remembers_is_restored(chosen: dict[str, Any]) -> None:
+    recipe = _recipe(**chosen)
     ours = Objective(recipe, classes=4)
     for seed in range(4):
         _measure(ours, seed=seed)
@@ -125,7 +213,7 @@ def test_what_it_remembers_is_restored(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("chosen", "words"),
     [
         ({"loss": "proxy_anchor", "memory_batches": 2}, "compares no pairs that a memory"),
         ({"loss": "contrastive", "mixing": "input"}, "mixed examples are defined for the multi_similarity"),
@@ -133,6 +221,6 @@ def test_what_it_remembers_is_restored(settings: dict[str, Any]) -> None:
         ({"loss_options": {"neg_margn": 1.0}}, "did you mean 'neg_margin'"),
     ],
 )
-def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: str) -> None:
+def test_what_does_not_go_together_is_refused(chosen: dict[str, Any], words: str) -> None:
     with pytest.raises(BadSetting, match=words):
-        Objective(_recipe(**settings), classes=4)
+        Objective(_recipe(**chosen), classes=4)

@@ -21,6 +21,8 @@ from training.pictures import (
     Pictures,
     QuarterTurns,
     Stream,
+    check_classes,
+    check_pairs,
     tell_unreadable,
     training_decoder,
     viewing_decoder,
@@ -49,7 +51,7 @@ def test_bad_images_are_left_out_and_named(root: Path) -> None:
     assert len(pictures) == 9
     assert pictures.classes == ("class00", "class01", "class02")
     assert pictures.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    pictures.check_classes()
+    check_classes(pictures)
 
 
 def test_a_few_bad_images_are_told_by_name_and_all_are_counted() -> None:
@@ -100,7 +102,7 @@ def test_nothing_readable_is_told_in_a_sentence(root: Path) -> None:
         embed_pictures(lambda pixels: pixels.float(), Stream(rows, viewing_decoder(RECIPE)))
     pictures = Pictures(rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
     with pytest.raises(BadData, match="none of the 3 validation classes has two images that can be read"):
-        pictures.check_pairs()
+        check_pairs(pictures)
 
 
 def test_a_class_without_a_readable_image_is_named(root: Path) -> None:
@@ -108,7 +110,7 @@ def test_a_class_without_a_readable_image_is_named(root: Path) -> None:
         file.write_bytes(b"")
     pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
     with pytest.raises(BadData, match="'class01' has no readable image"):
-        pictures.check_classes()
+        check_classes(pictures)
 
 
 def test_quarter_turns_are_classes_of_their_own(root: Path) -> None:

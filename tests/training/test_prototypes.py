@@ -131,3 +131,38 @@ def test_gradient_of_both_halves_at_once() -> None:
     y = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     first = torch.tensor([True, False, True, True, False, False])
     assert torch.autograd.gradcheck(lambda z, y: cross_reconstruct(z, y, first), (z, y))
+
+
+@pytest.mark.parametrize("fit", [fit_primal, fit_dual, fit_prototypes])
+@pytest.mark.parametrize(("count", "prototypes"), SIZES)
+def test_a_ridge_on_the_trace_is_a_share_of_the_mean_eigenvalue(
+    fit: Fit, count: int, prototypes: int
+) -> None:
+    z, y = batch(count, prototypes)
+    penalty = 0.2 * sum(float(value) ** 2 for value in z.flatten()) / prototypes
+    v = fit(z, y, ridge=0.2, ridge_on="trace")
+    np.testing.assert_allclose(v.numpy(), oracles.ridge(z.numpy(), y.numpy(), penalty), atol=1e-10)
+    torch.testing.assert_close(fit(7 * z, y, ridge=0.2, ridge_on="trace"), v / 7)
+
+
+@pytest.mark.parametrize(("count", "prototypes"), [(6, 12), (9, 3)])
+def test_each_half_has_the_ridge_of_its_own_trace(count: int, prototypes: int) -> None:
+    z, y = batch(count, prototypes)
+    z[0] = torch.eye(prototypes, dtype=torch.float64)[0]  # so that the traces differ
+    first = torch.arange(count) < count // 3
+    found = cross_reconstruct(z, y, first, ridge=0.2, ridge_on="trace")
+    for mine in (first, ~first):
+        fitted = fit_prototypes(z[~mine], y[~mine], ridge=0.2, ridge_on="trace")
+        torch.testing.assert_close(found[mine], z[mine] @ fitted.T)
+
+
+def test_the_gradient_runs_through_the_trace() -> None:
+    z, y = (t.requires_grad_() for t in batch(5, 3, dimension=2))
+    first = torch.tensor([True, True, False, False, False])
+    assert torch.autograd.gradcheck(lambda a, b: fit_prototypes(a, b, ridge_on="trace"), (z, y))
+    assert torch.autograd.gradcheck(lambda a, b: cross_reconstruct(a, b, first, ridge_on="trace"), (z, y))
+
+
+def test_an_unknown_scale_of_the_ridge_is_refused() -> None:
+    with pytest.raises(BadSetting, match="absolute, trace"):
+        fit_prototypes(*batch(4, 2), ridge_on="mean")  # type: ignore[arg-type]

@@ -135,6 +135,22 @@ def test_curves_of_no_history_and_of_a_long_one() -> None:
     assert len("".join(long.parts)) < 100_000
 
 
+def test_the_term_has_its_panels_and_a_dead_one_is_told() -> None:
+    names = (
+        "prototypes_in_use", "prototypes_an_image", "eigenvalues",
+        "expressed_cosine", "rebuilt_cosine", "xml_gradient_share",
+    )  # fmt: skip
+    rows = [{"epoch": 0.0}, *({"epoch": float(i)} | dict.fromkeys(names, 0.5 + i) for i in (1, 2))]
+    note = "The cross-batch term is dead at epoch 2"
+    tree = _tree(curves_section(History(tuple(rows)), validated=True, note=note))
+    assert [title.text for title in tree.all("h3")] == [
+        "How many prototypes are at work",
+        "Cosines of embeddings expressed by the other half",
+        "How hard the cross-batch term pulls at the head",
+    ]
+    assert note in tree.text
+
+
 def test_figures_of_record_and_start() -> None:
     measured = {
         "recall_at": {"10": 0.75, "1": 0.5},

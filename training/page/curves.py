@@ -19,20 +19,34 @@ _NAMES = {
     "xml": "cross-batch loss (xml)",
     "map_at_r": "MAP@R",
     "recall_at_1": "R@1",
+    "prototypes_in_use": "prototypes in use, of a batch",
+    "prototypes_an_image": "prototypes in use, of an image",
+    "eigenvalues": "eigenvalues above the ridge",
+    "expressed_cosine": "between images of different classes",
+    "rebuilt_cosine": "to the embedding itself",
+    "xml_gradient_share": "XML's gradient to that of the loss",
 }
 _PANELS = (
     ("Loss and its parts", "loss", ("loss", "dml", "xml")),
     ("On the validation classes", "percent", ("map_at_r", "recall_at_1")),
+    (
+        "How many prototypes are at work",
+        "prototypes",
+        ("prototypes_in_use", "prototypes_an_image", "eigenvalues"),
+    ),
+    ("Cosines of embeddings expressed by the other half", "cosine", ("expressed_cosine", "rebuilt_cosine")),
+    ("How hard the cross-batch term pulls at the head", "percent", ("xml_gradient_share",)),
     ("Learning rate", "rate of the first group", ("learning_rate",)),
 )
 
 
-def curves_section(history: History, *, validated: bool) -> Section:
+def curves_section(history: History, *, validated: bool, note: str | None = None) -> Section:
     """Draw every figure of the history, those that belong together in one frame.
 
     Args:
         history: Of the run.
         validated: Whether the run held out classes to measure itself on.
+        note: What is to be said of the cross-batch term.
     """
     drawn = history.thinned(_POINTS)
     panels = list(_PANELS)
@@ -56,6 +70,8 @@ def curves_section(history: History, *, validated: bool) -> Section:
             element("p", "The run held out no classes for validation, so that no epoch was measured and the"
                     " last one was kept.")
         )  # fmt: skip
+    if note:
+        parts.append(element("p", note))
     if len(drawn.rows) < len(history.rows):
         parts.append(
             element("p", f"{len(drawn.rows)} of {len(history.rows)} epochs are drawn, evenly spaced.")

@@ -109,6 +109,6 @@ def _strongest(means: NDArray[np.float64]) -> str:
 def _untrained() -> Markup:
     return element(
         "p",
-        "The recipe trains without XML (xml_weight is 0), so that the prototypes are as they were drawn at"
-        " random: what they show is no result of training.",
+        "Nothing in the recipe trains prototypes (xml_weight and reconstruction_weight are 0), so that they"
+        " are as they were at the start: what they show is no result of training.",
     )

@@ -33,6 +33,19 @@ class AugmentationSettings(BaseModel):
         description="whether each class turned by 90, 180 and 270 degrees is one more class to train on, so"
         " that an epoch is four times as long",
     )
+    views: int = Field(
+        2,
+        ge=1,
+        le=64,
+        description="of a frozen backbone: how many views of each image are cached; the first is what the"
+        " served model sees, the others are augmented",
+    )
+    location_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="of a frozen backbone: share of the places of its map, drawn at random, that a step sees",
+    )
     fill: int = Field(
         255,
         ge=0,

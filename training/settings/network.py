@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from training.codebook import CodebookInit
 from training.histogram import AssignOn
 
 __all__ = ["NetworkSettings"]
@@ -51,6 +52,11 @@ class NetworkSettings(BaseModel):
         "unit",
         description="what the softmax compares: features and prototypes at unit length (cosines), raw, or"
         " features shrunk into the unit ball and prototypes as they are",
+    )
+    codebook_init: CodebookInit = Field(
+        "random",
+        description="start of the histogram operator's prototypes: random, or from local features of training"
+        " images by k-means++ or by greedy k-centre",
     )
     head_init: Literal["random", "pca", "whiten", "whiten_within"] = Field(
         "random",

@@ -35,13 +35,25 @@ class ObjectiveSettings(BaseModel):
     xml_prototypes: Literal["batch", "recursion"] = Field(
         "batch",
         description="what expresses one half of a batch: prototypes fitted to the other half, or to the other"
-        " half and all batches before by the recursion",
+        " half and all batches before, each half's own classes left out",
     )
     recursion_decay: float = Field(
         0.99, gt=0, le=1, description="alpha: how much an older batch counts in the recursion, a step later"
     )
     ridge: float = Field(
         0.05, gt=0, le=1000, description="regulariser of the least-squares fit of prototypes to a batch"
+    )
+    ridge_on: Literal["absolute", "trace"] = Field(
+        "absolute",
+        description="whether ridge is taken as it is, or relative to the mean eigenvalue of the histograms'"
+        " Gram matrix that is fitted, its trace over the number of prototypes",
+    )
+    reconstruction_weight: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="weight of the mean squared error with which prototypes fitted to a batch rebuild its"
+        " embeddings; it moves the codebook alone, so that a run with xml_weight 0 has learnt prototypes too",
     )
     fit_on: Literal["raw", "unit"] = Field(
         "raw", description="whether prototypes are fitted to embeddings as they are or at unit length"
@@ -72,3 +84,8 @@ class ObjectiveSettings(BaseModel):
     mixing_alpha: float = Field(
         2.0, gt=0, le=100, description="Metrix: shares of a mixture are drawn from Beta(alpha, alpha)"
     )
+
+    @property
+    def learns_prototypes(self) -> bool:
+        """Whether anything moves the codebook, which stays as it was drawn otherwise."""
+        return self.xml_weight > 0 or self.reconstruction_weight > 0

@@ -36,6 +36,9 @@ class ProcessSettings(BaseModel):
         le=1024,
         description="how many threads a training step takes on the CPU; 0 is torch's own choice, one a core",
     )
+    cache_gib: float = Field(
+        8.0, ge=0, description="of a frozen backbone: the largest cache of features that is made, in GiB"
+    )
     memory_gib: float = Field(
         4.0, ge=0, description="memory for decoded images, in GiB; those beyond it are read at each use"
     )

@@ -63,6 +63,11 @@ class StepSettings(BaseModel):
         description="share of the moving average of weights that a step keeps; the average is what is"
         " measured and kept, and 0 is without",
     )
+    freeze: Literal["none", "backbone"] = Field(
+        "none",
+        description="what stays as it starts: nothing as a whole, or the backbone, whose features of every"
+        " image are computed once and cached, so that a head trains in seconds",
+    )
     freeze_batchnorm: bool = Field(
         False, description="whether BatchNorm keeps the statistics that it starts with"
     )
