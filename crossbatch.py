@@ -32,6 +32,7 @@ __all__ = ["COMMANDS", "main", "parser_of", "spelled"]
 # name -> (module, summary)
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("training.train", "Train an embedding by a recipe"),
+    "sweep": ("training.sweep", "Train by a recipe over settings and seeds, and compare them in pairs"),
     "mlrc": ("training.mlrc", "Train by a recipe on each fold, and measure the ensembles"),
     "evaluate": ("training.evaluate", "Measure R@k and MAP@R of a run or an exported model"),
     "report": ("training.report", "Show a run on one self-contained HTML page"),

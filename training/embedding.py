@@ -1,7 +1,7 @@
 """Embedding of many pictures in batches, for evaluation and for the closed-form start."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,8 @@ def embed_pictures(
     """
     parts = []
     with progress(images, label, total=len(images), unit="image") as bar:
-        pixels = iter(bar)
-        while some := list(itertools.islice(pixels, batch)):
+        arrays: Any = iter(bar)
+        while some := list(itertools.islice(arrays, batch)):
             parts.append(embed(torch.from_numpy(np.stack(some))).float().cpu())
     if not parts:
         raise BadData(

@@ -34,7 +34,7 @@ from training.whole_file import write_file
 __all__ = ["FeatureBatches", "FeatureSet", "cache_features"]
 
 _FORMAT = 1
-_BATCH = 32
+_BATCH = 16
 """Images whose views go through the backbone at a time."""
 _ARRAY, _INDEX = "features.npy", "index.json"
 
@@ -201,7 +201,7 @@ def _extract(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, views: 
         stream = Stream(rows, _views_decoder(recipe, views))
         device = embedder.codebook.device
         done, waiting = 0, list[NDArray[np.uint8]]()
-        embedder.eval()
+        embedder.eval().to(memory_format=torch.channels_last)
         with progress(stream, "Features", total=len(rows), unit="image") as bar:
             for number, pixels in enumerate(bar, 1):
                 waiting.append(pixels)
@@ -293,7 +293,7 @@ def _decode_views(
 def _digest(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, views: int) -> str:
     """Name a cache by all that its contents come from: weights, preprocessing, images."""
     settings = {"image_size", "crop_fraction", "resampling", "backbone", "precision"}
-    settings |= set(AugmentationSettings.model_fields) if views > 1 else set()
+    settings |= set(AugmentationSettings.model_fields) - {"location_share"} if views > 1 else set()
     told = {"format": _FORMAT, "views": views} | {name: getattr(recipe, name) for name in sorted(settings)}
     digest = hashlib.sha256(json.dumps(told).encode())
     for name, value in embedder.backbone.state_dict().items():
