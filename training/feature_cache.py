@@ -117,6 +117,8 @@ class FeatureBatches:
         features: What is drawn from.
         batches: Image numbers of each batch.
         location_share: How many of the places a batch sees, the same ones of all its images.
+        pooled: Give the mean of these places alone: all that a linear head needs where nothing looks at
+            single places, and as many times less work.
         seed: Of the views and places.
         epoch: The same.
         rank: Which run of rows of each batch is this process's.
@@ -129,6 +131,7 @@ class FeatureBatches:
         batches: Sequence[list[int]],
         *,
         location_share: float,
+        pooled: bool,
         seed: int,
         epoch: int,
         rank: int = 0,
@@ -137,6 +140,7 @@ class FeatureBatches:
         self._features = features
         self._batches = batches
         self._kept = max(1, round(location_share * features.locations))
+        self._pooled = pooled
         self._entropy = (seed, epoch)
         self._rank, self._processes = rank, processes
 
@@ -144,7 +148,7 @@ class FeatureBatches:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield maps, float16 (b, C, k, 1), and class numbers, int64 (b,)."""
+        """Yield maps, float16 (b, C, k, 1), or float32 (b, C, 1, 1) of means, and class numbers, int64 (b,)."""
         draws = np.random.default_rng(self._entropy)
         for batch in self._batches:
             images = np.array(batch)
@@ -152,7 +156,8 @@ class FeatureBatches:
             where = np.sort(draws.permutation(self._features.locations)[: self._kept])
             mine = np.array_split(np.arange(len(images)), self._processes)[self._rank]
             labels = torch.from_numpy(self._features.labels[images[mine]])
-            yield self._features.draw(images[mine], views[mine], where), labels
+            maps = self._features.draw(images[mine], views[mine], where)
+            yield maps.float().mean(dim=2, keepdim=True) if self._pooled else maps, labels
 
 
 def cache_features(

@@ -135,6 +135,7 @@ def _batches(
             source,
             list(sampler),
             location_share=recipe.location_share,
+            pooled=recipe.pooling == "gap" and not recipe.learns_prototypes,
             seed=recipe.seed,
             epoch=epoch,
             rank=fabric.global_rank,

@@ -1,0 +1,169 @@
+"""Cached features of a frozen backbone: what is in them, when they are made anew, and training on them."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serving.catalog import Row, read
+from serving.errors import BadData, BadSetting
+from tests.training.drawn import draw_folder
+from tests.training.small_run import SMALL, cut_at, equal_runs
+from training import feature_cache
+from training.embedder import Embedder, build_embedder
+from training.embedding import embed_pictures, embedder_function
+from training.evaluate import Settings as Evaluate
+from training.evaluate import run as evaluate
+from training.feature_cache import FeatureBatches, cache_features
+from training.pictures import Stream, viewing_decoder
+from training.recipe import Recipe, make_recipe
+from training.recipe_file import parse_yaml
+from training.run import load_run
+from training.train import Settings, run
+
+FROZEN = SMALL.replace("ema_decay: 0.9\n", "") + "freeze: backbone\nviews: 3\nepochs: 2\n"
+
+
+@pytest.fixture(scope="module")
+def small() -> Recipe:
+    return make_recipe(parse_yaml(FROZEN), source="small")
+
+
+@pytest.fixture(scope="module")
+def embedder(small: Recipe) -> Embedder:
+    return build_embedder(small)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> tuple[Row, ...]:
+    return read(draw_folder(tmp_path / "pictures", classes=3, images=2, size=18)).rows
+
+
+def test_the_first_view_is_what_the_served_model_sees(
+    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
+) -> None:
+    found = cache_features(rows, embedder, small, views=3, folder=tmp_path)
+    assert (len(found), found.views, found.locations) == (6, 3, embedder.grid[0] * embedder.grid[1])
+    cached = embed_pictures(embedder_function(embedder, mapped=True), found)
+    direct = embed_pictures(embedder_function(embedder), Stream(rows, viewing_decoder(small)))
+    torch.testing.assert_close(cached, direct, atol=1e-2, rtol=1e-2)  # float16
+    every = np.arange(found.locations)
+    views = [found.draw(np.array([0]), np.array([view]), every) for view in range(3)]
+    assert not torch.equal(views[0], views[1])
+    assert not torch.equal(views[1], views[2])
+
+
+def test_it_is_made_once_for_the_same_images_and_settings(
+    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, extract = list[Path](), feature_cache._extract
+
+    def count(*args: Any, place: Path, **options: Any) -> None:
+        made.append(place)
+        extract(*args, place=place, **options)
+
+    monkeypatch.setattr(feature_cache, "_extract", count)
+
+    def cache(**changes: object) -> None:
+        cache_features(rows, embedder, small.model_copy(update=changes), views=3, folder=tmp_path)
+
+    cache()
+    cache(seed=5, loss="triplet", epochs=9, location_share=0.5)
+    assert len(made) == 1
+    cache(flip=0.25)
+    cache(resampling="bicubic")
+    rows[0].image.path.write_bytes(rows[1].image.read_bytes())
+    cache()
+    assert len(set(made)) == 4
+
+
+def test_a_cut_extraction_is_made_anew(
+    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(feature_cache, "_store", cut)
+        with pytest.raises(KeyboardInterrupt):
+            cache_features(rows, embedder, small, views=1, folder=tmp_path)
+    assert list((tmp_path / "features").iterdir()) == []
+    assert len(cache_features(rows, embedder, small, views=1, folder=tmp_path)) == 6
+
+
+def test_unreadable_images_stay_out_from_the_cache_too(
+    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
+) -> None:
+    rows[2].image.path.write_bytes(b"no image")
+    for _ in range(2):
+        found = cache_features(rows, embedder, small, views=1, folder=tmp_path)
+        assert [bad.key for bad in found.unreadable] == [rows[2].key]
+        assert [row.key for row in found.rows] == [row.key for row in rows if row != rows[2]]
+        some = found.only(rows[:4])
+        assert [row.key for row in some.rows] == [rows[0].key, rows[1].key, rows[3].key]
+        assert len(some.unreadable) == 1
+    for row in rows:
+        row.image.path.write_bytes(b"no image")
+    with pytest.raises(BadData, match="none of the 6 images can be read"):
+        cache_features(rows, embedder, small, views=1, folder=tmp_path)
+
+
+def test_a_cache_that_is_too_large_is_refused(
+    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
+) -> None:
+    with pytest.raises(BadSetting, match=r"features of 6 images, 3 views .* GiB, but cache_gib is 1e-09"):
+        cache_features(rows, embedder, small.model_copy(update={"cache_gib": 1e-9}), views=3, folder=tmp_path)
+    assert not (tmp_path / "features").exists()
+
+
+def test_batches_hold_the_same_places_of_all_their_images(
+    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
+) -> None:
+    found = cache_features(rows, embedder, small, views=2, folder=tmp_path)
+
+    def deal(**changes: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        given = {"seed": 1, "epoch": 0, "pooled": False, **changes}
+        return list(FeatureBatches(found, [[0, 3, 4, 5], [1, 2]], location_share=0.5, **given))
+
+    whole = deal()
+    half = round(0.5 * found.locations)
+    assert [maps.shape for maps, _ in whole] == [
+        (4, embedder.backbone.channels, half, 1), (2, embedder.backbone.channels, half, 1),
+    ]  # fmt: skip
+    assert whole[0][1].tolist() == [0, 1, 2, 2]
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(whole, deal(), strict=True))
+    assert not torch.equal(whole[0][0], deal(epoch=1)[0][0])
+    means = deal(pooled=True)
+    torch.testing.assert_close(means[0][0][:, :, 0, 0], whole[0][0].float().mean(dim=(2, 3)))
+    parts = [deal(rank=rank, processes=2)[0][0] for rank in range(2)]
+    assert torch.equal(torch.cat(parts), whole[0][0])
+
+
+def test_a_head_trains_on_the_cache_and_goes_on_where_it_was_cut(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, cache = tmp_path / "frozen.yaml", tmp_path / "cache"
+    recipe.write_text(FROZEN + "head_init: whiten_within\ncodebook_init: k_centre\n")
+    told = run(Settings(recipe=str(recipe), data=data, out=tmp_path / "whole", cache=cache))
+    trained = load_run(tmp_path / "whole")
+    start = build_embedder(trained.recipe)
+    for name, value in trained.embedder.backbone.state_dict().items():
+        assert torch.equal(value, start.backbone.state_dict()[name]), name
+    measured = evaluate(Evaluate(target=tmp_path / "whole", split="train"))
+    assert told["best"]["map_at_r"] == trained.record["metrics"]["validation"]["map_at_r"]
+    assert measured["images"] == told["images"] + told["validation_images"]
+    with monkeypatch.context() as patch:
+        cut_at(3, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(Settings(recipe=str(recipe), data=data, out=tmp_path / "cut", cache=cache))
+    shutil.rmtree(cache)
+    run(Settings(out=tmp_path / "cut", resume=True, cache=cache))
+    equal_runs(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_what_changes_images_at_each_step_is_refused() -> None:
+    with pytest.raises(BadSetting, match="freeze backbone computes the features of each image once"):
+        make_recipe({"freeze": "backbone", "quarter_turns": True}, source="x")
