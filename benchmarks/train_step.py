@@ -4,7 +4,7 @@ Steps with and without the term alternate in one process, on one network and one
 the machine does falls on both. A step without it computes no histograms either. Printed are the medians, the
 cost as the median of the pairs' ratios with its quartiles, and the loss, which must be a number.
 Bounds: 2 % for ResNet-50 at 224 pixels, 5 % for ResNet-20 at 32 (with the eight prototypes and the batch of
-the recipe cifar10-contrastive-xml, and with 64 prototypes).
+the recipe cifar10-contrastive-xml, and with 64 prototypes). `--device cuda` measures it on a GPU.
 """
 
 import argparse
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from training.embedder import Embedder, build_embedder
 from training.objective import Objective
 from training.optimizer import build_optimizer
+from training.processes import start_processes
 from training.recipe import Recipe
 
 
@@ -68,24 +69,30 @@ class Cost:
 
     seconds: tuple[float, float]
     quartiles: tuple[float, float, float]
+    first: float
+    """Loss with the term at the first step."""
     loss: float
+    """And at the last."""
 
 
-def measure(recipe: Recipe, pairs: int) -> Cost:
-    """Time `pairs` steps with the term and as many without, in turns."""
+def measure(recipe: Recipe, pairs: int, *, device: str = "cpu") -> Cost:
+    """Time `pairs` steps with the term and as many without, in turns, in the recipe's precision."""
     torch.manual_seed(0)
-    embedder = build_embedder(recipe).to(memory_format=torch.channels_last).train()
+    fabric = start_processes(device, recipe)
+    embedder = build_embedder(recipe).to(fabric.device).to(memory_format=torch.channels_last).train()
     size, rows = recipe.image_size, recipe.classes_per_batch * recipe.images_per_class
     pixels = torch.randint(256, (rows, size, size, 3), dtype=torch.uint8)
     labels = torch.arange(recipe.classes_per_batch).repeat_interleave(recipe.images_per_class)
-    objective = Objective(recipe, classes=recipe.classes_per_batch)
-    optimizer = build_optimizer(embedder, objective, recipe)
+    pixels, labels = pixels.to(fabric.device), labels.to(fabric.device)
+    objective = Objective(recipe, classes=recipe.classes_per_batch).to(fabric.device)
+    _, optimizer = fabric.setup(embedder, build_optimizer(embedder, objective, recipe))
     halves = torch.Generator().manual_seed(0)
 
     def with_term() -> Tensor:
-        features = embedder(embedder.normalise(pixels))
+        with fabric.autocast():
+            features = embedder(embedder.normalise(pixels))
         terms = objective(
-            features.embeddings,
+            features.embeddings.float(),
             features.histograms,
             labels,
             step=0,
@@ -95,18 +102,21 @@ def measure(recipe: Recipe, pairs: int) -> Cost:
         return terms.total  # type: ignore[no-any-return]
 
     def without() -> Tensor:
-        return objective.loss(_embed(embedder, pixels), labels)  # type: ignore[no-any-return]
+        with fabric.autocast():
+            embeddings = _embed(embedder, pixels)
+        return objective.loss(embeddings.float(), labels)  # type: ignore[no-any-return]
 
     def step(loss: Callable[[], Tensor]) -> tuple[float, float]:
         started = time.perf_counter()
         found = loss()
-        found.backward()  # type: ignore[no-untyped-call]
+        fabric.backward(found)
         optimizer.step()
         optimizer.zero_grad()
-        return time.perf_counter() - started, float(found.detach())
+        value = float(found.detach())  # waits for the device, which has all of the step to do before
+        return time.perf_counter() - started, value
 
-    for each in (with_term, without):
-        step(each)  # warms up
+    _, start = step(with_term)  # both warm up
+    step(without)
     taken: list[tuple[float, float]] = []
     last = float("nan")
     for first in itertools.islice(itertools.cycle((True, False)), pairs):  # neither always goes first
@@ -116,7 +126,7 @@ def measure(recipe: Recipe, pairs: int) -> Cost:
         last = told[with_term][1]
     low, middle, high = statistics.quantiles([more / less - 1 for less, more in taken], n=4)
     medians = tuple(statistics.median(column) for column in zip(*taken, strict=True))
-    return Cost((medians[0], medians[1]), (low, middle, high), last)
+    return Cost((medians[0], medians[1]), (low, middle, high), start, last)
 
 
 def _embed(embedder: Embedder, pixels: Tensor) -> Tensor:
@@ -130,10 +140,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", choices=CASES, default="full")
     parser.add_argument("--pairs", type=int, default=0, help="pairs of steps; 0: 15, or 200 for a small net")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads")
     for case in CASES[options.size]:
-        cost = measure(case.recipe, options.pairs or (15 if case.recipe.image_size > 100 else 200))
+        pairs = options.pairs or (15 if case.recipe.image_size > 100 else 200)
+        cost = measure(case.recipe, pairs, device=options.device)
         low, middle, high = (100 * share for share in cost.quartiles)
         print(
             f"{case.name}: {1e3 * cost.seconds[0]:.1f} ms without, {1e3 * cost.seconds[1]:.1f} ms with XML;"

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.svg import GREY, INK, text, write_svg
 from serving.catalog import Row, select
+from serving.errors import BadSetting
 from training.findings import embed_split, find_assignments, measure
 from training.fitted import fitted_figures
 from training.page.histograms import class_histograms
@@ -67,8 +68,16 @@ def look(name: str, folder: Path, *, data: Path | None, halvings: int, images: i
         data: The images; the run's own when None.
         halvings: Random halvings of the classes for MAP_x.
         images: How many are mapped, of classes evenly spaced by name.
+
+    Raises:
+        BadSetting: If nothing trained the prototypes.
     """
     run = load_run(folder)
+    if not run.recipe.learns_prototypes:
+        raise BadSetting(
+            f"nothing trained the prototypes of {folder}, and MAP_c and MAP_x of random ones compare nothing:"
+            " train it with reconstruction_weight above 0"
+        )
     rows = [row for row in select(read_own(run.record, data=data), "test", run.recipe.split) if row.label]
     found = embed_split(rows, run.embedder, run.recipe, batch=64)
     measured = measure(found)

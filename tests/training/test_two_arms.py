@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.two_arms import main
+from serving.errors import BadSetting
 from tests.training.drawn import draw_folder
 from tests.training.small_run import SMALL
 from training import evaluate, train
@@ -19,12 +20,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("arms")
     data = draw_folder(root / "data", classes=10, images=5)
     (root / "recipe.yaml").write_text(SMALL.replace("epochs: 3", "epochs: 1"))
-    for name, weight in (("without", 0), ("with", 0.3)):
-        train.run(
-            train.Settings(
-                recipe=str(root / "recipe.yaml"), data=data, out=root / name, set=[f"xml_weight={weight}"]
-            )
-        )
+    arms = {
+        "random": ["xml_weight=0"],
+        "without": ["xml_weight=0", "reconstruction_weight=1"],
+        "with": ["xml_weight=0.3"],
+    }
+    for name, given in arms.items():
+        train.run(train.Settings(recipe=str(root / "recipe.yaml"), data=data, out=root / name, set=given))
     return [root / "without", root / "with"]
 
 
@@ -55,3 +57,8 @@ def test_pictures_need_a_credit(runs: list[Path], tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit):
         main([*map(str, runs), "--out", str(tmp_path / "arms.svg"), "--images", "1"])
     assert "--credit" in capsys.readouterr().err
+
+
+def test_prototypes_that_nothing_trained_are_not_compared(runs: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="reconstruction_weight"):
+        main([str(runs[0].parent / "random"), str(runs[1]), "--out", str(tmp_path / "arms.svg")])
