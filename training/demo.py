@@ -59,17 +59,16 @@ def run(settings: Settings) -> dict[str, Any]:
     query = out / "query.jpg"
     draw_product(products[wanted], np.random.default_rng([settings.seed, wanted, 1])).save(query, quality=92)
 
-    metrics = {}
-    for system, weight in (("with XML", None), ("without XML", 0.0)):
-        run_dir = out / system.replace(" ", "-")
-        _tell(f"2. Training on the first half of the products, {system}")
-        _crossbatch("train", "demo", "--data", pictures, "--out", run_dir, *_overrides(settings, weight))
-        metrics[system] = _crossbatch("evaluate", run_dir, "--data", pictures)
+    trained = out / "run"
+    _tell("2. Training on the first half of the products")
+    _crossbatch("train", "demo", "--data", pictures, "--out", trained, *_overrides(settings))
     _tell("3. Measuring the other half, which no training has seen, untrained as well")
-    metrics["untrained"] = _crossbatch("evaluate", out / "with-XML", "--data", pictures, "--untrained")
-
+    metrics = {
+        "trained": _crossbatch("evaluate", trained, "--data", pictures),
+        "untrained": _crossbatch("evaluate", trained, "--data", pictures, "--untrained"),
+    }
     _tell("4. Exporting to ONNX, and checking the file against the trained network")
-    _crossbatch("export", out / "with-XML", model, "--data", pictures)
+    _crossbatch("export", trained, model, "--data", pictures)
     _tell("5. Indexing the unseen products into a gallery")
     _crossbatch("index", "--model", model, "--data", pictures, "--split", "test", galleries / _GALLERY)
     _tell("6. Serving it, and searching for a new picture of an unseen product")
@@ -123,8 +122,8 @@ def _make_room(out: Path) -> None:
     marker.touch()
 
 
-def _overrides(settings: Settings, weight: float | None) -> list[str]:
-    chosen = {"xml_weight": weight, "epochs": settings.epochs, "seed": settings.seed}
+def _overrides(settings: Settings) -> list[str]:
+    chosen = {"epochs": settings.epochs, "seed": settings.seed}
     return [
         word for key, value in chosen.items() if value is not None for word in ("--set", f"{key}={value}")
     ]

@@ -148,7 +148,7 @@ class FeatureBatches:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield maps, float16 (b, C, k, 1), or their means, float32 (b, C, 1, 1); class numbers, int64 (b,)."""
+        """Yield maps, float16 (b, C, k, 1), or means, float32 (b, C, 1, 1), and class numbers, int64 (b,)."""
         draws = np.random.default_rng(self._entropy)
         for batch in self._batches:
             images = np.array(batch)
