@@ -6,6 +6,7 @@ from torch import Tensor
 __all__ = ["CHUNK", "RowSearch", "find_copies"]
 
 CHUNK = 64  # references whose maximum is taken first, for maxima are fast
+_SUMMED = 4096  # rows whose bits are weighed at once
 
 
 class RowSearch:
@@ -69,13 +70,22 @@ def find_copies(vectors: Tensor) -> tuple[Tensor, Tensor]:
         Their indices and those of the first row of each value, int64 (c,) both.
     """
     bits = vectors.view(torch.int64 if vectors.dtype == torch.float64 else torch.int32)
-    _, group = torch.unique(bits.sum(dim=1, dtype=torch.int64), return_inverse=True)
+    # A sum that knows the order, or all permutations of a row would have one; integers wrap round.
+    weights = torch.randint(-(2**63), 2**63 - 1, bits.shape[1:], generator=torch.Generator().manual_seed(0))
+    weights = weights.to(vectors.device)
+    sums = torch.cat([(some * weights).sum(dim=1) for some in bits.split(_SUMMED)])
+    _, group = torch.unique(sums, return_inverse=True)
     places = torch.arange(len(vectors), device=vectors.device)
-    first = places.clone().scatter_reduce(0, group, places, "amin", include_self=False)[group]
-    copies = torch.nonzero(first != places).flatten()
-    # Equal sums need not be equal rows.
-    copies = copies[(vectors[copies] == vectors[first[copies]]).all(dim=1)]
-    return copies, first[copies]
+    originals, rest = places.clone(), places
+    # Equal sums need not be equal rows: those unlike the first of their sum are compared with the next.
+    while len(rest) > 0:
+        first = places.scatter_reduce(0, group[rest], rest, "amin", include_self=False)[group[rest]]
+        rest, first = rest[rest != first], first[rest != first]
+        same = (bits[rest] == bits[first]).all(dim=1)
+        originals[rest[same]] = first[same]
+        rest = rest[~same]
+    copies = torch.nonzero(originals != places).flatten()
+    return copies, originals[copies]
 
 
 def _top(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from serving.catalog import Catalog, Row, SplitRule, read, select, select_missing
 from serving.errors import BadData, BadSetting
 from serving.picture import File
+from serving.rows import SPLITS
 
 
 def _touch(root: Path, *paths: str) -> Path:
@@ -149,11 +150,53 @@ def test_cifar10_layout_names_the_split(tmp_path: Path) -> None:
     assert read(tmp_path, "folder").rows[0].label == "test/cat"
 
 
-def test_folder_of_train_and_more_is_not_cifar10(tmp_path: Path) -> None:
-    _touch(tmp_path, "train/cat/1.jpg", "test/cat/1.jpg", "ship/2.jpg")
-    assert read(tmp_path).format == "folder"
-    with pytest.raises(BadData, match="ship, test, train"):
+@pytest.mark.parametrize(
+    "folders", [("train", "val"), ("Train", "TEST"), ("test", "valid"), ("train", "query", "gallery")]
+)
+def test_any_two_split_folders_hold_one_set_of_classes(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    """A copy of a class in another split folder is no class of its own, or the test would leak."""
+    _touch(tmp_path, *(f"{folder}/{label}/1.jpg" for folder in folders for label in ("cat", "dog")))
+    catalog = read(tmp_path)
+    assert catalog.format == "cifar10"
+    assert {row.key: (row.label, row.split) for row in catalog.rows} == {
+        f"{folder}/{label}/1.jpg": (label, SPLITS[folder.lower()])
+        for folder in folders
+        for label in ("cat", "dog")
+    }
+    assert {row.label for row in select(catalog, "train", SplitRule())} == {"cat"}
+    assert {row.label for row in select(catalog, "test", SplitRule())} == {"dog"}
+
+
+def test_test_images_without_class_folders_are_of_no_class(tmp_path: Path) -> None:
+    _touch(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "test/1.jpg")
+    assert [(row.label, row.split) for row in read(tmp_path).rows] == [
+        ("", "test"), ("cat", "train"), ("dog", "train"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "paths", [("train/1.jpg", "test/1.jpg", "car/1.jpg"), ("train/steam/1.jpg", "car/sports/1.jpg")]
+)
+def test_a_train_is_a_class_as_a_car_is(tmp_path: Path, paths: tuple[str, ...]) -> None:
+    _touch(tmp_path, *paths)
+    catalog = read(tmp_path)
+    assert catalog.format == "folder"
+    assert {row.label for row in catalog.rows} == {path.rpartition("/")[0] for path in paths}
+    with pytest.raises(BadData, match=r"is not laid out as train/<class>/.* below car, "):
         read(tmp_path, "cifar10")
+
+
+@pytest.mark.parametrize("format", ["auto", "cifar10"])
+def test_class_folders_beside_split_folders_are_refused(tmp_path: Path, format: str) -> None:
+    _touch(tmp_path, "train/cat/1.jpg", "test/cat/1.jpg", "ship/2.jpg", "boat/red/1.jpg")
+    with pytest.raises(BadData, match=r"the split folders test, train and beside them .* boat, ship: "):
+        read(tmp_path, format)
+    assert {row.label for row in read(tmp_path, "folder").rows} == {
+        "train/cat",
+        "test/cat",
+        "ship",
+        "boat/red",
+    }
 
 
 # --- tables ----------------------------------------------------------------------------------------------

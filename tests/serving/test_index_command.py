@@ -222,3 +222,12 @@ def test_skipped_images_are_told_by_key_wherever_they_were_found_out(
     result = index(model, data / "items.csv", tmp_path / "birds")
     assert [each["key"] for each in result["skipped"]] == ["a", "b"]
     assert (result["stored"], result["items"]) == (1, 1)
+
+
+def test_split_folders_are_no_part_of_a_label(tmp_path: Path, model: Path) -> None:
+    for folder in ("train", "test", "val"):
+        fill(tmp_path / "data" / folder)
+    index(model, tmp_path / "data", tmp_path / "birds")
+    with opened(tmp_path / "birds") as gallery:
+        (item,) = gallery.get(["val/class1/01.jpg"])
+        assert item.label == "class1"
