@@ -73,7 +73,7 @@ def find_copies(vectors: Tensor) -> tuple[Tensor, Tensor]:
     # A sum that knows the order, or all permutations of a row would have one; integers wrap round.
     weights = torch.randint(-(2**63), 2**63 - 1, bits.shape[1:], generator=torch.Generator().manual_seed(0))
     weights = weights.to(vectors.device)
-    sums = torch.cat([(some * weights).sum(dim=1) for some in bits.split(_SUMMED)])
+    sums = torch.cat([(some * weights).sum(dim=1) for some in torch.split(bits, _SUMMED)])
     _, group = torch.unique(sums, return_inverse=True)
     places = torch.arange(len(vectors), device=vectors.device)
     originals, rest = places.clone(), places
