@@ -61,8 +61,8 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
     """Take out of a data set what training may see.
 
     Raises:
-        BadData: If the data set cannot be cut as the recipe says, has an empty class, too few classes for a
-            batch, one validation class alone, or none with two images.
+        BadData: If the data set cannot be cut as the recipe says, has an empty class, one class to train on, too
+            few for a batch, one validation class alone, or none with two images.
     """
     check_complete(catalog)
     rows = select(catalog, "train", recipe.split)
@@ -82,6 +82,11 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
         )
     partition = Partition(catalog, recipe.split, train, validation, folds=recipe.folds, fold=recipe.fold)
     classes = partition.classes(recipe)
+    if classes == 1:
+        raise BadData(
+            f"one class is left to train on ({train[0].label!r}), which teaches nothing: two or more are needed,"
+            " so give more classes, or leave fewer to the test and to validation"
+        )
     if classes < recipe.classes_per_batch:
         turned = " with their quarter turns" if recipe.quarter_turns else ""
         raise BadData(
