@@ -150,7 +150,7 @@ def test_data_that_cannot_be_trained_on_is_refused(root: Path, tmp_path: Path) -
             BadData, match=r"one class is left to train on \('class00'\).* two or more are needed"
         ):
             divide(read(root), RECIPE.model_copy(update={"classes_per_batch": size}))
-    with pytest.raises(BadData, match="2 classes to train on, but a batch takes 3: .* to 2 or less"):
+    with pytest.raises(BadData, match=r"2 classes to train on, but a batch takes 3: .* to 2 or less"):
         divide(read(root), RECIPE.model_copy(update={"split_train": 2, "classes_per_batch": 3}))
     singles = draw_folder(tmp_path / "singles", classes=8, images=1)
     with pytest.raises(BadData, match="validation classes has two images"):
