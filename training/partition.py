@@ -40,6 +40,13 @@ class Partition:
         """Count the classes that train, with their quarter turns where the recipe has these."""
         return len({row.label for row in self.train}) * (4 if recipe.quarter_turns else 1)
 
+    def tell(self) -> str:
+        """Say in a line what was read and what trains, so that who meant something else can stop in time."""
+        told = f"{self.catalog.root} was read as {self.catalog.format}: {_count(self.train)} train"
+        told += f", {_count(self.validation)} validate" if self.validation else ""
+        labels = sorted({row.label for row in self.train})
+        return f"{told}; the first: {', '.join(map(repr, labels[:3]))}{', ...' * (len(labels) > 3)}"
+
     def describe(self) -> dict[str, Any]:
         """Give what a run's record says of its data; `digest` changes when an image comes, goes or moves."""
         return {
@@ -61,8 +68,8 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
     """Take out of a data set what training may see.
 
     Raises:
-        BadData: If the data set cannot be cut as the recipe says, has an empty class, too few classes for a
-            batch, one validation class alone, or none with two images.
+        BadData: If the data set cannot be cut as the recipe says, has an empty class, one class to train on,
+            too few for a batch, one validation class alone, or none with two images.
     """
     check_complete(catalog)
     rows = select(catalog, "train", recipe.split)
@@ -82,6 +89,11 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
         )
     partition = Partition(catalog, recipe.split, train, validation, folds=recipe.folds, fold=recipe.fold)
     classes = partition.classes(recipe)
+    if classes == 1:
+        raise BadData(
+            f"one class is left to train on ({train[0].label!r}), which teaches nothing: two or more are"
+            " needed, so give more classes, or leave fewer to the test and to validation"
+        )
     if classes < recipe.classes_per_batch:
         turned = " with their quarter turns" if recipe.quarter_turns else ""
         raise BadData(
@@ -221,6 +233,10 @@ def _held(count: int, recipe: Recipe) -> NDArray[np.intp]:
 
 def _group(row: Row, recipe: Recipe) -> str:
     return row.label.partition("/")[0] if recipe.split_by == "folder" else row.label
+
+
+def _count(rows: Sequence[Row]) -> str:
+    return f"{len(rows):,} images of {len({row.label for row in rows}):,} classes"
 
 
 def _place(catalog: Catalog) -> dict[str, str | None]:

@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import logging
 import os
+import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -140,6 +141,8 @@ def _train(
 ) -> dict[str, Any]:
     """Train on a catalogue with the processes that there are; gives what `run` does, less the time."""
     partition = divide(catalog, recipe)
+    if fabric.is_global_zero:
+        sys.stderr.write(f"{partition.tell()}\n")
     about = partition.describe()
     if settings.resume and record["data"]["digest"] != about["digest"]:
         raise BadData(

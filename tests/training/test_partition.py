@@ -145,8 +145,13 @@ def test_partition_of_a_data_set(root: Path) -> None:
 
 
 def test_data_that_cannot_be_trained_on_is_refused(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="1 classes to train on, but a batch takes 2"):
-        divide(read(root), RECIPE)
+    for size in (1, 2):
+        with pytest.raises(
+            BadData, match=r"one class is left to train on \('class00'\).* two or more are needed"
+        ):
+            divide(read(root), RECIPE.model_copy(update={"classes_per_batch": size}))
+    with pytest.raises(BadData, match=r"2 classes to train on, but a batch takes 3: .* to 2 or less"):
+        divide(read(root), RECIPE.model_copy(update={"split_train": 2, "classes_per_batch": 3}))
     singles = draw_folder(tmp_path / "singles", classes=8, images=1)
     with pytest.raises(BadData, match="validation classes has two images"):
         divide(read(singles), RECIPE.model_copy(update={"validation": 0.5}))
@@ -159,10 +164,10 @@ def test_data_that_cannot_be_trained_on_is_refused(root: Path, tmp_path: Path) -
             read(root),
             RECIPE.model_copy(update={"split_train": 2, "validation": 0.1, "classes_per_batch": 1}),
         )
-    with pytest.raises(BadData, match="3 images to train on, but a batch takes 4, so that some would be in"):
+    with pytest.raises(BadData, match="6 images to train on, but a batch takes 7, so that some would be in"):
         divide(
             read(root),
-            RECIPE.model_copy(update={"split_train": 1, "classes_per_batch": 1, "images_per_class": 4}),
+            RECIPE.model_copy(update={"split_train": 2, "classes_per_batch": 1, "images_per_class": 7}),
         )
     (root / "class99").mkdir()
     with pytest.raises(BadData, match=r"'class99'.*has no image"):

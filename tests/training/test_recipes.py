@@ -12,6 +12,7 @@ from tests.training.drawn import draw_folder
 from training.objective import Objective
 from training.recipe import Recipe
 from training.recipe_file import RECIPES, head_comment, load_recipe, recipe_names
+from training.run import read_record
 from training.train import Settings, run
 
 PUBLISHED = [name for name in recipe_names() if "/" in name]
@@ -68,6 +69,22 @@ def test_two_steps(name: str, drawn: dict[str, Path], out: Path) -> None:
     assert float(row["loss"]) > 0
     assert float(row["xml"]) > 0
     assert bool(recipe.folds or recipe.validation) == bool(row.get("map_at_r"))
+
+
+def test_cifar10_with_unseen_classes_trains_as_the_docs_and_its_head_advise(
+    tmp_path: Path, out: Path
+) -> None:
+    docs = (RECIPES.parents[1] / "docs/training.md").read_text(encoding="utf-8")
+    (row,) = (line for line in docs.split("\n") if line.startswith("| CIFAR-10, 5 of its classes unseen"))
+    advised = re.findall(r"`(\w+=\w+)`", row)
+    assert advised == re.findall(r"--set (\w+=\w+)", _told("cifar10-contrastive-xml")["Unseen"])
+    for folder in ("train", "test"):
+        draw_folder(tmp_path / "data", classes=10, images=12, below=folder)
+    changed = [*advised, "batches_per_epoch=1", "epochs=1", "threads=1"]
+    run(Settings(recipe="cifar10-contrastive-xml", data=tmp_path / "data", out=out, set=changed))
+    about = read_record(out)["data"]
+    assert about["train_classes"] == [f"class{number:02d}" for number in range(5)]
+    assert about["train_images"] == 5 * 24
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -279,3 +279,30 @@ def test_the_given_split_trains_on_its_folder_alone(recipe: str, tmp_path: Path)
     assert (about["train_images"], len(about["train_classes"])) == (12, 4)
     tested = select(read(data), "test", load_run(tmp_path / "r").recipe.split)
     assert {row.key.split("/")[0] for row in tested} == {"test"}
+
+
+def test_what_trains_is_told_before_the_first_image_is_read(
+    data: Path,
+    recipe: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training.train, "_read_pictures", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
+    out, told = capsys.readouterr()
+    assert out == ""
+    assert told == (
+        f"{data} was read as folder: 12 images of 3 classes train, 8 images of 2 classes validate; the first:"
+        " 'class00', 'class02', 'class04'\n"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["validation=0"]))
+    assert capsys.readouterr().err == (
+        f"{data} was read as folder: 20 images of 5 classes train; the first: 'class00', 'class01',"
+        " 'class02', ...\n"
+    )
