@@ -50,6 +50,20 @@ class Table:
 _MAP, _RECALL = Figure("MAP@R"), Figure("R@1")
 PAGES = ("docs/results.md", "README.md")
 TABLES: dict[str, Table] = {
+    "random_head": Table(
+        groups={"xml_weight": "λ"},
+        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        baseline={"xml_weight": "0"},
+    ),
+    "head": Table(
+        groups={"head_learning_rate": "rate of the head"},
+        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+    ),
+    "head_rate": Table(
+        groups={"head_learning_rate": "rate of the head"},
+        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        baseline={"head_learning_rate": "0.000001"},
+    ),
     "covering": Table(
         groups={"m": "m"},
         figures={"radius": Figure("δ", 1, 2), "discrepancy": Figure("discrepancy", 1, 2)},
