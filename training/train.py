@@ -175,7 +175,9 @@ def _train(
         )
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
-    source = QuarterTurns(pictures) if isinstance(pictures, Pictures) and recipe.quarter_turns else pictures
+    source: Pictures | QuarterTurns | FeatureSet = pictures
+    if recipe.quarter_turns and not isinstance(pictures, FeatureSet):
+        source = QuarterTurns(pictures)
     trainee = start_trainee(recipe, network, pictures, fabric=fabric, fresh=fresh)
     if not settings.resume:
         record = {
