@@ -113,6 +113,7 @@ def test_commands_of_the_training_page_run(
     draw_catalogue(tmp_path / "photos", classes=12, images=10, size=64)
     make_cub(tmp_path / "CUB_200_2011", {number: f"Bird_{number}" for number in range(93, 104)})
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     done = set()
     for command in commands(ROOT / "docs/training.md"):
         program, *words = shlex.split(command)
@@ -121,7 +122,7 @@ def test_commands_of_the_training_page_run(
             words = words[4:]
         elif program != "crossbatch":
             continue
-        if words[0] in ("train", "mlrc") and "--data" in words:
+        if words[0] in ("train", "mlrc", "sweep") and "--data" in words:
             quick = QUICK["train"] + (QUICK["published"] if "/" in words[1] else [])
             if "runs/photos" not in words:  # which is measured, shown and exported with its own backbone
                 quick += QUICK["small"]
@@ -129,7 +130,7 @@ def test_commands_of_the_training_page_run(
         assert crossbatch.main(words) == 0, (command, capsys.readouterr().err)
         assert capsys.readouterr().out.strip(), command
         done.add(words[0])
-    assert done == {"train", "mlrc", "evaluate", "report", "export"}
+    assert done == {"train", "sweep", "mlrc", "evaluate", "report", "export"}
     assert (tmp_path / "runs/photos/report.html").is_file()
     assert list((tmp_path / "runs/curves/tensorboard").iterdir())
     assert "repeat1" in {path.name for path in (tmp_path / "runs/cub-contrastive").iterdir()}

@@ -65,7 +65,10 @@ def test_a_broken_copy_is_named_and_mended(tmp_path: Path, capsys: pytest.Captur
         shutil.copy(ROOT / path, tmp_path / path)
     broken = tmp_path / PAGES[0]
     right = broken.read_text()
-    name, cell = next((match[2], cells(match[3])[2][-1]) for match in tables._MARKED.finditer(right))
+    name, cell = next(
+        (match[2], next(filter(None, reversed(cells(match[3])[2]))))
+        for match in tables._MARKED.finditer(right)
+    )
     broken.write_text(right.replace(cell, "99.9", 1))
     assert tables.main(["--check"], root=tmp_path) == 1
     assert capsys.readouterr().out == f"{PAGES[0]}: table {name} differs from its runs\n"

@@ -243,10 +243,10 @@ def test_each_level_mixes_at_its_own_place(
     seen, mixed = list[int](), list[int]()
     inner, inner_mixing = Embedder.forward, metrix.mixing_at
 
-    def forward(self: Embedder, images: torch.Tensor) -> Any:
+    def forward(self: Embedder, images: torch.Tensor, **options: bool) -> Any:
         if self.training:
             seen.append(len(images))
-        return inner(self, images)
+        return inner(self, images, **options)
 
     def mixing_at(module: torch.nn.Module, pairs: Any) -> Any:
         mixed.append(len(pairs.first))

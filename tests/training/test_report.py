@@ -220,11 +220,11 @@ def test_runs_of_which_little_is_known(copy: Path) -> None:
         run(Settings(run_dir=copy))
 
 
-def test_two_classes_and_no_xml(tmp_path: Path) -> None:
-    data = draw_folder(tmp_path / "data", classes=2, images=3, size=18)
+def test_one_class_to_search_and_no_xml(tmp_path: Path) -> None:
+    data = draw_folder(tmp_path / "data", classes=3, images=3, size=18)
     (tmp_path / "tiny.yaml").write_text(
         "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 1\nimages_per_class: 2\nepochs: 1\n"
-        "xml_weight: 0\n"
+        "xml_weight: 0\nsplit_train: 2\n"
     )
     train.run(train.Settings(recipe=str(tmp_path / "tiny.yaml"), data=data, out=tmp_path / "run"))
     result = run(Settings(run_dir=tmp_path / "run"))
