@@ -1,9 +1,9 @@
 """The tables of results, made of committed runs: `python benchmarks/tables.py [--check]`.
 
 A page holds `<!-- table NAME -->` … `<!-- end -->`, and what lies between is made of a CSV, one row a run:
-means with their 95 % Student-t intervals, and differences from a baseline over pairs of one seed. A single
-figure in a sentence is `<!-- figure NAME COLUMN key=value … -->` … `<!-- end -->`, and with `difference` for
-`figure` the difference from the baseline. Without `--check` the pages are written anew.
+means with their 95 % Student-t intervals, and differences from a baseline over pairs of one seed, or of one
+fold. A single figure in a sentence is `<!-- figure NAME COLUMN key=value … -->` … `<!-- end -->`, and with
+`difference` for `figure` the difference from the baseline. Without `--check` the pages are written anew.
 """
 
 import argparse
@@ -45,6 +45,8 @@ class Table:
     """Only runs with these values."""
     source: str = ""
     """The CSV from the root on; benchmarks/results/NAME.csv when not given."""
+    pair: str = "seed"
+    """The column that tells the runs of a row apart, and agrees in the runs of a pair."""
 
 
 _MAP, _RECALL = Figure("MAP@R"), Figure("R@1")
@@ -63,6 +65,21 @@ TABLES: dict[str, Table] = {
         groups={"head_learning_rate": "rate of the head"},
         figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
         baseline={"head_learning_rate": "0.000001"},
+    ),
+    "assignment": Table(
+        groups={"assign_on": "softmax over", "assignment_scale": "ε"},
+        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        baseline={"assign_on": "unit", "assignment_scale": "10"},
+    ),
+    "ridge": Table(
+        groups={"ridge": "ridge", "codebook_init": "start"},
+        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        baseline={"ridge": "0.05", "codebook_init": "random"},
+    ),
+    "weight": Table(
+        groups={"prototypes": "m", "xml_weight": "λ"},
+        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        baseline={"xml_weight": "0"},
     ),
     "covering": Table(
         groups={"m": "m"},
@@ -120,22 +137,24 @@ def _filled(match: re.Match[str], root: Path, tables: Mapping[str, Table]) -> st
 
 
 def _grouped(table: Table, path: Path) -> dict[tuple[str, ...], dict[str, Run]]:
-    """Read runs, and put them by group, in the order of the file, and by seed."""
+    """Read runs, and put them by group, in the order of the file, and by pair."""
     with path.open(encoding="utf-8", newline="") as file:
         runs = [
             run for run in csv.DictReader(file) if all(run[key] == table.where[key] for key in table.where)
         ]
     if not runs:
         raise ValueError(f"{path.name} has no such runs")
-    wanted = {*table.groups, *table.figures, *table.baseline, "seed"}
+    wanted = {*table.groups, *table.figures, *table.baseline, table.pair}
     if lacking := wanted - runs[0].keys():
         raise ValueError(f"{path.name} has no column {', '.join(sorted(lacking))}")
     groups: dict[tuple[str, ...], dict[str, Run]] = {}
     for run in runs:
-        seeds = groups.setdefault(tuple(run[name] for name in table.groups), {})
-        if run["seed"] in seeds:
-            raise ValueError(f"{path.name} has two runs of seed {run['seed']} in one group: {dict(run)}")
-        seeds[run["seed"]] = run
+        pairs = groups.setdefault(tuple(run[name] for name in table.groups), {})
+        if run[table.pair] in pairs:
+            raise ValueError(
+                f"{path.name} has two runs of {table.pair} {run[table.pair]} in one group: {dict(run)}"
+            )
+        pairs[run[table.pair]] = run
     return groups
 
 
@@ -194,10 +213,10 @@ def _difference(
         return ""
     if other not in groups:
         raise ValueError(f"the row {' '.join(group)} has no baseline {' '.join(other)}")
-    seeds = list(groups[group])
-    if set(seeds) != set(groups[other]):
-        raise ValueError(f"the seeds of the row {' '.join(group)} are not those of {' '.join(other)}")
-    first, second = (_values(table, groups[each], column, seeds) for each in (group, other))
+    pairs = list(groups[group])
+    if set(pairs) != set(groups[other]):
+        raise ValueError(f"the {table.pair}s of the row {' '.join(group)} are not those of {' '.join(other)}")
+    first, second = (_values(table, groups[each], column, pairs) for each in (group, other))
     if not first or not second:
         return "–"
     mean, half = paired(first, second)
@@ -206,9 +225,9 @@ def _difference(
     return f"{mean:+.{decimals}f}{ends}"
 
 
-def _values(table: Table, runs: Mapping[str, Run], column: str, seeds: Sequence[str]) -> list[float]:
-    """Give a column in the order of seeds, as it is told; nothing where no run has a value."""
-    told = [runs[seed][column] for seed in seeds]
+def _values(table: Table, runs: Mapping[str, Run], column: str, pairs: Sequence[str]) -> list[float]:
+    """Give a column in the order of pairs, as it is told; nothing where no run has a value."""
+    told = [runs[pair][column] for pair in pairs]
     if not any(told):
         return []
     return [table.figures[column].scale * float(value) for value in told]

@@ -86,7 +86,6 @@ def look(name: str, folder: Path, *, data: Path | None, halvings: int, images: i
         found.embeddings,
         found.labels,
         draws=halvings,
-        ridge=run.recipe.ridge,
     )
     firsts = np.unique(found.labels, return_index=True)[1]  # an image of each class
     chosen = firsts[(np.arange(images) * len(firsts)) // max(images, 1)].tolist()

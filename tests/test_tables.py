@@ -109,6 +109,21 @@ def test_some_runs_alone_can_be_shown(tmp_path: Path) -> None:
     ]
 
 
+def test_pairs_can_share_another_column_than_the_seed(tmp_path: Path) -> None:
+    table = Table(
+        {"xml_weight": "λ"},
+        {"map_at_r": Figure("MAP@R")},
+        baseline={"xml_weight": "0"},
+        where={"seed": "0"},
+        pair="loss",
+    )
+    runs = RUNS.replace(",7,", ",0,")
+    text = made(tmp_path, "<!-- table arms --><!-- end -->", runs, table)
+    difference, reach = paired([48, 39], [46, 40])
+    assert reach is not None
+    assert cells(text)[3][3] == f"{difference:+.1f} ({difference - reach:+.1f} to {difference + reach:+.1f})"
+
+
 @pytest.mark.parametrize(
     ("text", "runs", "told"),
     [

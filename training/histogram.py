@@ -19,7 +19,7 @@ AssignOn = Literal["unit", "raw", "ball"]
 
 @full_precision
 def histogram(
-    locations: Tensor, codebook: Tensor, *, assignment_scale: float = 10.0, assign_on: AssignOn = "unit"
+    locations: Tensor, codebook: Tensor, *, assignment_scale: float = 60.0, assign_on: AssignOn = "unit"
 ) -> Tensor:
     """Share of an image's locations that each prototype takes, by soft assignment (eq. 2.4).
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog import Catalog, Format, read
 from serving.errors import BadData, BadSetting
+from training.allocator import keep_freed_memory
 from training.board import Board
 from training.checkpoint import load_state
 from training.embedder import Embedder
@@ -98,6 +99,7 @@ def run(settings: Settings) -> dict[str, Any]:
         names = [settings.recipe] if settings.recipe else recipe_names()
         return {"recipes": [{"name": name, "about": head_comment(name)} for name in names]}
     started = time.monotonic()
+    keep_freed_memory()
     recipe, record, folder, catalog = _prepare(settings)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)

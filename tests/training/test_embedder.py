@@ -35,7 +35,7 @@ def test_shapes_and_sums(embedder: Embedder, pixels: torch.Tensor) -> None:
     torch.testing.assert_close(features.histograms.sum(dim=1), torch.ones(3))
     torch.testing.assert_close(
         features.histograms,
-        histogram(features.locations, embedder.codebook, assignment_scale=10.0, assign_on="unit"),
+        histogram(features.locations, embedder.codebook, assignment_scale=60.0, assign_on="unit"),
     )
 
 

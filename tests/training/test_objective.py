@@ -47,7 +47,7 @@ def _measure(
 def test_the_whole_is_the_weighted_sum_of_its_parts() -> None:
     embeddings, histograms = _batch()
     loss = build_loss("contrastive", classes=4, dimension=5, neg_margin=0.2)
-    terms = _measure(Objective(_recipe(loss_options={"neg_margin": 0.2}), classes=4))
+    terms = _measure(Objective(_recipe(loss_options={"neg_margin": 0.2}, ridge=0.05), classes=4))
     halves = torch.Generator().manual_seed(7)
     assert torch.equal(terms.dml, loss(embeddings, LABELS))
     assert torch.equal(terms.xml, cross_batch_loss(histograms, embeddings, LABELS, loss, generator=halves))
@@ -125,7 +125,7 @@ def test_a_past_too_large_is_refused_with_its_size() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 11), min_size=2, max_size=12), st.integers(0, 99))
 def test_quarter_turns_of_a_class_are_never_parted(labels: list[int], seed: int) -> None:
-    objective = Objective(_recipe(quarter_turns=True), classes=12)  # three classes, four turns
+    objective = Objective(_recipe(quarter_turns=True, ridge=0.05), classes=12)  # three classes, four turns
     names = torch.tensor(labels)
     embeddings, histograms = torch.randn(len(labels), 5), torch.randn(len(labels), 3).softmax(dim=1)
     told: Terms = objective(

@@ -29,5 +29,5 @@ def test_a_run_of_version_1_opens_with_the_same_weights(whole: Path, tmp_path: P
         metadata={"crossbatch": json.dumps(state | {"format_version": 1})},
     )
     opened, new = load_run(old), load_run(whole)
-    assert (opened.recipe.assign_on, opened.recipe.assignment_scale) == ("raw", 10.0)
+    assert (opened.recipe.assign_on, opened.recipe.assignment_scale) == ("raw", new.recipe.assignment_scale)
     assert torch.equal(opened.embedder.codebook, new.embedder.codebook)

@@ -43,7 +43,7 @@ class NetworkSettings(BaseModel):
     )
     prototypes: int = Field(64, ge=2, le=256, description="m: how many prototypes the histogram operator has")
     assignment_scale: float = Field(
-        10.0,
+        60.0,
         gt=0,
         le=1000,
         description="inverse temperature of the softmax over prototypes: the larger, the harder",

@@ -20,7 +20,7 @@ class ObjectiveSettings(BaseModel):
     )
 
     xml_weight: float = Field(
-        0.01,
+        0.1,
         ge=0,
         le=1,
         description="lambda: share of the cross-batch loss in the whole loss; 0 trains without XML",
@@ -41,7 +41,7 @@ class ObjectiveSettings(BaseModel):
         0.99, gt=0, le=1, description="alpha: how much an older batch counts in the recursion, a step later"
     )
     ridge: float = Field(
-        0.05, gt=0, le=1000, description="regulariser of the least-squares fit of prototypes to a batch"
+        0.005, gt=0, le=1000, description="regulariser of the least-squares fit of prototypes to a batch"
     )
     ridge_on: Literal["absolute", "trace"] = Field(
         "absolute",
