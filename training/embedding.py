@@ -22,6 +22,7 @@ __all__ = [
     "embed_pictures",
     "embedder_function",
     "locations_function",
+    "maps_function",
     "measure_retrieval",
     "pooled_function",
     "roles_of",
@@ -153,6 +154,17 @@ def locations_function(
 
     def embed(images: Tensor) -> Tensor:
         return _run(embedder, images, device, mapped).locations
+
+    return _evaluating(embedder, embed)
+
+
+def maps_function(
+    embedder: Embedder, device: torch.device | str = "cpu"
+) -> Callable[[Tensor], Tensor]:
+    """Give the map from pixels, uint8 (B, S, S, 3), to what the others take with `mapped`, (B, C, h, w)."""
+
+    def embed(images: Tensor) -> Tensor:
+        return embedder.backbone(embedder.normalise(images.to(device)))  # type: ignore[no-any-return]
 
     return _evaluating(embedder, embed)
 

@@ -1,35 +1,27 @@
 """`crossbatch evaluate`: retrieval metrics of a run or an ONNX model, on unseen classes by default."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from serving.catalog import Catalog, Format, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
-from training.embedder import build_embedder
-from training.embedding import (
-    describer_function,
-    embed_pictures,
-    embedder_function,
-    measure_retrieval,
-    pooled_function,
-    roles_of,
-)
+from training.embedding import embed_pictures, measure_retrieval, roles_of
 from training.fitted import fitted_figures
 from training.metrics import FIGURE_NAMES
 from training.partition import check_complete, is_own, read_own
-from training.pictures import Decoder, Stream, class_numbers, tell_unreadable, viewing_decoder
-from training.recipe import Recipe
-from training.run import load_run, read_recipe, read_record, write_record
+from training.pictures import Stream, class_numbers, tell_unreadable
+from training.run import read_record, write_record
+from training.subject import open_model, open_run
 
 __all__ = ["Settings", "render", "run"]
+
+_COMPARED = ("recall_at", "map_at_r", "r_precision")
+"""What is told of the untrained backbone."""
 
 
 class Settings(BaseModel):
@@ -48,7 +40,6 @@ class Settings(BaseModel):
         "test",
         description="classes that training has not seen, those it has, or all, by the model's own rule",
     )
-    untrained: bool = Field(False, description="the run's backbone before training: its raw pooled features")
     format: Format = Field(
         "auto", description="layout of the data set; auto is a run's own, or finds out elsewhere"
     )
@@ -72,25 +63,6 @@ class Settings(BaseModel):
     )
 
 
-class _Subject:
-    """What is measured: pixels in, embeddings out, and how the data is cut for it."""
-
-    def __init__(
-        self,
-        decode: Decoder,
-        embed: Callable[[Tensor], Tensor],
-        split: SplitRule,
-        *,
-        prototypes: int = 0,
-        epoch: int = 0,
-    ) -> None:
-        self.decode = decode
-        self.embed = embed
-        self.split = split
-        self.prototypes = prototypes  # how many of the last components are a histogram
-        self.epoch = epoch  # of a run's weights
-
-
 def run(settings: Settings) -> dict[str, Any]:
     """Embed every readable image of the split and search each among the others.
 
@@ -99,10 +71,12 @@ def run(settings: Settings) -> dict[str, Any]:
     model file.
 
     Returns:
-        `target`, `split`, `untrained`, `dimension`, `images`, `classes`, `recall_at` (by k as text),
+        `target`, `split`, `dimension`, `images`, `classes`, `recall_at` (by k as text),
         `map_at_r` and `r_precision` (all in 0..1), `queries`, `excluded` (those without a match), `gallery`
         (images that queries were searched in; 0 where each was searched among all others), with `clusters`
         `nmi` and `ami`, with `fitted` `map_c`, `map_x`, `halvings` and how many of these are `distinct`,
+        `untrained` (`recall_at`, `map_at_r` and `r_precision` of the run's backbone as training started it, by
+        its raw pooled features; null where there is none), `no_untrained` (why there is none of a run),
         `unlabelled` (how many images of the data set are of no class), `unreadable`, `noted` (whether in
         the run's record), `not_noted` (why not, where the run itself was measured) and `seconds`.
 
@@ -113,26 +87,25 @@ def run(settings: Settings) -> dict[str, Any]:
     is_model = settings.target.suffix == ".onnx"
     if not settings.target.exists():
         raise NotFound(f"there is neither a run folder nor a model at {settings.target}")
-    if is_model and settings.untrained:
-        raise BadSetting("--untrained needs a run folder: a model file no longer has its backbone's start")
-    if settings.untrained and settings.fitted:
-        raise BadSetting(
-            "--fitted needs histograms, and an --untrained backbone has none: give one of the two"
-        )
     catalog = _read(settings, is_model)
     check_complete(catalog)
-    subject = _open_model(settings) if is_model else _open_run(settings)
+    opened = open_model if is_model else open_run
+    subject = opened(settings.target, fitted=bool(settings.fitted))
     rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
     if not rows:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
-    of_run = not is_model and not settings.untrained
-    not_noted = _why_not_own(settings.target, catalog, subject.split) if of_run else ""
+    not_noted = "" if is_model else _why_not_own(settings.target, catalog, subject.split)
     stream = Stream(rows, subject.decode)
-    described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m)
-    embeddings, histograms = described.tensor_split((described.shape[1] - subject.prototypes,), dim=1)
+    described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m + C)
+    width = described.shape[1] - subject.features
+    embeddings, histograms, features = described.tensor_split((width - subject.histogram, width), dim=1)
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
     roles = roles_of(stream.rows, settings.split, subject.split)
     figures = measure_retrieval(embeddings, labels, roles=roles, at=settings.at)
+    untrained = {}
+    if subject.features:
+        before = measure_retrieval(features, labels, roles=roles, at=settings.at)
+        untrained = {"untrained": {name: before[name] for name in _COMPARED}}
     if settings.clusters:
         from training.clustering import cluster_figures  # only here: scikit-learn takes a second to load
 
@@ -140,18 +113,20 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.fitted:
         figures |= fitted_figures(histograms, embeddings, labels, draws=settings.fitted)
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
-    if of_run and not not_noted:
-        not_noted = _note(settings.target, {settings.split: figures | counts}, epoch=subject.epoch)
+    if not is_model and not not_noted:
+        noted = {settings.split: figures | counts | untrained}
+        not_noted = _note(settings.target, noted, epoch=subject.epoch)
     return {
         "target": str(settings.target),
         "split": settings.split,
-        "untrained": settings.untrained,
         "dimension": embeddings.shape[1],
         **counts,
         **figures,
+        "untrained": untrained.get("untrained"),
+        "no_untrained": subject.lacking,
         "unlabelled": catalog.unlabelled,
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in stream.unreadable],
-        "noted": of_run and not not_noted,
+        "noted": not is_model and not not_noted,
         "not_noted": not_noted,
         "seconds": round(time.monotonic() - started, 1),
     }
@@ -160,14 +135,18 @@ def run(settings: Settings) -> dict[str, Any]:
 def render(result: dict[str, Any]) -> str:
     """Tell the figures in percent."""
     lines = tell_unreadable(result["unreadable"])
-    what = "untrained backbone of " if result["untrained"] else ""
     lines.append(
-        f"{what}{result['target']} on {result['split']}: {result['images']} images of {result['classes']}"
+        f"{result['target']} on {result['split']}: {result['images']} images of {result['classes']}"
         f" classes, {result['dimension']} dimensions, {result['seconds']:.0f} s"
     )
-    figures = {f"R@{k}": share for k, share in result["recall_at"].items()}
-    figures |= {FIGURE_NAMES[key]: result[key] for key in FIGURE_NAMES if key in result}
-    lines += [f"  {name:<12}{100 * share:6.2f} %" for name, share in figures.items()]
+    before = _named(result["untrained"] or {})
+    for name, share in _named(result).items():
+        line = f"  {name:<12}{100 * share:6.2f} %"
+        if name in before:
+            line += f"   untrained {100 * before[name]:6.2f} %, {100 * (share - before[name]):+.2f}"
+        lines.append(line)
+    if result["no_untrained"]:
+        lines.append(f"  the untrained backbone was not measured: {result['no_untrained']}")
     if "map_x" in result:
         lines.append(f"  MAP_x is over {result['halvings']} halvings, of which {result['distinct']} differ")
     if result["gallery"]:
@@ -182,6 +161,12 @@ def render(result: dict[str, Any]) -> str:
     if result["not_noted"]:
         lines.append(f"  these figures are not noted in the run: {result['not_noted']}")
     return "\n".join(lines)
+
+
+def _named(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Give the shares among some figures by what they are called."""
+    recalls = {f"R@{k}": share for k, share in figures.get("recall_at", {}).items()}
+    return recalls | {name: figures[key] for key, name in FIGURE_NAMES.items() if key in figures}
 
 
 def _read(settings: Settings, is_model: bool) -> Catalog:
@@ -214,35 +199,3 @@ def _note(path: Path, figures: dict[str, Any], *, epoch: int) -> str:
     except CrossbatchError as error:
         return str(error)
     return ""
-
-
-def _open_run(settings: Settings) -> _Subject:
-    if settings.untrained:
-        recipe: Recipe = read_recipe(settings.target)
-        return _Subject(viewing_decoder(recipe), pooled_function(build_embedder(recipe)), recipe.split)
-    run = load_run(settings.target)
-    decode, split = viewing_decoder(run.recipe), run.recipe.split
-    if settings.fitted:
-        embed = describer_function(run.embedder)
-        return _Subject(decode, embed, split, prototypes=len(run.embedder.codebook), epoch=run.epoch)
-    return _Subject(decode, embedder_function(run.embedder), split, epoch=run.epoch)
-
-
-def _open_model(settings: Settings) -> _Subject:
-    from serving.model.encoder import Encoder  # only here: a run is measured without ONNX Runtime
-
-    encoder = Encoder(settings.target)
-    if settings.fitted and not encoder.spec.prototypes:
-        raise BadSetting(
-            f"--fitted needs histograms, and {settings.target} has none, since nothing"
-            " trained its prototypes: leave it out"
-        )
-    outputs = ("embeddings", "histograms") if settings.fitted else ("embeddings",)
-
-    def embed(pixels: Tensor) -> Tensor:
-        images: NDArray[np.uint8] = pixels.numpy()  # (B, S, S, 3)
-        found = encoder.run(images, *outputs)
-        return torch.cat([torch.from_numpy(found[name]) for name in outputs], dim=1)
-
-    prototypes = encoder.spec.prototypes if settings.fitted else 0
-    return _Subject(encoder.preprocess, embed, encoder.spec.split, prototypes=prototypes)

@@ -1,5 +1,6 @@
 """The evaluation command: the figures of a run, of its untrained backbone and of its ONNX file."""
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 
 import training.evaluate
+import training.subject
 from serving.catalog import read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from serving.model.preprocess import preprocess
@@ -25,6 +27,7 @@ from training.export import run as export
 from training.partition import read_own
 from training.pictures import viewing_decoder
 from training.recipe import Recipe
+from training.resnet20 import ResNet20
 from training.run import load_run, read_record, write_record
 
 
@@ -100,10 +103,58 @@ def test_figures_of_a_run_by_hand(trained: Path, data: Path) -> None:
     assert (result["images"], result["classes"], result["queries"], result["excluded"]) == (12, 3, 12, 0)
     assert [bad["key"] for bad in result["unreadable"]] == ["class05/text.jpg"]
 
-    untrained = run(Settings(target=trained, untrained=True))
     pooled = build_embedder(loaded.recipe).eval().pooled(images)
-    assert untrained["recall_at"]["1"] == pytest.approx(_recall_by_hand(pooled, labels))
-    assert untrained["dimension"] == 64
+    assert result["untrained"].keys() == {"recall_at", "map_at_r", "r_precision"}
+    assert result["untrained"]["recall_at"]["1"] == pytest.approx(_recall_by_hand(pooled, labels))
+    names = np.array([int(label[-2:]) for label in labels])
+    expected = oracles.retrieval(pooled.double().numpy(), names, (1, 2, 4, 8))
+    assert result["untrained"]["map_at_r"] == pytest.approx(expected[1])
+    assert load_run(trained).record["metrics"]["test"]["untrained"] == result["untrained"]
+    before, after = (100 * found["map_at_r"] for found in (result["untrained"], result))
+    assert f"{after:6.2f} %   untrained {before:6.2f} %, {after - before:+.2f}" in render(result)
+
+
+@pytest.mark.parametrize("pooling", ["gap", "gem"])
+def test_a_backbone_that_rests_runs_once_an_image(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: str
+) -> None:
+    recipe = tmp_path / "frozen.yaml"
+    recipe.write_text(f"{RECIPE}freeze: backbone\npooling: {pooling}\n")
+    train.run(
+        train.Settings(recipe=str(recipe), data=data, out=tmp_path / "run", cache=tmp_path / "cache")
+    )
+    start = build_embedder(load_run(tmp_path / "run").recipe).eval()
+    rows = [row for row in select(read(data), "test", load_run(tmp_path / "run").recipe.split)]
+    decode = viewing_decoder(load_run(tmp_path / "run").recipe)
+    pixels = np.stack([decode(row.image.read_bytes()) for row in rows if row.image.path.suffix == ".png"])
+    with torch.no_grad():
+        pooled = start.pooled(start.normalise(torch.from_numpy(pixels))).double().numpy()
+    names = np.array([int(row.label[-2:]) for row in rows if row.image.path.suffix == ".png"])
+    seen, inner = list[int](), ResNet20.forward
+
+    def forward(self: ResNet20, images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return inner(self, images)
+
+    monkeypatch.setattr(ResNet20, "forward", forward)
+    result = run(Settings(target=tmp_path / "run"))
+    assert sum(count for count in seen if count > 1) == result["images"]  # one black image tells the grid
+    assert result["untrained"]["map_at_r"] == pytest.approx(oracles.retrieval(pooled, names, (1,))[1])
+
+
+def test_a_start_that_cannot_be_had_is_told_in_a_line(trained: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "run"
+    shutil.copytree(trained, moved)
+    text = (moved / "recipe.yaml").read_text().replace("weights: none", "weights: gone.safetensors")
+    (moved / "recipe.yaml").write_text(text)
+    record = read_record(moved)
+    write_record(moved, record | {"recipe_digest": hashlib.sha256(text.encode()).hexdigest()})
+    result = run(Settings(target=moved))
+    assert (result["untrained"], result["noted"]) == (None, True)
+    assert result["map_at_r"] == run(Settings(target=trained))["map_at_r"]
+    assert "the untrained backbone was not measured: " in render(result)
+    assert "gone.safetensors" in result["no_untrained"]
+    assert "untrained" not in read_record(moved)["metrics"]["test"]
 
 
 def test_splits_by_the_runs_own_rule(trained: Path) -> None:
@@ -116,6 +167,8 @@ def test_a_model_file_measures_as_its_run(trained: Path, exported: Path, data: P
     for key in ("images", "queries", "dimension", "unreadable"):
         assert ours[key] == theirs[key]
     assert ours["map_at_r"] == pytest.approx(theirs["map_at_r"], abs=0.02)
+    assert (ours["untrained"], ours["no_untrained"]) == (None, "")
+    assert "untrained" not in render(ours)
 
 
 def test_queries_are_searched_in_their_gallery(tmp_path: Path) -> None:
@@ -176,13 +229,10 @@ def test_clusters_and_fitted_prototypes_of_a_run_and_of_its_file(
     assert of_file["dimension"] == result["dimension"]
     for name in ("map_at_r", "nmi", "ami", "map_c", "map_x"):
         assert of_file[name] == pytest.approx(result[name], abs=0.05)
-    with pytest.raises(BadSetting, match="--fitted needs histograms"):
-        run(Settings(target=trained, untrained=True, fitted=1))
 
 
 def test_figures_of_a_run_are_noted_in_its_record(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(Settings(target=trained))
-    run(Settings(target=trained, untrained=True, split="all"))
     metrics = load_run(trained).record["metrics"]
     assert metrics["test"]["map_at_r"] == result["map_at_r"]
     assert metrics["test"]["classes"] == 3
@@ -278,7 +328,7 @@ def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pyt
 
         return count
 
-    def embedder_function(*arguments: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def embedder_function(*_: Any, **__: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         embedded = [0]
 
         def embed(pixels: torch.Tensor) -> torch.Tensor:
@@ -288,8 +338,8 @@ def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pyt
 
         return embed
 
-    monkeypatch.setattr(training.evaluate, "viewing_decoder", viewing_decoder)
-    monkeypatch.setattr(training.evaluate, "embedder_function", embedder_function)
+    monkeypatch.setattr(training.subject, "viewing_decoder", viewing_decoder)
+    monkeypatch.setattr(training.subject, "embedder_function", embedder_function)
     result = run(Settings(target=trained, split="all", batch=3))
     assert (decoded[0], len(ahead)) == (25, 8)
     assert max(ahead) <= 3 + 2 + 1  # a batch, those ahead of it, and one that was no image
@@ -312,8 +362,6 @@ def test_what_cannot_be_measured_is_told(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").touch()
     with pytest.raises(BadSetting, match="--data"):
         run(Settings(target=tmp_path / "m.onnx"))
-    with pytest.raises(BadSetting, match="--untrained"):
-        run(Settings(target=tmp_path / "m.onnx", untrained=True))
     singles = draw_folder(tmp_path / "singles", classes=4, images=1)
     with pytest.raises(BadData, match="none of the 2 queries"):
         run(Settings(target=trained, data=singles))
