@@ -1,27 +1,29 @@
 """`crossbatch evaluate`: retrieval metrics of a run or an ONNX model, on unseen classes by default."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog import Catalog, Format, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
-from training.embedding import embed_pictures, measure_retrieval, roles_of
-from training.fitted import fitted_figures
 from training.metrics import FIGURE_NAMES
 from training.partition import check_complete, is_own, read_own
-from training.pictures import Stream, class_numbers, tell_unreadable
-from training.run import read_record, write_record
-from training.subject import open_model, open_run
+from training.pictures import Stream, class_numbers, embed_pictures, tell_unreadable
+from training.protocol import measure_retrieval, roles_of
+from training.subject import Subject, open_model
 
 __all__ = ["Settings", "render", "run"]
 
 _COMPARED = ("recall_at", "map_at_r", "r_precision")
 """What is told of the untrained backbone."""
+
+_Further = Callable[[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]], dict[str, Any]]
+"""Embeddings (N, d), histograms (N, m) and labels (N,) to figures."""
 
 
 class Settings(BaseModel):
@@ -75,8 +77,8 @@ def run(settings: Settings) -> dict[str, Any]:
         `map_at_r` and `r_precision` (all in 0..1), `queries`, `excluded` (those without a match), `gallery`
         (images that queries were searched in; 0 where each was searched among all others), with `clusters`
         `nmi` and `ami`, with `fitted` `map_c`, `map_x`, `halvings` and how many of these are `distinct`,
-        `untrained` (`recall_at`, `map_at_r` and `r_precision` of the run's backbone as training started it, by
-        its raw pooled features; null where there is none), `no_untrained` (why there is none of a run),
+        `untrained` (`recall_at`, `map_at_r` and `r_precision` of the run's backbone as training started it,
+        by its raw pooled features; null where there is none), `no_untrained` (why there is none of a run),
         `unlabelled` (how many images of the data set are of no class), `unreadable`, `noted` (whether in
         the run's record), `not_noted` (why not, where the run itself was measured) and `seconds`.
 
@@ -87,10 +89,10 @@ def run(settings: Settings) -> dict[str, Any]:
     is_model = settings.target.suffix == ".onnx"
     if not settings.target.exists():
         raise NotFound(f"there is neither a run folder nor a model at {settings.target}")
+    further = _open_further(settings)  # before the minutes that embedding takes: it may need torch
     catalog = _read(settings, is_model)
     check_complete(catalog)
-    opened = open_model if is_model else open_run
-    subject = opened(settings.target, fitted=bool(settings.fitted))
+    subject = _open(settings)
     rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
     if not rows:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
@@ -98,31 +100,26 @@ def run(settings: Settings) -> dict[str, Any]:
     stream = Stream(rows, subject.decode)
     described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m + C)
     width = described.shape[1] - subject.features
-    embeddings, histograms, features = described.tensor_split((width - subject.histogram, width), dim=1)
+    embeddings, histograms, features = np.split(described, (width - subject.histogram, width), axis=1)
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
     roles = roles_of(stream.rows, settings.split, subject.split)
     figures = measure_retrieval(embeddings, labels, roles=roles, at=settings.at)
-    untrained = {}
+    untrained = None
     if subject.features:
         before = measure_retrieval(features, labels, roles=roles, at=settings.at)
-        untrained = {"untrained": {name: before[name] for name in _COMPARED}}
-    if settings.clusters:
-        from training.clustering import cluster_figures  # only here: scikit-learn takes a second to load
-
-        figures |= cluster_figures(embeddings, labels)
-    if settings.fitted:
-        figures |= fitted_figures(histograms, embeddings, labels, draws=settings.fitted)
+        untrained = {name: before[name] for name in _COMPARED}
+    figures |= further(embeddings, histograms, labels)
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
     if not is_model and not not_noted:
-        noted = {settings.split: figures | counts | untrained}
-        not_noted = _note(settings.target, noted, epoch=subject.epoch)
+        noted = figures | counts | ({"untrained": untrained} if untrained else {})
+        not_noted = _note(settings.target, settings.split, noted, epoch=subject.epoch)
     return {
         "target": str(settings.target),
         "split": settings.split,
         "dimension": embeddings.shape[1],
         **counts,
         **figures,
-        "untrained": untrained.get("untrained"),
+        "untrained": untrained,
         "no_untrained": subject.lacking,
         "unlabelled": catalog.unlabelled,
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in stream.unreadable],
@@ -163,6 +160,33 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _open(settings: Settings) -> Subject:
+    if settings.target.suffix == ".onnx":
+        return open_model(settings.target, fitted=bool(settings.fitted))
+    from training.run_subject import open_run
+
+    return open_run(settings.target, fitted=bool(settings.fitted))
+
+
+def _open_further(settings: Settings) -> _Further:
+    """Give the function for what was asked for beside retrieval; scikit-learn takes a second to load."""
+    if not settings.clusters and not settings.fitted:
+        return lambda *_: {}
+    import torch
+
+    from training.clustering import cluster_figures
+    from training.fitted import fitted_figures
+
+    def further(
+        embeddings: NDArray[np.float32], histograms: NDArray[np.float32], labels: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        y, z = torch.from_numpy(embeddings), torch.from_numpy(histograms)
+        found = cluster_figures(y, labels) if settings.clusters else {}
+        return found | (fitted_figures(z, y, labels, draws=settings.fitted) if settings.fitted else {})
+
+    return further
+
+
 def _named(figures: Mapping[str, Any]) -> dict[str, float]:
     """Give the shares among some figures by what they are called."""
     recalls = {f"R@{k}": share for k, share in figures.get("recall_at", {}).items()}
@@ -172,6 +196,8 @@ def _named(figures: Mapping[str, Any]) -> dict[str, float]:
 def _read(settings: Settings, is_model: bool) -> Catalog:
     """Read the images: a run's own, or those given."""
     if not is_model:
+        from training.run import read_record
+
         record = read_record(settings.target)
         return read_own(record, data=settings.data, format=settings.format, table=settings.table)
     if settings.data is None:
@@ -181,6 +207,8 @@ def _read(settings: Settings, is_model: bool) -> Catalog:
 
 def _why_not_own(path: Path, catalog: Catalog, rule: SplitRule) -> str:
     """Say why figures on a catalogue are not those of the run itself; nothing where they are."""
+    from training.run import read_record
+
     record = read_record(path)
     if is_own(record, catalog, rule):
         return ""
@@ -188,12 +216,14 @@ def _why_not_own(path: Path, catalog: Catalog, rule: SplitRule) -> str:
     return f"its own images are those that {own['root']}, read as {own['format']}, held when it was started"
 
 
-def _note(path: Path, figures: dict[str, Any], *, epoch: int) -> str:
+def _note(path: Path, split: str, figures: dict[str, Any], *, epoch: int) -> str:
     """Put figures of an epoch's weights into a run's record; says why it could not, which spoils nothing."""
+    from training.run import read_record, write_record
+
     record = read_record(path)
     if record["metrics"].get("epoch", epoch) != epoch:  # it is being trained
         return f"they are of epoch {epoch}, and by now the run keeps epoch {record['metrics']['epoch']}"
-    record["metrics"] |= figures
+    record["metrics"][split] = figures
     try:
         write_record(path, record)
     except CrossbatchError as error:

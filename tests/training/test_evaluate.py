@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ import torch
 from PIL import Image
 
 import training.evaluate
-import training.subject
+import training.run
+import training.run_subject
 from serving.catalog import read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from serving.model.preprocess import preprocess
 from tests import oracles
 from tests.training.drawn import NoThreads, draw_folder
-from training import embedding, pictures, train
+from training import pictures, train
 from training.embedder import build_embedder
 from training.embedding import embedder_function
 from training.evaluate import Settings, render, run
@@ -120,16 +120,14 @@ def test_a_backbone_that_rests_runs_once_an_image(
 ) -> None:
     recipe = tmp_path / "frozen.yaml"
     recipe.write_text(f"{RECIPE}freeze: backbone\npooling: {pooling}\n")
-    train.run(
-        train.Settings(recipe=str(recipe), data=data, out=tmp_path / "run", cache=tmp_path / "cache")
-    )
-    start = build_embedder(load_run(tmp_path / "run").recipe).eval()
-    rows = [row for row in select(read(data), "test", load_run(tmp_path / "run").recipe.split)]
-    decode = viewing_decoder(load_run(tmp_path / "run").recipe)
-    pixels = np.stack([decode(row.image.read_bytes()) for row in rows if row.image.path.suffix == ".png"])
+    train.run(train.Settings(recipe=str(recipe), data=data, out=tmp_path / "run", cache=tmp_path / "cache"))
+    small = load_run(tmp_path / "run").recipe
+    start, decode = build_embedder(small).eval(), viewing_decoder(small)
+    rows = [row for row in select(read(data), "test", small.split) if row.image.path.suffix == ".png"]
+    pixels = np.stack([decode(row.image.read_bytes()) for row in rows])
     with torch.no_grad():
         pooled = start.pooled(start.normalise(torch.from_numpy(pixels))).double().numpy()
-    names = np.array([int(row.label[-2:]) for row in rows if row.image.path.suffix == ".png"])
+    names = np.array([int(row.label[-2:]) for row in rows])
     seen, inner = list[int](), ResNet20.forward
 
     def forward(self: ResNet20, images: torch.Tensor) -> torch.Tensor:
@@ -189,11 +187,11 @@ def test_queries_are_searched_in_their_gallery(tmp_path: Path) -> None:
     embed = embedder_function(load_run(folder / "run").embedder)
     decode = viewing_decoder(load_run(folder / "run").recipe)
     rows = [row for row in read(root).rows if row.split in ("query", "gallery")]
-    vectors = embed(torch.from_numpy(np.stack([decode(row.image.read_bytes()) for row in rows]))).double()
+    vectors = embed(np.stack([decode(row.image.read_bytes()) for row in rows])).astype(np.float64)
     labels = np.array([int(row.label[-2:]) for row in rows])
     asked = np.array([row.split == "query" for row in rows])
     recall, average, precision, _ = oracles.retrieval(
-        vectors[asked].numpy(), labels[asked], (1, 3), vectors[~asked].numpy(), labels[~asked]
+        vectors[asked], labels[asked], (1, 3), vectors[~asked], labels[~asked]
     )
     assert result["recall_at"] == {str(k): share for k, share in recall.items()}
     assert (result["map_at_r"], result["r_precision"]) == pytest.approx((average, precision))
@@ -241,7 +239,7 @@ def test_figures_of_a_run_are_noted_in_its_record(trained: Path, monkeypatch: py
     def read_only(*_: object) -> None:
         raise CrossbatchError("read-only")
 
-    monkeypatch.setattr(training.evaluate, "write_record", read_only)
+    monkeypatch.setattr(training.run, "write_record", read_only)
     again = run(Settings(target=trained))
     assert (again["map_at_r"], again["noted"]) == (result["map_at_r"], False)
     assert "not noted in the run: read-only" in render(again)
@@ -328,18 +326,18 @@ def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pyt
 
         return count
 
-    def embedder_function(*_: Any, **__: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def embedder_function(*_: Any, **__: Any) -> pictures.Embed:
         embedded = [0]
 
-        def embed(pixels: torch.Tensor) -> torch.Tensor:
+        def embed(pixels: np.ndarray) -> np.ndarray:
             ahead.append(decoded[0] - embedded[0])
             embedded[0] += len(pixels)
-            return pixels.flatten(1).float()
+            return pixels.reshape(len(pixels), -1).astype(np.float32)
 
         return embed
 
-    monkeypatch.setattr(training.subject, "viewing_decoder", viewing_decoder)
-    monkeypatch.setattr(training.subject, "embedder_function", embedder_function)
+    monkeypatch.setattr(training.run_subject, "viewing_decoder", viewing_decoder)
+    monkeypatch.setattr(training.run_subject, "embedder_function", embedder_function)
     result = run(Settings(target=trained, split="all", batch=3))
     assert (decoded[0], len(ahead)) == (25, 8)
     assert max(ahead) <= 3 + 2 + 1  # a batch, those ahead of it, and one that was no image
@@ -374,9 +372,9 @@ def test_figures_of_weights_that_are_no_longer_kept_are_not_noted(
 ) -> None:
     run_folder = tmp_path / "run"
     shutil.copytree(trained, run_folder)
-    inner = embedding.embed_pictures
+    inner = pictures.embed_pictures
 
-    def embed_pictures(*arguments: Any, **options: Any) -> torch.Tensor:
+    def embed_pictures(*arguments: Any, **options: Any) -> np.ndarray:
         record = read_record(run_folder)
         record["metrics"]["epoch"] = 99  # as a training that goes on would write
         write_record(run_folder, record)
