@@ -1,7 +1,7 @@
 """`crossbatch evaluate`: retrieval metrics of a run or an ONNX model, on unseen classes by default."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog import Catalog, Format, SplitRule, read, select
+from serving.catalog import Catalog, Format, Row, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from training.metrics import FIGURE_NAMES
 from training.partition import check_complete, is_own, read_own
 from training.pictures import Stream, class_numbers, embed_pictures, tell_unreadable
-from training.protocol import measure_retrieval, roles_of
+from training.protocol import ProtocolName, groups_of, measure_retrieval, roles_of
 from training.subject import Subject, open_model
 
 __all__ = ["Settings", "render", "run"]
@@ -41,6 +41,16 @@ class Settings(BaseModel):
     split: Literal["test", "train", "all"] = Field(
         "test",
         description="classes that training has not seen, those it has, or all, by the model's own rule",
+    )
+    protocol: ProtocolName = Field(
+        "auto",
+        description="leave-one-out searches each image among all others, query-gallery the data set's own"
+        " queries in its gallery; auto is the latter for a run of the data set's own split that has them",
+    )
+    exclude_same: str | None = Field(
+        None,
+        description="a metadata field, such as burst, listing or session: images that share a query's value"
+        " are left out for it",
     )
     format: Format = Field(
         "auto", description="layout of the data set; auto is a run's own, or finds out elsewhere"
@@ -73,14 +83,15 @@ def run(settings: Settings) -> dict[str, Any]:
     model file.
 
     Returns:
-        `target`, `split`, `dimension`, `images`, `classes`, `recall_at` (by k as text),
-        `map_at_r` and `r_precision` (all in 0..1), `queries`, `excluded` (those without a match), `gallery`
-        (images that queries were searched in; 0 where each was searched among all others), with `clusters`
-        `nmi` and `ami`, with `fitted` `map_c`, `map_x`, `halvings` and how many of these are `distinct`,
-        `untrained` (`recall_at`, `map_at_r` and `r_precision` of the run's backbone as training started it,
-        by its raw pooled features; null where there is none), `no_untrained` (why there is none of a run),
-        `unlabelled` (how many images of the data set are of no class), `unreadable`, `noted` (whether in
-        the run's record), `not_noted` (why not, where the run itself was measured) and `seconds`.
+        `target`, `split`, `protocol` (the one that was taken), `exclude_same`, `dimension`, `images`,
+        `classes`, `recall_at` (by k as text), `map_at_r` and `r_precision` (all in 0..1), `queries`,
+        `excluded` (those without a match), `gallery` (images that queries were searched in; 0 where each was
+        searched among all others), with `clusters` `nmi` and `ami`, with `fitted` `map_c`, `map_x`,
+        `halvings` and how many of these are `distinct`, `untrained` (`recall_at`, `map_at_r` and
+        `r_precision` of a run's backbone as training started it, by its raw pooled features, or null),
+        `no_untrained` (why a run has none), `unlabelled` (how many images of the data set are of no class),
+        `unreadable`, `noted` (whether in the run's record), `not_noted` (why not, where the run itself was
+        measured) and `seconds`.
 
     Raises:
         CrossbatchError: If the run, model or data set cannot be read, or no image has a match.
@@ -96,17 +107,18 @@ def run(settings: Settings) -> dict[str, Any]:
     rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
     if not rows:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
-    not_noted = "" if is_model else _why_not_own(settings.target, catalog, subject.split)
+    _choose(settings, rows, subject)  # before the minutes that embedding takes
+    not_noted = "" if is_model else _why_not_noted(settings, catalog, subject.split)
     stream = Stream(rows, subject.decode)
     described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m + C)
     width = described.shape[1] - subject.features
     embeddings, histograms, features = np.split(described, (width - subject.histogram, width), axis=1)
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
-    roles = roles_of(stream.rows, settings.split, subject.split)
-    figures = measure_retrieval(embeddings, labels, roles=roles, at=settings.at)
+    chosen = _choose(settings, stream.rows, subject)
+    figures = measure_retrieval(embeddings, labels, **chosen, at=settings.at)
     untrained = None
     if subject.features:
-        before = measure_retrieval(features, labels, roles=roles, at=settings.at)
+        before = measure_retrieval(features, labels, **chosen, at=settings.at)
         untrained = {name: before[name] for name in _COMPARED}
     figures |= further(embeddings, histograms, labels)
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
@@ -116,6 +128,8 @@ def run(settings: Settings) -> dict[str, Any]:
     return {
         "target": str(settings.target),
         "split": settings.split,
+        "protocol": "query-gallery" if figures["gallery"] else "leave-one-out",
+        "exclude_same": settings.exclude_same,
         "dimension": embeddings.shape[1],
         **counts,
         **figures,
@@ -152,6 +166,9 @@ def render(result: dict[str, Any]) -> str:
         )
     if result["excluded"]:
         why = "have no match in the gallery" if result["gallery"] else "are alone in their class"
+        if result["exclude_same"]:
+            place = " in the gallery" if result["gallery"] else ""
+            why = f"have no match{place} outside their own {result['exclude_same']}"
         lines.append(f"  {result['excluded']} images {why} and were not asked for")
     if result["unlabelled"]:
         lines.append(f"  {result['unlabelled']} images are of no class and were left out")
@@ -205,11 +222,22 @@ def _read(settings: Settings, is_model: bool) -> Catalog:
     return read(settings.data, settings.format, table=settings.table)
 
 
-def _why_not_own(path: Path, catalog: Catalog, rule: SplitRule) -> str:
+def _choose(settings: Settings, rows: Sequence[Row], subject: Subject) -> dict[str, Any]:
+    """Choose who is searched among whom: `roles` and `groups` for `measure_retrieval`."""
+    field = settings.exclude_same
+    return {
+        "roles": roles_of(rows, settings.split, subject.split, protocol=settings.protocol),
+        "groups": None if field is None else groups_of(rows, field),
+    }
+
+
+def _why_not_noted(settings: Settings, catalog: Catalog, rule: SplitRule) -> str:
     """Say why figures on a catalogue are not those of the run itself; nothing where they are."""
     from training.run import read_record
 
-    record = read_record(path)
+    if settings.protocol != "auto" or settings.exclude_same is not None:
+        return "it keeps those of --protocol auto without --exclude-same"
+    record = read_record(settings.target)
     if is_own(record, catalog, rule):
         return ""
     own = record["data"]

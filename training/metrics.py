@@ -109,8 +109,8 @@ def retrieval_metrics(
     measured = np.flatnonzero(matches > 0)
     if len(measured) == 0:
         raise BadData(
-            f"none of the {len(queries)} queries has a reference of its label:"
-            f" give at least two images of one class"
+            f"none of the {len(queries)} queries has a reference of its label"
+            f"{'' if groups is None else ' outside its own group'}: give at least two images of one class"
         )
     # Queries of alike R share a block, since a block ranks down to its largest R.
     measured = measured[matches[measured].argsort(kind="stable")]

@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from PIL import Image
 import training.evaluate
 import training.run
 import training.run_subject
-from serving.catalog import read, select
+from serving.catalog import Row, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from serving.model.preprocess import preprocess
 from tests import oracles
@@ -200,6 +201,103 @@ def test_queries_are_searched_in_their_gallery(tmp_path: Path) -> None:
     (root / "table.csv").write_text((root / "table.csv").read_text().replace("gallery", "test"))
     with pytest.raises(BadData, match="4 images are queries and none is of a gallery"):
         run(Settings(target=folder / "run"))
+
+
+@pytest.fixture(scope="module")
+def sided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Images of six classes whose table tells sides and bursts, and a run of the first three classes."""
+    root = draw_folder(tmp_path_factory.mktemp("sided"), classes=6, images=6, size=18)
+    sides = ["query", "query", "gallery", "gallery", "gallery", "train"]
+    bursts = ["a", "b", "a", "", "b", "a"]
+    lines = [
+        f"{path.relative_to(root)},{path.parent.name},{sides[i % 6]},{bursts[i % 6]}"
+        for i, path in enumerate(sorted(root.rglob("*.png")))
+    ]
+    (root / "table.csv").write_text("\n".join(["path,label,split,burst", *lines, ""]))
+    return root, _train(root, tmp_path_factory.mktemp("of-sided") / "by-class")
+
+
+def _embedded(trained: Path, rows: Sequence[Row]) -> tuple[oracles.Floats, oracles.Ints]:
+    loaded = load_run(trained)
+    decode = viewing_decoder(loaded.recipe)
+    pixels = np.stack([decode(row.image.read_bytes()) for row in rows])
+    labels = np.array([int(row.label[-2:]) for row in rows])
+    return embedder_function(loaded.embedder)(pixels).astype(np.float64), labels
+
+
+def _check_figures(result: dict[str, Any], expected: tuple[dict[int, float], float, float, int]) -> None:
+    recall, average, precision, excluded = expected
+    assert result["recall_at"] == pytest.approx({str(k): share for k, share in recall.items()})
+    assert (result["map_at_r"], result["r_precision"]) == pytest.approx((average, precision))
+    assert result["excluded"] == excluded
+
+
+def test_queries_in_their_gallery_also_where_classes_were_cut_by_name(sided: tuple[Path, Path]) -> None:
+    root, trained = sided
+    plain = run(Settings(target=trained))
+    assert (plain["protocol"], plain["queries"], plain["gallery"]) == ("leave-one-out", 18, 0)
+    before = read_record(trained)
+    result = run(Settings(target=trained, protocol="query-gallery"))
+    assert (result["protocol"], result["queries"], result["gallery"]) == ("query-gallery", 6, 9)
+    rows = [row for row in read(root).rows if row.label >= "class03" and row.split != "train"]
+    asked = np.array([row.split == "query" for row in rows])
+    vectors, labels = _embedded(trained, rows)
+    _check_figures(
+        result,
+        oracles.retrieval(vectors[asked], labels[asked], (1, 2, 4, 8), vectors[~asked], labels[~asked]),
+    )
+    assert not result["noted"]
+    assert "not noted in the run: it keeps those of --protocol auto without --exclude-same" in render(result)
+    assert read_record(trained) == before
+
+
+def test_leave_one_out_also_where_the_data_set_has_queries(sided: tuple[Path, Path], tmp_path: Path) -> None:
+    root, _ = sided
+    (tmp_path / "given.yaml").write_text(RECIPE + "split_by: given\nclasses_per_batch: 2\n")
+    recipe = (tmp_path / "given.yaml").read_text().replace("classes_per_batch: 2\n", "", 1)
+    (tmp_path / "given.yaml").write_text(recipe.replace("images_per_class: 2", "images_per_class: 1"))
+    train.run(train.Settings(recipe=str(tmp_path / "given.yaml"), data=root, out=tmp_path / "run"))
+    assert run(Settings(target=tmp_path / "run"))["protocol"] == "query-gallery"
+    result = run(Settings(target=tmp_path / "run", protocol="leave-one-out"))
+    assert (result["protocol"], result["queries"], result["gallery"]) == ("leave-one-out", 30, 0)
+    assert not result["noted"]
+
+
+def test_images_of_the_same_burst_are_as_if_they_were_not_there(sided: tuple[Path, Path]) -> None:
+    root, trained = sided
+    rows = [row for row in read(root).rows if row.label >= "class03"]
+    bursts = [row.metadata.get("burst") for row in rows]
+    groups = np.array([{"a": 0, "b": 1}.get(str(burst), 2 + i) for i, burst in enumerate(bursts)])
+    vectors, labels = _embedded(trained, rows)
+    result = run(Settings(target=trained, exclude_same="burst"))
+    assert (result["exclude_same"], result["noted"]) == ("burst", False)
+    _check_figures(result, oracles.retrieval(vectors, labels, (1, 2, 4, 8), groups=groups))
+
+    asked = np.array([row.split == "query" for row in rows])
+    held = np.array([row.split == "gallery" for row in rows])
+    result = run(Settings(target=trained, protocol="query-gallery", exclude_same="burst"))
+    _check_figures(
+        result,
+        oracles.retrieval(
+            vectors[asked], labels[asked], (1, 2, 4, 8),
+            vectors[held], labels[held], groups[asked], groups[held],
+        ),
+    )  # fmt: skip
+    for gallery, place in ((0, ""), (9, " in the gallery")):
+        told = render(result | {"excluded": 2, "gallery": gallery})
+        assert f"2 images have no match{place} outside their own burst and were not asked for" in told
+
+
+def test_protocols_that_do_not_fit_are_refused_before_anything_is_embedded(
+    sided: tuple[Path, Path], trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(training.evaluate, "embed_pictures")
+    with pytest.raises(BadSetting, match="18 images has the field 'brust': did you mean 'burst'"):
+        run(Settings(target=sided[1], exclude_same="brust"))
+    with pytest.raises(BadSetting, match="has the field 'burst': they have no metadata"):
+        run(Settings(target=trained, exclude_same="burst"))
+    with pytest.raises(BadData, match="calls none of the 13 images of the split test query"):
+        run(Settings(target=trained, protocol="query-gallery"))
 
 
 @torch.no_grad()
