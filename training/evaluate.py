@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog import Catalog, Format, Row, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
+from training.duplicates import NEAR, find_duplicates
 from training.metrics import FIGURE_NAMES
 from training.partition import check_complete, is_own, read_own
 from training.pictures import Stream, class_numbers, embed_pictures, tell_unreadable
@@ -21,6 +22,8 @@ __all__ = ["Settings", "render", "run"]
 
 _COMPARED = ("recall_at", "map_at_r", "r_precision")
 """What is told of the untrained backbone."""
+_TOLD = 20
+"""Most pairs of near-duplicates that are named."""
 
 _Further = Callable[[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]], dict[str, Any]]
 """Embeddings (N, d), histograms (N, m) and labels (N,) to figures."""
@@ -59,6 +62,11 @@ class Settings(BaseModel):
         None, description="the .csv, .tar or .parquet file to read, where there are several"
     )
     batch: int = Field(64, ge=1, le=4096, description="images embedded at a time")
+    duplicates: bool = Field(
+        False,
+        description="also images of the test that nearly repeat one that trained, by the pretrained backbone;"
+        " told unasked where a frozen backbone's features are cached",
+    )
     at: list[Annotated[int, Field(ge=1)]] = Field(
         [1, 2, 4, 8], description="k of an R@k to tell; may be given again for another"
     )
@@ -89,7 +97,9 @@ def run(settings: Settings) -> dict[str, Any]:
         searched among all others), with `clusters` `nmi` and `ami`, with `fitted` `map_c`, `map_x`,
         `halvings` and how many of these are `distinct`, `untrained` (`recall_at`, `map_at_r` and
         `r_precision` of a run's backbone as training started it, by its raw pooled features, or null),
-        `no_untrained` (why a run has none), `unlabelled` (how many images of the data set are of no class),
+        `no_untrained` (why a run has none), `duplicates` (`images`, how many have a near-duplicate that
+        trained, `least`, the cosine that takes, and the nearest `pairs`, or null where none were looked for),
+        `unlabelled` (how many images of the data set are of no class),
         `unreadable`, `noted` (whether in the run's record), `not_noted` (why not, where the run itself was
         measured) and `seconds`.
 
@@ -108,6 +118,7 @@ def run(settings: Settings) -> dict[str, Any]:
     if not rows:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
     _choose(settings, rows, subject)  # before the minutes that embedding takes
+    trained = _read_trained(settings, catalog, subject)
     not_noted = "" if is_model else _why_not_noted(settings, catalog, subject.split)
     stream = Stream(rows, subject.decode)
     described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m + C)
@@ -121,6 +132,7 @@ def run(settings: Settings) -> dict[str, Any]:
         before = measure_retrieval(features, labels, **chosen, at=settings.at)
         untrained = {name: before[name] for name in _COMPARED}
     figures |= further(embeddings, histograms, labels)
+    duplicates = _compare(stream.rows, features, *trained) if trained else None
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
     if not is_model and not not_noted:
         noted = figures | counts | ({"untrained": untrained} if untrained else {})
@@ -135,6 +147,7 @@ def run(settings: Settings) -> dict[str, Any]:
         **figures,
         "untrained": untrained,
         "no_untrained": subject.lacking,
+        "duplicates": duplicates,
         "unlabelled": catalog.unlabelled,
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in stream.unreadable],
         "noted": not is_model and not not_noted,
@@ -170,6 +183,14 @@ def render(result: dict[str, Any]) -> str:
             place = " in the gallery" if result["gallery"] else ""
             why = f"have no match{place} outside their own {result['exclude_same']}"
         lines.append(f"  {result['excluded']} images {why} and were not asked for")
+    if (found := result["duplicates"]) is not None:
+        what = "near-duplicate among the training classes' images"
+        for pair in found["pairs"][:1]:
+            lines.append(
+                f"  {found['images']} test images have a {what}, e.g. {pair['test']} ~ {pair['train']}"
+            )
+        if not found["pairs"]:
+            lines.append(f"  no test image has a {what}")
     if result["unlabelled"]:
         lines.append(f"  {result['unlabelled']} images are of no class and were left out")
     if result["not_noted"]:
@@ -229,6 +250,42 @@ def _choose(settings: Settings, rows: Sequence[Row], subject: Subject) -> dict[s
         "roles": roles_of(rows, settings.split, subject.split, protocol=settings.protocol),
         "groups": None if field is None else groups_of(rows, field),
     }
+
+
+def _read_trained(
+    settings: Settings, catalog: Catalog, subject: Subject
+) -> tuple[Sequence[Row], NDArray[np.float32]] | None:
+    """Read the images that trained and their features (G, C), where these are wanted or cached."""
+    if settings.duplicates and settings.split != "test":
+        raise BadSetting("--duplicates compares the split test with what trained: leave out one of the two")
+    if settings.duplicates and subject.features_of is None:
+        raise BadSetting(
+            f"--duplicates needs a backbone that knew images before this training, and {settings.target} has"
+            f" none{': ' if subject.lacking else ''}{subject.lacking}"
+        )
+    if settings.split != "test" or subject.features_of is None:
+        return None
+    try:
+        return subject.features_of(select(catalog, "train", subject.split), settings.duplicates)
+    except BadData:
+        if settings.duplicates:
+            raise
+        return None  # of a data set that has only a test
+
+
+def _compare(
+    rows: Sequence[Row],
+    features: NDArray[np.float32],
+    trained: Sequence[Row],
+    trained_features: NDArray[np.float32],
+) -> dict[str, Any]:
+    """Count the near-duplicates of what trained, and name the nearest."""
+    found = find_duplicates(features, trained_features)
+    pairs = [
+        {"test": rows[test].key, "train": trained[train].key, "cosine": cosine}
+        for test, train, cosine in found[:_TOLD]
+    ]
+    return {"images": len(found), "least": NEAR, "pairs": pairs}
 
 
 def _why_not_noted(settings: Settings, catalog: Catalog, rule: SplitRule) -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ExactSearch"]
+__all__ = ["ExactSearch", "unit_rows"]
 
 _BYTES = 32 * 2**20  # of the similarities that are ranked at a time
 
@@ -56,3 +56,10 @@ class ExactSearch:
         order = np.argsort(-values, axis=1, kind="stable")
         found = np.where(np.isneginf(values), -1, indices)
         return np.take_along_axis(found, order, axis=1)
+
+
+def unit_rows(vectors: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Scale each row, float (N, d), to length one; a row of zeros stays."""
+    lengths: NDArray[np.floating] = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
+    unit: NDArray[np.floating] = vectors / np.maximum(lengths, 1e-12, dtype=vectors.dtype)
+    return unit

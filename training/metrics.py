@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serving.errors import BadData, BadSetting
-from training.exact_search import ExactSearch
+from training.exact_search import ExactSearch, unit_rows
 
 __all__ = ["FIGURE_NAMES", "RetrievalMetrics", "retrieval_metrics"]
 
@@ -153,8 +153,8 @@ def _open_search(
     queries: Floats, gallery: Floats | None, depth: int, *, groups: Ints | None, gallery_groups: Ints | None
 ) -> Callable[[Ints, int], Ints]:
     """Choose who searches: torch where it is installed, numpy where it is not or where groups are out."""
-    queries = _unit(queries)
-    gallery = None if gallery is None else _unit(gallery)
+    queries = unit_rows(queries)
+    gallery = None if gallery is None else unit_rows(gallery)
     if groups is None:
         try:
             from training.tensor_search import open_search
@@ -165,12 +165,6 @@ def _open_search(
             return open_search(queries, gallery, depth)
     gallery = queries if gallery is None else gallery
     return ExactSearch(queries, gallery, groups, groups if gallery_groups is None else gallery_groups).nearest
-
-
-def _unit(vectors: Floats) -> Floats:
-    lengths: Floats = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
-    unit: Floats = vectors / np.maximum(lengths, 1e-12, dtype=vectors.dtype)
-    return unit
 
 
 def _count_alike(asked: Ints, held: Ints) -> Ints:

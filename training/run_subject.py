@@ -1,15 +1,19 @@
 """A run as what `evaluate` measures, its untrained backbone beside it."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.catalog import Row
 from serving.errors import CrossbatchError
 from training.embedder import Embedder, build_embedder
 from training.embedding import describer_function, embedder_function, maps_function, pooled_function
-from training.pictures import viewing_decoder
+from training.feature_cache import find_features
+from training.pictures import Stream, embed_pictures, viewing_decoder
 from training.recipe import Recipe
 from training.run import load_run
 from training.subject import Subject
@@ -32,24 +36,40 @@ def open_run(path: Path, *, fitted: bool) -> Subject:
     describe = describer_function if fitted else embedder_function
     trained = describe(run.embedder, mapped=shared)
     start, lacking = _start(run.recipe, shared=shared)
-    if start is None:
-        embed = trained
-    else:
-        maps = maps_function(run.embedder) if shared else _same
-        pooled = pooled_function(start, mapped=shared)
-
-        def embed(pixels: NDArray[Any]) -> NDArray[np.float32]:
-            images = maps(pixels)
-            return np.concatenate((trained(images), pooled(images)), axis=1)
-
-    return Subject(
-        viewing_decoder(run.recipe),
-        embed,
+    decode = viewing_decoder(run.recipe)
+    plain = Subject(
+        decode,
+        trained,
         run.recipe.split,
         histogram=len(run.embedder.codebook) if fitted else 0,
-        features=start.backbone.channels if start else 0,
         epoch=run.epoch,
         lacking=lacking,
+    )
+    if start is None:
+        return plain
+    maps = maps_function(run.embedder) if shared else _same
+    pooled = pooled_function(start, mapped=shared)
+
+    def embed(pixels: NDArray[Any]) -> NDArray[np.float32]:
+        images = maps(pixels)
+        return np.concatenate((trained(images), pooled(images)), axis=1)
+
+    def features_of(rows: Sequence[Row], wanted: bool) -> tuple[Sequence[Row], NDArray[np.float32]] | None:
+        if shared:
+            cached = find_features(rows, run.embedder, run.recipe, views=run.recipe.views, folder=None)
+            if cached is not None:
+                return cached.rows, embed_pictures(pooled, cached, label="Training images")
+        if not wanted:
+            return None
+        stream = Stream(rows, decode)
+        found = embed_pictures(lambda pixels: pooled(maps(pixels)), stream, label="Training images")
+        return stream.rows, found
+
+    return replace(
+        plain,
+        embed=embed,
+        features=start.backbone.channels,
+        features_of=None if run.recipe.weights == "none" else features_of,
     )
 
 

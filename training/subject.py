@@ -1,5 +1,6 @@
 """What `evaluate` measures: pixels in, vectors out; a model file is one, without torch."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.catalog import SplitRule
+from serving.catalog import Row, SplitRule
 from serving.errors import BadSetting
 from training.pictures import Decoder, Embed
 
 __all__ = ["Subject", "open_model"]
+
+FeaturesOf = Callable[[Sequence[Row], bool], tuple[Sequence[Row], NDArray[np.float32]] | None]
+"""Images, and whether to embed those that are not cached, to the readable ones and their features (N, C)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,8 @@ class Subject:
     """C, or 0 where there is no untrained backbone."""
     epoch: int = 0
     """Of a run's weights."""
+    features_of: FeaturesOf | None = None
+    """None where there is no backbone that was trained on other images before: it would find all alike."""
     lacking: str = ""
     """Why a run's untrained backbone cannot be had."""
 
