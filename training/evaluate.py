@@ -99,9 +99,8 @@ def run(settings: Settings) -> dict[str, Any]:
         `r_precision` of a run's backbone as training started it, by its raw pooled features, or null),
         `no_untrained` (why a run has none), `duplicates` (`images`, how many have a near-duplicate that
         trained, `least`, the cosine that takes, and the nearest `pairs`, or null where none were looked for),
-        `unlabelled` (how many images of the data set are of no class),
-        `unreadable`, `noted` (whether in the run's record), `not_noted` (why not, where the run itself was
-        measured) and `seconds`.
+        `unlabelled` (how many images of the data set are of no class), `unreadable`, `noted` (whether in the
+        run's record), `not_noted` (why not, where the run itself was measured) and `seconds`.
 
     Raises:
         CrossbatchError: If the run, model or data set cannot be read, or no image has a match.
