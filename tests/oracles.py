@@ -145,16 +145,20 @@ def retrieval(
     at: tuple[int, ...],
     gallery: Floats | None = None,
     names: Ints | None = None,
+    groups: Ints | None = None,
+    gallery_groups: Ints | None = None,
 ) -> tuple[dict[int, float], float, float, int]:
-    """R@k, MAP@R, R-precision and the number of queries without a match."""
+    """R@k, MAP@R, R-precision and the number of queries without a match; a query's own group is not there."""
     itself = gallery is None
     references, reference_labels = (queries, labels) if gallery is None or names is None else (gallery, names)
+    held = groups if gallery_groups is None else gallery_groups
     hits: dict[int, list[float]] = {k: [] for k in at}
     average, precision, excluded = [], [], 0
     for q in range(len(queries)):
         ranked = []
         for r in range(len(references)):
-            if not (itself and r == q):
+            out = groups is not None and held is not None and groups[q] == held[r]
+            if not out and not (itself and r == q):
                 a, b = queries[q], references[r]
                 ranked.append((-float(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b)), r))
         # Rounded, so that what is equal on paper ties here as well, and the index decides.

@@ -1,17 +1,13 @@
 """Starts of the codebook from the data: prototypes among the local features, rather than anywhere."""
 
-from typing import Literal
-
 import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn import functional
 
-from training.histogram import AssignOn
+from training.settings.network import AssignOn, CodebookInit
 
-__all__ = ["CodebookInit", "greedy_k_centre", "k_means", "start_codebook"]
-
-CodebookInit = Literal["random", "k_means", "k_centre"]
+__all__ = ["greedy_k_centre", "k_means", "start_codebook"]
 
 _POINTS = 20_000
 """Most local features that a codebook is started from."""

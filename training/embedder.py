@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.backbone import Backbone, build_backbone
-from training.histogram import AssignOn, histogram
+from training.histogram import histogram
 from training.pooling import PoolingName, build_pooling
 from training.recipe import Recipe
+from training.settings.network import AssignOn
 
 __all__ = ["Embedder", "Features", "build_embedder"]
 

@@ -31,7 +31,7 @@ from training.recipe import Recipe
 from training.settings.augmentation import AugmentationSettings
 from training.whole_file import write_file
 
-__all__ = ["FeatureBatches", "FeatureSet", "cache_features"]
+__all__ = ["FeatureBatches", "FeatureSet", "cache_features", "find_features"]
 
 _FORMAT = 1
 _BATCH = 16
@@ -181,10 +181,26 @@ def cache_features(
         BadSetting: If they would be larger than the recipe's `cache_gib`, or than what is free on the disk.
         BadData: If not one image can be read, or the backbone gives what float16 does not hold.
     """
-    home = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "crossbatch"
-    place = home / "features" / _digest(rows, embedder, recipe, views)
+    place = _place(rows, embedder, recipe, views, folder)
     if not (place / _INDEX).is_file():
         _extract(rows, embedder, recipe, views=views, place=place)
+    return _read(rows, place)
+
+
+def find_features(
+    rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, views: int, folder: Path | None
+) -> FeatureSet | None:
+    """Read the features of images from the cache, as `cache_features` does; None where it lacks them."""
+    place = _place(rows, embedder, recipe, views, folder)
+    return _read(rows, place) if (place / _INDEX).is_file() else None
+
+
+def _place(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, views: int, folder: Path | None) -> Path:
+    home = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "crossbatch"
+    return home / "features" / _digest(rows, embedder, recipe, views)
+
+
+def _read(rows: Sequence[Row], place: Path) -> FeatureSet:
     found = json.loads((place / _INDEX).read_text())
     reasons = {int(number): reason for number, reason in found["unreadable"]}
     kept = [row for number, row in enumerate(rows) if number not in reasons]

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from serving.catalog import Row
 from training.embedder import Embedder
-from training.embedding import embed_pictures, measure_retrieval, roles_of
-from training.pictures import Stream, Unreadable, class_numbers, viewing_decoder
+from training.embedding import describer_function
+from training.pictures import Stream, Unreadable, class_numbers, embed_pictures, viewing_decoder
+from training.protocol import measure_retrieval, roles_of
 from training.recipe import Recipe
 
 __all__ = ["Findings", "embed_split", "find_assignments", "measure"]
@@ -52,13 +53,7 @@ def embed_split(
         BadData: If not one image can be read.
     """
     stream = Stream(rows, viewing_decoder(recipe))
-
-    @torch.no_grad()
-    def both(pixels: Tensor) -> Tensor:
-        features = embedder(embedder.normalise(pixels))
-        return torch.cat((features.embeddings, features.histograms), dim=1)  # (B, d + m), in one pass
-
-    found = embed_pictures(both, stream, batch=batch)
+    found = embed_pictures(describer_function(embedder), stream, batch=batch)  # (N, d + m)
     width = found.shape[1] - len(embedder.codebook)
     classes = tuple(sorted({row.label for row in stream.rows}))
     return Findings(
@@ -67,8 +62,8 @@ def embed_split(
         classes=classes,
         labels=class_numbers(stream.rows, classes),
         roles=np.array(roles_of(stream.rows, split, recipe.split) or [""] * len(stream.rows), dtype=np.str_),
-        embeddings=found[:, :width],
-        histograms=found[:, width:].numpy(),
+        embeddings=torch.from_numpy(found[:, :width]),
+        histograms=found[:, width:],
     )
 
 

@@ -24,13 +24,14 @@ from training.augment import Augmentation
 from training.board import Board
 from training.dataset import Draws, TrainingSet
 from training.embedder import Features
-from training.embedding import embed_pictures, embedder_function, measure_retrieval
+from training.embedding import embedder_function
 from training.feature_cache import FeatureBatches, FeatureSet
 from training.logbook import Logbook
 from training.metrix import Pairs, draw_pairs, mix, mixing_at
 from training.optimizer import clip, freeze_batchnorm
-from training.pictures import Pictures, QuarterTurns
+from training.pictures import Pictures, QuarterTurns, embed_pictures
 from training.processes import gather_rows, gather_shares, mean_gradients, share
+from training.protocol import measure_retrieval
 from training.recipe import Recipe
 from training.sampler import PKSampler
 from training.schedule import rate_factor, xml_weight
@@ -303,7 +304,8 @@ def _validate(trainee: Trainee, validation: Pictures | FeatureSet | None) -> dic
     mapped = isinstance(validation, FeatureSet)
     embed = embedder_function(trainee.eval_model, trainee.device, mapped=mapped)
     mine = validation.share(fabric.global_rank, fabric.world_size)
-    embeddings = gather_shares(embed_pictures(embed, mine, label="Validating"), total, fabric)
+    found = torch.from_numpy(embed_pictures(embed, mine, label="Validating"))
+    embeddings = gather_shares(found, total, fabric)
     measured = measure_retrieval(embeddings, validation.labels) if fabric.is_global_zero else None
     return fabric.broadcast(measured) if fabric.world_size > 1 else measured
 

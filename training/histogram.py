@@ -4,17 +4,16 @@ Letters: B images, n locations, d dimensions, m prototypes. The paper calls both
 the V fitted to a batch prototypes; ν is the `codebook` here, and V are the fitted prototypes.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import Tensor
 from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.precision import full_precision
+from training.settings.network import AssignOn
 
-__all__ = ["AssignOn", "histogram"]
-
-AssignOn = Literal["unit", "raw", "ball"]
+__all__ = ["histogram"]
 
 
 @full_precision

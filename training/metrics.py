@@ -2,22 +2,17 @@
 
 Every image is a query against all others (or against a separate gallery) by cosine similarity. R_q is the
 number of references of the query's label; MAP@R = mean over q of 1/R_q · Σ_{j ≤ R_q} precision(j) · match(j).
+Torch searches where it is installed, which is faster, and numpy elsewhere.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
-from torch.nn import functional
 
 from serving.errors import BadData, BadSetting
-from training.pair_search import PairSearch
-from training.precision import full_precision
-from training.row_search import CHUNK, RowSearch
+from training.exact_search import ExactSearch, unit_rows
 
 __all__ = ["FIGURE_NAMES", "RetrievalMetrics", "retrieval_metrics"]
 
@@ -31,10 +26,10 @@ FIGURE_NAMES = {
 }
 """What the figures of an evaluation are called, R@k apart."""
 
-Array = Tensor | npt.NDArray[Any]
+Floats = npt.NDArray[np.floating]
+Ints = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 256 * 2**20  # for one block of similarities and of what is kept of them
-_KEPT_BYTES = 128 * 2**20  # for the neighbours of a whole set, where it is searched in pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +51,16 @@ class RetrievalMetrics:
     excluded: int
 
 
-@torch.no_grad()
-@full_precision
 def retrieval_metrics(
-    embeddings: Array,
-    labels: Array,
+    embeddings: npt.ArrayLike,
+    labels: npt.ArrayLike,
     *,
     at: Sequence[int] = (1, 2, 4, 8),
     block: int = 1024,
-    gallery_embeddings: Array | None = None,
-    gallery_labels: Array | None = None,
+    gallery_embeddings: npt.ArrayLike | None = None,
+    gallery_labels: npt.ArrayLike | None = None,
+    groups: Ints | None = None,
+    gallery_groups: Ints | None = None,
 ) -> RetrievalMetrics:
     """Measure retrieval by exact search.
 
@@ -80,6 +75,9 @@ def retrieval_metrics(
         block: Most queries at a time; fewer where a block would take more than 256 MiB.
         gallery_embeddings: References, float (G, d); the queries themselves when None.
         gallery_labels: Integer (G,); given with `gallery_embeddings`.
+        groups: Of each query, (N,): references of its own group are none of its references. Without a gallery
+            an image is always in its own group, and so is never found by itself.
+        gallery_groups: Of each reference, (G,); given with `groups` and a gallery.
 
     Returns:
         R@k, MAP@R and R-precision over the queries that have a match at all.
@@ -96,72 +94,89 @@ def retrieval_metrics(
     if gallery_embeddings is None or gallery_labels is None:
         if (gallery_embeddings is None) != (gallery_labels is None):
             raise ValueError("gallery_embeddings and gallery_labels go together, but only one was given")
-        gallery, reference_labels = queries, query_labels
+        gallery, reference_labels, gallery_groups = queries, query_labels, groups
     else:
         gallery, reference_labels = _vectors(gallery_embeddings, gallery_labels)
     if gallery.shape[1] != queries.shape[1]:
         raise ValueError(f"queries have {queries.shape[1]} dimensions, the gallery has {gallery.shape[1]}")
 
-    matches = _count_matches(query_labels, reference_labels) - int(itself)  # R_q, int64 (N,)
-    measured = torch.nonzero(matches > 0).flatten()
+    matches = _count_alike(query_labels, reference_labels)  # R_q, int64 (N,)
+    if groups is not None and gallery_groups is not None:
+        asked, held = np.stack((query_labels, groups), 1), np.stack((reference_labels, gallery_groups), 1)
+        matches -= _count_alike(asked, held)
+    elif itself:
+        matches -= 1
+    measured = np.flatnonzero(matches > 0)
     if len(measured) == 0:
         raise BadData(
-            f"none of the {len(queries)} queries has a reference of its label:"
-            f" give at least two images of one class"
+            f"none of the {len(queries)} queries has a reference of its label"
+            f"{'' if groups is None else ' outside its own group'}: give at least two images of one class"
         )
     # Queries of alike R share a block, since a block ranks down to its largest R.
-    measured = measured[matches[measured].argsort(stable=True)]
+    measured = measured[matches[measured].argsort(kind="stable")]
     deepest = max(at, default=1)
-    search = _open_search(queries, None if itself else gallery, max(deepest, int(matches[measured[-1]])))
+    nearest = _open_search(
+        queries,
+        None if itself else gallery,
+        max(deepest, int(matches[measured[-1]])),
+        groups=groups,
+        gallery_groups=gallery_groups,
+    )
     hits = dict.fromkeys(at, 0)
-    precision_sum = torch.zeros((), dtype=torch.float64, device=queries.device)
-    average_sum = torch.zeros_like(precision_sum)
+    precision_sum = average_sum = 0.0
     for rows in _blocks(
         measured, matches, width=len(gallery), itemsize=gallery.itemsize, least=deepest, block=block
     ):
         wanted = matches[rows]
-        depth = min(max(int(wanted.max()), deepest), search.references)
-        found = reference_labels[search.nearest(rows, depth)] == query_labels[rows, None]  # bool (b, depth)
+        depth = min(max(int(wanted.max()), deepest), len(gallery) - int(itself))
+        places = nearest(rows, depth)  # (b, depth)
+        found = (reference_labels[places] == query_labels[rows, None]) & (places >= 0)
         for k in hits:
-            hits[k] += int(found[:, :k].any(dim=1).sum())
+            hits[k] += int(found[:, :k].any(axis=1).sum())
         found = found[:, : int(wanted.max())]
-        ranks = torch.arange(1, found.shape[1] + 1, device=rows.device)
+        ranks = np.arange(1, found.shape[1] + 1)
         found &= ranks <= wanted[:, None]
-        precision_at = found.cumsum(dim=1).double() / ranks  # (b, R)
-        precision_sum += (found.sum(dim=1).double() / wanted).sum()
-        average_sum += ((precision_at * found).sum(dim=1) / wanted).sum()
+        precision_at = found.cumsum(axis=1, dtype=np.int32) / ranks  # float64 (b, R)
+        precision_sum += float((found.sum(axis=1) / wanted).sum())
+        average_sum += float(((precision_at * found).sum(axis=1) / wanted).sum())
     total = len(measured)
     return RetrievalMetrics(
         recall_at={k: count / total for k, count in hits.items()},
-        map_at_r=float(average_sum) / total,
-        r_precision=float(precision_sum) / total,
+        map_at_r=average_sum / total,
+        r_precision=precision_sum / total,
         queries=total,
         excluded=len(queries) - total,
     )
 
 
-def _open_search(queries: Tensor, gallery: Tensor | None, depth: int) -> PairSearch | RowSearch:
-    """Choose the search: in pairs where a set is searched in itself for few neighbours, which is faster."""
-    queries = functional.normalize(queries, dim=1)
-    if gallery is not None:
-        return RowSearch(queries, functional.normalize(gallery, dim=1))
-    count = len(queries)
-    kept = count * depth * (queries.itemsize + 4)
-    if depth * CHUNK <= count and kept <= _KEPT_BYTES:
-        return PairSearch(queries, depth=depth)
-    return RowSearch(queries)
+def _open_search(
+    queries: Floats, gallery: Floats | None, depth: int, *, groups: Ints | None, gallery_groups: Ints | None
+) -> Callable[[Ints, int], Ints]:
+    """Choose who searches: torch where it is installed, numpy where it is not or where groups are out."""
+    queries = unit_rows(queries)
+    gallery = None if gallery is None else unit_rows(gallery)
+    if groups is None:
+        try:
+            from training.tensor_search import open_search
+        except ModuleNotFoundError:
+            groups = np.arange(len(queries))
+            gallery_groups = groups if gallery is None else np.full(len(gallery), -1)
+        else:
+            return open_search(queries, gallery, depth)
+    gallery = queries if gallery is None else gallery
+    return ExactSearch(queries, gallery, groups, groups if gallery_groups is None else gallery_groups).nearest
 
 
-def _count_matches(query_labels: Tensor, reference_labels: Tensor) -> Tensor:
-    """Count the references of each query's label, int64 (N,)."""
-    _, numbers = torch.unique(torch.cat((query_labels, reference_labels)), return_inverse=True)
-    counts = torch.bincount(numbers[len(query_labels) :], minlength=len(numbers))
-    return counts[numbers[: len(query_labels)]]
+def _count_alike(asked: Ints, held: Ints) -> Ints:
+    """Count the held numbers, or rows of them, that are each of the asked ones, int64 (N,)."""
+    _, numbers = np.unique(np.concatenate((asked, held)), axis=0, return_inverse=True)
+    numbers = numbers.reshape(-1)  # of another shape in numpy 2.0
+    return np.bincount(numbers[len(asked) :], minlength=len(numbers))[numbers[: len(asked)]]
 
 
 def _blocks(
-    measured: Tensor, matches: Tensor, *, width: int, itemsize: int, least: int, block: int
-) -> Iterator[Tensor]:
+    measured: Ints, matches: Ints, *, width: int, itemsize: int, least: int, block: int
+) -> Iterator[Ints]:
     """Cut queries, sorted by R, into blocks of bounded memory."""
     start = 0
     while start < len(measured):
@@ -173,37 +188,29 @@ def _blocks(
         yield rows
 
 
-def _vectors(embeddings: Array, labels: Array) -> tuple[Tensor, Tensor]:
-    """Check one set; embeddings as float32 or float64 (N, d), labels as int64 (N,) on the same device."""
-    vectors, names = _tensor(embeddings), _tensor(labels)
+def _vectors(embeddings: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, Ints]:
+    """Check one set; embeddings as float32 or float64 (N, d), labels as int64 (N,)."""
+    vectors, names = np.asarray(embeddings), np.asarray(labels)
     if vectors.ndim != 2 or names.ndim != 1 or len(vectors) != len(names):
         raise ValueError(
             f"embeddings (N, d) and labels (N,) must share N, but their shapes are"
-            f" {tuple(vectors.shape)} and {tuple(names.shape)}"
+            f" {vectors.shape} and {names.shape}"
         )
-    if not vectors.is_floating_point() or names.is_floating_point():
+    if vectors.dtype.kind != "f" or names.dtype.kind not in "iu":
         raise ValueError(
             f"embeddings must be floats and labels integers, but they are {vectors.dtype} and {names.dtype}"
         )
-    if vectors.dtype != torch.float64:
-        vectors = vectors.float()
-    finite = vectors.isfinite().all(dim=1)
+    vectors = np.ascontiguousarray(vectors, dtype=np.float64 if vectors.dtype == np.float64 else np.float32)
+    finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         raise BadData(
             f"{int((~finite).sum())} of {len(vectors)} embeddings are not finite:"
             f" the model has diverged, so train it again with a lower learning rate"
         )
     # squares of extreme components would overflow or vanish
-    largest = torch.linalg.vector_norm(vectors, ord=float("inf"), dim=1)
+    largest = np.abs(vectors).max(axis=1, initial=0)
     extreme = (largest > 1e9) | ((largest < 1e-6) & (largest > 0))
     if extreme.any():
-        vectors = vectors.clone()
+        vectors = vectors.copy()
         vectors[extreme] /= largest[extreme, None]
-    return vectors, names.to(vectors.device, torch.int64)
-
-
-def _tensor(array: Array) -> Tensor:
-    if isinstance(array, Tensor):
-        return array.detach()
-    # torch warns of a read-only array and refuses a reversed one; this copies only where it must.
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    return vectors, names.astype(np.int64)

@@ -16,10 +16,11 @@ from serving.catalog import Catalog, Format, Row, read, select
 from serving.errors import BadData, BadSetting, NotFound
 from training import train
 from training.checkpoint import load_state
-from training.embedding import embed_pictures, embedder_function, measure_retrieval, roles_of
+from training.embedding import embedder_function
 from training.ensemble import FIGURES, measure_ensemble, over_repeats
 from training.partition import divide
-from training.pictures import Pictures, tell_unreadable, viewing_decoder
+from training.pictures import Pictures, embed_pictures, tell_unreadable, viewing_decoder
+from training.protocol import measure_retrieval, roles_of
 from training.recipe import Recipe
 from training.recipe_file import load_recipe
 from training.run import LAST, load_run, read_recipe, read_record
@@ -205,9 +206,12 @@ def _test(
         parts = []
         for each in runs:
             embed = embedder_function(load_run(each.path).embedder.to(device), device)
-            parts.append(embed_pictures(embed, pictures, batch=settings.batch, label=f"Testing {each.name}"))
-        found = measure_ensemble(parts, lambda parts: measure_retrieval(parts, pictures.labels, roles=roles))
-        repeats.append({"seeds": [each.recipe.seed for each in runs], **found})
+            found = embed_pictures(embed, pictures, batch=settings.batch, label=f"Testing {each.name}")
+            parts.append(torch.from_numpy(found))
+        figures = measure_ensemble(
+            parts, lambda parts: measure_retrieval(parts, pictures.labels, roles=roles)
+        )
+        repeats.append({"seeds": [each.recipe.seed for each in runs], **figures})
     return {
         "recipe": settings.recipe,
         "out": str(settings.out),

@@ -1,14 +1,16 @@
 """Images of a data set as pixels: a bounded number at a time, unreadable ones set aside and named."""
 
 import functools
+import itertools
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -20,14 +22,17 @@ from training.recipe import Recipe
 
 __all__ = [
     "Decoder",
+    "Embed",
     "Pictures",
     "QuarterTurns",
+    "Readable",
     "Share",
     "Stream",
     "Unreadable",
     "check_classes",
     "check_pairs",
     "class_numbers",
+    "embed_pictures",
     "first_of",
     "tell_unreadable",
     "training_decoder",
@@ -43,6 +48,7 @@ _TOLD = 10
 
 # file contents to uint8 (H, W, 3), else BadImage; picklable, since worker processes may be handed it
 Decoder = Callable[[bytes], NDArray[np.uint8]]
+Embed = Callable[[NDArray[Any]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class Stream:
         """Yield the pixels of each readable row, uint8 (H, W, 3)."""
         self.rows, self.unreadable = [], []
         waiting: deque[tuple[Row, Future[NDArray[np.uint8] | Unreadable]]] = deque()
-        with ThreadPoolExecutor(min(torch.get_num_threads(), 8)) as pool:
+        with ThreadPoolExecutor(min(_threads(), 8)) as pool:
             for row in self._from:
                 waiting.append((row, pool.submit(_try, row, self._decode)))
                 if len(waiting) == _AHEAD:
@@ -180,6 +186,19 @@ class QuarterTurns:
         return np.rot90(self._pictures[image], turn)
 
 
+class Readable(Protocol):
+    """Images to go through in order, as pixels or as maps; what could not be read is known at the end."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[NDArray[Any]]: ...
+
+    @property
+    def unreadable(self) -> Sequence[Unreadable]:
+        """What was left out, known once all was gone through."""
+        ...
+
+
 class Labelled(Protocol):
     """Images of classes, of which some could not be read."""
 
@@ -220,6 +239,36 @@ def check_pairs(images: Labelled) -> None:
             f" {len(images.unreadable)} images cannot{first_of(images.unreadable)}: repair them, or set"
             " validation or folds to 0 to keep the last epoch"
         )
+
+
+def embed_pictures(
+    embed: Embed, images: Readable, *, batch: int = 64, label: str = "Embedding"
+) -> NDArray[np.float32]:
+    """Embed images that are all S x S, a batch in memory at a time.
+
+    Args:
+        embed: Pixels, uint8 (B, S, S, 3), or maps, float16 (B, C, h, w), to float32 (B, d).
+        images: What `viewing_decoder` decodes, or its features.
+        batch: Most images at a time.
+        label: Name of the progress bar.
+
+    Returns:
+        float32 (N, d), in the order of `images`.
+
+    Raises:
+        BadData: If not one image can be read.
+    """
+    parts = []
+    with progress(images, label, total=len(images), unit="image") as bar:
+        arrays: Any = iter(bar)
+        while some := list(itertools.islice(arrays, batch)):
+            parts.append(embed(np.stack(some)))
+    if not parts:
+        raise BadData(
+            f"none of the {len(images.unreadable)} images can be read{first_of(images.unreadable)}: repair"
+            " them or give other images"
+        )
+    return np.concatenate(parts)
 
 
 def training_decoder(recipe: Recipe) -> Decoder:
@@ -271,6 +320,12 @@ def tell_unreadable(found: Sequence[Mapping[str, str]]) -> list[str]:
 def first_of(unreadable: Sequence[Unreadable]) -> str:
     """Name the first of them for a message, where there is one."""
     return f" (first: {unreadable[0].key}: {unreadable[0].reason})" if unreadable else ""
+
+
+def _threads() -> int:
+    """Count what may run at once: as many as torch was told to take, where it is loaded."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else os.cpu_count() or 1
 
 
 def _try(row: Row, decode: Decoder) -> NDArray[np.uint8] | Unreadable:

@@ -12,17 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog import Catalog, Format, read, select
 from serving.errors import BadSetting
 from training import train
-from training.embedding import describer_function, embed_pictures, measure_retrieval, roles_of
+from training.embedding import describer_function
 from training.feature_cache import cache_features
 from training.fitted import fitted_figures
 from training.history import read_history
 from training.paired import interval, paired
-from training.pictures import Stream, class_numbers, viewing_decoder
+from training.pictures import Stream, class_numbers, embed_pictures, viewing_decoder
+from training.protocol import measure_retrieval, roles_of
 from training.recipe_file import load_recipe
 from training.run import load_run
 
@@ -183,7 +185,7 @@ def _score(settings: Settings, catalog: Catalog, folder: Path) -> dict[str, floa
         else Stream(rows, viewing_decoder(recipe))
     )
     describe = describer_function(trained.embedder, mapped=recipe.caches_features)
-    found = embed_pictures(describe, images, label="Scoring")
+    found = torch.from_numpy(embed_pictures(describe, images, label="Scoring"))
     embeddings, histograms = found.tensor_split((recipe.dimension,), dim=1)
     labels = class_numbers(images.rows, sorted({row.label for row in images.rows}))
     figures = measure_retrieval(embeddings, labels, roles=roles_of(images.rows, "test", recipe.split))

@@ -10,12 +10,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from training.codebook import start_codebook
 from training.embedder import Embedder, build_embedder
-from training.embedding import embed_pictures, locations_function, pooled_function
+from training.embedding import locations_function, pooled_function
 from training.feature_cache import FeatureSet
 from training.head_init import closed_form_head
 from training.objective import Objective
 from training.optimizer import average_weights, build_optimizer, freeze_weights
-from training.pictures import Pictures, Stream, class_numbers, viewing_decoder
+from training.pictures import Pictures, Stream, class_numbers, embed_pictures, viewing_decoder
 from training.processes import sync_batchnorm
 from training.recipe import Recipe
 from training.sample import draw_sample
@@ -118,7 +118,7 @@ def _start_head(embedder: Embedder, pictures: Pictures | FeatureSet, recipe: Rec
     mapped = isinstance(pictures, FeatureSet)
     viewed = pictures if isinstance(pictures, FeatureSet) else Stream(pictures.rows, viewing_decoder(recipe))
     pool = pooled_function(embedder, embedder.codebook.device, mapped=mapped)
-    features = embed_pictures(pool, viewed, label="Features for head")  # (N, C)
+    features = torch.from_numpy(embed_pictures(pool, viewed, label="Features for head"))  # (N, C)
     head = closed_form_head(
         features,
         torch.from_numpy(class_numbers(viewed.rows, pictures.classes)),
@@ -143,9 +143,9 @@ def _start_codebook(embedder: Embedder, pictures: Pictures | FeatureSet, recipe:
         pictures.only(chosen) if isinstance(pictures, FeatureSet) else Stream(chosen, viewing_decoder(recipe))
     )
     locate = locations_function(embedder, embedder.codebook.device, mapped=mapped)
-    locations = embed_pictures(locate, viewed, label="Features for prototypes")  # (b, n, d)
+    found = embed_pictures(locate, viewed, label="Features for prototypes")  # (b, n, d)
     codebook = start_codebook(
-        locations,
+        torch.from_numpy(found),
         recipe.prototypes,
         form=recipe.codebook_init,
         assign_on=recipe.assign_on,

@@ -6,6 +6,7 @@ Arguments: the folder of the images, the folder to write to, the recipes, of whi
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -57,8 +58,8 @@ def gradients(data: Path, recipe_file: str, device: str = "cpu") -> dict[str, to
     }
     embed = embedder_function(trainee.embedder)
     part = views.share(fabric.global_rank, fabric.world_size)
-    embedded = [embed(torch.from_numpy(image.copy())[None]) for image in part]
-    found["embedded"] = gather_shares(torch.cat(embedded), len(views), fabric)
+    embedded = np.concatenate([embed(image[None].copy()) for image in part])
+    found["embedded"] = gather_shares(torch.from_numpy(embedded), len(views), fabric)
     return found | {"total": terms.total.detach()}
 
 

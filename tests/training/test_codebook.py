@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.codebook import CodebookInit, greedy_k_centre, k_means, start_codebook
+from training.codebook import greedy_k_centre, k_means, start_codebook
 from training.embedder import build_embedder
 from training.run import load_run
+from training.settings.network import CodebookInit
 from training.train import Settings, run
 
 BLOBS = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])

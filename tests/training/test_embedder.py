@@ -6,9 +6,10 @@ import torch
 
 from serving.errors import BadSetting
 from training.embedder import Embedder, build_embedder
-from training.histogram import AssignOn, histogram
+from training.histogram import histogram
 from training.pooling import PoolingName, generalised_mean, mean, mean_and_maximum
 from training.recipe import Recipe
+from training.settings.network import AssignOn
 
 RECIPE = Recipe(image_size=16, dimension=12, prototypes=5)
 

@@ -1,7 +1,8 @@
 """The evaluation command: the figures of a run, of its untrained backbone and of its ONNX file."""
 
+import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 from PIL import Image
 
 import training.evaluate
-from serving.catalog import read, select
+import training.run
+import training.run_subject
+from serving.catalog import Row, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from serving.model.preprocess import preprocess
 from tests import oracles
 from tests.training.drawn import NoThreads, draw_folder
-from training import embedding, pictures, train
+from training import pictures, train
 from training.embedder import build_embedder
 from training.embedding import embedder_function
 from training.evaluate import Settings, render, run
@@ -25,6 +28,7 @@ from training.export import run as export
 from training.partition import read_own
 from training.pictures import viewing_decoder
 from training.recipe import Recipe
+from training.resnet20 import ResNet20
 from training.run import load_run, read_record, write_record
 
 
@@ -100,10 +104,56 @@ def test_figures_of_a_run_by_hand(trained: Path, data: Path) -> None:
     assert (result["images"], result["classes"], result["queries"], result["excluded"]) == (12, 3, 12, 0)
     assert [bad["key"] for bad in result["unreadable"]] == ["class05/text.jpg"]
 
-    untrained = run(Settings(target=trained, untrained=True))
     pooled = build_embedder(loaded.recipe).eval().pooled(images)
-    assert untrained["recall_at"]["1"] == pytest.approx(_recall_by_hand(pooled, labels))
-    assert untrained["dimension"] == 64
+    assert result["untrained"].keys() == {"recall_at", "map_at_r", "r_precision"}
+    assert result["untrained"]["recall_at"]["1"] == pytest.approx(_recall_by_hand(pooled, labels))
+    names = np.array([int(label[-2:]) for label in labels])
+    expected = oracles.retrieval(pooled.double().numpy(), names, (1, 2, 4, 8))
+    assert result["untrained"]["map_at_r"] == pytest.approx(expected[1])
+    assert load_run(trained).record["metrics"]["test"]["untrained"] == result["untrained"]
+    before, after = (100 * found["map_at_r"] for found in (result["untrained"], result))
+    assert f"{after:6.2f} %   untrained {before:6.2f} %, {after - before:+.2f}" in render(result)
+
+
+@pytest.mark.parametrize("pooling", ["gap", "gem"])
+def test_a_backbone_that_rests_runs_once_an_image(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: str
+) -> None:
+    recipe = tmp_path / "frozen.yaml"
+    recipe.write_text(f"{RECIPE}freeze: backbone\npooling: {pooling}\n")
+    train.run(train.Settings(recipe=str(recipe), data=data, out=tmp_path / "run", cache=tmp_path / "cache"))
+    small = load_run(tmp_path / "run").recipe
+    start, decode = build_embedder(small).eval(), viewing_decoder(small)
+    rows = [row for row in select(read(data), "test", small.split) if row.image.path.suffix == ".png"]
+    pixels = np.stack([decode(row.image.read_bytes()) for row in rows])
+    with torch.no_grad():
+        pooled = start.pooled(start.normalise(torch.from_numpy(pixels))).double().numpy()
+    names = np.array([int(row.label[-2:]) for row in rows])
+    seen, inner = list[int](), ResNet20.forward
+
+    def forward(self: ResNet20, images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return inner(self, images)
+
+    monkeypatch.setattr(ResNet20, "forward", forward)
+    result = run(Settings(target=tmp_path / "run"))
+    assert sum(count for count in seen if count > 1) == result["images"]  # one black image tells the grid
+    assert result["untrained"]["map_at_r"] == pytest.approx(oracles.retrieval(pooled, names, (1,))[1])
+
+
+def test_a_start_that_cannot_be_had_is_told_in_a_line(trained: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "run"
+    shutil.copytree(trained, moved)
+    text = (moved / "recipe.yaml").read_text().replace("weights: none", "weights: gone.safetensors")
+    (moved / "recipe.yaml").write_text(text)
+    record = read_record(moved)
+    write_record(moved, record | {"recipe_digest": hashlib.sha256(text.encode()).hexdigest()})
+    result = run(Settings(target=moved))
+    assert (result["untrained"], result["noted"]) == (None, True)
+    assert result["map_at_r"] == run(Settings(target=trained))["map_at_r"]
+    assert "the untrained backbone was not measured: " in render(result)
+    assert "gone.safetensors" in result["no_untrained"]
+    assert "untrained" not in read_record(moved)["metrics"]["test"]
 
 
 def test_splits_by_the_runs_own_rule(trained: Path) -> None:
@@ -116,6 +166,8 @@ def test_a_model_file_measures_as_its_run(trained: Path, exported: Path, data: P
     for key in ("images", "queries", "dimension", "unreadable"):
         assert ours[key] == theirs[key]
     assert ours["map_at_r"] == pytest.approx(theirs["map_at_r"], abs=0.02)
+    assert (ours["untrained"], ours["no_untrained"]) == (None, "")
+    assert "untrained" not in render(ours)
 
 
 def test_queries_are_searched_in_their_gallery(tmp_path: Path) -> None:
@@ -136,11 +188,11 @@ def test_queries_are_searched_in_their_gallery(tmp_path: Path) -> None:
     embed = embedder_function(load_run(folder / "run").embedder)
     decode = viewing_decoder(load_run(folder / "run").recipe)
     rows = [row for row in read(root).rows if row.split in ("query", "gallery")]
-    vectors = embed(torch.from_numpy(np.stack([decode(row.image.read_bytes()) for row in rows]))).double()
+    vectors = embed(np.stack([decode(row.image.read_bytes()) for row in rows])).astype(np.float64)
     labels = np.array([int(row.label[-2:]) for row in rows])
     asked = np.array([row.split == "query" for row in rows])
     recall, average, precision, _ = oracles.retrieval(
-        vectors[asked].numpy(), labels[asked], (1, 3), vectors[~asked].numpy(), labels[~asked]
+        vectors[asked], labels[asked], (1, 3), vectors[~asked], labels[~asked]
     )
     assert result["recall_at"] == {str(k): share for k, share in recall.items()}
     assert (result["map_at_r"], result["r_precision"]) == pytest.approx((average, precision))
@@ -149,6 +201,103 @@ def test_queries_are_searched_in_their_gallery(tmp_path: Path) -> None:
     (root / "table.csv").write_text((root / "table.csv").read_text().replace("gallery", "test"))
     with pytest.raises(BadData, match="4 images are queries and none is of a gallery"):
         run(Settings(target=folder / "run"))
+
+
+@pytest.fixture(scope="module")
+def sided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Images of six classes whose table tells sides and bursts, and a run of the first three classes."""
+    root = draw_folder(tmp_path_factory.mktemp("sided"), classes=6, images=6, size=18)
+    sides = ["query", "query", "gallery", "gallery", "gallery", "train"]
+    bursts = ["a", "b", "a", "", "b", "a"]
+    lines = [
+        f"{path.relative_to(root)},{path.parent.name},{sides[i % 6]},{bursts[i % 6]}"
+        for i, path in enumerate(sorted(root.rglob("*.png")))
+    ]
+    (root / "table.csv").write_text("\n".join(["path,label,split,burst", *lines, ""]))
+    return root, _train(root, tmp_path_factory.mktemp("of-sided") / "by-class")
+
+
+def _embedded(trained: Path, rows: Sequence[Row]) -> tuple[oracles.Floats, oracles.Ints]:
+    loaded = load_run(trained)
+    decode = viewing_decoder(loaded.recipe)
+    pixels = np.stack([decode(row.image.read_bytes()) for row in rows])
+    labels = np.array([int(row.label[-2:]) for row in rows])
+    return embedder_function(loaded.embedder)(pixels).astype(np.float64), labels
+
+
+def _check_figures(result: dict[str, Any], expected: tuple[dict[int, float], float, float, int]) -> None:
+    recall, average, precision, excluded = expected
+    assert result["recall_at"] == pytest.approx({str(k): share for k, share in recall.items()})
+    assert (result["map_at_r"], result["r_precision"]) == pytest.approx((average, precision))
+    assert result["excluded"] == excluded
+
+
+def test_queries_in_their_gallery_also_where_classes_were_cut_by_name(sided: tuple[Path, Path]) -> None:
+    root, trained = sided
+    plain = run(Settings(target=trained))
+    assert (plain["protocol"], plain["queries"], plain["gallery"]) == ("leave-one-out", 18, 0)
+    before = read_record(trained)
+    result = run(Settings(target=trained, protocol="query-gallery"))
+    assert (result["protocol"], result["queries"], result["gallery"]) == ("query-gallery", 6, 9)
+    rows = [row for row in read(root).rows if row.label >= "class03" and row.split != "train"]
+    asked = np.array([row.split == "query" for row in rows])
+    vectors, labels = _embedded(trained, rows)
+    _check_figures(
+        result,
+        oracles.retrieval(vectors[asked], labels[asked], (1, 2, 4, 8), vectors[~asked], labels[~asked]),
+    )
+    assert not result["noted"]
+    assert "not noted in the run: it keeps those of --protocol auto without --exclude-same" in render(result)
+    assert read_record(trained) == before
+
+
+def test_leave_one_out_also_where_the_data_set_has_queries(sided: tuple[Path, Path], tmp_path: Path) -> None:
+    root, _ = sided
+    (tmp_path / "given.yaml").write_text(RECIPE + "split_by: given\nclasses_per_batch: 2\n")
+    recipe = (tmp_path / "given.yaml").read_text().replace("classes_per_batch: 2\n", "", 1)
+    (tmp_path / "given.yaml").write_text(recipe.replace("images_per_class: 2", "images_per_class: 1"))
+    train.run(train.Settings(recipe=str(tmp_path / "given.yaml"), data=root, out=tmp_path / "run"))
+    assert run(Settings(target=tmp_path / "run"))["protocol"] == "query-gallery"
+    result = run(Settings(target=tmp_path / "run", protocol="leave-one-out"))
+    assert (result["protocol"], result["queries"], result["gallery"]) == ("leave-one-out", 30, 0)
+    assert not result["noted"]
+
+
+def test_images_of_the_same_burst_are_as_if_they_were_not_there(sided: tuple[Path, Path]) -> None:
+    root, trained = sided
+    rows = [row for row in read(root).rows if row.label >= "class03"]
+    bursts = [row.metadata.get("burst") for row in rows]
+    groups = np.array([{"a": 0, "b": 1}.get(str(burst), 2 + i) for i, burst in enumerate(bursts)])
+    vectors, labels = _embedded(trained, rows)
+    result = run(Settings(target=trained, exclude_same="burst"))
+    assert (result["exclude_same"], result["noted"]) == ("burst", False)
+    _check_figures(result, oracles.retrieval(vectors, labels, (1, 2, 4, 8), groups=groups))
+
+    asked = np.array([row.split == "query" for row in rows])
+    held = np.array([row.split == "gallery" for row in rows])
+    result = run(Settings(target=trained, protocol="query-gallery", exclude_same="burst"))
+    _check_figures(
+        result,
+        oracles.retrieval(
+            vectors[asked], labels[asked], (1, 2, 4, 8),
+            vectors[held], labels[held], groups[asked], groups[held],
+        ),
+    )  # fmt: skip
+    for gallery, place in ((0, ""), (9, " in the gallery")):
+        told = render(result | {"excluded": 2, "gallery": gallery})
+        assert f"2 images have no match{place} outside their own burst and were not asked for" in told
+
+
+def test_protocols_that_do_not_fit_are_refused_before_anything_is_embedded(
+    sided: tuple[Path, Path], trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(training.evaluate, "embed_pictures")
+    with pytest.raises(BadSetting, match="18 images has the field 'brust': did you mean 'burst'"):
+        run(Settings(target=sided[1], exclude_same="brust"))
+    with pytest.raises(BadSetting, match="has the field 'burst': they have no metadata"):
+        run(Settings(target=trained, exclude_same="burst"))
+    with pytest.raises(BadData, match="calls none of the 13 images of the split test query"):
+        run(Settings(target=trained, protocol="query-gallery"))
 
 
 @torch.no_grad()
@@ -176,13 +325,10 @@ def test_clusters_and_fitted_prototypes_of_a_run_and_of_its_file(
     assert of_file["dimension"] == result["dimension"]
     for name in ("map_at_r", "nmi", "ami", "map_c", "map_x"):
         assert of_file[name] == pytest.approx(result[name], abs=0.05)
-    with pytest.raises(BadSetting, match="--fitted needs histograms"):
-        run(Settings(target=trained, untrained=True, fitted=1))
 
 
 def test_figures_of_a_run_are_noted_in_its_record(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(Settings(target=trained))
-    run(Settings(target=trained, untrained=True, split="all"))
     metrics = load_run(trained).record["metrics"]
     assert metrics["test"]["map_at_r"] == result["map_at_r"]
     assert metrics["test"]["classes"] == 3
@@ -191,7 +337,7 @@ def test_figures_of_a_run_are_noted_in_its_record(trained: Path, monkeypatch: py
     def read_only(*_: object) -> None:
         raise CrossbatchError("read-only")
 
-    monkeypatch.setattr(training.evaluate, "write_record", read_only)
+    monkeypatch.setattr(training.run, "write_record", read_only)
     again = run(Settings(target=trained))
     assert (again["map_at_r"], again["noted"]) == (result["map_at_r"], False)
     assert "not noted in the run: read-only" in render(again)
@@ -278,18 +424,18 @@ def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pyt
 
         return count
 
-    def embedder_function(*arguments: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def embedder_function(*_: Any, **__: Any) -> pictures.Embed:
         embedded = [0]
 
-        def embed(pixels: torch.Tensor) -> torch.Tensor:
+        def embed(pixels: np.ndarray) -> np.ndarray:
             ahead.append(decoded[0] - embedded[0])
             embedded[0] += len(pixels)
-            return pixels.flatten(1).float()
+            return pixels.reshape(len(pixels), -1).astype(np.float32)
 
         return embed
 
-    monkeypatch.setattr(training.evaluate, "viewing_decoder", viewing_decoder)
-    monkeypatch.setattr(training.evaluate, "embedder_function", embedder_function)
+    monkeypatch.setattr(training.run_subject, "viewing_decoder", viewing_decoder)
+    monkeypatch.setattr(training.run_subject, "embedder_function", embedder_function)
     result = run(Settings(target=trained, split="all", batch=3))
     assert (decoded[0], len(ahead)) == (25, 8)
     assert max(ahead) <= 3 + 2 + 1  # a batch, those ahead of it, and one that was no image
@@ -312,8 +458,6 @@ def test_what_cannot_be_measured_is_told(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").touch()
     with pytest.raises(BadSetting, match="--data"):
         run(Settings(target=tmp_path / "m.onnx"))
-    with pytest.raises(BadSetting, match="--untrained"):
-        run(Settings(target=tmp_path / "m.onnx", untrained=True))
     singles = draw_folder(tmp_path / "singles", classes=4, images=1)
     with pytest.raises(BadData, match="none of the 2 queries"):
         run(Settings(target=trained, data=singles))
@@ -326,9 +470,9 @@ def test_figures_of_weights_that_are_no_longer_kept_are_not_noted(
 ) -> None:
     run_folder = tmp_path / "run"
     shutil.copytree(trained, run_folder)
-    inner = embedding.embed_pictures
+    inner = pictures.embed_pictures
 
-    def embed_pictures(*arguments: Any, **options: Any) -> torch.Tensor:
+    def embed_pictures(*arguments: Any, **options: Any) -> np.ndarray:
         record = read_record(run_folder)
         record["metrics"]["epoch"] = 99  # as a training that goes on would write
         write_record(run_folder, record)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.histogram import AssignOn, histogram
+from training.histogram import histogram
+from training.settings.network import AssignOn
 
 WAYS: list[AssignOn] = ["unit", "raw", "ball"]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -16,13 +15,13 @@ from serving.errors import BadData
 from serving.model.preprocess import preprocess
 from tests.training.drawn import NoThreads, draw_folder
 from training import pictures as module
-from training.embedding import embed_pictures
 from training.pictures import (
     Pictures,
     QuarterTurns,
     Stream,
     check_classes,
     check_pairs,
+    embed_pictures,
     tell_unreadable,
     training_decoder,
     viewing_decoder,
@@ -80,11 +79,11 @@ def test_a_stream_holds_a_bounded_number_of_images(root: Path, monkeypatch: pyte
     stream = Stream(read(root).rows, decode)
     embedded = []
 
-    def embed(pixels: torch.Tensor) -> torch.Tensor:
+    def embed(pixels: np.ndarray) -> np.ndarray:
         nonlocal peak
         peak = max(peak, made - len(gone))
         embedded.append(len(pixels))
-        return pixels.flatten(1).float()
+        return pixels.reshape(len(pixels), -1).astype(np.float32)
 
     features = embed_pictures(embed, stream, batch=3)
     assert features.shape == (9, 16 * 16 * 3)
@@ -99,7 +98,7 @@ def test_nothing_readable_is_told_in_a_sentence(root: Path) -> None:
         file.write_bytes(b"")
     rows = read(root).rows
     with pytest.raises(BadData, match=r"none of the 9 images can be read \(first: class00/0\.png: .*repair"):
-        embed_pictures(lambda pixels: pixels.float(), Stream(rows, viewing_decoder(RECIPE)))
+        embed_pictures(lambda pixels: pixels, Stream(rows, viewing_decoder(RECIPE)))
     pictures = Pictures(rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
     with pytest.raises(BadData, match="none of the 3 validation classes has two images that can be read"):
         check_pairs(pictures)

@@ -162,7 +162,7 @@ def test_figures_of_record_and_start() -> None:
     record = {
         "metrics": {
             "epoch": 3,
-            "test": measured | {"map_at_r": 0.125, "nmi": 0.12},
+            "test": measured | {"map_at_r": 0.125, "nmi": 0.12, "untrained": {"map_at_r": 0.03}},
             EVIL: {"map_at_r": "x"},
             "a": [],
         }
@@ -175,12 +175,13 @@ def test_figures_of_record_and_start() -> None:
     assert [row[0] for row in rows] == [
         "now",
         "unseen classes (test), as noted in the run",
+        "unseen classes (test), as noted in the run: the untrained backbone",
         f"{EVIL}, as noted in the run",
         "validation classes, before training",
     ]
     assert rows[0][1:] == ["50.00\xa0%", "75.00\xa0%", "25.00\xa0%", "30.00\xa0%", "–", "1,234", "7"]
     assert rows[1][5] == "12.00\xa0%"
-    assert [row[3] for row in rows[1:]] == ["12.50\xa0%", "–", "6.25\xa0%"]
+    assert [row[3] for row in rows[1:]] == ["12.50\xa0%", "3.00\xa0%", "–", "6.25\xa0%"]
 
 
 def test_mean_histograms_by_hand() -> None:

@@ -23,10 +23,10 @@ _COUNTS = {"images": "images", "classes": "classes"}
 def figures_section(
     record: Mapping[str, Any], history: History, measured: Mapping[str, Any], *, title: str, note: str
 ) -> Section:
-    """Tabulate what the run's record holds, what was measured for this page, and the untrained start.
+    """Tabulate what the run's record holds, what was measured for this page, and the untrained network.
 
     Args:
-        record: Of the run.
+        record: Of the run; what `evaluate` noted there has the untrained backbone's figures beside.
         history: Of the run; its epoch 0 is the start.
         measured: What `measure_retrieval` gives, with `images` and `classes`.
         title: What was measured.
@@ -35,7 +35,10 @@ def figures_section(
     found = {title: measured}
     for name, noted in record.get("metrics", {}).items():
         if isinstance(noted, dict) and ("map_at_r" in noted or "recall_at" in noted):
-            found[_NOTED.get(name, f"{clip(name)}, as noted in the run")] = noted
+            told = _NOTED.get(name, f"{clip(name)}, as noted in the run")
+            found[told] = noted
+            if isinstance(noted.get("untrained"), dict):
+                found[f"{told}: the untrained backbone"] = noted["untrained"]
     start = next((row for row in history.rows if row["epoch"] == 0), {})
     if "map_at_r" in start or "recall_at_1" in start:
         before = {"recall_at": {"1": start.get("recall_at_1")}, "map_at_r": start.get("map_at_r")}

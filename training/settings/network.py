@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from training.codebook import CodebookInit
-from training.histogram import AssignOn
+__all__ = ["AssignOn", "CodebookInit", "NetworkSettings"]
 
-__all__ = ["NetworkSettings"]
+AssignOn = Literal["unit", "raw", "ball"]
+CodebookInit = Literal["random", "k_means", "k_centre"]
 
 
 class NetworkSettings(BaseModel):

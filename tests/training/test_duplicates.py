@@ -1,0 +1,107 @@
+"""Near-duplicates across train and test: against the double loop, and by `evaluate`."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import save_file
+
+from serving.catalog import read
+from serving.errors import BadSetting
+from tests.training.drawn import draw_folder
+from training import train
+from training.backbone import build_backbone
+from training.duplicates import NEAR, find_duplicates
+from training.embedder import build_embedder
+from training.embedding import pooled_function
+from training.evaluate import Settings, render, run
+from training.pictures import viewing_decoder
+from training.run import load_run
+
+
+def test_pairs_are_the_double_loop() -> None:
+    rng = np.random.default_rng(0)
+    tests, trains = rng.normal(size=(40, 3)), rng.normal(size=(30, 3))
+    expected = []
+    for i, a in enumerate(tests):
+        cosines = [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for b in trains]
+        if max(cosines) >= 0.98:
+            expected.append((i, int(np.argmax(cosines)), max(cosines)))
+    expected.sort(key=lambda pair: -pair[2])
+    found = find_duplicates(tests.astype(np.float32), trains.astype(np.float32), near=0.98)
+    assert 3 < len(found) < 40
+    assert [pair[:2] for pair in found] == [pair[:2] for pair in expected]
+    assert [pair[2] for pair in found] == pytest.approx([pair[2] for pair in expected], abs=1e-6)
+    assert find_duplicates(trains[:1], -trains[:1]) == []
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six classes, the fourth of which, unseen, holds a copy of the first's."""
+    root = draw_folder(tmp_path_factory.mktemp("data"), classes=6, images=4, size=18)
+    Image.open(root / "class00" / "2.png").save(root / "class03" / "copy.png")
+    return root
+
+
+def _train(data: Path, folder: Path, lines: str) -> Path:
+    save_file(build_backbone("resnet20").body.state_dict(), folder / "start.safetensors")
+    small = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\n"
+    (folder / "small.yaml").write_text(f"{small}epochs: 1\n{lines}")
+    train.run(train.Settings(recipe=str(folder / "small.yaml"), data=data, out=folder / "run"))
+    return folder / "run"
+
+
+def _nearest(trained: Path, data: Path) -> list[tuple[str, str, float]]:
+    """Each test image's most alike that trained, by the run's start, highest first."""
+    recipe = load_run(trained).recipe
+    embed, decode = pooled_function(build_embedder(recipe)), viewing_decoder(recipe)
+    rows = read(data).rows
+    vectors = embed(np.stack([decode(row.image.read_bytes()) for row in rows])).astype(np.float64)
+    found = []
+    for row, a in zip(rows, vectors, strict=True):
+        if row.label >= "class03":
+            cosines = [
+                (float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)), other.key)
+                for other, b in zip(rows, vectors, strict=True)
+                if other.label < "class03"
+            ]
+            found.append((row.key, max(cosines)[1], max(cosines)[0]))
+    return sorted(found, key=lambda pair: -pair[2])
+
+
+def test_a_copy_of_what_trained_is_told_on_wish(data: Path, tmp_path: Path) -> None:
+    trained = _train(data, tmp_path, f"weights: {tmp_path}/start.safetensors\n")
+    assert run(Settings(target=trained))["duplicates"] is None
+    result = run(Settings(target=trained, duplicates=True))
+    expected = [pair for pair in _nearest(trained, data) if pair[2] >= NEAR]
+    found = result["duplicates"]
+    assert (found["images"], found["least"]) == (len(expected), NEAR)
+    assert found["pairs"][0]["cosine"] == pytest.approx(1)
+    assert (found["pairs"][0]["test"], found["pairs"][0]["train"]) == ("class03/copy.png", "class00/2.png")
+    told = "test images have a near-duplicate among the training classes' images, e.g."
+    assert f"{len(expected)} {told} class03/copy.png ~ class00/2.png" in render(result)
+    result["duplicates"] = {"images": 0, "least": NEAR, "pairs": []}
+    assert "no test image has a near-duplicate" in render(result)
+    with pytest.raises(BadSetting, match="compares the split test"):
+        run(Settings(target=trained, duplicates=True, split="train"))
+
+
+def test_cached_features_tell_it_unasked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    lines = f"weights: {tmp_path}/start.safetensors\nfreeze: backbone\nviews: 2\nvalidation: 0\n"
+    trained = _train(data, tmp_path, lines)
+    cached = run(Settings(target=trained))["duplicates"]
+    assert cached["pairs"][0]["test"] == "class03/copy.png"
+    shutil.rmtree(tmp_path / "cache")
+    assert run(Settings(target=trained))["duplicates"] is None
+    asked = run(Settings(target=trained, duplicates=True))["duplicates"]
+    assert asked["images"] == cached["images"]  # as float16 has it
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_backbone_that_knew_nothing_finds_no_duplicates(data: Path, tmp_path: Path) -> None:
+    trained = _train(data, tmp_path, "")
+    with pytest.raises(BadSetting, match="needs a backbone that knew images before this training"):
+        run(Settings(target=trained, duplicates=True))
