@@ -1,8 +1,8 @@
 """What XML is worth, by data set, head and loss: `python benchmarks/study.py --data DIR --out DIR`.
 
-Each arm, with XML and without, has its rate chosen by its mean MAP@R on validation classes, from as many trials;
-then all training classes train it anew, and the unseen ones score it. OUT/study.csv holds every run of both. What
-is finished is not done again, so a study that was cut goes on.
+Each arm, with XML and without, has its rate chosen by its mean MAP@R on validation classes, from as many
+trials; then all training classes train it anew, and the unseen ones score it. OUT/study.csv holds every run
+of both. What is finished is not done again, so a study that was cut goes on.
 """
 
 import argparse
@@ -47,7 +47,17 @@ LOSSES = {
 CONTROL = "0.000001"
 """A λ that only draws other random numbers; with the rate of λ = 0, on the first loss."""
 
-COLUMNS = ("set", "head", "loss", "xml_weight", "head_learning_rate", "scored_on", "seed", "map_at_r", "recall_at_1")
+COLUMNS = (
+    "set",
+    "head",
+    "loss",
+    "xml_weight",
+    "head_learning_rate",
+    "scored_on",
+    "seed",
+    "map_at_r",
+    "recall_at_1",
+)
 
 
 def study_cell(
@@ -56,7 +66,11 @@ def study_cell(
     """Tune each arm of one data set, head and loss on validation classes, and score it on the unseen ones."""
     name, head, loss = cell
     settings, rates, weights = HEADS[head]
-    common = [*f"{_COMMON} {SETS[name]} {settings} loss={loss}".split(), f"loss_options={LOSSES[loss]}", *extra]
+    common = [
+        *f"{_COMMON} {SETS[name]} {settings} loss={loss}".split(),
+        f"loss_options={LOSSES[loss]}",
+        *extra,
+    ]
     folder = out / name / head / loss
 
     def swept(over: list[str], count: int, *, final: bool) -> list[dict[str, Any]]:

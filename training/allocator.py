@@ -11,10 +11,10 @@ _LARGEST = 2**31 - 1
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Keep what is freed for the next tensor, instead of giving each one's pages back and faulting them in anew.
+    """Keep what is freed for the next tensor, instead of faulting its pages in anew.
 
-    glibc maps each block above 32 MiB afresh, and the kernel clears it page by page: for the maps of a network
-    that costs more than what is computed on them. The process then stays as large as it was at its peak.
+    glibc maps each block above 32 MiB afresh, and the kernel clears it page by page: for the maps of a
+    network that can cost more than what is computed on them. The process stays as large as at its peak.
 
     Returns:
         Whether the C library could be told so; others than glibc are left as they are.

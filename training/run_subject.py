@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from serving.catalog import Row
 from serving.errors import CrossbatchError
+from training.allocator import keep_freed_memory
 from training.embedder import Embedder, build_embedder
 from training.embedding import describer_function, embedder_function, maps_function, pooled_function
 from training.feature_cache import find_features
@@ -31,6 +32,7 @@ def open_run(path: Path, *, fitted: bool) -> Subject:
     Raises:
         CrossbatchError: If the run cannot be read.
     """
+    keep_freed_memory()
     run = load_run(path)
     shared = run.recipe.caches_features  # the backbone has rested: its maps are the untrained ones
     describe = describer_function if fitted else embedder_function

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import study
 from tests.training.drawn import draw_folder
-from training import sweep
+from training import train
 from training.recipe_file import load_recipe
 
 SMALL = (
@@ -21,7 +21,9 @@ def test_both_arms_are_tuned_before_the_unseen_classes_score_them(
 ) -> None:
     draw_folder(tmp_path / "clothing", classes=10, images=4, size=18)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = f"--data {tmp_path} --out {tmp_path / 'out'} --only clothing --heads whitened --losses contrastive"
+    words = (
+        f"--data {tmp_path} --out {tmp_path / 'out'} --only clothing --heads whitened --losses contrastive"
+    )
     asked = [*words.split(), "--seeds", "2", "--tuning", "1", "--set", *SMALL.split()]
     assert study.main(asked) == 0
     table = (tmp_path / "out" / "study.csv").read_text(encoding="utf-8")
@@ -37,11 +39,13 @@ def test_both_arms_are_tuned_before_the_unseen_classes_score_them(
         (weight, seed) for weight in ("0", study.CONTROL, "0.1") for seed in "01"
     ]
     for weight in weights:
-        best = max((row for row in tuned if row["xml_weight"] == weight), key=lambda row: float(row["map_at_r"]))
+        best = max(
+            (row for row in tuned if row["xml_weight"] == weight), key=lambda row: float(row["map_at_r"])
+        )
         chosen = {row["head_learning_rate"] for row in final if row["xml_weight"] == weight}
         assert chosen == {best["head_learning_rate"]}
 
-    monkeypatch.setattr(sweep.train, "run", lambda _: pytest.fail("trained again"))
+    monkeypatch.setattr(train, "run", lambda _: pytest.fail("trained again"))
     assert study.main(asked) == 0
     assert (tmp_path / "out" / "study.csv").read_text(encoding="utf-8") == table
 
