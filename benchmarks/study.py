@@ -30,7 +30,7 @@ SETS = {
 HEADS = {
     "random": (
         "head_init=random dimension=128 location_share=0.6",
-        ("0.0003", "0.001", "0.003"),
+        ("0.0001", "0.0003", "0.001"),
         ("0", "0.3"),
     ),
     "whitened": ("location_share=0.3", ("0.00002", "0.0001", "0.0005"), ("0", "0.1")),

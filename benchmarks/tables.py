@@ -81,6 +81,16 @@ TABLES: dict[str, Table] = {
         figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
         baseline={"xml_weight": "0"},
     ),
+    "two_arms": Table(
+        groups={"arm": "arm"},
+        figures={
+            "map_at_r": _MAP,
+            "recall_at_1": _RECALL,
+            "map_c": Figure("MAP_c"),
+            "map_x": Figure("MAP_x"),
+        },
+        source="docs/figures/two_arms.csv",
+    ),
     "covering": Table(
         groups={"m": "m"},
         figures={"radius": Figure("δ", 1, 2), "discrepancy": Figure("discrepancy", 1, 2)},

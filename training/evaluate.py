@@ -183,13 +183,8 @@ def render(result: dict[str, Any]) -> str:
             why = f"have no match{place} outside their own {result['exclude_same']}"
         lines.append(f"  {result['excluded']} images {why} and were not asked for")
     if (found := result["duplicates"]) is not None:
-        what = "near-duplicate among the training classes' images"
-        for pair in found["pairs"][:1]:
-            lines.append(
-                f"  {found['images']} test images have a {what}, e.g. {pair['test']} ~ {pair['train']}"
-            )
-        if not found["pairs"]:
-            lines.append(f"  no test image has a {what}")
+        example = "".join(f", e.g. {pair['test']} ~ {pair['train']}" for pair in found["pairs"][:1])
+        lines.append(f"  test images with a near-duplicate that trained: {found['images']}{example}")
     if result["unlabelled"]:
         lines.append(f"  {result['unlabelled']} images are of no class and were left out")
     if result["not_noted"]:
