@@ -10,30 +10,34 @@ import csv
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from training import sweep
 
-_COMMON = "epochs=2 batches_per_epoch=100 clip_norm=0 prototype_learning_rate=3e-3 loss_learning_rate=1e-2"
+COMMON = "epochs=2 batches_per_epoch=100 clip_norm=0 prototype_learning_rate=3e-3 loss_learning_rate=1e-2"
 _FEW = "classes_per_batch=3 images_per_class=16 validation=0.4"
-_MANY = "classes_per_batch=16 images_per_class=4"
+_MANY = "classes_per_batch=16 images_per_class=4 folds=3"
 SETS = {
-    "cub100": f"{_MANY} validation=0.25",
-    "omniglot": f"{_MANY} validation=0.4 image_size=112 split_by=folder split_train=5 flip=0 views=1",
+    "cub100": _MANY,
+    "omniglot": f"{_MANY} image_size=112 split_by=folder split_train=5 flip=0 views=1",
     "clothing": _FEW,
     "cifar10": f"{_FEW} image_size=112",
 }
-"""Folder of each data set below --data, and the settings of its size."""
+"""Folder of each data set below --data, and the settings of its size.
+
+A rate is tried on folds of the training classes, or from several seeds where these are too few for folds.
+"""
 
 HEADS = {
     "random": (
         "head_init=random dimension=128 location_share=0.6",
-        ("0.0001", "0.0003", "0.001"),
+        ("0.0001", "0.0003", "0.001", "0.003"),
         ("0", "0.3"),
     ),
-    "whitened": ("location_share=0.3", ("0.00002", "0.0001", "0.0005"), ("0", "0.1")),
+    "whitened": ("location_share=0.3", ("0.00002", "0.0001", "0.0005", "0.002"), ("0", "0.1")),
 }
 """Settings of each start of the recipe `head`, the rates that are tried, and the values of λ."""
 
@@ -54,6 +58,7 @@ COLUMNS = (
     "xml_weight",
     "head_learning_rate",
     "scored_on",
+    "fold",
     "seed",
     "map_at_r",
     "recall_at_1",
@@ -67,7 +72,7 @@ def study_cell(
     name, head, loss = cell
     settings, rates, weights = HEADS[head]
     common = [
-        *f"{_COMMON} {SETS[name]} {settings} loss={loss}".split(),
+        *f"{COMMON} {SETS[name]} {settings} loss={loss}".split(),
         f"loss_options={LOSSES[loss]}",
         *extra,
     ]
@@ -84,10 +89,16 @@ def study_cell(
         return arms
 
     over = ["xml_weight=" + ",".join(weights), "head_learning_rate=" + ",".join(rates)]
-    arms = swept(over, tuning, final=False)
+    if "folds=" in SETS[name]:
+        over.append("fold=" + ",".join(map(str, range(tuning))))
+    arms = swept(over, 1 if "folds=" in SETS[name] else tuning, final=False)
+
+    def score(weight: str, rate: str) -> float:
+        wanted = {"xml_weight": weight, "head_learning_rate": rate}
+        return fmean(arm["map_at_r"]["mean"] for arm in arms if wanted.items() <= arm["settings"].items())
+
     for weight in weights:
-        mine = [arm for arm in arms if arm["settings"]["xml_weight"] == weight]
-        rate = max(mine, key=lambda arm: arm["map_at_r"]["mean"])["settings"]["head_learning_rate"]
+        rate = max(rates, key=lambda rate: score(weight, rate))
         control = [CONTROL] if weight == "0" and loss == next(iter(LOSSES)) else []
         for value in (weight, *control):
             swept([f"xml_weight={value}", f"head_learning_rate={rate}"], seeds, final=True)
@@ -119,7 +130,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--losses", nargs="*", choices=LOSSES, default=list(LOSSES))
     parser.add_argument("--heads", nargs="*", choices=HEADS, default=list(HEADS))
     parser.add_argument("--seeds", type=int, default=5, help="runs an arm on the unseen classes")
-    parser.add_argument("--tuning", type=int, default=2, help="runs a rate on validation classes")
+    parser.add_argument(
+        "--tuning", type=int, default=3, choices=(1, 2, 3), help="runs a rate on validation classes"
+    )
     parser.add_argument("--set", nargs="*", default=[], help="further settings of all runs, key=value")
     options = parser.parse_args(words)
     for cell in _cells():

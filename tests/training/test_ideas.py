@@ -1,0 +1,61 @@
+"""Ideas beyond the paper, in short: each arm and criterion has its row, and a grid tells places apart."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import ideas
+from tests.training.drawn import draw_folder
+from training.backbone import build_backbone
+
+SMALL = (
+    "backbone=resnet20 weights=none image_size=16 views=1 head_init=random dimension=4 prototypes=4"
+    " batches_per_epoch=2 classes_per_batch=2 images_per_class=2"
+)
+
+
+def _read(idea: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[dict[str, str]]:
+    draw_folder(tmp_path / "data", classes=12, images=4, size=18)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "out.csv"
+    asked = [idea, "--data", str(tmp_path / "data"), "--out", str(out), "--set", *SMALL.split(), *words]
+    assert ideas.main([*asked, "--runs", "1" if idea == "criterion" else "2"]) == 0
+    return list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
+
+
+def test_each_grid_is_scored_on_each_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = _read("grid", tmp_path, monkeypatch, "epochs=1", "image_size=32")
+    found = [(row["head"], row["fold"], row["cells"]) for row in rows]
+    assert found == [
+        (head, fold, cells) for head in ("random", "whitened") for fold in "01" for cells in "0123"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:An input array is constant")  # so few images
+def test_each_criterion_chooses_among_the_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ideas, "_LENGTHS", (1,))
+    rows = {row["criterion"]: row for row in _read("criterion", tmp_path, monkeypatch)}
+    assert list(rows) == ["the best there is", "MAP@R", "R@1", "MAP_x", "L_XML"]
+    assert all(
+        float(row["map_at_r"]) <= float(rows["the best there is"]["map_at_r"]) for row in rows.values()
+    )
+
+
+def test_a_grid_of_cells_tells_where_a_prototype_is_found() -> None:
+    embedder = ideas.GridEmbedder(
+        build_backbone("resnet20", "none", image_size=32),
+        image_size=32, dimension=4, prototypes=3, assignment_scale=60, assign_on="unit",
+    )  # fmt: skip
+    height, width = embedder.grid
+    locations = torch.randn(2, height * width, 4)
+    turned = locations.view(2, height, width, 4).flip(2).flatten(1, 2)
+    embedder.cells = 1
+    torch.testing.assert_close(embedder.histogram(locations), embedder.histogram(turned))
+    embedder.cells = 2
+    found, mirrored = embedder.histogram(locations), embedder.histogram(turned)
+    assert found.shape == (2, 12)
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(2))
+    left, right = found.view(2, 2, 2, 3).unbind(dim=2)
+    torch.testing.assert_close(torch.stack((right, left), dim=2).flatten(1), mirrored)
