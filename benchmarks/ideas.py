@@ -1,9 +1,9 @@
 """Ideas beyond the paper, tried on cached features: `python benchmarks/ideas.py IDEA --data DIR --out CSV`.
 
-`grid`: a histogram of each cell of a grid over the image, so that it tells where a prototype is found; on
-folds of the training classes. `criterion`: which figure of validation classes picks the training that is
-best on the unseen ones; a row is the MAP@R there of what a criterion picks among all rates and lengths, and
-the rank correlation of the two over these.
+`variants`: the term and what may be made of it, on folds of the training classes; among these a histogram
+of each cell of a grid over the image, which tells where a prototype is found. `criterion`: which figure of
+validation classes picks the training that is best on the unseen ones; a row is the MAP@R there of what a
+criterion picks among all rates and lengths, and the rank correlation of the two over these.
 """
 
 import argparse
@@ -42,7 +42,23 @@ from training.recipe import Recipe
 from training.recipe_file import load_recipe
 from training.trainee import build_network, start_trainee
 
-__all__ = ["compare_criteria", "compare_grids", "main"]
+__all__ = ["VARIANTS", "compare_criteria", "compare_variants", "main"]
+
+VARIANTS = {
+    "without XML": ("xml_weight=0", 0),
+    "XML": ("", 0),
+    "grid of 2 x 2": ("", 2),
+    "grid of 3 x 3": ("", 3),
+    "recursion over the other half's classes": ("xml_prototypes=recursion", 0),
+    "fades": ("xml_schedule=linear", 0),
+    "warms up": ("xml_warmup=0.5", 0),
+    "prototypes rebuild": ("reconstruction_weight=1", 0),
+    "fitted at unit length": ("fit_on=unit", 0),
+    "prototypes from k-centre": ("codebook_init=k_centre", 0),
+    "prototypes from k-means": ("codebook_init=k_means", 0),
+    "relative ridge": ("ridge_on=trace ridge=0.05", 0),
+}
+"""Settings of each, and the cells a side of the grid that its histograms tell apart; 0 is without."""
 
 _LENGTHS = (1, 2, 4, 8)
 _HALVINGS = 20
@@ -60,23 +76,24 @@ class GridEmbedder(Embedder):
         return torch.cat([Embedder.histogram(self, cell) for cell in cells], dim=1) / len(cells)
 
 
-def compare_grids(data: Path, *, runs: int, extra: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Train heads with prototypes on grids of 1, 2 and 3 cells a side, and without XML (0 cells).
+def compare_variants(data: Path, *, runs: int, extra: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Train heads without XML, with it, and with each of `VARIANTS`.
 
     Yields:
-        A run: `head`, `cells`, `fold`, `map_at_r` and `recall_at_1` on the classes of the fold.
+        A run: `head`, `variant`, `fold`, `map_at_r` and `recall_at_1` on the classes of the fold.
     """
     catalog = read(data)
-    for head, fold, cells in itertools.product(study.HEADS, range(runs), range(4)):
+    for head, fold, variant in itertools.product(study.HEADS, range(runs), VARIANTS):
         _, rates, weights = study.HEADS[head]
-        arm = [f"xml_weight={weights[min(cells, 1)]}", f"head_learning_rate={rates[1]}", "location_share=1"]
-        recipe = _recipe(head, *arm, f"folds={runs}", f"fold={fold}", *extra)
+        common = [f"xml_weight={weights[1]}", f"head_learning_rate={rates[1]}", "location_share=1"]
+        settings, cells = VARIANTS[variant]
+        recipe = _recipe(head, *common, f"folds={runs}", f"fold={fold}", *settings.split(), *extra)
         partition = divide(catalog, recipe)
         embedder = _train(recipe, partition, cells=cells)
         embeddings, _, labels = _embed(embedder, recipe, partition.validation)
         figures = measure_retrieval(embeddings, labels)
         scores = {"map_at_r": figures["map_at_r"], "recall_at_1": figures["recall_at"]["1"]}
-        yield {"head": head, "cells": cells, "fold": fold, **scores}
+        yield {"head": head, "variant": variant, "fold": fold, **scores}
 
 
 def compare_criteria(data: Path, *, runs: int, extra: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -178,7 +195,7 @@ def _recipe(head: str, *changes: str) -> Recipe:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Try an idea, and write its runs."""
-    ideas = {"grid": compare_grids, "criterion": compare_criteria}
+    ideas = {"variants": compare_variants, "criterion": compare_criteria}
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("idea", choices=ideas)
     parser.add_argument("--data", type=Path, required=True, help="folder of class folders, such as CUB-100")

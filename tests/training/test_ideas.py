@@ -1,12 +1,13 @@
-"""Ideas beyond the paper, in short: each arm and criterion has its row, and a grid tells places apart."""
+"""Ideas beyond the paper, in short: each variant and criterion has its row, and a grid tells places apart."""
 
 import csv
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import ideas
+from benchmarks import ideas, study
 from tests.training.drawn import draw_folder
 from training.backbone import build_backbone
 
@@ -25,12 +26,11 @@ def _read(idea: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: st
     return list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
 
 
-def test_each_grid_is_scored_on_each_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = _read("grid", tmp_path, monkeypatch, "epochs=1", "image_size=32")
-    found = [(row["head"], row["fold"], row["cells"]) for row in rows]
-    assert found == [
-        (head, fold, cells) for head in ("random", "whitened") for fold in "01" for cells in "0123"
-    ]
+def test_each_variant_is_scored_on_each_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "HEADS", {"whitened": study.HEADS["whitened"]})
+    rows = _read("variants", tmp_path, monkeypatch, "epochs=1", "image_size=32")
+    found = [(row["head"], row["fold"], row["variant"]) for row in rows]
+    assert found == list(itertools.product(["whitened"], "01", ideas.VARIANTS))
 
 
 @pytest.mark.filterwarnings("ignore:An input array is constant")  # so few images
