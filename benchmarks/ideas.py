@@ -85,7 +85,7 @@ def compare_variants(data: Path, *, runs: int, extra: Sequence[str]) -> Iterator
     catalog = read(data)
     for head, fold, variant in itertools.product(study.HEADS, range(runs), VARIANTS):
         _, rates, weights = study.HEADS[head]
-        common = [f"xml_weight={weights[1]}", f"head_learning_rate={rates[1]}", "location_share=1"]
+        common = [f"xml_weight={weights[1]}", f"head_learning_rate={rates[2]}", "location_share=1"]
         settings, cells = VARIANTS[variant]
         recipe = _recipe(head, *common, f"folds={runs}", f"fold={fold}", *settings.split(), *extra)
         partition = divide(catalog, recipe)

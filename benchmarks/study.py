@@ -34,10 +34,10 @@ A rate is tried on folds of the training classes, or from several seeds where th
 HEADS = {
     "random": (
         "head_init=random dimension=128 location_share=0.6",
-        ("0.0001", "0.0003", "0.001", "0.003"),
+        ("0.00003", "0.0001", "0.0003", "0.001", "0.003"),
         ("0", "0.3"),
     ),
-    "whitened": ("location_share=0.3", ("0.00002", "0.0001", "0.0005", "0.002"), ("0", "0.1")),
+    "whitened": ("location_share=0.3", ("0.000005", "0.00002", "0.0001", "0.0005", "0.002"), ("0", "0.1")),
 }
 """Settings of each start of the recipe `head`, the rates that are tried, and the values of λ."""
 
