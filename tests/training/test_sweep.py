@@ -1,14 +1,17 @@
 """The sweep: every arm from every seed, kept in a table, compared in pairs."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from serving.errors import BadSetting
+from serving.errors import AlreadyExists, BadSetting
+from tests.training.drawn import draw_folder
 from training import train
+from training.run import reserved
 from training.sweep import Settings, render, run
 
 
@@ -84,15 +87,84 @@ def test_the_final_score_is_of_the_test_classes(data: Path, recipe: str, tmp_pat
     )
     result = run(settings)
     assert result["scored_on"] == "test"
+    assert "MAP_x" in render(result)
     rows = _rows(settings)
     assert all(0 <= float(row[name]) <= 1 for row in rows for name in ("map_at_r", "map_c", "map_x"))
     assert result["arms"][0]["map_at_r"]["half_width"] is None
 
 
 def test_what_does_not_fit_is_told(swept: Settings) -> None:
-    with pytest.raises(BadSetting, match="--over takes KEY=V1,V2"):
-        run(swept.model_copy(update={"over": ["loss"]}))
-    with pytest.raises(BadSetting, match="unknown key 'los'"):
-        run(swept.model_copy(update={"over": ["los=triplet"]}))
-    with pytest.raises(BadSetting, match="give another --out"):
-        run(swept.model_copy(update={"over": ["dimension=4,8"]}))
+    for changes, told in (
+        ({"over": ["loss"]}, "--over takes KEY=V1,V2"),
+        ({"over": ["los=triplet"]}, "unknown key 'los'"),
+        ({"over": ["dimension=4,8"]}, "give another --out"),
+        ({"over": ["seed=4,5"]}, "the sweep sets evaluate_every, patience, seed itself"),
+        ({"over": ["validation=0.4,0.5"]}, "would be scored on different classes"),
+        ({"set": ["seed=3"]}, "the sweep sets evaluate_every, patience, seed itself"),
+        ({"over": ["xml_weight=0,0"]}, "a value twice"),
+        ({"over": ["xml_weight=0", "xml_weight=1"]}, "names a setting or a value twice"),
+        ({"fitted": 5}, "add --final"),
+    ):
+        with pytest.raises(BadSetting, match=told):
+            run(swept.model_copy(update=changes))
+
+
+def test_runs_of_other_settings_or_images_are_not_gone_on_with(swept: Settings, tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="epochs = 1, but now it is 2: give another --out"):
+        run(swept.model_copy(update={"set": ["epochs=2"]}))
+    shutil.copytree(swept.data, tmp_path / "data")
+    next((tmp_path / "data").rglob("*.png")).unlink()
+    with pytest.raises(BadSetting, match="runs with images = "):
+        run(swept.model_copy(update={"data": tmp_path / "data"}))
+
+
+def test_two_sweeps_do_not_share_a_folder(swept: Settings) -> None:
+    with reserved(swept.out), pytest.raises(AlreadyExists, match="another process trains in"):
+        run(swept)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("validation,1,", "validation,"),
+        ("validation,1,", "validation,0,"),
+        (",1,0.", ",1,x0."),
+        (",1,0.", ",1,nan,0."),
+    ],
+)
+def test_a_damaged_line_is_named(swept: Settings, tmp_path: Path, before: str, after: str) -> None:
+    shutil.copytree(swept.out, tmp_path / "out")
+    table = tmp_path / "out" / "runs.csv"
+    *lines, last = table.read_text(encoding="utf-8").splitlines()
+    assert before in last
+    table.write_text("\n".join([*lines, last.replace(before, after, 1)]), encoding="utf-8")
+    with pytest.raises(BadSetting, match="line 5, is no run, or one that is there already"):
+        run(swept.model_copy(update={"out": tmp_path / "out"}))
+
+
+def test_a_value_may_hold_commas(recipe: str, data: Path, tmp_path: Path) -> None:
+    options = ["{pos_margin: 1.0, neg_margin: 0.1}", "{pos_margin: 0.9, neg_margin: 0.3}"]
+    settings = Settings(
+        recipe=recipe,
+        data=data,
+        out=tmp_path / "out",
+        over=[f"loss_options={','.join(options)}", "drop_epochs=[1, 2]"],
+        seeds=1,
+        set=["epochs=1", "schedule=drops"],
+    )
+    assert [arm["settings"]["loss_options"] for arm in run(settings)["arms"]] == options
+
+
+def test_a_small_folder_has_two_classes_to_score(recipe: str, tmp_path: Path) -> None:
+    draw_folder(tmp_path / "data", classes=8)
+    settings = Settings(
+        recipe=recipe,
+        data=tmp_path / "data",
+        out=tmp_path / "out",
+        over=["xml_weight=0"],
+        seeds=1,
+        set=["epochs=1", "classes_per_batch=2", "validation=0", "patience=3"],
+    )
+    with pytest.raises(BadSetting, match="patience"):
+        run(settings)
+    assert run(settings.model_copy(update={"set": settings.set[:-1]}))["arms"][0]["runs"] == 1
