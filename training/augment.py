@@ -1,5 +1,7 @@
 """Augmentation: a training image to the S x S pixels of one draw, decided by that draw's seed alone."""
 
+import threading
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,6 +15,8 @@ __all__ = ["Augmentation"]
 
 _MEAN_COLOUR = [124, 116, 104]
 """Of ImageNet's pixels, RGB: what is 0 once a network has normalised it."""
+_DRAWING = threading.Lock()
+"""Torchvision draws from the one generator that all threads share."""
 
 
 class Augmentation:
@@ -55,8 +59,8 @@ class Augmentation:
         """Draw one view of `image`, uint8 (H, W, 3).
 
         Returns:
-            uint8 (S, S, 3); the same for the same seed, whatever was drawn before and in whatever process.
+            uint8 (S, S, 3); the same for the same seed, whatever was drawn before, in any process and thread.
         """
-        with torch.random.fork_rng(devices=[]):
+        with _DRAWING, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds all devices: 25 times slower
             return np.asarray(self._steps(Image.fromarray(image)))

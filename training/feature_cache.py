@@ -29,7 +29,7 @@ from training.embedder import Embedder
 from training.pictures import Decoder, Stream, Unreadable, class_numbers, training_decoder, viewing_decoder
 from training.recipe import Recipe
 from training.settings.augmentation import AugmentationSettings
-from training.whole_file import write_file
+from training.whole_file import has_ended, write_file
 
 __all__ = ["FeatureBatches", "FeatureSet", "cache_features", "find_features"]
 
@@ -182,17 +182,20 @@ def cache_features(
         BadData: If not one image can be read, or the backbone gives what float16 does not hold.
     """
     place = _place(rows, embedder, recipe, views, folder)
-    if not (place / _INDEX).is_file():
+    found = _read(rows, place)
+    if found is None:
         _extract(rows, embedder, recipe, views=views, place=place)
-    return _read(rows, place)
+        found = _read(rows, place)
+    if found is None:
+        raise BadData(f"the features in {place} were changed while they were written: try again")
+    return found
 
 
 def find_features(
     rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, views: int, folder: Path | None
 ) -> FeatureSet | None:
     """Read the features of images from the cache, as `cache_features` does; None where it lacks them."""
-    place = _place(rows, embedder, recipe, views, folder)
-    return _read(rows, place) if (place / _INDEX).is_file() else None
+    return _read(rows, _place(rows, embedder, recipe, views, folder))
 
 
 def _place(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, views: int, folder: Path | None) -> Path:
@@ -200,11 +203,18 @@ def _place(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, views: int, 
     return home / "features" / _digest(rows, embedder, recipe, views)
 
 
-def _read(rows: Sequence[Row], place: Path) -> FeatureSet:
-    found = json.loads((place / _INDEX).read_text())
-    reasons = {int(number): reason for number, reason in found["unreadable"]}
+def _read(rows: Sequence[Row], place: Path) -> FeatureSet | None:
+    """Read a cache; None where there is none, or one that is not whole."""
+    try:
+        found = json.loads((place / _INDEX).read_text())
+        features = np.load(place / _ARRAY, mmap_mode="r")
+        reasons = {int(number): reason for number, reason in found["unreadable"]}
+        whole = features.shape == tuple(found["shape"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return None
+    if not whole:
+        return None
     kept = [row for number, row in enumerate(rows) if number not in reasons]
-    features = np.load(place / _ARRAY, mmap_mode="r")
     bad = [Unreadable(rows[number].key, reason) for number, reason in reasons.items()]
     classes = sorted({row.label for row in rows})
     return FeatureSet(kept, bad, classes, features, np.arange(len(kept)))
@@ -215,10 +225,12 @@ def _extract(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, views: 
     height, width = embedder.grid
     shape = (len(rows), views, height, width, embedder.backbone.channels)
     _check_room(shape, recipe, place)
+    _sweep(place.parent)
     aside = place.with_name(f"{place.name}.{os.getpid()}")
     aside.mkdir(parents=True, exist_ok=True)
     try:
         array = np.lib.format.open_memmap(aside / _ARRAY, mode="w+", dtype=np.float16, shape=shape)
+        _take_room(aside / _ARRAY)
         stream = Stream(rows, _views_decoder(recipe, views))
         device = embedder.codebook.device
         done, waiting = 0, list[NDArray[np.uint8]]()
@@ -238,8 +250,8 @@ def _extract(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, views: 
         array.flush()
         numbers = {row.key: number for number, row in enumerate(rows)}
         unreadable = [[numbers[bad.key], bad.reason] for bad in stream.unreadable]
-        write_file(aside / _INDEX, json.dumps({"format": _FORMAT, "unreadable": unreadable}).encode())
-        if not (place / _INDEX).is_file():  # another process may have been quicker
+        write_file(aside / _INDEX, json.dumps({"shape": shape, "unreadable": unreadable}).encode())
+        if _read(rows, place) is None:  # another process may have been quicker
             shutil.rmtree(place, ignore_errors=True)
             aside.rename(place)
     finally:
@@ -288,6 +300,25 @@ def _check_room(shape: tuple[int, ...], recipe: Recipe, place: Path) -> None:
             f"{told}, but {place.parent} has {free:.2f} GiB free: give another folder by --cache"
         )
     _log.warning("%s in %s", told, place)
+
+
+def _take_room(path: Path) -> None:
+    """Take the room of a file on the disk, for a mapped page that finds none kills the process.
+
+    Raises:
+        OSError: If the disk is full.
+    """
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+def _sweep(folder: Path) -> None:
+    """Take away what extractions left aside when they were killed."""
+    for path in folder.iterdir():
+        _, dot, process = path.name.partition(".")
+        if dot and process.isdecimal() and has_ended(int(process)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _views_decoder(recipe: Recipe, views: int) -> Decoder:

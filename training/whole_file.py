@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serving.errors import CrossbatchError
 
-__all__ = ["aside_of", "check_target", "is_aside", "sweep", "write_file"]
+__all__ = ["aside_of", "check_target", "has_ended", "is_aside", "sweep", "write_file"]
 
 _SUFFIX = ".tmp"
 
@@ -65,11 +65,11 @@ def sweep(path: Path) -> None:
     """Take away what processes left aside for a file when they were killed."""
     with contextlib.suppress(OSError):  # what cannot be taken away does no harm
         for file in path.parent.iterdir():
-            if is_aside(file.name, path.name) and _has_ended(int(file.name.split(".")[-2])):
+            if is_aside(file.name, path.name) and has_ended(int(file.name.split(".")[-2])):
                 file.unlink(missing_ok=True)
 
 
-def _has_ended(process: int) -> bool:
+def has_ended(process: int) -> bool:
     """Tell whether no process of this number runs here; where there is no telling, it is taken to run."""
     if os.name != "posix":  # elsewhere the signal 0 is not a question
         return False

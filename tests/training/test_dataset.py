@@ -1,6 +1,7 @@
 """Augmented draws: each depends on its own seed, wherever it is made."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
 
@@ -42,6 +43,15 @@ def test_a_draw_depends_on_its_seed_alone() -> None:
     augmentation(image, 8)
     assert np.array_equal(augmentation(image, 7), first)
     assert not np.array_equal(augmentation(image, 8), first)
+
+
+def test_a_draw_is_the_same_in_any_thread() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (24, 30, 3), dtype=np.uint8)
+    augmentation = Augmentation(Recipe(image_size=16, crop_scale=0.3, flip=0.5, jitter=0.3))
+    expected = [augmentation(image, seed) for seed in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda seed: augmentation(image, seed), range(200)))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_draw_seeds_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:

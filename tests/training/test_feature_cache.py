@@ -1,5 +1,7 @@
 """Cached features of a frozen backbone: what is in them, when they are made anew, and training on them."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from training.embedder import Embedder, build_embedder
 from training.embedding import embedder_function
 from training.evaluate import Settings as Evaluate
 from training.evaluate import run as evaluate
-from training.feature_cache import FeatureBatches, cache_features
+from training.feature_cache import FeatureBatches, cache_features, find_features
 from training.pictures import Stream, embed_pictures, viewing_decoder
 from training.recipe import Recipe, make_recipe
 from training.recipe_file import parse_yaml
@@ -92,6 +94,45 @@ def test_a_cut_extraction_is_made_anew(
             cache_features(rows, embedder, small, views=1, folder=tmp_path)
     assert list((tmp_path / "features").iterdir()) == []
     assert len(cache_features(rows, embedder, small, views=1, folder=tmp_path)) == 6
+
+
+@pytest.mark.parametrize("name", ["features.npy", "index.json"])
+@pytest.mark.parametrize("left", [0, 9, None])
+def test_a_damaged_cache_is_made_anew(
+    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path, name: str, left: int | None
+) -> None:
+    cache_features(rows, embedder, small, views=1, folder=tmp_path)
+    (file,) = (tmp_path / "features").glob(f"*/{name}")
+    if left is None:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:left])
+    assert find_features(rows, embedder, small, views=1, folder=tmp_path) is None
+    assert len(cache_features(rows, embedder, small, views=1, folder=tmp_path)) == 6
+
+
+def test_what_a_killed_extraction_left_is_taken_away(
+    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
+) -> None:
+    left, other = (tmp_path / "features" / f"abc.{number}" for number in (2**22 + 1, os.getppid()))
+    for folder in (left, other):
+        folder.mkdir(parents=True)
+    cache_features(rows, embedder, small, views=1, folder=tmp_path)
+    assert not left.exists()
+    assert other.exists()  # of a process that is alive
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="there is no way to take room")
+def test_a_full_disk_is_told(
+    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        cache_features(rows, embedder, small, views=1, folder=tmp_path)
+    assert list((tmp_path / "features").iterdir()) == []
 
 
 def test_unreadable_images_stay_out_from_the_cache_too(
