@@ -286,8 +286,9 @@ def _why_not_noted(settings: Settings, catalog: Catalog, rule: SplitRule) -> str
     """Say why figures on a catalogue are not those of the run itself; nothing where they are."""
     from training.run import read_record
 
-    if settings.protocol != "auto" or settings.exclude_same is not None:
-        return "it keeps those of --protocol auto without --exclude-same"
+    usual = Settings.model_fields["at"].default
+    if settings.protocol != "auto" or settings.exclude_same is not None or settings.at != usual:
+        return "it keeps those of --protocol auto without --exclude-same and --at"
     record = read_record(settings.target)
     if is_own(record, catalog, rule):
         return ""

@@ -58,6 +58,11 @@ class Recipe(  # pydantic lists the fields of the last class first
                 f"patience is {self.patience}, but evaluate_every leaves {self.evaluate_every} epochs between"
                 " two evaluations; set it to as many or more"
             )
+        if self.xml_weight and self.classes_per_batch == 1:
+            raise ValueError(
+                "the XML loss expresses some classes of a batch by others, but classes_per_batch is 1; set it"
+                " to 2 or more, or xml_weight to 0"
+            )
         if self.caches_features and (self.quarter_turns or self.mixing in ("input", "feature", "all")):
             raise ValueError(
                 "freeze backbone computes the features of each image once, but quarter_turns and mixing of"

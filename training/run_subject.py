@@ -17,7 +17,7 @@ from training.feature_cache import find_features
 from training.pictures import Stream, embed_pictures, viewing_decoder
 from training.recipe import Recipe
 from training.run import load_run
-from training.subject import Subject
+from training.subject import Subject, no_prototypes
 
 __all__ = ["open_run"]
 
@@ -30,10 +30,13 @@ def open_run(path: Path, *, fitted: bool) -> Subject:
         fitted: Whether histograms are wanted too.
 
     Raises:
+        BadSetting: If histograms are wanted, but nothing trained the prototypes.
         CrossbatchError: If the run cannot be read.
     """
     keep_freed_memory()
     run = load_run(path)
+    if fitted and not run.recipe.learns_prototypes:
+        raise no_prototypes(path)
     shared = run.recipe.caches_features  # the backbone has rested: its maps are the untrained ones
     describe = describer_function if fitted else embedder_function
     trained = describe(run.embedder, mapped=shared)

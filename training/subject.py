@@ -38,6 +38,11 @@ class Subject:
     """Why a run's untrained backbone cannot be had."""
 
 
+def no_prototypes(path: Path) -> BadSetting:
+    """Give the error of asking for histograms over prototypes that nothing trained."""
+    return BadSetting(f"--fitted needs prototypes, and nothing trained those of {path}: leave it out")
+
+
 def open_model(path: Path, *, fitted: bool) -> Subject:
     """Open a model file, which no longer has its backbone's start.
 
@@ -53,10 +58,7 @@ def open_model(path: Path, *, fitted: bool) -> Subject:
 
     encoder = Encoder(path)
     if fitted and not encoder.spec.prototypes:
-        raise BadSetting(
-            f"--fitted needs histograms, and {path} has none, since nothing"
-            " trained its prototypes: leave it out"
-        )
+        raise no_prototypes(path)
     outputs = ("embeddings", "histograms") if fitted else ("embeddings",)
 
     def embed(pixels: NDArray[Any]) -> NDArray[np.float32]:

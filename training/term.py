@@ -116,12 +116,17 @@ def dead_note(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> str | None:
     if measured[-1]["eigenvalues"] >= min(_ALIVE, recipe.prototypes):
         return None
     last = measured[-1]
+    half = recipe.batch_size // 2
+    cure = (
+        f"A half of a batch is {half} images, and it needs more: raise classes_per_batch or images_per_class."
+        if half < _ALIVE
+        else "To wake it, set assignment_scale higher, assign_on to raw or ball, codebook_init to start from"
+        " the images, or ridge lower."
+    )
     return (
         f"The cross-batch term is dead at epoch {last['epoch']:g}: {last['eigenvalues']:g} of"
         f" {recipe.prototypes} eigenvalues of what its prototypes are fitted to are above the ridge, and with"
-        f" fewer than {_ALIVE} it expresses all images alike. To wake it, set assignment_scale"
-        " higher, assign_on to raw or ball,"
-        " codebook_init to start from the images, or ridge lower."
+        f" fewer than {_ALIVE} it expresses all images alike. {cure}"
     )
 
 

@@ -247,7 +247,8 @@ def test_queries_in_their_gallery_also_where_classes_were_cut_by_name(sided: tup
         oracles.retrieval(vectors[asked], labels[asked], (1, 2, 4, 8), vectors[~asked], labels[~asked]),
     )
     assert not result["noted"]
-    assert "not noted in the run: it keeps those of --protocol auto without --exclude-same" in render(result)
+    assert "in the run: it keeps those of --protocol auto without --exclude-same and --at" in render(result)
+    assert not run(Settings(target=trained, at=[3]))["noted"]
     assert read_record(trained) == before
 
 

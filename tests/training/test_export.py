@@ -162,8 +162,9 @@ def test_a_run_without_xml_is_exported_without_prototypes(data: Path, recipe: st
     train.run(train.Settings(recipe=recipe, data=data, out=tmp_path / "run", set=chosen))
     run(Settings(run_dir=tmp_path / "run", model=tmp_path / "plain.onnx"))
     assert read_spec(tmp_path / "plain.onnx").prototypes == 0
-    with pytest.raises(BadSetting, match=r"--fitted needs histograms, and .*plain\.onnx has none"):
-        evaluate.run(evaluate.Settings(target=tmp_path / "plain.onnx", data=data, fitted=2))
+    for target in ("plain.onnx", "run"):
+        with pytest.raises(BadSetting, match=rf"--fitted needs prototypes, .* {tmp_path / target}: leave it"):
+            evaluate.run(evaluate.Settings(target=tmp_path / target, data=data, fitted=2))
 
 
 def test_nothing_of_this_machine_is_in_the_file(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:

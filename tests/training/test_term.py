@@ -95,6 +95,8 @@ def test_a_dead_term_is_told_with_what_wakes_it() -> None:
     assert "dead at epoch 2: 1.5 of 64" in note
     for setting in ("assignment_scale", "assign_on", "codebook_init", "ridge"):
         assert setting in note
+    small = Recipe(classes_per_batch=2, images_per_class=2)
+    assert "A half of a batch is 2 images" in str(dead_note([{"epoch": 1, "eigenvalues": 2}], small))
     assert dead_note([{"epoch": 1, "eigenvalues": 1}, {"epoch": 2, "eigenvalues": 4}], recipe) is None
     assert dead_note([{"epoch": 1}], recipe) is None
     assert dead_note([{"epoch": 1, "eigenvalues": 1}], Recipe(xml_weight=0, reconstruction_weight=1)) is None
