@@ -57,6 +57,7 @@ def test_count_and_share_of_a_split_stay_what_they_are() -> None:
         ("seed=9999-99-99", ["9999-99-99", "YAML"]),
         ("seed=!!timestamp now", ["YAML"]),
         ("seed=!!bool perhaps", ["YAML"]),
+        ("classes_per_batch=1", ["2 or more, or xml_weight to 0"]),
         pytest.param("seed=" + "[" * 1000, ["YAML"], id="nested"),
     ],
 )
