@@ -25,9 +25,8 @@ SETS = {
     "omniglot": f"{_MANY} image_size=112 split_by=folder split_train=5 flip=0 views=1",
     "clothing": _FEW,
     "cifar10": f"{_FEW} image_size=112",
-    "cub100_few": f"{_FEW} split_train=5",
 }
-"""Folder of each data set below --data (cub100_few is a link to cub100), and the settings of its size.
+"""Folder of each data set below --data, and the settings of its size.
 
 All but the first two train on 5 classes. A rate is tried on folds of the training classes, or from several
 seeds where these are too few for folds.
