@@ -70,7 +70,8 @@ def watch_term(
             if past is not None:
                 gram = gram + past.without(kinds[~half])[0]
             level = scaled_ridge(ridge, ridge_on, gram.trace(), len(gram))
-            counts.append((torch.linalg.eigvalsh(gram.cpu()) > level.cpu()).sum().double())  # not on MPS
+            # float32 fails to converge where all images have one prototype; and on MPS there is neither
+            counts.append((torch.linalg.eigvalsh(gram.cpu().double()) > level.cpu()).sum().double())
         told["eigenvalues"] = torch.stack(counts).mean()
         targets = fit_targets(embeddings, fit_on)
         expressed = express(histograms, targets, kinds, first, ridge=ridge, ridge_on=ridge_on, past=past)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tests import oracles
 from training.cross_batch import cross_batch_loss
@@ -22,6 +23,17 @@ def _batch(sharpness: float = 3) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     scores = sharpness * torch.randn(7, 4, generator=generator, dtype=torch.float64)
     return scores.softmax(dim=1), torch.randn(7, 3, generator=generator, dtype=torch.float64)
+
+
+def test_histograms_that_have_all_collapsed_are_measured() -> None:
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        codebook = functional.normalize(torch.randn(64, 8, generator=generator), dim=1)
+        near = functional.normalize(codebook[3] + 0.05 * torch.randn(7, 32, 8, generator=generator), dim=2)
+        histograms = (100 * near @ codebook.T).softmax(dim=2).flatten(0, 1)
+        labels = torch.arange(7).repeat_interleave(32)
+        told = watch_term(histograms, near.flatten(0, 1), labels, labels < 3, ridge=0.05)
+        assert 1 <= told["eigenvalues"] < 4
 
 
 @pytest.mark.parametrize("ridge_on", ["absolute", "trace"])
