@@ -57,14 +57,52 @@ TABLES: dict[str, Table] = {
         figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
         baseline={"xml_weight": "0"},
     ),
-    "head": Table(
-        groups={"head_learning_rate": "rate of the head"},
+    **{
+        f"study_{head}": Table(
+            groups={"set": "images", "loss": "loss", "xml_weight": "λ"},
+            figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+            baseline={"xml_weight": "0"},
+            where={"scored_on": "test", "head": head},
+            source="benchmarks/results/study.csv",
+        )
+        for head in ("random", "whitened")
+    },
+    "variants": Table(
+        groups={"head": "head", "variant": "variant"},
         figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        baseline={"variant": "without XML"},
+        pair="fold",
     ),
-    "head_rate": Table(
-        groups={"head_learning_rate": "rate of the head"},
+    "criterion": Table(
+        groups={"criterion": "criterion"},
+        figures={"map_at_r": _MAP, "correlation": Figure("rank correlation", 1, 2)},
+        baseline={"criterion": "MAP@R"},
+    ),
+    "scratch": Table(
+        groups={"recipe": "recipe", "xml_weight": "λ"},
         figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
-        baseline={"head_learning_rate": "0.000001"},
+        baseline={"xml_weight": "0"},
+    ),
+    "fitted": Table(
+        groups={"xml_weight": "λ"},
+        figures={
+            "map_at_r": _MAP,
+            "recall_at_1": _RECALL,
+            "map_c": Figure("MAP_c"),
+            "map_x": Figure("MAP_x"),
+        },
+        baseline={"xml_weight": "0"},
+    ),
+    "head": Table(
+        groups={"xml_weight": "λ"},
+        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        baseline={"xml_weight": "0"},
+    ),
+    "margin": Table(
+        groups={"loss_options": "margin", "head_learning_rate": "rate of the head"},
+        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        baseline={"loss_options": "{neg_margin: 0.3}", "head_learning_rate": "0.00002"},
+        pair="fold",
     ),
     "assignment": Table(
         groups={"assign_on": "softmax over", "assignment_scale": "ε"},

@@ -68,6 +68,7 @@ def test_a_broken_copy_is_named_and_mended(tmp_path: Path, capsys: pytest.Captur
     name, cell = next(
         (match[2], next(filter(None, reversed(cells(match[3])[2]))))
         for match in tables._MARKED.finditer(right)
+        if match[1] == "table"
     )
     broken.write_text(right.replace(cell, "99.9", 1))
     assert tables.main(["--check"], root=tmp_path) == 1
