@@ -72,7 +72,7 @@ class Bench:
     def settings(self, name: str, *more: str) -> train.Settings:
         """Give the training of a run on the drawn images."""
         size = ["epochs=3", "batches_per_epoch=4", "image_size=16", "dimension=16", "classes_per_batch=4"]
-        given = [*(size if self.short else []), "assignment_scale=40", "threads=1", *more]
+        given = [*(size if self.short else []), "xml_weight=0.1", "assignment_scale=40", "threads=1", *more]
         out = self.folder / name
         return train.Settings(recipe="demo", data=self.data, out=out, device=self.device, set=given)
 
