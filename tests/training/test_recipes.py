@@ -235,9 +235,6 @@ def _told(name: str) -> dict[str, str]:
     }
 
 
-"""Recipes of our own whose figures may still be missing, if the head says so."""
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_the_head_states_paper_command_hardware_time_and_score(name: str) -> None:
     told = _told(name)
