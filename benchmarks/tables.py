@@ -49,18 +49,20 @@ class Table:
     """The column that tells the runs of a row apart, and agrees in the runs of a pair."""
 
 
-_MAP, _RECALL = Figure("MAP@R"), Figure("R@1")
+_MAP = Figure("MAP@R")
+_SCORES = {"map_at_r": _MAP, "recall_at_1": Figure("R@1")}
+_FITTED = _SCORES | {"map_c": Figure("MAP_c"), "map_x": Figure("MAP_x")}
 PAGES = ("docs/results.md", "README.md")
 TABLES: dict[str, Table] = {
     "random_head": Table(
         groups={"xml_weight": "λ"},
-        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        figures=_SCORES,
         baseline={"xml_weight": "0"},
     ),
     **{
         f"study_{head}": Table(
             groups={"set": "images", "loss": "loss", "xml_weight": "λ"},
-            figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+            figures=_SCORES,
             baseline={"xml_weight": "0"},
             where={"scored_on": "test", "head": head},
             source="benchmarks/results/study.csv",
@@ -69,7 +71,7 @@ TABLES: dict[str, Table] = {
     },
     "variants": Table(
         groups={"head": "head", "variant": "variant"},
-        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        figures=_SCORES,
         baseline={"variant": "without XML"},
         pair="fold",
     ),
@@ -80,53 +82,43 @@ TABLES: dict[str, Table] = {
     ),
     "scratch": Table(
         groups={"recipe": "recipe", "xml_weight": "λ"},
-        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        figures=_SCORES,
         baseline={"xml_weight": "0"},
     ),
     "fitted": Table(
         groups={"xml_weight": "λ"},
-        figures={
-            "map_at_r": _MAP,
-            "recall_at_1": _RECALL,
-            "map_c": Figure("MAP_c"),
-            "map_x": Figure("MAP_x"),
-        },
+        figures=_FITTED,
         baseline={"xml_weight": "0"},
     ),
     "head": Table(
         groups={"xml_weight": "λ"},
-        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        figures=_SCORES,
         baseline={"xml_weight": "0"},
     ),
     "margin": Table(
         groups={"loss_options": "margin", "head_learning_rate": "rate of the head"},
-        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        figures=_SCORES,
         baseline={"loss_options": "{neg_margin: 0.3}", "head_learning_rate": "0.00002"},
         pair="fold",
     ),
     "assignment": Table(
         groups={"assign_on": "softmax over", "assignment_scale": "ε"},
-        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        figures=_SCORES,
         baseline={"assign_on": "unit", "assignment_scale": "10"},
     ),
     "ridge": Table(
         groups={"ridge": "ridge", "codebook_init": "start"},
-        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        figures=_SCORES,
         baseline={"ridge": "0.05", "codebook_init": "random"},
     ),
     "weight": Table(
         groups={"prototypes": "m", "xml_weight": "λ"},
-        figures={"map_at_r": _MAP, "recall_at_1": _RECALL},
+        figures=_SCORES,
         baseline={"xml_weight": "0"},
     ),
     "two_arms": Table(
         groups={"arm": "arm"},
-        figures={
-            "map_at_r": _MAP,
-            "recall_at_1": _RECALL,
-            "map_c": Figure("MAP_c"),
-            "map_x": Figure("MAP_x"),
-        },
+        figures=_FITTED,
         source="docs/figures/two_arms.csv",
     ),
     "covering": Table(

@@ -68,7 +68,8 @@ class Settings(BaseModel):
         description="folder of the table, OUT/runs.csv; runs that are in it are not trained again"
     )
     over: list[str] = Field(
-        description="KEY=V1,V2,...: values of one setting; may be repeated, and then each value meets each"
+        description="KEY=V1,V2,...: values of one setting, whose own commas stand within brackets; may be"
+        " repeated, and then each value meets each"
     )
     seeds: int = Field(3, ge=1, le=1000, description="how many runs an arm has, from seeds 0, 1 and so on")
     set: list[str] = Field([], description="key=value: one setting of all arms; may be repeated")
@@ -172,7 +173,7 @@ def _arms(settings: Settings) -> list[_Arm]:
         (_OWN | _SCORING) & names or _OWN & {each.partition("=")[0] for each in settings.set}
     ):
         raise BadSetting(
-            f"{refused[0]} is no setting to sweep over: the sweep sets {', '.join(sorted(_OWN))} itself, and"
+            f"{refused[0]} cannot be given: the sweep sets {', '.join(sorted(_OWN))} itself, and"
             f" arms that differ in {', '.join(sorted(_SCORING))} would be scored on different classes"
         )
     return [dict(chosen) for chosen in itertools.product(*grid)]
