@@ -32,15 +32,18 @@ __all__ = ["COMMANDS", "main", "parser_of", "spelled"]
 # name -> (module, summary)
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("training.train", "Train an embedding by a recipe"),
-    "sweep": ("training.sweep", "Train by a recipe over settings and seeds, and compare them in pairs"),
-    "mlrc": ("training.mlrc", "Train by a recipe on each fold, and measure the ensembles"),
-    "evaluate": ("training.evaluate", "Measure R@k and MAP@R of a run or an exported model"),
-    "report": ("training.report", "Show a run on one self-contained HTML page"),
+    "sweep": (
+        "training.evaluation.sweep",
+        "Train by a recipe over settings and seeds, and compare them in pairs",
+    ),
+    "mlrc": ("training.evaluation.mlrc", "Train by a recipe on each fold, and measure the ensembles"),
+    "evaluate": ("training.evaluation.evaluate", "Measure R@k and MAP@R of a run or an exported model"),
+    "report": ("training.report.report", "Show a run on one self-contained HTML page"),
     "export": ("training.export", "Write a run's best weights as one ONNX file"),
     "index": ("serving.indexing.command", "Embed a folder of images into a gallery"),
     "gallery": ("serving.gallery.command", "Look after galleries: verify, snapshot, switch, drop and more"),
-    "serve": ("serving.rpc.server.command", "Answer searches over gRPC"),
-    "keys": ("serving.rpc.gate.command", "Make, list and revoke the API keys of a server"),
+    "serve": ("serving.server.command", "Answer searches over gRPC"),
+    "keys": ("serving.rpc.keys_command", "Make, list and revoke the API keys of a server"),
     "search": ("serving.search", "Ask a server for the nearest items of a photo"),
     "demo": ("training.demo", "All of the above on a small catalogue that it draws itself"),
 }

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.train_step import CASES, measure
 from serving.model.encoder import Encoder
 from training import export, train
-from training.cross_batch import cross_batch_loss
-from training.drawing import draw_catalogue
-from training.history import read_history
-from training.loss import build_loss
-from training.prototypes import fit_prototypes
+from training.data.drawing import draw_catalogue
+from training.loop.history import read_history
+from training.losses.loss import build_loss
+from training.method.cross_batch import cross_batch_loss
+from training.method.prototypes import fit_prototypes
 
 __all__ = ["Line", "main"]
 

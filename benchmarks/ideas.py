@@ -24,23 +24,23 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import study
-from serving.catalog import Row, read, select
-from training.board import Board
-from training.cross_batch import cross_batch_loss
-from training.embedder import Embedder
-from training.embedding import describer_function
-from training.feature_cache import cache_features
-from training.fit import fit
-from training.fitted import fitted_figures
-from training.loss import build_loss
-from training.optimizer import freeze_weights
-from training.partition import Partition, divide
-from training.pictures import embed_pictures
-from training.processes import processes
-from training.protocol import measure_retrieval
-from training.recipe import Recipe
-from training.recipe_file import load_recipe
-from training.trainee import build_network, start_trainee
+from serving.catalog.catalog import Row, read, select
+from training.data.feature_cache import cache_features
+from training.data.partition import Partition, divide
+from training.data.pictures import embed_pictures
+from training.evaluation.fitted import fitted_figures
+from training.evaluation.protocol import measure_retrieval
+from training.loop.board import Board
+from training.loop.fit import fit
+from training.loop.optimizer import freeze_weights
+from training.loop.processes import processes
+from training.loop.trainee import build_network, start_trainee
+from training.losses.loss import build_loss
+from training.method.cross_batch import cross_batch_loss
+from training.network.embedder import Embedder
+from training.network.embedding import describer_function
+from training.recipes.recipe import Recipe
+from training.recipes.recipe_file import load_recipe
 
 __all__ = ["VARIANTS", "compare_criteria", "compare_variants", "main"]
 

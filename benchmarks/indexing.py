@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from serving.catalog import Catalog, Row, read
+from serving.catalog.catalog import Catalog, Row, read
 from serving.cores import usable_cores
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 from serving.indexing.pipeline import index_rows
 from serving.indexing.target import Target

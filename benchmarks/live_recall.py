@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from serving.catalog import Row, read, select
-from serving.client import Client
+from serving.catalog.catalog import Row, read, select
+from serving.client.client import Client
 from serving.model.spec import read_spec
 from serving.progress import progress
 
@@ -22,8 +22,8 @@ def live_recall(client: Client, gallery: str, rows: Sequence[Row], *, per_call: 
     """Search for each row's image in a gallery of all rows.
 
     Returns:
-        How many queries found their own class first, and how many there were; as in `training.metrics`, an
-        image alone in its class is no query.
+        How many queries found their own class first, and how many there were; as in
+        `training.evaluation.metrics`, an image alone in its class is no query.
     """
     members = Counter(row.label for row in rows)
     queries = [row for row in rows if members[row.label] > 1]

@@ -42,7 +42,7 @@ from benchmarks.driving.overload import LEAST_GOODPUT, LEAST_OFFERED, MOST_REFUS
 from benchmarks.driving.plain import Plain
 from benchmarks.driving.rounds import LEAST_RATIO, MOST_EXTRA_MS, Level, Rounds, table
 from benchmarks.driving.served import Failed, Served, crossbatch
-from serving.client import Client as PythonClient
+from serving.client.client import Client as PythonClient
 from serving.cores import usable_cores
 from serving.model.encoder import Encoder
 

@@ -143,7 +143,7 @@ def _draw(case: Case, count: int, size: float, *, seed: int) -> tuple[Tensor, Te
 
 
 def _ours() -> Measure:
-    from training.metrics import retrieval_metrics
+    from training.evaluation.metrics import retrieval_metrics
 
     def measure(
         queries: Tensor, labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor | None

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training import sweep
+from training.evaluation import sweep
 
 COMMON = "epochs=2 batches_per_epoch=100 clip_norm=0 prototype_learning_rate=3e-3 loss_learning_rate=1e-2"
 _FEW = "classes_per_batch=3 images_per_class=16 validation=0.4"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from training.page.markup import Markup, element
+from training.report.markup import Markup, element
 
 __all__ = ["BLUE", "GREEN", "GREY", "INK", "ORANGE", "VERMILION", "text", "write_svg"]
 

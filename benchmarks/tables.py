@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.paired import interval, paired
+from training.evaluation.paired import interval, paired
 
 __all__ = ["PAGES", "TABLES", "Figure", "Table", "main", "stale"]
 

@@ -21,11 +21,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.embedder import Embedder, build_embedder
-from training.objective import Objective
-from training.optimizer import build_optimizer
-from training.processes import start_processes
-from training.recipe import Recipe
+from training.loop.objective import Objective
+from training.loop.optimizer import build_optimizer
+from training.loop.processes import start_processes
+from training.network.embedder import Embedder, build_embedder
+from training.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.svg import GREY, INK, text, write_svg
-from serving.catalog import Row, select
+from serving.catalog.catalog import Row, select
 from serving.errors import BadSetting
-from training.findings import embed_split, find_assignments, measure
-from training.fitted import fitted_figures
-from training.page.histograms import class_histograms
-from training.page.maps import MAP, SIDE, tiles
-from training.page.markup import Markup, element, percent
-from training.page.picture import thumbnails
-from training.partition import read_own
-from training.run import load_run
+from training.data.partition import read_own
+from training.evaluation.fitted import fitted_figures
+from training.loop.run import load_run
+from training.report.findings import embed_split, find_assignments, measure
+from training.report.histograms import class_histograms
+from training.report.maps import MAP, SIDE, tiles
+from training.report.markup import Markup, element, percent
+from training.report.picture import thumbnails
 
 __all__ = ["Arm", "look", "main"]
 

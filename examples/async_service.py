@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from serving.async_client import AsyncClient
-from serving.client import Hit
+from serving.client.async_client import AsyncClient
+from serving.client.client import Hit
 from serving.errors import BadImage, DeadlineExceeded, Overloaded, Unavailable
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import crossbatch  # noqa: E402
-from training.recipe import Recipe  # noqa: E402
+from training.recipes.recipe import Recipe  # noqa: E402
 
 _HEAD = """\
 # Commands and settings

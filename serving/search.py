@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from serving.client import Client, Hit
+from serving.client.client import Client, Hit
 from serving.errors import CrossbatchError, InvalidArgument, Unauthenticated
 from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 import crossbatch
-from training.drawing import draw_catalogue
+from training.data.drawing import draw_catalogue
 
 settings.register_profile("quiet", deadline=None)  # a busy machine is no error
 settings.load_profile("quiet")

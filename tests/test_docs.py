@@ -14,7 +14,7 @@ import pytest
 import crossbatch
 from tests.conftest import Serve, crossbatch_ok
 from tests.serving.published import make_cub
-from training.drawing import draw_catalogue
+from training.data.drawing import draw_catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.tables import PAGES, TABLES, Figure, Table
-from training.paired import interval, paired
+from training.evaluation.paired import interval, paired
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,8 +8,8 @@ import pytest
 import crossbatch
 import training.demo
 from benchmarks.live_recall import live_recall
-from serving.catalog import read, select
-from serving.client import Client
+from serving.catalog.catalog import read, select
+from serving.client.client import Client
 from serving.model.spec import read_spec
 from tests.conftest import Serve, crossbatch_ok
 from training.demo import render

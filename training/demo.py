@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.errors import AlreadyExists, CrossbatchError
-from training.drawing import draw_catalogue, draw_product
+from training.data.drawing import draw_catalogue, draw_product
 
 __all__ = ["Settings", "render", "run"]
 

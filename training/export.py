@@ -19,16 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from serving.catalog import Catalog, Format
+from serving.catalog.catalog import Catalog, Format
 from serving.errors import BadArtifact, BadData, BadImage, BadSetting
 from serving.model.encoder import Encoder
 from serving.model.preprocess import open_rgb
 from serving.model.spec import MAX_MODEL_BYTES, ModelSpec, bare, fingerprint, write_spec
-from training.embedder import Embedder
+from training.data.partition import read_own
+from training.loop.run import Run, load_run
+from training.loop.whole_file import aside_of, check_target, sweep
+from training.network.embedder import Embedder
 from training.parity import LEAST_IMAGES, OUTPUTS, check_parity
-from training.partition import read_own
-from training.run import Run, load_run
-from training.whole_file import aside_of, check_target, sweep
 
 __all__ = ["Settings", "export_model", "render", "run"]
 

@@ -15,16 +15,11 @@ import torch
 from lightning_fabric import Fabric
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog import Catalog, Format, read
+from serving.catalog.catalog import Catalog, Format, read
 from serving.errors import BadData, BadSetting
-from training.allocator import keep_freed_memory
-from training.board import Board
-from training.checkpoint import load_state
-from training.embedder import Embedder
-from training.feature_cache import FeatureSet, cache_features
-from training.fit import fit
-from training.partition import Partition, divide, read_own
-from training.pictures import (
+from training.data.feature_cache import FeatureSet, cache_features
+from training.data.partition import Partition, divide, read_own
+from training.data.pictures import (
     Pictures,
     QuarterTurns,
     check_classes,
@@ -34,12 +29,17 @@ from training.pictures import (
     training_decoder,
     viewing_decoder,
 )
-from training.processes import agree, processes
-from training.recipe import Recipe
-from training.recipe_file import head_comment, load_recipe, recipe_names
-from training.record import MAX_NAME
-from training.run import LAST, begin, check_vacant, provenance, read_recipe, read_record, reserved
-from training.trainee import build_network, start_trainee
+from training.loop.allocator import keep_freed_memory
+from training.loop.board import Board
+from training.loop.checkpoint import load_state
+from training.loop.fit import fit
+from training.loop.processes import agree, processes
+from training.loop.record import MAX_NAME
+from training.loop.run import LAST, begin, check_vacant, provenance, read_recipe, read_record, reserved
+from training.loop.trainee import build_network, start_trainee
+from training.network.embedder import Embedder
+from training.recipes.recipe import Recipe
+from training.recipes.recipe_file import head_comment, load_recipe, recipe_names
 
 __all__ = ["Settings", "render", "run"]
 

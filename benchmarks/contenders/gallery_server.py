@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from benchmarks.contenders.contender import Built
 from benchmarks.contenders.gallery import FINGERPRINT, condition
-from serving.client import Client
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.client.client import Client
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 from serving.model.spec import ModelSpec
-from serving.rpc.server.server import Server
-from serving.rpc.settings import Settings
+from serving.server.server import Server
+from serving.settings import Settings
 
 __all__ = ["main", "make"]
 

@@ -14,7 +14,7 @@ from benchmarks.driving import messages
 from benchmarks.driving.client import Client, Target
 from benchmarks.driving.figures import apart, percentile
 from benchmarks.driving.served import Failed
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 from serving.gallery.index.index import Index
 from serving.gallery.index.kind import Facts

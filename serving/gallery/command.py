@@ -11,11 +11,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.errors import BadSetting, CrossbatchError, NotFound
-from serving.gallery.folder.directory import GalleryDirectory, check_name
+from serving.gallery.archive import restore, snapshot
+from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.index.policy import RebuildPolicy
 from serving.gallery.listing import render
-from serving.gallery.upkeep.archive import restore, snapshot
-from serving.gallery.upkeep.verify import verify
+from serving.gallery.verify import verify
 from serving.progress import stages
 
 __all__ = ["Settings", "complaint", "render", "run"]

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from serving.errors import InvalidArgument, NotFound
 from serving.gallery.argument import check_number, check_text, check_whole
-from serving.gallery.folder.folder import check_path, make_gallery
+from serving.gallery.folder import check_path, make_gallery
 from serving.gallery.identity import ModelIdentity, check_model
 from serving.gallery.index.build import Advance
 from serving.gallery.index.factory import check_recall, check_type

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog import Format, Split, read, select, select_missing
+from serving.catalog.catalog import Format, Split, read, select, select_missing
 from serving.errors import BadData, BadSetting
-from serving.gallery.folder.directory import GalleryDirectory, check_name, split_path
+from serving.gallery.directory import GalleryDirectory, check_name, split_path
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.indexing.pipeline import index_rows
 from serving.indexing.report import FILE_NAME, Skipped, check_report, write_report

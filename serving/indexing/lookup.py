@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from serving.catalog import Row
+from serving.catalog.catalog import Row
 from serving.errors import InvalidArgument, NotFound
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import Item, check_key

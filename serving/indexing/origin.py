@@ -10,7 +10,7 @@ import hashlib
 import os
 from typing import Final, get_args
 
-from serving.catalog import Catalog, Split
+from serving.catalog.catalog import Catalog, Split
 
 __all__ = ["covered", "kin", "origin_of"]
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.catalog import Catalog, Row
+from serving.catalog.catalog import Catalog, Row
 from serving.errors import InvalidArgument
 from serving.gallery.identity import ModelIdentity
 from serving.gallery.item import MAX_THUMBNAIL_BYTES, Item, Source, check_item, check_key

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import numpy as np
 
-from serving.catalog import Catalog, Row
+from serving.catalog.catalog import Catalog, Row
 from serving.cores import usable_cores
 from serving.errors import InvalidArgument
 from serving.gallery.item import Item, check_item

@@ -3,7 +3,7 @@
 from functools import partial
 
 from serving.errors import AlreadyExists, BadSetting, NotFound
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.identity import ModelIdentity
 from serving.gallery.index.factory import check_type

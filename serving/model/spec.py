@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 from pydantic_core import from_json
 
-from serving.catalog import SplitRule
+from serving.catalog.catalog import SplitRule
 from serving.errors import BadArtifact, NotFound
 from serving.model.preprocess import RESAMPLINGS
 from serving.whole import read_whole

@@ -12,14 +12,14 @@ import grpc
 import grpc.aio
 
 from protos import gallery_service_pb2 as pb
-from serving.rpc.gate.access import Access
-from serving.rpc.gate.admission import Admission
-from serving.rpc.gate.audit import Audit
-from serving.rpc.gate.boundary import Boundary
-from serving.rpc.gate.fuse import Fuse
-from serving.rpc.watch.call import Call
-from serving.rpc.watch.metrics import Metrics
-from serving.telemetry import request_id
+from serving.observability.audit import Audit
+from serving.observability.call import Call
+from serving.observability.logs import request_id
+from serving.observability.metrics import Metrics
+from serving.rpc.access import Access
+from serving.rpc.admission import Admission
+from serving.rpc.boundary import Boundary
+from serving.rpc.fuse import Fuse
 
 METHOD = "/crossbatch.v1.TestService/{}"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.server.server import Server
+from serving.gallery.directory import GalleryDirectory
+from serving.server.server import Server
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected
 

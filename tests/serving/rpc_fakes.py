@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import BadImage, InvalidArgument
-from serving.rpc.server.loop import new_event_loop
-from serving.rpc.server.server import Server
-from serving.rpc.settings import Settings
+from serving.server.loop import new_event_loop
+from serving.server.server import Server
+from serving.settings import Settings
 
 DIMENSION = 8
 SIZE = 4

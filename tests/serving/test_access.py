@@ -23,13 +23,13 @@ import protos
 from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.errors import BadSetting, NotFound, PermissionDenied, Unauthenticated
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.gate import access, keys
-from serving.rpc.gate.access import ANYBODY, Access, Identity
-from serving.rpc.gate.keys import add_key, revoke_key
-from serving.rpc.gate.roles import ROLES, is_write
-from serving.rpc.server import command
-from serving.rpc.server.server import Server
+from serving.gallery.directory import GalleryDirectory
+from serving.rpc import access, keys
+from serving.rpc.access import ANYBODY, Access, Identity
+from serving.rpc.keys import add_key, revoke_key
+from serving.rpc.roles import ROLES, is_write
+from serving.server import command
+from serving.server.server import Server
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected, refused
 

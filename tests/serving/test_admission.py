@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import Draining, Overloaded
-from serving.rpc.gate.access import Identity, identity
-from serving.rpc.gate.admission import Admission
+from serving.rpc.access import Identity, identity
+from serving.rpc.admission import Admission
 
 WAYS: dict[str, Callable[[Admission, int], AbstractContextManager[None]]] = {
     "inputs": Admission.admit,
@@ -118,7 +118,7 @@ def test_a_refusal_tells_how_many_find_no_room_where_that_is_known() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_client_at_its_limit_stops_no_other(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.rpc.gate.admission.MAX_MESSAGE_BYTES", 1)
+    monkeypatch.setattr("serving.rpc.admission.MAX_MESSAGE_BYTES", 1)
     admission = Admission(10, 10, most_a_client=6)
     with called_by("greedy"), WAYS[way](admission, 6):
         with pytest.raises(Overloaded, match=r"6 of at most 6 .* of the key greedy"), WAYS[way](admission, 1):

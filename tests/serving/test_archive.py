@@ -20,12 +20,12 @@ from serving.errors import (
     Overloaded,
     ReadOnly,
 )
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery import archive
+from serving.gallery.archive import restore, snapshot
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.store.store import Store
-from serving.gallery.upkeep import archive
-from serving.gallery.upkeep.archive import restore, snapshot
-from serving.gallery.upkeep.verify import verify
+from serving.gallery.verify import verify
 from tests.serving.test_full_disk import small_disk
 from tests.serving.test_verify import COUNT, DIMENSION, JPEG, flip, items, sql
 
@@ -253,7 +253,7 @@ def test_a_gallery_that_takes_long_to_make_is_no_leftover(
     gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot(gallery.path, tmp_path / "file")
-    monkeypatch.setattr("serving.gallery.folder.folder._STALE", -60.0)
+    monkeypatch.setattr("serving.gallery.folder._STALE", -60.0)
 
     def swept(*_: object) -> None:
         GalleryDirectory(tmp_path / "galleries").close()

@@ -15,12 +15,12 @@ import pytest
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.async_client import AsyncClient
-from serving.client import Client, Item
+from serving.client import attempts
+from serving.client.async_client import AsyncClient
+from serving.client.client import Client, Item
+from serving.client.splitting import IN_FLIGHT
 from serving.errors import BadImage, DeadlineExceeded, InvalidArgument, NotFound, Overloaded, Unavailable
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.asking import attempts
-from serving.rpc.asking.splitting import IN_FLIGHT
+from serving.gallery.directory import GalleryDirectory
 from tests.serving.rpc_fakes import FakeEncoder, serving, vector_for
 from tests.serving.scripts import scripted
 from tests.serving.test_client_uploads import Counter, embedded, stored

@@ -19,12 +19,12 @@ import pytest
 
 from protos import gallery_service_pb2 as pb
 from serving.errors import CrossbatchError
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.gate import audit
-from serving.rpc.gate.audit import Audit
-from serving.rpc.gate.keys import add_key
-from serving.rpc.gate.lines import Lines
-from serving.rpc.gate.register import Register
+from serving.gallery.directory import GalleryDirectory
+from serving.observability import audit
+from serving.observability.audit import Audit
+from serving.observability.lines import Lines
+from serving.rpc.keys import add_key
+from serving.rpc.register import Register
 from tests.serving.boundary_fakes import Counted
 from tests.serving.processes import launched
 from tests.serving.rpc_fakes import FakeEncoder, serving, until
@@ -260,7 +260,7 @@ def test_a_full_disk_fails_no_call_and_is_logged_once(
     torn, whole = log.read_text().splitlines()
     assert torn == '{"tim'
     assert json.loads(whole)["gallery"] == "d"
-    told = [each for each in caplog.records if each.name == "serving.rpc.gate.lines"]
+    told = [each for each in caplog.records if each.name == "serving.observability.lines"]
     assert [each.levelname for each in told] == ["ERROR", "WARNING"]
     assert "lacks 3 lines" in told[1].getMessage()
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.batcher import Batcher, Computed
+from serving.engine.batcher import Batcher, Computed
 from serving.errors import BadImage, DeadlineExceeded, Draining, Overloaded, Unavailable
 
 T = TypeVar("T")

@@ -17,12 +17,12 @@ from grpc_status import rpc_status
 
 from protos import gallery_service_pb2 as pb
 from serving.errors import NotFound
-from serving.rpc.gate import arrivals, register
-from serving.rpc.gate.audit import Audit
-from serving.rpc.gate.ending import Ending
-from serving.rpc.gate.passage import Passage
-from serving.rpc.gate.register import Register
-from serving.rpc.watch.call import Call
+from serving.observability.audit import Audit
+from serving.observability.call import Call
+from serving.rpc import arrivals, register
+from serving.rpc.ending import Ending
+from serving.rpc.passage import Passage
+from serving.rpc.register import Register
 from tests.serving.boundary_fakes import METHOD, Counted, running
 
 

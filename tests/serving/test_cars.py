@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 
-from serving.catalog import SplitRule, read, select
+from serving.catalog.catalog import SplitRule, read, select
 from serving.errors import BadData
 from tests.serving.published import CARS, car_names, make_cars, make_cars_devkit, save_annotations
 

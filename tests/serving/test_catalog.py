@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from serving.catalog import Catalog, Row, SplitRule, read, select, select_missing
+from serving.catalog.catalog import Catalog, Row, SplitRule, read, select, select_missing
+from serving.catalog.picture import File
+from serving.catalog.rows import SPLITS
 from serving.errors import BadData, BadSetting
-from serving.picture import File
-from serving.rows import SPLITS
 
 
 def _touch(root: Path, *paths: str) -> Path:

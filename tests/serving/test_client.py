@@ -20,7 +20,8 @@ from grpc_status import rpc_status
 
 from protos import retrieval_service_pb2 as pb
 from protos import retrieval_service_pb2_grpc
-from serving.client import Client, Hit, Item
+from serving.client import attempts, given, splitting
+from serving.client.client import Client, Hit, Item
 from serving.errors import (
     AlreadyExists,
     BadImage,
@@ -33,10 +34,9 @@ from serving.errors import (
     Overloaded,
     Unavailable,
 )
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.search.filter import Equal, Exists
 from serving.model import preprocess
-from serving.rpc.asking import attempts, given, splitting
 from serving.rpc.status import to_status
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
 
@@ -535,6 +535,6 @@ def test_the_client_needs_no_engine() -> None:
     script = (
         "import sys\n"
         "for name in ('torch', 'onnx', 'onnxruntime', 'faiss', 'PIL', 'sqlite3'): sys.modules[name] = None\n"
-        "import serving.client, serving.search"
+        "import serving.client.client, serving.search"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

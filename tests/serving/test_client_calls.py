@@ -10,7 +10,7 @@ import pytest
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.client import BuildProgress, Client, Explanation, Reloaded
+from serving.client.client import BuildProgress, Client, Explanation, Reloaded
 from serving.errors import BadImage, CrossbatchError, InvalidArgument, NotFound, Overloaded, Unavailable
 from serving.rpc.status import to_status
 from serving.rpc.wire import bytes_of

@@ -12,11 +12,11 @@ import pytest
 
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.client import Client, Item
+from serving.client.client import Client, Item
+from serving.client.security import is_local
+from serving.client.step import Call, Plan
 from serving.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.asking.security import is_local
-from serving.rpc.asking.step import Call, Plan
+from serving.gallery.directory import GalleryDirectory
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from tests.serving.authority import Authority
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for

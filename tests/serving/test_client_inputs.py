@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.client import Client, Item
+from serving.client import given
+from serving.client.client import Client, Item
 from serving.errors import BadImage, InvalidArgument
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.asking import given
+from serving.gallery.directory import GalleryDirectory
 from tests.serving.rpc_fakes import FakeEncoder, serving, vector_for
 
 

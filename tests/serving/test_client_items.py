@@ -14,9 +14,9 @@ from grpc_status import rpc_status
 
 from protos import gallery_service_pb2 as pb
 from protos import gallery_service_pb2_grpc
-from serving.client import Client, Item, StoredItem
+from serving.client.client import Client, Item, StoredItem
 from serving.errors import Conflict, InvalidArgument, NotFound, Overloaded, Unavailable
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.search.filter import AllOf, Equal, Range
 from serving.rpc.status import to_status
 from tests.serving.rpc_fakes import FakeEncoder, serving, vector_for
@@ -121,7 +121,7 @@ def test_expected_versions_are_one_a_key(client: Client) -> None:
 def test_items_are_read_over_all_pages_as_they_are_needed(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.rpc.asking.items.MAX_PAGE", 7)
+    monkeypatch.setattr("serving.client.items.MAX_PAGE", 7)
     client.upsert("birds", (bird(f"{kind}/{i:02}", label=kind) for kind in "ab" for i in range(25)))
     keys = [f"{kind}/{i:02}" for kind in "ab" for i in range(25)]
     assert [item.key for item in client.items("birds")] == keys

@@ -19,8 +19,9 @@ import pytest
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.async_client import AsyncClient
-from serving.client import Client, Item
+from serving.client.async_client import AsyncClient
+from serving.client.attempts import Attempts
+from serving.client.client import Client, Item
 from serving.errors import (
     BadImage,
     Conflict,
@@ -30,10 +31,9 @@ from serving.errors import (
     NotFound,
     Unavailable,
 )
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.asking.attempts import Attempts
+from serving.gallery.directory import GalleryDirectory
+from serving.observability.logs import request_id
 from serving.rpc.status import Refusal, Violation, to_status
-from serving.telemetry import request_id
 from tests.serving.rpc_fakes import FakeEncoder, serving, vector_for
 from tests.serving.scripts import Script, scripted
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.client import (
+from serving.client.client import (
     BuildProgress,
     Client,
     Explanation,

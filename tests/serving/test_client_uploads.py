@@ -15,10 +15,10 @@ import pytest
 
 from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.async_client import AsyncClient
-from serving.client import Client, Item
+from serving.client.async_client import AsyncClient
+from serving.client.client import Client, Item
+from serving.client.splitting import IN_FLIGHT, pieces_of
 from serving.errors import BadImage, Conflict, Unavailable
-from serving.rpc.asking.splitting import IN_FLIGHT, pieces_of
 from serving.rpc.limits import MAX_INPUTS
 from tests.serving.rpc_fakes import vector_for
 from tests.serving.scripts import scripted

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.catalog import SplitRule, read, read_listed, select, select_missing
+from serving.catalog.catalog import SplitRule, read, read_listed, select, select_missing
 from serving.errors import BadData
 from tests.serving.published import CUB, draw, make_cub, write
 

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import crossbatch
-from serving.rpc.settings import Settings
+from serving.settings import Settings
 from tests.serving.rpc_fakes import FakeEncoder
 from tests.serving.stubs import image, item
 from tests.serving.test_metrics import read, values, wait_until, watched

@@ -18,11 +18,11 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from protos import gallery_service_pb2 as pb
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.gate import admission, departures
-from serving.rpc.gate.fuse import Fuse
-from serving.rpc.gate.resets import hang_up
-from serving.rpc.server.server import Server
+from serving.gallery.directory import GalleryDirectory
+from serving.rpc import admission, departures
+from serving.rpc.fuse import Fuse
+from serving.rpc.resets import hang_up
+from serving.server.server import Server
 from tests.serving.boundary_fakes import METHOD, Behind, Running, running
 from tests.serving.raw_http2 import (
     ACK,

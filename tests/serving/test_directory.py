@@ -18,7 +18,7 @@ from serving.errors import (
     ReadOnly,
     Unavailable,
 )
-from serving.gallery.folder.directory import GalleryDirectory, check_name, split_path
+from serving.gallery.directory import GalleryDirectory, check_name, split_path
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 
 MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
@@ -186,7 +186,7 @@ def test_threads_that_want_one_name_take_turns(
         time.sleep(0.01)
         working.clear()
 
-    monkeypatch.setattr("serving.gallery.folder.directory.drop_gallery", slow)
+    monkeypatch.setattr("serving.gallery.directory.drop_gallery", slow)
     directory.create("a", **MODEL)
     threads = [threading.Thread(target=directory.drop, args=("a",)) for _ in range(5)]
     for thread in threads:

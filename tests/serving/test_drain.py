@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2
 
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.rpc.wire import bytes_of
 from tests.serving.rpc_fakes import FakeEncoder, serving, stop, until, vector_for

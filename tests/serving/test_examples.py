@@ -15,8 +15,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
 
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
-from serving.client import Client, Item
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.client.client import Client, Item
+from serving.gallery.directory import GalleryDirectory
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import reason_of
 from tests.serving.rpc_fakes import FakeEncoder, serving

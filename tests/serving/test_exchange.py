@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from serving.errors import CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
-from serving.gallery.folder import exchange as exchanging
-from serving.gallery.folder.exchange import exchange
+from serving.gallery import exchange as exchanging
+from serving.gallery.exchange import exchange
 
 
 def folders(tmp_path: Path) -> tuple[Path, Path]:

@@ -10,7 +10,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from protos import retrieval_service_pb2 as pb
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.rpc.limits import MAX_EXPLAINED
 from serving.rpc.wire import vector_of
 from tests.serving.rpc_fakes import FakeEncoder, FakeSpec, explanation_for, serving

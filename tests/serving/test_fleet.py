@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from serving.engine import fleet as fleet_module
+from serving.engine.fleet import Fleet
+from serving.engine.library import Library
+from serving.engine.pipeline import Bounds
+from serving.engine.plan import Kind, Plan
 from serving.errors import BadArtifact, CrossbatchError, Draining, Mismatch, ModelMismatch, NotFound
-from serving.rpc.settings import Settings
-from serving.rpc.watch.call import Stages
-from serving.rpc.watch.metrics import Metrics
-from serving.rpc.work import fleet as fleet_module
-from serving.rpc.work.fleet import Fleet
-from serving.rpc.work.library import Library
-from serving.rpc.work.pipeline import Bounds
-from serving.rpc.work.plan import Kind, Plan
+from serving.observability.call import Stages
+from serving.observability.metrics import Metrics
+from serving.settings import Settings
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSource, FakeSources, FakeSpec
 from tests.tiny_model import write_tiny_model
 

@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 
 from benchmarks import published_counts
-from serving.catalog import FORMATS, Format, Layout, read, read_listed
+from serving.catalog.catalog import FORMATS, Format, Layout, read, read_listed
+from serving.catalog.walk import which_are_files
 from serving.errors import BadData, BadSetting
-from serving.walk import which_are_files
 from tests.serving.published import (
     draw,
     inshop_lines,
@@ -23,7 +23,7 @@ from tests.serving.published import (
 )
 from tests.serving.test_parquet import make_parquet
 from tests.serving.test_webdataset import make_tar
-from training.record import check_record
+from training.loop.record import check_record
 
 MAKERS: list[tuple[str, Callable[[Path], object]]] = [
     ("cub", make_cub),

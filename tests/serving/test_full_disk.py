@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from serving.errors import Overloaded
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 
 DIMENSION = 32

@@ -28,7 +28,7 @@ from serving.errors import (
     Overloaded,
     Unavailable,
 )
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.index.build import build_index
 from serving.gallery.index.index import Index
@@ -303,9 +303,7 @@ def test_create_refuses_what_is_there(tmp_path: Path) -> None:
 
 
 def test_create_that_dies_leaves_no_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "serving.gallery.folder.folder.sync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+    monkeypatch.setattr("serving.gallery.folder.sync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         created(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []

@@ -13,13 +13,13 @@ import pytest
 
 from protos import gallery_service_pb2 as pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.engine import builds
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import Item
 from serving.gallery.lock import alone
-from serving.rpc.server.server import Server
 from serving.rpc.services import generations
-from serving.rpc.work import builds
+from serving.server.server import Server
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, vector_for
 from tests.serving.stubs import Stubs, connected, image, item, refused
 

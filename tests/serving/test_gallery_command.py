@@ -15,7 +15,7 @@ import pytest
 import crossbatch
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, InvalidArgument, NotFound
 from serving.gallery.command import Settings, render, run
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item
 from serving.gallery.index.policy import RebuildPolicy
 

@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.rpc.wire import bytes_of
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected, fields_of, image, item, refused

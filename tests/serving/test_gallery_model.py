@@ -17,11 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 from serving.errors import AlreadyExists, Conflict, CrossbatchError, NotFound
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.lock import alone
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
-from serving.gallery.upkeep.verify import verify
+from serving.gallery.verify import verify
 
 DIMENSION = 8
 NAMES = ("shop", "spring", "autumn")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from serving.errors import AlreadyExists, CrossbatchError, Mismatch, NotFound, Overloaded
-from serving.gallery.folder import folder, generation
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery import folder, generation
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.lock import names_change
 from serving.gallery.store.store import Replaced

@@ -15,9 +15,9 @@ from typing import IO, Any
 import numpy as np
 import pytest
 
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, RebuildPolicy
-from serving.gallery.upkeep.verify import verify
+from serving.gallery.verify import verify
 
 DIMENSION = 16
 GROUPS, EACH = 8, 10
@@ -33,7 +33,7 @@ NURSERY = """
 import json, os, sys, threading
 import numpy as np
 from pathlib import Path
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Item, RebuildPolicy
 from serving.gallery.index.index import load_faiss
 

@@ -25,8 +25,8 @@ from serving.errors import (
     ReadOnly,
     Unavailable,
 )
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.gallery.folder.exchange import exchange
+from serving.gallery.directory import GalleryDirectory
+from serving.gallery.exchange import exchange
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.lock import alone, names_change, names_stay
 from serving.gallery.store.store import Replaced, Store
@@ -148,7 +148,7 @@ def test_a_switch_that_was_broken_off_is_none(
         raise Unavailable("cannot exchange")
 
     with monkeypatch.context() as patched:
-        patched.setattr("serving.gallery.folder.generation.exchange", refused)
+        patched.setattr("serving.gallery.generation.exchange", refused)
         with pytest.raises(Unavailable):
             directory.switch("birds", "new")
     for name in ("birds", "new"):
@@ -291,7 +291,7 @@ import sys
 import numpy as np
 from contextlib import ExitStack, closing
 from pathlib import Path
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 
 with GalleryDirectory(Path(sys.argv[1])) as directory:
     for _ in sys.stdin:
@@ -325,7 +325,7 @@ SWITCHER = """
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 
 with GalleryDirectory(Path(sys.argv[1]), policy=RebuildPolicy(automatic=False)) as directory:

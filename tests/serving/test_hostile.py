@@ -16,10 +16,10 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.gate import arrivals, fuse
-from serving.rpc.server import channel
-from serving.rpc.server.server import Server
+from serving.gallery.directory import GalleryDirectory
+from serving.rpc import arrivals, fuse
+from serving.server import channel
+from serving.server.server import Server
 from tests.serving.raw_http2 import (
     CONTINUATION,
     DATA,

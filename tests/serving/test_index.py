@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from serving.errors import BadSetting
 from serving.gallery.checksum import file_checksum
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.index import index as module
 from serving.gallery.index.draft import Draft
 from serving.gallery.index.factory import full_type

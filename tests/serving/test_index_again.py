@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.catalog.cells import Cell
+from serving.catalog.picture import File, Member
 from serving.errors import BadData, Conflict
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import Item
 from serving.indexing import lookup
 from serving.indexing.command import render
-from serving.layouts.cells import Cell
 from serving.model.encoder import Encoder
-from serving.picture import File, Member
 from tests.serving.indexed import counts, fill, index, opened, picture
 from tests.serving.test_parquet import make_parquet
 from tests.serving.test_webdataset import make_tar

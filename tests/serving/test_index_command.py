@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from serving.catalog.picture import File
 from serving.errors import BadData, BadSetting, InvalidArgument, ReadOnly
 from serving.gallery.gallery import Gallery
 from serving.indexing.command import render
 from serving.indexing.report import Skipped, check_report, write_report
-from serving.picture import File
 from tests.serving.indexed import counts, fill, index, opened, picture
 from tests.tiny_model import write_tiny_model
 

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.catalog import Catalog, Row, read
+from serving.catalog.catalog import Catalog, Row, read
+from serving.catalog.picture import File
 from serving.errors import (
     AlreadyExists,
     BadData,
@@ -21,13 +22,12 @@ from serving.errors import (
     ModelMismatch,
     NotFound,
 )
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.indexing.command import render
 from serving.indexing.pipeline import index_rows
 from serving.indexing.target import Target
 from serving.model.encoder import Encoder
-from serving.picture import File
 from tests.serving.indexed import MANUAL, fill, index, picture
 from tests.tiny_model import write_tiny_model
 

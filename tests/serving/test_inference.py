@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from protos import open_inference_pb2 as pb
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.server.server import Server
+from serving.engine.pipeline import Pipeline
+from serving.gallery.directory import GalleryDirectory
 from serving.rpc.services import inference as inference_calls
 from serving.rpc.services import tensors
-from serving.rpc.work.pipeline import Pipeline
+from serving.server.server import Server
 from tests.serving.inference_calls import (
     GRID,
     PROTOTYPES,

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protos import open_inference_pb2 as pb
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from tests.serving.inference_calls import arrays_in, expected, infer, of_files, of_pixels, pixels_of, tensor
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSpec, serving

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protos import open_inference_pb2 as pb
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from tests.serving.inference_calls import (
     GRID,
     PROTOTYPES,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from protos import open_inference_pb2 as pb
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from tests.serving.inference_calls import GRID, PROTOTYPES, explained, pixels_of
 from tests.serving.rpc_fakes import DIMENSION, SIZE, FakeEncoder, FakeSpec, serving, vector_for
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from serving.catalog import Catalog, Row, SplitRule, read, select, select_missing
+from serving.catalog.catalog import Catalog, Row, SplitRule, read, select, select_missing
+from serving.catalog.picture import File
 from serving.errors import BadData
 from serving.indexing.command import Settings, run
-from serving.picture import File
 from tests.serving.published import INSHOP, draw, inshop_lines, make_inshop, write
 from tests.tiny_model import write_tiny_model
 

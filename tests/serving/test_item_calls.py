@@ -18,7 +18,7 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.errors import InvalidArgument
 from serving.gallery import items as gallery_items
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item
 from serving.gallery.search.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.model.preprocess import open_rgb

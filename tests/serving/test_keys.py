@@ -12,8 +12,8 @@ import pytest
 
 import crossbatch
 from serving.errors import AlreadyExists, BadArtifact, CrossbatchError, InvalidArgument, NotFound
-from serving.rpc.gate import keys
-from serving.rpc.gate.keys import Key, add_key, read_keys, revoke_key
+from serving.rpc import keys
+from serving.rpc.keys import Key, add_key, read_keys, revoke_key
 
 
 @pytest.fixture

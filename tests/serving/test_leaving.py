@@ -14,9 +14,9 @@ import grpc.aio
 import pytest
 
 from protos import gallery_service_pb2 as pb
-from serving.rpc.gate.departures import Departures
-from serving.rpc.gate.stays import Stays
-from serving.telemetry import _tells_something
+from serving.observability.logs import _tells_something
+from serving.rpc.departures import Departures
+from serving.rpc.stays import Stays
 from tests.serving.boundary_fakes import METHOD, Behind, running
 from tests.serving.raw_http2 import ACK, DATA, END_STREAM, RST_STREAM, SETTINGS, Raw, begin, frame, message
 

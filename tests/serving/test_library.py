@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from serving.engine import library
+from serving.engine.library import Library, served_name
 from serving.errors import BadArtifact, BadSetting, CrossbatchError, NotFound
-from serving.rpc.settings import Settings
-from serving.rpc.work import library
-from serving.rpc.work.library import Library, served_name
+from serving.settings import Settings
 from tests.serving.rpc_fakes import FakeSpec
 from tests.tiny_model import write_tiny_model
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.rpc.server.process import live
-from serving.rpc.server.signals import Signals
+from serving.server.process import live
+from serving.server.signals import Signals
 
 
 class Idle:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.io import loadmat, savemat
 
+from serving.catalog import matlab
+from serving.catalog.matlab import read_arrays
 from serving.errors import BadData
-from serving.layouts import matlab
-from serving.layouts.matlab import read_arrays
 from tests.serving.published import save_annotations
 
 

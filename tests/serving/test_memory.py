@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from serving.rpc.work.memory import give_back, keep_little
+from serving.engine.memory import give_back, keep_little
 
 BLOCK, COUNT = 60_000, 1_000
 
 # Has twelve threads allocate at once, and prints how many pools glibc made for them.
 THREADS = """
 import ctypes, sys, threading
-from serving.rpc.work.memory import keep_little
+from serving.engine.memory import keep_little
 if sys.argv[1] == "little":
     keep_little()
 libc = ctypes.CDLL(None)

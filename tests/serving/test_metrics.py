@@ -21,20 +21,20 @@ from prometheus_client import values as values_of_library
 from prometheus_client.parser import text_string_to_metric_families
 
 from protos import retrieval_service_pb2 as pb
+from serving.engine.fleet import Fleet
+from serving.engine.pipeline import Bounds
 from serving.errors import Mismatch, Unavailable
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.gate.admission import Admission
-from serving.rpc.scrape import exposition, gathered, gauges
-from serving.rpc.scrape.gauges import Gauges
-from serving.rpc.scrape.state import GalleryState, ModelState, State
-from serving.rpc.server.server import Server
-from serving.rpc.server.watch import Watch
-from serving.rpc.settings import Settings
-from serving.rpc.watch.call import Call, Stages, current_call
-from serving.rpc.watch.counters import Counters
-from serving.rpc.watch.metrics import Metrics
-from serving.rpc.work.fleet import Fleet
-from serving.rpc.work.pipeline import Bounds
+from serving.gallery.directory import GalleryDirectory
+from serving.observability import exposition, gathered, gauges
+from serving.observability.call import Call, Stages, current_call
+from serving.observability.counters import Counters
+from serving.observability.gauges import Gauges
+from serving.observability.metrics import Metrics
+from serving.observability.state import GalleryState, ModelState, State
+from serving.rpc.admission import Admission
+from serving.server.server import Server
+from serving.server.watch import Watch
+from serving.settings import Settings
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving
 from tests.serving.stubs import Stubs, connected, image, item
 
@@ -183,7 +183,7 @@ def test_refused_expired_and_cancelled_calls_are_told_apart(tmp_path: Path) -> N
 
 
 def test_a_damaged_gallery_does_not_fail_the_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.rpc.scrape.state.GALLERY_SECONDS", 0.0)
+    monkeypatch.setattr("serving.observability.state.GALLERY_SECONDS", 0.0)
     with watched(tmp_path, FakeEncoder()) as (server, stubs):
         for name in ("good", "harmed"):
             stubs.create(name)
@@ -209,7 +209,7 @@ def test_a_gallery_that_no_served_model_fits_is_not_usable(tmp_path: Path) -> No
 
 
 def test_a_slow_disk_does_not_hold_up_the_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.rpc.scrape.state.PATIENCE", 0.05)
+    monkeypatch.setattr("serving.observability.state.PATIENCE", 0.05)
     stuck = threading.Event()
 
     class SlowDirectory(GalleryDirectory):
@@ -228,7 +228,7 @@ def test_a_slow_disk_does_not_hold_up_the_scrape(tmp_path: Path, monkeypatch: py
 
 
 def test_a_dropped_gallery_is_told_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.rpc.scrape.state.GALLERY_SECONDS", 0.0)
+    monkeypatch.setattr("serving.observability.state.GALLERY_SECONDS", 0.0)
     galleries = GalleryDirectory(tmp_path)
     with serving(FakeEncoder(), galleries, metrics_port=0) as server, connected(server.address) as stubs:
         stubs.create("shoes")
@@ -367,10 +367,10 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from prometheus_client import CollectorRegistry
-from serving.rpc.scrape import gathered
-from serving.rpc.watch.call import Call
-from serving.rpc.watch.counters import Counters, share_values
-from serving.rpc.scrape.state import State
+from serving.observability import gathered
+from serving.observability.call import Call
+from serving.observability.counters import Counters, share_values
+from serving.observability.state import State
 folder, state = Path(sys.argv[1]), State.of_json(json.loads(sys.argv[2]))
 calls = state.inputs
 share_values(folder, state.worker)

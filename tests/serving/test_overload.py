@@ -14,10 +14,10 @@ from grpc_status import rpc_status
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.server.server import Server
+from serving.gallery.directory import GalleryDirectory
 from serving.rpc.services import arrivals
 from serving.rpc.wire import metadata_of
+from serving.server.server import Server
 from tests.serving.rpc_fakes import FakeEncoder, serving, until
 from tests.serving.stubs import Stubs, connected, image, item, refused
 

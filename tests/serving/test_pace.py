@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from protos import retrieval_service_pb2 as pb
+from serving.engine import pace
+from serving.engine.pace import ENOUGH, PENANCE, QUICK, SLOW, Pace
 from serving.gallery.at_hand import NotAtHand
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import Item
 from serving.gallery.search.filter import Equal
 from serving.rpc.filters import filter_message
-from serving.rpc.server.server import Server
 from serving.rpc.wire import bytes_of
-from serving.rpc.work import pace
-from serving.rpc.work.pace import ENOUGH, PENANCE, QUICK, SLOW, Pace
+from serving.server.server import Server
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
 from tests.serving.stubs import Stubs, connected, image, item
 

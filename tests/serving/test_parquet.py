@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.catalog import Row, SplitRule, read, select
+from serving.catalog import cells
+from serving.catalog.catalog import Row, SplitRule, read, select
+from serving.catalog.picture import Picture
 from serving.errors import BadData, BadImage, BadSetting
-from serving.layouts import cells
-from serving.picture import Picture
 
 
 def make_parquet(file: Path, *, group: int = 100, names: Sequence[str] = (), **columns: Any) -> Path:
@@ -174,7 +174,7 @@ def test_cells_without_an_image_are_refused_by_their_row(tmp_path: Path) -> None
 def test_a_cell_that_is_too_long_is_refused_by_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.picture.MAX_BYTES", 10)
+    monkeypatch.setattr("serving.catalog.picture.MAX_BYTES", 10)
     rows = read(make_parquet(tmp_path / "a.parquet", image=[b"x" * 11, b"x" * 10])).rows
     assert len(rows[1].image.read_bytes()) == 10
     with pytest.raises(BadImage, match="the file has 11 bytes; the limit is 10"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as pb
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.search.filter import MAX_LEVELS, AllOf, AnyOf, Equal, Filter, Not
 from serving.gallery.search.filter_bounds import MAX_FILTER_BYTES
 from serving.rpc.filters import filter_message, filter_of

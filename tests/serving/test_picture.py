@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from serving.catalog.picture import File, Member, Picture
 from serving.errors import BadImage
 from serving.model.preprocess import MAX_BYTES
-from serving.picture import File, Member, Picture
 
 
 def _member(archive: Path, name: str, offset: int, size: int) -> Member:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from serving.engine.explanation import Explanation
+from serving.engine.pipeline import Bounds, Pipeline
+from serving.engine.workers import Threads
 from serving.errors import BadImage, DeadlineExceeded, InvalidArgument, Mismatch
-from serving.rpc.watch.call import Stages
-from serving.rpc.watch.metrics import Metrics
-from serving.rpc.work.explanation import Explanation
-from serving.rpc.work.pipeline import Bounds, Pipeline
-from serving.rpc.work.workers import Threads
+from serving.observability.call import Stages
+from serving.observability.metrics import Metrics
 from tests.serving.rpc_fakes import FakeEncoder, FakeSpec, explanation_for, vector_for
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from serving.errors import BadSetting, NotFound
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.server.place import check_place
+from serving.gallery.directory import GalleryDirectory
+from serving.server.place import check_place
 
 
 def test_a_folder_may_be_missing_and_is_left_for_the_first_gallery(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serving.rpc.work.plan import Kind, Plan, read_plans, written_plans
+from serving.engine.plan import Kind, Plan, read_plans, written_plans
 
 PLANS = {
     Kind("a", 224, "fp32", 128): Plan(24, 2, alone_on_all=False),

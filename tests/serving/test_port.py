@@ -8,10 +8,10 @@ import grpc
 import pytest
 
 from serving.errors import BadSetting, Unavailable
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.rpc.address import check_address
-from serving.rpc.server.port import Port
-from serving.rpc.settings import Settings
+from serving.server.port import Port
+from serving.settings import Settings
 from tests.serving.rpc_fakes import FakeEncoder, serving
 
 
@@ -105,7 +105,7 @@ def test_a_server_of_others_that_shares_its_port_does_not_share_ours(
 def test_a_port_that_another_takes_in_the_last_moment_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.rpc.server.port.check_address", lambda *_, **__: None)
+    monkeypatch.setattr("serving.server.port.check_address", lambda *_, **__: None)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from serving.rpc.work.priority import NICENESS, step_back
+from serving.engine.priority import NICENESS, step_back
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread has no niceness of its own here")

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.server.server import SERVICES, Server
+from serving.gallery.directory import GalleryDirectory
+from serving.server.server import SERVICES, Server
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected
 

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.client import Client, Item
+from serving.client.client import Client, Item
 from serving.errors import CrossbatchError
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.model.encoder import Encoder
 from tests.serving.authority import Authority
 from tests.serving.processes import ROOT, Launched, command, launched
@@ -32,8 +32,8 @@ KILLS = 20
 # before the fork, which saves a second a start; each server is a process of its own, to be killed.
 NURSERY = """
 import json, os, sys
-import faiss, grpc, onnxruntime, serving.model.encoder, serving.gallery.folder.directory
-from serving.rpc.server import command
+import faiss, grpc, onnxruntime, serving.model.encoder, serving.gallery.directory
+from serving.server import command
 for line in sys.stdin:
     read, write = os.pipe()
     child = os.fork()

@@ -2,9 +2,9 @@
 
 import pytest
 
+from serving.engine import queue_time
+from serving.engine.queue_time import MARGIN, QueueTime
 from serving.errors import Overloaded
-from serving.rpc.work import queue_time
-from serving.rpc.work.queue_time import MARGIN, QueueTime
 
 
 class Clock:

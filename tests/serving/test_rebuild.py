@@ -20,7 +20,7 @@ from serving.gallery.index.kind import Facts
 from serving.gallery.index.renewal import Renewal
 from serving.gallery.store.store import Replaced
 from serving.gallery.store.transaction import State
-from serving.gallery.upkeep.verify import verify
+from serving.gallery.verify import verify
 
 MANUAL = RebuildPolicy(automatic=False)
 DIMENSION = 16

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as pb
 from protos import retrieval_service_pb2 as retrieval_pb
+from serving.engine import fitted
 from serving.errors import BadArtifact, BadSetting, CrossbatchError, Mismatch, NotFound
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
 from serving.gallery.item import Item
-from serving.rpc.server.server import Server
-from serving.rpc.work import fitted
+from serving.server.server import Server
 from tests.serving.rpc_fakes import (
     DIMENSION,
     FakeEncoder,

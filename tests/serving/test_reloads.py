@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from serving.engine.reloads import Reloads
 from serving.errors import BadArtifact, Draining
-from serving.rpc.work.reloads import Reloads
 
 
 class Loading:

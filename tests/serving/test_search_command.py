@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 import crossbatch
 from serving import search
-from serving.client import Client, Item
+from serving.client.client import Client, Item
 from serving.errors import BadImage, NotFound
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.gate.keys import add_key
+from serving.gallery.directory import GalleryDirectory
+from serving.rpc.keys import add_key
 from tests.serving.rpc_fakes import FakeEncoder, serving
 
 

@@ -14,9 +14,9 @@ from serving.gallery import item as gallery_item
 from serving.gallery import metadata as gallery_metadata
 from serving.model import preprocess
 from serving.rpc import limits
-from serving.rpc.server import server
-from serving.rpc.server.server import Server
-from serving.rpc.settings import Settings
+from serving.server import server
+from serving.server.server import Server
+from serving.settings import Settings
 from tests.serving.stubs import Stubs, refused
 
 
@@ -39,7 +39,7 @@ def test_when_no_image_can_be_embedded_any_more_health_says_so(
 
 
 def test_the_request_id_comes_back_and_is_in_the_log(stubs: Stubs, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="serving.rpc.gate.register"):
+    with caplog.at_level(logging.INFO, logger="serving.rpc.register"):
         request = retrieval_pb.EmbedRequest(images=[b"x"])
         _, call = stubs.retrieval.Embed.with_call(request, metadata=(("x-request-id", "my-id"),))
         assert ("x-request-id", "my-id") in call.trailing_metadata()

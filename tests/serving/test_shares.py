@@ -12,11 +12,11 @@ from grpc_status import rpc_status
 
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.errors import Overloaded
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.gate import admission
-from serving.rpc.gate.admission import Admission
-from serving.rpc.gate.fuse import Fuse
-from serving.rpc.server.server import Server
+from serving.gallery.directory import GalleryDirectory
+from serving.rpc import admission
+from serving.rpc.admission import Admission
+from serving.rpc.fuse import Fuse
+from serving.server.server import Server
 from tests.serving.boundary_fakes import running
 from tests.serving.rpc_fakes import FakeEncoder, serving, until
 from tests.serving.stubs import connected, refused

@@ -15,9 +15,9 @@ import pytest
 
 from serving.errors import BadArtifact, Unavailable
 from serving.rpc.address import check_address
-from serving.rpc.server import worker
-from serving.rpc.server.process import live
-from serving.rpc.server.signals import Signals, ignore_hangups
+from serving.server import worker
+from serving.server.process import live
+from serving.server.signals import Signals, ignore_hangups
 from tests.serving.processes import ROOT, launched
 from tests.tiny_model import write_tiny_model
 
@@ -37,7 +37,7 @@ sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", "."]))
 LOADING = """
 import sys, time
 import crossbatch
-from serving.rpc.work import library
+from serving.engine import library
 def look(self):
     print("loading", flush=True)
     time.sleep(60)
@@ -48,8 +48,8 @@ sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", ".", "--port",
 # A process that logs a line, to a stream that takes the given time to write it, and ends at once.
 ENDING = """
 import asyncio, logging, signal, sys, time
-from serving import telemetry
-from serving.rpc.server.signals import Signals
+from serving.observability import logs as telemetry
+from serving.server.signals import Signals
 write = telemetry._Writer._write
 def slowly(self, line):
     time.sleep(float(sys.argv[1]))
@@ -131,7 +131,7 @@ def test_a_worker_that_can_embed_no_more_makes_room_for_another() -> None:
     assert server.done == ["started", "stopped within 3"]
 
 
-@pytest.mark.parametrize("name", ["pydantic", "numpy", "serving.rpc.server.server"])
+@pytest.mark.parametrize("name", ["pydantic", "numpy", "serving.server.server"])
 def test_ctrl_c_while_the_command_is_imported_is_one_word_and_no_traceback(name: str) -> None:
     line = [sys.executable, "-c", INTERRUPTED.format(name=name)]
     done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from serving.catalog import SplitRule
+from serving.catalog.catalog import SplitRule
 from serving.errors import BadArtifact, NotFound
 from serving.model import spec as module
 from serving.model.preprocess import FORMATS, MAX_BYTES, MAX_PIXELS, MAX_SIDE

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from serving.engine.plan import Kind, Plan, written_plans
 from serving.errors import Unavailable
-from serving.rpc.server import child as child_module
-from serving.rpc.server import supervisor as supervisor_module
-from serving.rpc.server.child import Child
-from serving.rpc.server.supervisor import Supervisor
-from serving.rpc.settings import Settings
-from serving.rpc.work.plan import Kind, Plan, written_plans
+from serving.server import child as child_module
+from serving.server import supervisor as supervisor_module
+from serving.server.child import Child
+from serving.server.supervisor import Supervisor
+from serving.settings import Settings
 
 
 class FakeProcess:

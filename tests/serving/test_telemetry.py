@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.telemetry import configure_logs, dropped_lines, new_request_id, request_id
+from serving.gallery.directory import GalleryDirectory
+from serving.observability.logs import configure_logs, dropped_lines, new_request_id, request_id
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import connected
 
@@ -143,7 +143,7 @@ def test_a_full_pipe_stops_no_call(tmp_path: Path, unread: tuple[int, io.TextIOW
 def test_lines_past_the_bound_are_dropped_and_counted(
     unread: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.telemetry.MOST_BYTES_WAITING", 10_000)
+    monkeypatch.setattr("serving.observability.logs.MOST_BYTES_WAITING", 10_000)
     reader, stream = unread
     configure_logs("INFO", stream)
     before = dropped_lines()
@@ -225,7 +225,7 @@ def test_what_is_no_unicode_is_still_a_line() -> None:
 
 
 def test_lines_in_quick_succession_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.telemetry.GATHER_SECONDS", 0.2)
+    monkeypatch.setattr("serving.observability.logs.GATHER_SECONDS", 0.2)
     writes: list[str] = []
 
     class Counting(io.StringIO):

@@ -17,13 +17,13 @@ from pydantic import ValidationError
 
 import crossbatch
 from serving.errors import BadSetting
-from serving.gallery.folder.directory import GalleryDirectory
+from serving.gallery.directory import GalleryDirectory
+from serving.rpc import certificates
 from serving.rpc.address import check_address
-from serving.rpc.gate import certificates
-from serving.rpc.gate.certificates import Certificates
-from serving.rpc.gate.keys import add_key
-from serving.rpc.server import command
-from serving.rpc.settings import Settings
+from serving.rpc.certificates import Certificates
+from serving.rpc.keys import add_key
+from serving.server import command
+from serving.settings import Settings
 from tests.serving.authority import Authority, Pair, encrypted
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs

@@ -15,9 +15,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from serving.errors import BadSetting
-from serving.gallery.folder.directory import GalleryDirectory
-from serving.rpc.watch.call import Call, Stages
-from serving.rpc.watch.tracing import Tracer
+from serving.gallery.directory import GalleryDirectory
+from serving.observability.call import Call, Stages
+from serving.observability.tracing import Tracer
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import connected, image, item
 
@@ -191,7 +191,7 @@ def test_a_collector_that_never_answers_is_given_up_at_the_stop() -> None:
 
 
 def test_without_the_extra_the_flag_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "serving.rpc.watch.collector", raising=False)
+    monkeypatch.delitem(sys.modules, "serving.observability.collector", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(BadSetting, match=r"--trace .* pip install 'crossbatch\[trace\]'"):
         Tracer.of("http://localhost:4318")

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.rpc.work import trial
-from serving.rpc.work.plan import Plan
-from serving.rpc.work.trial import best_plan, warm_up
+from serving.engine import trial
+from serving.engine.plan import Plan
+from serving.engine.trial import best_plan, warm_up
 from tests.serving.rpc_fakes import FakeSpec
 
 

@@ -21,7 +21,7 @@ from serving.gallery.item import Source
 from serving.gallery.search.columns import Columns
 from serving.gallery.store.publication import PUBLISHED, publication_checksum
 from serving.gallery.store.store import Store
-from serving.gallery.upkeep.verify import Verification, verify
+from serving.gallery.verify import Verification, verify
 
 MANUAL = RebuildPolicy(automatic=False)
 COUNT, DIMENSION = 60, 16

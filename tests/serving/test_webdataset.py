@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.catalog import Row, SplitRule, read, select
+from serving.catalog.catalog import Row, SplitRule, read, select
 from serving.errors import BadData, BadSetting
 
 Members = Mapping[str, bytes | str]

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from protos import open_inference_pb2 as pb
-from serving.client import Client
+from serving.client.client import Client
 from serving.model.encoder import Encoder
 from tests.serving.stubs import connected
 from tests.tiny_model import write_tiny_model

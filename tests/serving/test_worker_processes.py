@@ -19,10 +19,10 @@ import pytest
 
 from protos import model_service_pb2 as model_pb
 from protos import model_service_pb2_grpc
-from serving.client import Client
+from serving.client.client import Client
+from serving.engine.plan import Kind, Plan, read_plans, written_plans
 from serving.errors import BadImage, CrossbatchError, Unavailable
-from serving.rpc.settings import Settings
-from serving.rpc.work.plan import Kind, Plan, read_plans, written_plans
+from serving.settings import Settings
 from tests.serving.processes import ROOT, Launched, command, launched
 from tests.serving.rpc_fakes import until
 from tests.serving.test_process import picture_of
@@ -108,7 +108,7 @@ def test_no_engine_is_forked(pair: Launched) -> None:
     assert len(pair.workers()) == 2
     for pid in pair.workers():
         words = Path(f"/proc/{pid}/cmdline").read_text()
-        assert "serving.rpc.server.worker" in words
+        assert "serving.server.worker" in words
         assert "tiny.onnx" not in words  # what a worker is told stands on no command line
         assert "onnxruntime" in Path(f"/proc/{pid}/maps").read_text()
 
@@ -259,7 +259,7 @@ def test_a_worker_runs_models_as_it_is_told_and_tells_what_it_finds_by_itself(tm
         "plans": written_plans(plans),
         "metrics": "",
     }
-    line = [sys.executable, "-m", "serving.rpc.server.worker"]
+    line = [sys.executable, "-m", "serving.server.worker"]
     with (
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(

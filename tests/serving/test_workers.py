@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.engine.workers import Workers, check_time
 from serving.errors import DeadlineExceeded, Draining, Overloaded
-from serving.rpc.work.workers import Workers, check_time
-from serving.telemetry import request_id
+from serving.observability.logs import request_id
 from tests.serving.processes import ROOT
 from tests.tiny_model import write_tiny_model
 
@@ -24,7 +24,7 @@ import asyncio, sys
 from pathlib import Path
 import numpy as np
 from serving.model.encoder import Encoder
-from serving.rpc.work.workers import Threads
+from serving.engine.workers import Threads
 running = []
 def run_for_ever():
     encoder = Encoder(Path(sys.argv[1]), threads=1)

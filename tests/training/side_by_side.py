@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 import crossbatch
-from serving.catalog import read
-from training.embedding import embedder_function
-from training.partition import divide
-from training.pictures import Pictures, training_decoder, viewing_decoder
-from training.processes import gather_rows, gather_shares, mean_gradients, share, start_processes
-from training.recipe_file import load_recipe
-from training.trainee import build_network, start_trainee
+from serving.catalog.catalog import read
+from training.data.partition import divide
+from training.data.pictures import Pictures, training_decoder, viewing_decoder
+from training.loop.processes import gather_rows, gather_shares, mean_gradients, share, start_processes
+from training.loop.trainee import build_network, start_trainee
+from training.network.embedding import embedder_function
+from training.recipes.recipe_file import load_recipe
 
 
 def gradients(data: Path, recipe_file: str, device: str = "cpu") -> dict[str, torch.Tensor]:

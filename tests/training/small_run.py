@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import training.fit
-from training.checkpoint import load_checkpoint
+import training.loop.fit
+from training.loop.checkpoint import load_checkpoint
 
 __all__ = ["SMALL", "cut_at", "equal_runs"]
 
@@ -34,7 +34,7 @@ def cut_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if told["step"] == step:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training.fit, "_check_finite", check)
+    monkeypatch.setattr(training.loop.fit, "_check_finite", check)
 
 
 def equal_runs(first: Path, second: Path) -> None:

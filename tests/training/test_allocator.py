@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from training.allocator import keep_freed_memory
+from training.loop.allocator import keep_freed_memory
 
 FAULTS = """
 import resource, sys, torch
-from training.allocator import keep_freed_memory
+from training.loop.allocator import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt

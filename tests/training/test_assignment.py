@@ -10,7 +10,7 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.assignment import Metric, assign, covering_radius, exact_histogram
+from training.method.assignment import Metric, assign, covering_radius, exact_histogram
 
 METRICS: list[Metric] = ["euclidean", "inner", "cosine"]
 NUMBERS = st.floats(-100, 100, allow_nan=False, width=32)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from serving.errors import BadSetting
-from training.backbone import Backbone, build_backbone
-from training.resnet20 import ResNet20
+from training.network.backbone import Backbone, build_backbone
+from training.network.resnet20 import ResNet20
 
 
 def test_resnet20_has_the_papers_size_and_map() -> None:

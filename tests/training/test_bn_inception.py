@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from serving.errors import BadSetting
-from training.backbone import build_backbone
-from training.bn_inception import BLOCKS, BNInception
-from training.embedder import Embedder
+from training.network.backbone import build_backbone
+from training.network.bn_inception import BLOCKS, BNInception
+from training.network.embedder import Embedder
 
 SHAPES = {  # read off the definition that the published file was made with
     "conv1_7x7_s2.weight": (64, 3, 7, 7),

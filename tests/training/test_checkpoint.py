@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
-from training.checkpoint import (
+from training.loop.checkpoint import (
     entry,
     load_checkpoint,
     load_module,
@@ -22,7 +22,7 @@ from training.checkpoint import (
     save_checkpoint,
     unprefixed,
 )
-from training.whole_file import write_file
+from training.loop.whole_file import write_file
 
 
 def test_round_trip(tmp_path: Path) -> None:

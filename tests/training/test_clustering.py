@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests import oracles
-from training.clustering import agreement, cluster_figures
+from training.evaluation.clustering import agreement, cluster_figures
 
 
 @pytest.mark.parametrize("seed", range(6))

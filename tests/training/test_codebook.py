@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.codebook import greedy_k_centre, k_means, start_codebook
-from training.embedder import build_embedder
-from training.run import load_run
-from training.settings.network import CodebookInit
+from training.loop.run import load_run
+from training.method.codebook import greedy_k_centre, k_means, start_codebook
+from training.network.embedder import build_embedder
+from training.recipes.settings.network import CodebookInit
 from training.train import Settings, run
 
 BLOBS = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])

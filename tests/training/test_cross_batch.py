@@ -11,8 +11,8 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.cross_batch import FitOn, cross_batch_loss, split_classes
-from training.loss import build_loss
+from training.losses.loss import build_loss
+from training.method.cross_batch import FitOn, cross_batch_loss, split_classes
 
 MARGINS = (0.9, 0.2)
 # Labels by name: the usual batch, an odd class count, halves of unequal size, and classes of one image.

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from serving.catalog import read
+from serving.catalog.catalog import read
 from tests.serving.test_parquet import make_parquet
 from tests.serving.test_webdataset import make_tar
 from tests.training.drawn import draw_folder
-from training.augment import Augmentation
-from training.dataset import Draws, TrainingSet
-from training.pictures import Pictures, training_decoder
-from training.recipe import Recipe
-from training.sampler import PKSampler
+from training.data.augment import Augmentation
+from training.data.dataset import Draws, TrainingSet
+from training.data.pictures import Pictures, training_decoder
+from training.data.sampler import PKSampler
+from training.recipes.recipe import Recipe
 
 RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
 

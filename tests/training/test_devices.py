@@ -9,12 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from serving.errors import BadSetting
-from training import processes
-from training.fit import _to_host
-from training.histogram import histogram
-from training.processes import start_processes
-from training.prototypes import fit_prototypes
-from training.recipe import Recipe
+from training.loop import processes
+from training.loop.fit import _to_host
+from training.loop.processes import start_processes
+from training.method.histogram import histogram
+from training.method.prototypes import fit_prototypes
+from training.recipes.recipe import Recipe
 
 MISSING_ON_MPS = {"cholesky_solve", "linalg_eigh"}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training.drawing import Product, draw_catalogue, draw_product, products
+from training.data.drawing import Product, draw_catalogue, draw_product, products
 
 
 def test_products_differ_and_repeat_with_the_seed() -> None:

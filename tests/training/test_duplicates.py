@@ -8,17 +8,17 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
-from serving.catalog import read
+from serving.catalog.catalog import read
 from serving.errors import BadSetting
 from tests.training.drawn import draw_folder
 from training import train
-from training.backbone import build_backbone
-from training.duplicates import NEAR, find_duplicates
-from training.embedder import build_embedder
-from training.embedding import pooled_function
-from training.evaluate import Settings, render, run
-from training.pictures import viewing_decoder
-from training.run import load_run
+from training.data.duplicates import NEAR, find_duplicates
+from training.data.pictures import viewing_decoder
+from training.evaluation.evaluate import Settings, render, run
+from training.loop.run import load_run
+from training.network.backbone import build_backbone
+from training.network.embedder import build_embedder
+from training.network.embedding import pooled_function
 
 
 def test_pairs_are_the_double_loop() -> None:

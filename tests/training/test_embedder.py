@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from serving.errors import BadSetting
-from training.embedder import Embedder, build_embedder
-from training.histogram import histogram
-from training.pooling import PoolingName, generalised_mean, mean, mean_and_maximum
-from training.recipe import Recipe
-from training.settings.network import AssignOn
+from training.method.histogram import histogram
+from training.network.embedder import Embedder, build_embedder
+from training.network.pooling import PoolingName, generalised_mean, mean, mean_and_maximum
+from training.recipes.recipe import Recipe
+from training.recipes.settings.network import AssignOn
 
 RECIPE = Recipe(image_size=16, dimension=12, prototypes=5)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tests import oracles
-from training.ensemble import concatenate, mean_of, measure_ensemble, over_repeats
-from training.protocol import measure_retrieval
+from training.evaluation.ensemble import concatenate, mean_of, measure_ensemble, over_repeats
+from training.evaluation.protocol import measure_retrieval
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 3])
 

@@ -11,25 +11,26 @@ import pytest
 import torch
 from PIL import Image
 
-import training.evaluate
-import training.run
-import training.run_subject
-from serving.catalog import Row, read, select
+import training.evaluation.evaluate
+import training.evaluation.run_subject
+import training.loop.run
+from serving.catalog.catalog import Row, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from serving.model.preprocess import preprocess
 from tests import oracles
 from tests.training.drawn import NoThreads, draw_folder
-from training import pictures, train
-from training.embedder import build_embedder
-from training.embedding import embedder_function
-from training.evaluate import Settings, render, run
+from training import train
+from training.data import pictures
+from training.data.partition import read_own
+from training.data.pictures import viewing_decoder
+from training.evaluation.evaluate import Settings, render, run
 from training.export import Settings as ExportSettings
 from training.export import run as export
-from training.partition import read_own
-from training.pictures import viewing_decoder
-from training.recipe import Recipe
-from training.resnet20 import ResNet20
-from training.run import load_run, read_record, write_record
+from training.loop.run import load_run, read_record, write_record
+from training.network.embedder import build_embedder
+from training.network.embedding import embedder_function
+from training.network.resnet20 import ResNet20
+from training.recipes.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +293,7 @@ def test_images_of_the_same_burst_are_as_if_they_were_not_there(sided: tuple[Pat
 def test_protocols_that_do_not_fit_are_refused_before_anything_is_embedded(
     sided: tuple[Path, Path], trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(training.evaluate, "embed_pictures")
+    monkeypatch.delattr(training.evaluation.evaluate, "embed_pictures")
     with pytest.raises(BadSetting, match="18 images has the field 'brust': did you mean 'burst'"):
         run(Settings(target=sided[1], exclude_same="brust"))
     with pytest.raises(BadSetting, match="has the field 'burst': they have no metadata"):
@@ -338,7 +339,7 @@ def test_figures_of_a_run_are_noted_in_its_record(trained: Path, monkeypatch: py
     def read_only(*_: object) -> None:
         raise CrossbatchError("read-only")
 
-    monkeypatch.setattr(training.run, "write_record", read_only)
+    monkeypatch.setattr(training.loop.run, "write_record", read_only)
     again = run(Settings(target=trained))
     assert (again["map_at_r"], again["noted"]) == (result["map_at_r"], False)
     assert "not noted in the run: read-only" in render(again)
@@ -435,8 +436,8 @@ def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pyt
 
         return embed
 
-    monkeypatch.setattr(training.run_subject, "viewing_decoder", viewing_decoder)
-    monkeypatch.setattr(training.run_subject, "embedder_function", embedder_function)
+    monkeypatch.setattr(training.evaluation.run_subject, "viewing_decoder", viewing_decoder)
+    monkeypatch.setattr(training.evaluation.run_subject, "embedder_function", embedder_function)
     result = run(Settings(target=trained, split="all", batch=3))
     assert (decoded[0], len(ahead)) == (25, 8)
     assert max(ahead) <= 3 + 2 + 1  # a batch, those ahead of it, and one that was no image
@@ -479,7 +480,7 @@ def test_figures_of_weights_that_are_no_longer_kept_are_not_noted(
         write_record(run_folder, record)
         return inner(*arguments, **options)
 
-    monkeypatch.setattr(training.evaluate, "embed_pictures", embed_pictures)
+    monkeypatch.setattr(training.evaluation.evaluate, "embed_pictures", embed_pictures)
     result = run(Settings(target=run_folder))
     assert not result["noted"]
     assert "by now the run keeps epoch 99" in result["not_noted"]

@@ -19,15 +19,16 @@ from serving.errors import BadArtifact, BadData, BadSetting
 from serving.model.encoder import Encoder
 from serving.model.spec import KEY, ModelSpec, fingerprint, output_names, read_spec
 from tests.tiny_model import tiny_graph
-from training import evaluate, parity, train
 from training import export as module
-from training.backbone import Backbone
-from training.embedder import Embedder, build_embedder
+from training import parity, train
+from training.data.partition import read_own
+from training.evaluation import evaluate
 from training.export import Settings, export_model, render, run
-from training.partition import read_own
-from training.pooling import PoolingName
-from training.recipe import Recipe
-from training.run import Run
+from training.loop.run import Run
+from training.network.backbone import Backbone
+from training.network.embedder import Embedder, build_embedder
+from training.network.pooling import PoolingName
+from training.recipes.recipe import Recipe
 
 SIZE = 16
 FIELDS: dict[str, Any] = {"name": "tiny", "crop_fraction": 0.875, "resampling": "bicubic"}

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from serving.catalog import Row, read
+from serving.catalog.catalog import Row, read
 from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
 from tests.training.small_run import SMALL, cut_at, equal_runs
-from training import feature_cache
-from training.embedder import Embedder, build_embedder
-from training.embedding import embedder_function
-from training.evaluate import Settings as Evaluate
-from training.evaluate import run as evaluate
-from training.feature_cache import FeatureBatches, cache_features, find_features
-from training.pictures import Stream, embed_pictures, viewing_decoder
-from training.recipe import Recipe, make_recipe
-from training.recipe_file import parse_yaml
-from training.run import load_run
+from training.data import feature_cache
+from training.data.feature_cache import FeatureBatches, cache_features, find_features
+from training.data.pictures import Stream, embed_pictures, viewing_decoder
+from training.evaluation.evaluate import Settings as Evaluate
+from training.evaluation.evaluate import run as evaluate
+from training.loop.run import load_run
+from training.network.embedder import Embedder, build_embedder
+from training.network.embedding import embedder_function
+from training.recipes.recipe import Recipe, make_recipe
+from training.recipes.recipe_file import parse_yaml
 from training.train import Settings, run
 
 FROZEN = SMALL.replace("ema_decay: 0.9\n", "") + "freeze: backbone\nviews: 3\nepochs: 2\n"

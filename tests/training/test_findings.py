@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from serving.catalog import Row
+from serving.catalog.catalog import Row
+from serving.catalog.picture import File
 from serving.errors import BadData
-from serving.picture import File
 from tests.training.drawn import draw_folder
-from training.embedder import build_embedder
-from training.findings import Findings, embed_split, find_assignments, measure
-from training.metrics import retrieval_metrics
-from training.pictures import Stream, viewing_decoder
-from training.recipe import Recipe
+from training.data.pictures import Stream, viewing_decoder
+from training.evaluation.metrics import retrieval_metrics
+from training.network.embedder import build_embedder
+from training.recipes.recipe import Recipe
+from training.report.findings import Findings, embed_split, find_assignments, measure
 
 RECIPE = Recipe(image_size=16, dimension=8, prototypes=4)
 

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-import training.fit
-import training.objective
-import training.run
+import training.loop.fit
+import training.loop.objective
+import training.loop.run
 import training.train
 from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
-from training import metrix
-from training.augment import Augmentation
-from training.checkpoint import load_checkpoint
-from training.embedder import Embedder, build_embedder
-from training.objective import Objective
-from training.recipe import Recipe
-from training.run import load_run
-from training.schedule import xml_weight
+from training.data.augment import Augmentation
+from training.loop.checkpoint import load_checkpoint
+from training.loop.objective import Objective
+from training.loop.run import load_run
+from training.loop.schedule import xml_weight
+from training.loop.trainee import start_trainee
+from training.losses import metrix
+from training.network.embedder import Embedder, build_embedder
+from training.recipes.recipe import Recipe
 from training.train import Settings, render, run
-from training.trainee import start_trainee
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_step(
@@ -36,7 +36,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step(
         calls.append(1)
         return histograms.sum() * (float("nan") if len(calls) == 6 else 1)  # the watch calls, too
 
-    monkeypatch.setattr(training.objective, "cross_batch_loss", spoiled)
+    monkeypatch.setattr(training.loop.objective, "cross_batch_loss", spoiled)
     out = tmp_path / "wild"
     with pytest.raises(BadSetting, match=r"nan.* at step 4 \(epoch 2, batch 2\).*epoch 1 is kept"):
         run(Settings(recipe=recipe, data=data, out=out))
@@ -158,7 +158,7 @@ def test_fp16_leaves_out_steps_that_overflow_but_not_for_ever(
             assert parameter.grad is not None
             parameter.grad.fill_(float("inf"))
 
-    monkeypatch.setattr(training.fit, "mean_gradients", overflow)
+    monkeypatch.setattr(training.loop.fit, "mean_gradients", overflow)
     half = ["precision=16-mixed", "optimizer=adam", "loss=proxy_nca", "epochs=50"]
     with pytest.raises(BadSetting, match=r"length (inf|nan) at step \d+ .* lower the learning rates"):
         run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=half))
@@ -253,7 +253,7 @@ def test_each_level_mixes_at_its_own_place(
         return inner_mixing(module, pairs)
 
     monkeypatch.setattr(Embedder, "forward", forward)
-    monkeypatch.setattr(training.fit, "mixing_at", mixing_at)
+    monkeypatch.setattr(training.loop.fit, "mixing_at", mixing_at)
     changes = ["loss=multi_similarity", f"mixing={level}", "images_per_class=4", "batches_per_epoch=1"]
     run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[*changes, "epochs=1"]))
     assert seen == [12] * passes
@@ -282,7 +282,7 @@ def test_a_step_that_fp16_leaves_out_does_not_spoil_the_mean(
             if steps[0] == 1 and parameter.grad is not None:
                 parameter.grad.fill_(float("inf"))
 
-    monkeypatch.setattr(training.fit, "mean_gradients", overflow)
+    monkeypatch.setattr(training.loop.fit, "mean_gradients", overflow)
     changes = ["precision=16-mixed", "loss=proxy_nca", "epochs=1", "optimizer=adam"]
     run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes))
     row = _history(tmp_path / "r")[1]
@@ -328,4 +328,4 @@ def test_a_process_of_the_loader_that_is_killed_is_told() -> None:
         yield
 
     with pytest.raises(BadSetting, match=r"has been killed.*set workers lower"):
-        list(training.fit._drawn(killed()))  # type: ignore[arg-type]
+        list(training.loop.fit._drawn(killed()))  # type: ignore[arg-type]

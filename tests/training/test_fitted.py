@@ -10,8 +10,8 @@ import torch
 
 from serving.errors import BadData
 from tests import oracles
-from training.fitted import draw_halvings, fitted_figures
-from training.metrics import RetrievalMetrics, retrieval_metrics
+from training.evaluation.fitted import draw_halvings, fitted_figures
+from training.evaluation.metrics import RetrievalMetrics, retrieval_metrics
 
 
 def images(
@@ -84,7 +84,7 @@ def test_each_distinct_halving_is_measured_once_and_weighs_as_often_as_drawn(
         calls.append(arguments)
         return retrieval_metrics(*arguments, **options)
 
-    monkeypatch.setattr("training.fitted.retrieval_metrics", counted)
+    monkeypatch.setattr("training.evaluation.fitted.retrieval_metrics", counted)
     found = measure(histograms, embeddings, names, draws=200)
     assert (found["halvings"], found["distinct"], len(calls)) == (200, 6, 7)  # one more for MAP_c
     assert found["map_x"] == pytest.approx(expected_x(histograms, embeddings, names, 200)[0], abs=1e-9)

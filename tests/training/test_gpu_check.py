@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import gpu_check
 from benchmarks.gpu_check import Bench, Line, check_term, checked, main
-from training import cross_batch
+from training.method import cross_batch
 
 
 @pytest.mark.timeout(240)

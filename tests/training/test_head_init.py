@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from serving.errors import BadData, BadSetting
-from training.head_init import closed_form_head
+from training.network.head_init import closed_form_head
 
 
 @pytest.fixture(scope="module")

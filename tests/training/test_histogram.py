@@ -9,8 +9,8 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.histogram import histogram
-from training.settings.network import AssignOn
+from training.method.histogram import histogram
+from training.recipes.settings.network import AssignOn
 
 WAYS: list[AssignOn] = ["unit", "raw", "ball"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from serving.errors import BadArtifact
-from training.history import History, read_history
-from training.run import write_metrics
+from training.loop.history import History, read_history
+from training.loop.run import write_metrics
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import ideas, study
 from tests.training.drawn import draw_folder
-from training.backbone import build_backbone
+from training.network.backbone import build_backbone
 
 SMALL = (
     "backbone=resnet20 weights=none image_size=16 views=1 head_init=random dimension=4 prototypes=4"

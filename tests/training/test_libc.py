@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.libc import LIBC
+from training.losses.libc import LIBC
 
 
 def build(classes: int = 3, **options: float) -> LIBC:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from serving.errors import BadSetting
 from tests import loss_oracles, oracles
-from training import loss
-from training.cross_batch import cross_batch_loss
-from training.loss import LOSSES, MetricLoss, build_loss
+from training.losses import loss
+from training.losses.loss import LOSSES, MetricLoss, build_loss
+from training.method.cross_batch import cross_batch_loss
 
 CLASSES, D = 5, 4
 PAIRS = ["contrastive", "triplet", "multi_similarity"]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from serving.errors import BadSetting
-from training.loss import build_loss
-from training.memory import Memory
+from training.losses.loss import build_loss
+from training.losses.memory import Memory
 
 D = 3
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from benchmarks.metrics import compare, table
 from serving.errors import BadData, BadSetting
 from tests import oracles
-from training import exact_search, metrics
-from training.exact_search import ExactSearch
-from training.metrics import RetrievalMetrics, retrieval_metrics
-from training.row_search import RowSearch
+from training.evaluation import exact_search, metrics
+from training.evaluation.exact_search import ExactSearch
+from training.evaluation.metrics import RetrievalMetrics, retrieval_metrics
+from training.evaluation.row_search import RowSearch
 
 AT = (1, 2, 4, 8)
 labelled = st.integers(0, 10_000).flatmap(
@@ -116,7 +116,7 @@ def test_numpy_finds_what_torch_finds(dtype: type, apart: bool, monkeypatch: pyt
     held = {"gallery_embeddings": embeddings[::3], "gallery_labels": names[::3]}
     given: dict[str, Any] = held if apart else {}
     expected = retrieval_metrics(embeddings, names, at=(1, 5, 1000), **given)
-    monkeypatch.setitem(sys.modules, "training.tensor_search", None)
+    monkeypatch.setitem(sys.modules, "training.evaluation.tensor_search", None)
     monkeypatch.setattr(exact_search, "_BYTES", 100_000)
     check(retrieval_metrics(embeddings, names, at=(1, 5, 1000), **given), tuple_of(expected))
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests import loss_oracles
-from training.loss import build_loss
-from training.metrix import Pairs, draw_pairs, mix, mixed_loss, mixing_at
+from training.losses.loss import build_loss
+from training.losses.metrix import Pairs, draw_pairs, mix, mixed_loss, mixing_at
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=10)
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-import training.fit
+import training.loop.fit
 import training.train
-from serving.catalog import Row, read, select
+from serving.catalog.catalog import Row, read, select
 from serving.errors import BadData, BadSetting
 from tests import oracles
 from tests.oracles import Floats
 from tests.training.drawn import draw_folder
-from training.mlrc import Settings, render, run
-from training.pictures import viewing_decoder
-from training.run import Run, load_run, read_record
+from training.data.pictures import viewing_decoder
+from training.evaluation.mlrc import Settings, render, run
+from training.loop.run import Run, load_run, read_record
 from training.train import run as train
 
 SMALL = """
@@ -136,7 +136,7 @@ def test_a_second_call_trains_only_what_is_not_finished(
 def test_a_cut_fold_goes_on(
     data: Path, recipe: str, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner, calls = training.fit._check_finite, []
+    inner, calls = training.loop.fit._check_finite, []
 
     def check(*arguments: Any, **told: Any) -> None:
         calls.append(told)
@@ -144,7 +144,7 @@ def test_a_cut_fold_goes_on(
             raise KeyboardInterrupt
         inner(*arguments, **told)
 
-    monkeypatch.setattr(training.fit, "_check_finite", check)
+    monkeypatch.setattr(training.loop.fit, "_check_finite", check)
     with pytest.raises(KeyboardInterrupt):
         run(Settings(recipe=recipe, data=data, out=tmp_path / "out"))
     monkeypatch.undo()

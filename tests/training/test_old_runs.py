@@ -8,8 +8,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from training.checkpoint import load_checkpoint
-from training.run import load_run
+from training.loop.checkpoint import load_checkpoint
+from training.loop.run import load_run
 
 
 def test_a_run_of_version_1_opens_with_the_same_weights(whole: Path, tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from training.embedder import build_embedder
-from training.loss import build_loss
-from training.optimizer import average_weights, build_optimizer, clip, freeze_batchnorm
-from training.recipe import Recipe
+from training.loop.optimizer import average_weights, build_optimizer, clip, freeze_batchnorm
+from training.losses.loss import build_loss
+from training.network.embedder import build_embedder
+from training.recipes.recipe import Recipe
 
 
 def test_groups_of_the_optimizer() -> None:

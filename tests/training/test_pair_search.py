@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import oracles
-from training import pair_search
-from training.metrics import retrieval_metrics
-from training.pair_search import PairSearch
-from training.row_search import RowSearch
-from training.tensor_search import _open
+from training.evaluation import pair_search
+from training.evaluation.metrics import retrieval_metrics
+from training.evaluation.pair_search import PairSearch
+from training.evaluation.row_search import RowSearch
+from training.evaluation.tensor_search import _open
 
 
 @pytest.fixture(autouse=True)

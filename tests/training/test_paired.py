@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from training.paired import interval, paired
+from training.evaluation.paired import interval, paired
 
 SHARES = st.floats(min_value=0, max_value=1, width=32)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import loss_oracles
-from training.loss import LOSSES, build_loss
-from training.pairwise import TripletMiner, TripletRule
+from training.losses.loss import LOSSES, build_loss
+from training.losses.pairwise import TripletMiner, TripletRule
 
 LOOPS: dict[str, Callable[..., float]] = {
     "contrastive": loss_oracles.contrastive_against,

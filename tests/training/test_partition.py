@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.catalog import Row, read
+from serving.catalog.catalog import Row, read
+from serving.catalog.picture import File
 from serving.errors import BadData
-from serving.picture import File
 from tests.training.drawn import draw_folder
-from training.partition import cut_fold, divide, hold_out
-from training.recipe import Recipe
+from training.data.partition import cut_fold, divide, hold_out
+from training.recipes.recipe import Recipe
 from training.train import Settings, run
 
 RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import BadSetting
-from training.past import Past
+from training.method.past import Past
 
 
 @settings(deadline=None, max_examples=40)

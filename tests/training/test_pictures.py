@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.catalog import read
+from serving.catalog.catalog import read
 from serving.errors import BadData
 from serving.model.preprocess import preprocess
 from tests.training.drawn import NoThreads, draw_folder
-from training import pictures as module
-from training.pictures import (
+from training.data import pictures as module
+from training.data.pictures import (
     Pictures,
     QuarterTurns,
     Stream,
@@ -26,7 +26,7 @@ from training.pictures import (
     training_decoder,
     viewing_decoder,
 )
-from training.recipe import Recipe
+from training.recipes.recipe import Recipe
 
 RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.pooling import LEAST, build_pooling, generalised_mean, mean, mean_and_maximum
+from training.network.pooling import LEAST, build_pooling, generalised_mean, mean, mean_and_maximum
 
 
 def _maps(seed: int = 0) -> Tensor:

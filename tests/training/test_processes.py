@@ -19,8 +19,8 @@ from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
 from tests.training.side_by_side import gradients
 from tests.training.small_run import equal_runs
-from training.checkpoint import load_checkpoint
-from training.processes import (
+from training.loop.checkpoint import load_checkpoint
+from training.loop.processes import (
     agree,
     gather_rows,
     gather_shares,
@@ -29,7 +29,7 @@ from training.processes import (
     start_processes,
     sync_batchnorm,
 )
-from training.recipe import Recipe
+from training.recipes.recipe import Recipe
 from training.train import Settings, run
 
 RECIPE = """

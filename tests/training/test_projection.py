@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.projection import project
+from training.report.projection import project
 
 
 @pytest.mark.parametrize("shape", [(40, 6), (6, 40), (2, 3), (3, 2)])

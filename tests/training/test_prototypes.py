@@ -9,7 +9,7 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.prototypes import (
+from training.method.prototypes import (
     cross_reconstruct,
     fit_dual,
     fit_primal,

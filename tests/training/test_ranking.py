@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.metrics import retrieval_metrics
-from training.ranking import choose_queries, rank
+from training.evaluation.metrics import retrieval_metrics
+from training.evaluation.ranking import choose_queries, rank
 
 
 def _by_hand(
@@ -35,7 +35,9 @@ LABELS = [i % 4 for i in range(28)] + [4, 5]  # two are alone in their class
 
 
 def test_each_query_by_hand(embeddings: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.ranking._BLOCK_BYTES", 32 * 30 * 4)  # so that there are several blocks
+    monkeypatch.setattr(
+        "training.evaluation.ranking._BLOCK_BYTES", 32 * 30 * 4
+    )  # so that there are several blocks
     labels, roles = np.array(LABELS), np.array([""] * 30)
     found = rank(torch.from_numpy(embeddings), labels, roles, neighbours=6)
     assert found.queries.tolist() == list(range(28))

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.catalog import SplitRule
+from serving.catalog.catalog import SplitRule
 from serving.errors import BadSetting, NotFound
-from training.recipe import Recipe, make_recipe
-from training.recipe_file import load_recipe, recipe_names
+from training.recipes.recipe import Recipe, make_recipe
+from training.recipes.recipe_file import load_recipe, recipe_names
 
 
 def test_the_recipes_of_the_package_are_found_by_name() -> None:

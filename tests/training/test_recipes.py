@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import training.logbook
+import training.loop.logbook
 from tests.training.drawn import draw_folder
-from training.objective import Objective
-from training.recipe import Recipe
-from training.recipe_file import RECIPES, head_comment, load_recipe, recipe_names
-from training.run import read_record
+from training.loop.objective import Objective
+from training.loop.run import read_record
+from training.recipes.recipe import Recipe
+from training.recipes.recipe_file import RECIPES, head_comment, load_recipe, recipe_names
 from training.train import Settings, run
 
 PUBLISHED = [name for name in recipe_names() if "/" in name]
@@ -35,7 +35,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a run whose weights, hundreds of megabytes for some, nobody needs afterwards."""
-    monkeypatch.setattr(training.logbook, "save_checkpoint", lambda *_: None)
+    monkeypatch.setattr(training.loop.logbook, "save_checkpoint", lambda *_: None)
     return tmp_path / "run"
 
 

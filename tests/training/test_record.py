@@ -10,9 +10,10 @@ import pytest
 
 from serving.errors import BadArtifact
 from tests.training.drawn import draw_folder
-from training import evaluate, export, train
-from training.record import check_record
-from training.run import read_record
+from training import export, train
+from training.evaluation import evaluate
+from training.loop.record import check_record
+from training.loop.run import read_record
 
 RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"
 

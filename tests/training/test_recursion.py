@@ -7,8 +7,8 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.prototypes import fit_prototypes
-from training.recursion import Fit, fit_batch, merge, start, update, weight
+from training.method.prototypes import fit_prototypes
+from training.method.recursion import Fit, fit_batch, merge, start, update, weight
 
 BATCHES, M, D = 5, 6, 4
 

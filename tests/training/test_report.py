@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 
 import crossbatch
-from serving import catalog
-from serving.catalog import Row
+from serving.catalog import catalog
+from serving.catalog.catalog import Row
 from serving.errors import BadArtifact, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
 from tests.training.page_tree import Node, parse
-from training import report, train
-from training.evaluate import Settings as EvaluateSettings
-from training.evaluate import run as evaluate
-from training.page.document import Section, document
-from training.report import Settings, render, run
-from training.run import METRICS, load_run, read_record, write_record
+from training import train
+from training.evaluation.evaluate import Settings as EvaluateSettings
+from training.evaluation.evaluate import run as evaluate
+from training.loop.run import METRICS, load_run, read_record, write_record
+from training.report import report
+from training.report.document import Section, document
+from training.report.report import Settings, render, run
 
 EVIL = "<script>alert(1)</script>&\"'"
 RECIPE = (
@@ -251,8 +252,8 @@ def test_roles_are_of_the_data_sets_own_test_alone(
         loaded = load_run(path)
         return replace(loaded, recipe=loaded.recipe.model_copy(update={"split_by": rule}))
 
-    monkeypatch.setattr("training.report.select", select)
-    monkeypatch.setattr("training.report.load_run", load)
+    monkeypatch.setattr("training.report.report.select", select)
+    monkeypatch.setattr("training.report.report.load_run", load)
     result = run(Settings(run_dir=trained, split=split, out=tmp_path / "a.html"))
     text = (tmp_path / "a.html").read_text()
     assert (result["queries"] + result["excluded"] < result["images"]) == apart

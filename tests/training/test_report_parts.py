@@ -11,20 +11,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from serving.catalog import Row
-from serving.picture import File
+from serving.catalog.catalog import Row
+from serving.catalog.picture import File
 from tests.training.drawn import draw_folder
 from tests.training.page_tree import Node, parse
-from training.history import History
-from training.page.curves import curves_section
-from training.page.figures import figures_section
-from training.page.histograms import class_histograms, histograms_section
-from training.page.linechart import Series, line_chart, ticks
-from training.page.maps import maps_section
-from training.page.markup import Markup, clip, element
-from training.page.picture import picture, thumbnails
-from training.page.scatter import MARKS, scatter
-from training.recipe import Recipe
+from training.loop.history import History
+from training.recipes.recipe import Recipe
+from training.report.curves import curves_section
+from training.report.figures import figures_section
+from training.report.histograms import class_histograms, histograms_section
+from training.report.linechart import Series, line_chart, ticks
+from training.report.maps import maps_section
+from training.report.markup import Markup, clip, element
+from training.report.picture import picture, thumbnails
+from training.report.scatter import MARKS, scatter
 
 EVIL = "<script>alert(1)</script>&\"'"
 

@@ -10,10 +10,10 @@ import training.train
 from serving.errors import AlreadyExists, BadArtifact, BadData, BadSetting, ModelMismatch, NotFound
 from tests.training.drawn import draw_folder
 from tests.training.small_run import cut_at, equal_runs
-from training.checkpoint import load_checkpoint, save_checkpoint
-from training.run import load_run, reserved
+from training.loop.checkpoint import load_checkpoint, save_checkpoint
+from training.loop.run import load_run, reserved
+from training.loop.trainee import start_trainee
 from training.train import Settings, render, run
-from training.trainee import start_trainee
 
 
 def test_the_same_seed_gives_the_same_run(whole: Path, data: Path, recipe: str, tmp_path: Path) -> None:

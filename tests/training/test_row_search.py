@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.row_search import find_copies
+from training.evaluation.row_search import find_copies
 
 rows = st.integers(1, 4).flatmap(
     lambda width: st.lists(

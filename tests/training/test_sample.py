@@ -3,9 +3,9 @@
 from collections import Counter
 from pathlib import Path
 
-from serving.catalog import Row
-from serving.picture import File
-from training.sample import draw_sample
+from serving.catalog.catalog import Row
+from serving.catalog.picture import File
+from training.data.sample import draw_sample
 
 
 def _rows(classes: int, images: int) -> list[Row]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from serving.errors import BadData, BadSetting
-from training.sampler import PKSampler
+from training.data.sampler import PKSampler
 
 
 @settings(deadline=None, max_examples=100)

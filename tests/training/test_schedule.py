@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from training.recipe import Recipe
-from training.schedule import rate_factor, xml_weight
+from training.loop.schedule import rate_factor, xml_weight
+from training.recipes.recipe import Recipe
 
 
 def test_warm_up_and_half_a_cosine() -> None:

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import study
 from tests.training.drawn import draw_folder
 from training import train
-from training.recipe_file import load_recipe
+from training.recipes.recipe_file import load_recipe
 
 SMALL = (
     "backbone=resnet20 weights=none image_size=16 views=1 head_init=random dimension=4 prototypes=4"

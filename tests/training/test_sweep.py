@@ -11,8 +11,8 @@ from scipy import stats
 from serving.errors import AlreadyExists, BadSetting
 from tests.training.drawn import draw_folder
 from training import train
-from training.run import reserved
-from training.sweep import Settings, render, run
+from training.evaluation.sweep import Settings, render, run
+from training.loop.run import reserved
 
 
 @pytest.fixture(scope="module")

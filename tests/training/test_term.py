@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests import oracles
-from training.cross_batch import cross_batch_loss
-from training.loss import build_loss
-from training.past import Past
-from training.recipe import Recipe
-from training.term import dead_note, gradient_share, watch_term
+from training.losses.loss import build_loss
+from training.method.cross_batch import cross_batch_loss
+from training.method.past import Past
+from training.method.term import dead_note, gradient_share, watch_term
+from training.recipes.recipe import Recipe
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 3])
 FIRST = torch.tensor([True, True, False, False, True, True, False])

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-import training.fit
-import training.objective
-import training.run
+import training.loop.fit
+import training.loop.objective
+import training.loop.run
 import training.train
-from serving.catalog import read, select
+from serving.catalog.catalog import read, select
 from serving.errors import AlreadyExists, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
-from training.checkpoint import load_checkpoint
-from training.pictures import Pictures
-from training.recipe_file import recipe_names
-from training.run import load_run
+from training.data.pictures import Pictures
+from training.loop.checkpoint import load_checkpoint
+from training.loop.run import load_run
+from training.loop.whole_file import write_file
+from training.recipes.recipe_file import recipe_names
 from training.train import Settings, render, run
-from training.whole_file import write_file
 
 
 def test_a_run_folder_tells_all(whole: Path, data: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_start_that_was_cut_is_vacant(
             raise KeyboardInterrupt
         inner(path, contents)
 
-    monkeypatch.setattr(training.run, "write_file", cut)
+    monkeypatch.setattr(training.loop.run, "write_file", cut)
     with pytest.raises(KeyboardInterrupt):
         run(Settings(recipe=recipe, data=data, out=out))
     monkeypatch.undo()

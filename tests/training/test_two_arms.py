@@ -10,7 +10,8 @@ from benchmarks.two_arms import main
 from serving.errors import BadSetting
 from tests.training.drawn import draw_folder
 from tests.training.small_run import SMALL
-from training import evaluate, train
+from training import train
+from training.evaluation import evaluate
 
 SVG = "{http://www.w3.org/2000/svg}"
 

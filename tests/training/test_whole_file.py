@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serving.errors import CrossbatchError
-from training.whole_file import aside_of, is_aside, write_file
+from training.loop.whole_file import aside_of, is_aside, write_file
 
 
 def test_what_a_killed_process_left_aside_is_swept_and_what_another_writes_is_not(tmp_path: Path) -> None:

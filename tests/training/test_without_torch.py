@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.drawn import draw_folder
-from training.evaluate import Settings, run
+from training.evaluation.evaluate import Settings, run
 from training.export import Settings as ExportSettings
 from training.export import run as export
 

@@ -8,14 +8,14 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from protos import gallery_service_pb2 as pb
+from serving.engine.pipeline import check_size
+from serving.engine.workers import check_time
 from serving.errors import CrossbatchError, InvalidArgument
 from serving.gallery.item import Item, check_item
 from serving.rpc.loose import loosened
 from serving.rpc.parts import LARGE, check_parts, fields_of
 from serving.rpc.status import Refusal, Violation
 from serving.rpc.wire import metadata_of, vector_of
-from serving.rpc.work.pipeline import check_size
-from serving.rpc.work.workers import check_time
 
 __all__ = ["Arrivals", "UnreadItems", "made_of", "read_items"]
 

@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 from protos import gallery_service_pb2 as pb
+from serving.engine.fleet import Fleet
+from serving.engine.shelf import Shelf
 from serving.errors import Mismatch
 from serving.rpc.status import to_status
-from serving.rpc.work.fleet import Fleet
-from serving.rpc.work.shelf import Shelf
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery

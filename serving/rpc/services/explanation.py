@@ -3,9 +3,9 @@
 import numpy as np
 
 from protos import retrieval_service_pb2 as pb
+from serving.engine.explanation import Explanation
 from serving.rpc.status import to_status
 from serving.rpc.wire import bytes_of
-from serving.rpc.work.explanation import Explanation
 
 __all__ = ["explain_result"]
 

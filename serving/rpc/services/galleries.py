@@ -5,7 +5,7 @@ from typing import Any
 
 from protos import gallery_service_pb2 as pb
 from serving.errors import CrossbatchError, NotFound
-from serving.rpc.gate.boundary import deadline_of
+from serving.rpc.boundary import deadline_of
 from serving.rpc.services.arrivals import UnreadItems
 from serving.rpc.services.bounds import page_size
 from serving.rpc.services.description import described

@@ -8,12 +8,12 @@ from typing import Any
 
 from protos import gallery_service_pb2 as pb
 from protos import gallery_service_pb2_grpc
+from serving.engine.fleet import Fleet
+from serving.engine.shelf import Shelf
 from serving.errors import Draining
-from serving.rpc.gate.admission import Admission
-from serving.rpc.gate.boundary import deadline_of
+from serving.rpc.admission import Admission
+from serving.rpc.boundary import deadline_of
 from serving.rpc.services.description import described
-from serving.rpc.work.fleet import Fleet
-from serving.rpc.work.shelf import Shelf
 
 __all__ = ["Generations"]
 

@@ -11,9 +11,13 @@ from numpy.typing import NDArray
 
 from protos import open_inference_pb2 as pb
 from protos import open_inference_pb2_grpc
+from serving.engine.explanation import Explanation
+from serving.engine.fleet import Fleet
+from serving.engine.pipeline import Pipeline
 from serving.errors import InvalidArgument, NotFound
-from serving.rpc.gate.admission import Admission
-from serving.rpc.gate.boundary import deadline_of
+from serving.observability.call import Stages
+from serving.rpc.admission import Admission
+from serving.rpc.boundary import deadline_of
 from serving.rpc.services.payload import Payload
 from serving.rpc.services.tensors import (
     INPUTS,
@@ -24,10 +28,6 @@ from serving.rpc.services.tensors import (
     write_outputs,
 )
 from serving.rpc.status import Refusal, Violation
-from serving.rpc.watch.call import Stages
-from serving.rpc.work.explanation import Explanation
-from serving.rpc.work.fleet import Fleet
-from serving.rpc.work.pipeline import Pipeline
 
 __all__ = ["READERS", "Inference"]
 

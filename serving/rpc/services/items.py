@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from protos import gallery_service_pb2 as pb
 from protos import gallery_service_pb2_grpc
+from serving.engine.fitted import on_gallery_of, with_fitting_model
+from serving.engine.fleet import Fleet
+from serving.engine.pipeline import Pipeline
+from serving.engine.shelf import Shelf
 from serving.errors import InvalidArgument
 from serving.gallery.item import check_key, check_keys
-from serving.rpc.gate.admission import Admission
-from serving.rpc.gate.boundary import deadline_of
+from serving.observability.call import Stages
+from serving.rpc.admission import Admission
+from serving.rpc.boundary import deadline_of
 from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS
 from serving.rpc.pieces import Pieces, framed
 from serving.rpc.services.arrivals import Arrivals, made_of, read_items
@@ -19,11 +24,6 @@ from serving.rpc.services.bounds import check_count, page_size
 from serving.rpc.services.page import item_of, page_of
 from serving.rpc.services.timings import timings_of
 from serving.rpc.status import refusal
-from serving.rpc.watch.call import Stages
-from serving.rpc.work.fitted import on_gallery_of, with_fitting_model
-from serving.rpc.work.fleet import Fleet
-from serving.rpc.work.pipeline import Pipeline
-from serving.rpc.work.shelf import Shelf
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery

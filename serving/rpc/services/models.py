@@ -6,9 +6,9 @@ from typing import Any
 
 from protos import model_service_pb2 as pb
 from protos import model_service_pb2_grpc
+from serving.engine.fleet import Change, Fleet
+from serving.engine.pipeline import Pipeline
 from serving.errors import CrossbatchError, Draining, InvalidArgument, Mismatch, NotFound
-from serving.rpc.work.fleet import Change, Fleet
-from serving.rpc.work.pipeline import Pipeline
 
 __all__ = ["Models"]
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from protos import retrieval_service_pb2 as pb
+from serving.engine.pipeline import Outcome
+from serving.engine.workers import check_time
 from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.search.filter import Filter
 from serving.rpc.limits import DEFAULT_K, MAX_MESSAGE_BYTES
 from serving.rpc.pieces import Pieces, framed
 from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import struct_of
-from serving.rpc.work.pipeline import Outcome
-from serving.rpc.work.workers import check_time
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery

@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING
 
 from protos import gallery_service_pb2 as pb
+from serving.engine.workers import check_time
 from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.item import Item
 from serving.gallery.metadata import MAX_METADATA_BYTES
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.wire import bytes_of, struct_of
-from serving.rpc.work.workers import check_time
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery

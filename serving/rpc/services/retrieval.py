@@ -11,11 +11,17 @@ from numpy.typing import NDArray
 
 from protos import retrieval_service_pb2 as pb
 from protos import retrieval_service_pb2_grpc
+from serving.engine.fitted import on_gallery_of, with_fitting_model
+from serving.engine.fleet import Fleet
+from serving.engine.pace import Pace
+from serving.engine.pipeline import Outcome, Pipeline
+from serving.engine.shelf import Shelf
 from serving.errors import CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.at_hand import NotAtHand
 from serving.gallery.unit import unit_rows
-from serving.rpc.gate.admission import Admission
-from serving.rpc.gate.boundary import deadline_of
+from serving.observability.call import Stages
+from serving.rpc.admission import Admission
+from serving.rpc.boundary import deadline_of
 from serving.rpc.limits import MAX_EXPLAINED, MAX_INPUTS
 from serving.rpc.pieces import Pieces, framed
 from serving.rpc.services.asked import Asked, Request, is_quickly_read, read_search, search_request
@@ -24,13 +30,7 @@ from serving.rpc.services.explanation import explain_result
 from serving.rpc.services.neighbours import search_results
 from serving.rpc.services.timings import timings_of
 from serving.rpc.status import Refusal, Violation, to_status
-from serving.rpc.watch.call import Stages
 from serving.rpc.wire import bytes_of, vector_of
-from serving.rpc.work.fitted import on_gallery_of, with_fitting_model
-from serving.rpc.work.fleet import Fleet
-from serving.rpc.work.pace import Pace
-from serving.rpc.work.pipeline import Outcome, Pipeline
-from serving.rpc.work.shelf import Shelf
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
     from serving.gallery.gallery import Gallery

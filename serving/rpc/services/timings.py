@@ -3,7 +3,7 @@
 import time
 
 from protos import retrieval_service_pb2 as pb
-from serving.rpc.watch.call import Stages
+from serving.observability.call import Stages
 
 __all__ = ["timings_of"]
 

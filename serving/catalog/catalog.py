@@ -1,0 +1,183 @@
+"""A data set on disk as rows (key, image, label, split); images are found here and decoded elsewhere.
+
+Each format has a file here; `auto` finds out which it is. Published lists and tables are
+known by their names and first lines; without any it is `cifar10`, where folders say so, or `folder`.
+
+An image of no class can be indexed, and neither trains nor tests. `docs/catalogues.md` tells it all.
+"""
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Final, Literal, Protocol, get_args
+
+from serving.catalog import cars, cifar10, csv_table, cub, folder, inshop, parquet, sop, webdataset
+from serving.catalog.listing import Listed
+from serving.catalog.rows import Catalog, Row
+from serving.catalog.split import Split, SplitRule, select, select_missing
+from serving.catalog.table import find_table
+from serving.catalog.tree import SUFFIXES, grow
+from serving.catalog.walk import is_visible, walk
+from serving.errors import BadData, BadSetting
+
+__all__ = [
+    "FORMATS",
+    "SUFFIXES",
+    "Catalog",
+    "Format",
+    "Layout",
+    "Row",
+    "Split",
+    "SplitRule",
+    "read",
+    "read_listed",
+    "select",
+    "select_missing",
+]
+
+Layout = Literal["folder", "csv", "cifar10", "cub", "cars", "sop", "inshop", "webdataset", "parquet"]
+Format = Literal["auto", Layout]
+FORMATS: Final[tuple[str, ...]] = get_args(Format)
+
+
+class _Lists(Protocol):
+    """What a layout with published lists offers."""
+
+    def find(self, root: Path) -> Path | None: ...
+
+    def parse(self, folder: Path) -> list[Listed]: ...
+
+    def read(self, folder: Path) -> Catalog: ...
+
+
+class _Packed(Protocol):
+    """What a layout of files that hold many images offers."""
+
+    @property
+    def ENDINGS(self) -> tuple[str, ...]: ...  # noqa: N802  # a constant of the module
+
+    def read(self, root: Path, only: Path | None) -> Catalog: ...
+
+
+_PUBLISHED: Final[Mapping[str, _Lists]] = {"cub": cub, "cars": cars, "sop": sop, "inshop": inshop}
+_PACKED: Final[Mapping[str, _Packed]] = {"webdataset": webdataset, "parquet": parquet}
+
+
+def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Catalog:
+    """Read the data set at `root`.
+
+    Args:
+        root: The folder; or one `.csv`, `.tar` or `.parquet` file, whose folder then is the root.
+        format: One of `FORMATS`.
+        table: The one such file to read, where it is not the one `.csv` file in `root` or all packed files.
+
+    Raises:
+        BadData: No such folder, not readable, no image in it, a table or list that does not hold, or several
+            formats that fit.
+        BadSetting: `format` is not one of `FORMATS`, or not that of the file.
+    """
+    if format not in FORMATS:
+        raise BadSetting(f"the format {format!r} is not known; give one of {', '.join(FORMATS)}")
+    root = Path(os.path.abspath(os.fspath(root)))
+    if (ours := _format_of(root)) and root.is_file():
+        root, table = root.parent, root if table is None else table
+    _check_folder(root)
+    if table is not None:
+        table = Path(os.path.abspath(os.fspath(table)))
+        ours = _format_of(table) or "csv"
+        if format not in ("auto", ours):
+            raise BadSetting(f"{table} is of the format {ours} and not {format!r}; give that format, or auto")
+        format = ours
+    elif format == "auto":
+        format, table = _find_format(root)
+    elif format == "csv":
+        table = find_table(root, required=True)
+    if format == "csv" and table is not None:
+        return csv_table.read(root, table)
+    if format in _PACKED:
+        return _PACKED[format].read(root, table)
+    if format in _PUBLISHED:
+        return _PUBLISHED[format].read(_PUBLISHED[format].find(root) or root)
+    tree = grow(root)
+    if format == "cifar10" or (format == "auto" and cifar10.fits(tree)):
+        return cifar10.read(tree)
+    return folder.read(tree)
+
+
+def read_listed(root: Path, format: str) -> list[Listed]:
+    """Return what the published lists at `root` name, whether the images are there or not.
+
+    Args:
+        root: The folder.
+        format: One of the formats that have published lists.
+
+    Raises:
+        BadData: The lists are not there or do not hold.
+        BadSetting: The format has no such lists.
+    """
+    if format not in _PUBLISHED:
+        raise BadSetting(f"the format {format!r} has no published lists; give one of {', '.join(_PUBLISHED)}")
+    return _PUBLISHED[format].parse(_PUBLISHED[format].find(root) or root)
+
+
+def _find_format(root: Path) -> tuple[str, Path | None]:
+    """Return the one format that the lists or packed files in a folder are of, else `auto`; and its table.
+
+    Raises:
+        BadData: Several formats fit.
+    """
+    table = find_table(root, required=False)
+    homes = {name: home for name, lists in _PUBLISHED.items() if (home := lists.find(root)) is not None}
+    fitting = [*homes, *(["csv"] if table else [])]
+    # Lists in a folder within speak for all of `root` only where no other folder is beside it.
+    if any(home != root for home in homes.values()) and _folders(root) > 1:
+        fitting.append("folder")
+    fitting = fitting or _packed_formats(root)
+    if len(fitting) > 1:
+        raise BadData(
+            f"{root} fits the formats {' and '.join(fitting)}; say which by the format, or give the folder"
+            " within that is meant"
+        )
+    return (fitting[0], table) if fitting else ("auto", None)
+
+
+def _packed_formats(root: Path) -> list[str]:
+    """Return the formats of the packed files in a folder; none where it holds an image that is not packed.
+
+    Raises:
+        BadData: A folder cannot be read.
+    """
+    found = set[str]()
+    for path, kind in walk(root, SUFFIXES):
+        if kind == "file" and path.suffix.lower() in SUFFIXES:
+            return []
+        if kind == "file":
+            found.add(_format_of(path))
+    return sorted(found & _PACKED.keys())
+
+
+def _format_of(path: PurePath) -> str:
+    """Return the format of a file that holds or names many images, by its name; empty for another file."""
+    name = path.name.lower()
+    packed = (format for format, layout in _PACKED.items() if name.endswith(layout.ENDINGS))
+    return "csv" if name.endswith(".csv") else next(packed, "")
+
+
+def _folders(root: Path) -> int:
+    return sum(is_visible(name) and os.path.isdir(os.path.join(root, name)) for name in os.listdir(root))
+
+
+def _check_folder(root: Path) -> None:
+    try:
+        mode = root.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise BadData(f"the data folder {root} cannot be read: {_reason(error)}") from error
+    if not stat.S_ISDIR(mode):
+        raise BadData(
+            f"{root} is a file; give the folder that holds the images, or a .csv, .tar or .parquet file"
+        )
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error)).lower()

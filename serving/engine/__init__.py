@@ -1,0 +1,1 @@
+"""Models at work: instances, batches, and the galleries as calls see them."""

@@ -1,1 +1,0 @@
-"""A folder of galleries: how they come and go, are opened, and exchange their names."""

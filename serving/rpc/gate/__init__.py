@@ -1,1 +1,0 @@
-"""What every call passes before it is answered, and where the server may listen."""

@@ -1,1 +1,0 @@
-"""The serve command: its settings, its process, its parts put together."""

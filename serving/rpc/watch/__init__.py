@@ -1,1 +1,0 @@
-"""What can be seen of the server from outside: metrics and traces."""

@@ -1,1 +1,0 @@
-"""Where the work of calls is done: models, galleries, threads."""

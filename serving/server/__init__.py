@@ -1,0 +1,1 @@
+"""The serve command: its process or processes, its parts put together."""

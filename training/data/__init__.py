@@ -1,0 +1,1 @@
+"""Images, their augmentation and their batches."""

@@ -1,0 +1,253 @@
+"""Which images train, which classes choose the best epoch; what a run's record says of them, and its reading.
+
+The rest of a data set is never looked at in training.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.catalog.catalog import Catalog, Row, SplitRule, read, select
+from serving.errors import BadData
+from training.recipes.recipe import Recipe
+
+__all__ = ["Partition", "check_complete", "cut_fold", "divide", "hold_out", "is_own", "read_own"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The training part of a data set, cut in two by class."""
+
+    catalog: Catalog
+    split: SplitRule
+    train: tuple[Row, ...]
+    validation: tuple[Row, ...]
+    """Empty when the recipe holds none out."""
+    folds: int = 0
+    fold: int = 0
+    """Which of the folds `validation` is, counted from 0; of no meaning without folds."""
+
+    def classes(self, recipe: Recipe) -> int:
+        """Count the classes that train, with their quarter turns where the recipe has these."""
+        return len({row.label for row in self.train}) * (4 if recipe.quarter_turns else 1)
+
+    def tell(self) -> str:
+        """Say in a line what was read and what trains, so that who meant something else can stop in time."""
+        told = f"{self.catalog.root} was read as {self.catalog.format}: {_count(self.train)} train"
+        told += f", {_count(self.validation)} validate" if self.validation else ""
+        labels = sorted({row.label for row in self.train})
+        return f"{told}; the first: {', '.join(map(repr, labels[:3]))}{', ...' * (len(labels) > 3)}"
+
+    def describe(self) -> dict[str, Any]:
+        """Give what a run's record says of its data; `digest` changes when an image comes, goes or moves."""
+        return {
+            **_place(self.catalog),
+            "split": self.split.model_dump(),
+            "train_classes": sorted({row.label for row in self.train}),
+            "validation_classes": sorted({row.label for row in self.validation}),
+            "train_images": len(self.train),
+            "validation_images": len(self.validation),
+            "folds": self.folds,
+            "fold": self.fold if self.folds else None,
+            "missing": list(self.catalog.missing),
+            "unlabelled": self.catalog.unlabelled,
+            "digest": _digest((*self.train, *self.validation)),
+        }
+
+
+def divide(catalog: Catalog, recipe: Recipe) -> Partition:
+    """Take out of a data set what training may see.
+
+    Raises:
+        BadData: If the data set cannot be cut as the recipe says, has an empty class, one class to train on,
+            too few for a batch, one validation class alone, or none with two images.
+    """
+    check_complete(catalog)
+    rows = select(catalog, "train", recipe.split)
+    train, validation = hold_out(rows, recipe)
+    key = "folds" if recipe.folds else "validation"
+    held = len({row.label for row in validation})
+    if held == 1:
+        larger = "set fewer folds" if recipe.folds else "hold out a larger share"
+        raise BadData(
+            f"{key} would hold out one class, where whatever is found is right: {larger}, or set {key} to 0"
+            " to keep the last epoch"
+        )
+    if validation and held == len(validation):
+        raise BadData(
+            f"none of the {held} validation classes has two images, so that nothing could be found: set {key}"
+            " to 0 to keep the last epoch"
+        )
+    partition = Partition(catalog, recipe.split, train, validation, folds=recipe.folds, fold=recipe.fold)
+    classes = partition.classes(recipe)
+    if classes == 1:
+        raise BadData(
+            f"one class is left to train on ({train[0].label!r}), which teaches nothing: two or more are"
+            " needed, so give more classes, or leave fewer to the test and to validation"
+        )
+    if classes < recipe.classes_per_batch:
+        turned = " with their quarter turns" if recipe.quarter_turns else ""
+        raise BadData(
+            f"there are {classes} classes{turned} to train on, but a batch takes {recipe.classes_per_batch}:"
+            f" give more classes or set classes_per_batch to {classes} or less"
+        )
+    images = len(train) * (4 if recipe.quarter_turns else 1)
+    if recipe.batch_size > images:
+        raise BadData(
+            f"there are {images} images to train on, but a batch takes {recipe.batch_size}, so that some"
+            " would be in it twice: give more images, or lower classes_per_batch or images_per_class"
+        )
+    return partition
+
+
+def check_complete(catalog: Catalog) -> None:
+    """Refuse a data set of which a class has no image, and warn of images that are not there.
+
+    Raises:
+        BadData: If a class is empty.
+    """
+    if catalog.empty:
+        raise BadData(
+            f"the class {catalog.empty[0]!r} of {catalog.root} has no image: fill its folder or take it out"
+            f" ({len(catalog.empty)} such folders)"
+        )
+    if catalog.missing:
+        _log.warning(
+            "%d images that %s names are not there (first: %s)",
+            len(catalog.missing), catalog.root, ", ".join(catalog.missing[:3]),
+        )  # fmt: skip
+
+
+def read_own(
+    record: Mapping[str, Any], *, data: Path | None = None, format: str = "auto", table: Path | None = None
+) -> Catalog:
+    """Read the data set of a run: the one that its record names, as it was read then, or another one.
+
+    Args:
+        record: The run's.
+        data: Where the images are, if not where they were; elsewhere the record's format and table are of
+            no use.
+        format: Layout; `auto` is the record's.
+        table: The one file to read; the record's when not given.
+
+    Raises:
+        BadData: If the images are no longer there, or cannot be read.
+        BadSetting: If the format is not known, or takes no table.
+    """
+    own = record.get("data", {})
+    root, read_as = Path(own.get("root", "")), own.get("format", "auto")
+    if data is not None and Path(os.path.abspath(data)) != root:
+        return read(data, format, table=table)
+    if not own.get("root") or not root.is_dir():
+        raise BadData(
+            f"the images that the run was trained on are no longer at {root}: give their folder by --data"
+        )
+    if table is None and format in ("auto", read_as):
+        format, table = read_as, Path(own["table"]) if own.get("table") else None
+    return read(root, format, table=table)
+
+
+def is_own(record: Mapping[str, Any], catalog: Catalog, rule: SplitRule) -> bool:
+    """Tell whether a catalogue is the one that a run was trained on, in the same place and read the same way.
+
+    A copy elsewhere may hold other pixels under the same names, so that it does not count.
+    """
+    own = record.get("data", {})
+    if any(own.get(name) != value for name, value in _place(catalog).items()):
+        return False
+    return bool(own.get("digest") == _digest(select(catalog, "train", rule)))
+
+
+def hold_out(rows: Sequence[Row], recipe: Recipe) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Cut the recipe's fold, or its share of validation classes, from the training rows.
+
+    A data set that is split by folder has whole top-level folders held out, so that validation is as unseen
+    as the test is.
+
+    Returns:
+        Rows to train on, rows to validate on; no class is in both.
+
+    Raises:
+        BadData: If there are too few classes for that, and nothing would be left to train on.
+    """
+    names = sorted({_group(row, recipe) for row in rows})
+    held = {names[place] for place in _held(len(names), recipe)}
+    return (
+        tuple(row for row in rows if _group(row, recipe) not in held),
+        tuple(row for row in rows if _group(row, recipe) in held),
+    )
+
+
+def cut_fold(count: int, *, folds: int, fold: int, rule: Literal["even", "wrapped"]) -> NDArray[np.intp]:
+    """Choose the names of one fold among `count` sorted ones.
+
+    Args:
+        count: How many names there are, at least `folds`.
+        folds: How many folds.
+        fold: Which, from 0.
+        rule: `even` cuts the list at equal steps, as the authors of XML do, so that each name is in one fold.
+            `wrapped` goes by the original MLRC code: from fold/folds of the list on, a training part of
+            count - count // folds names, round the end of the list; the count // folds names that follow
+            are held out, and some names may be in no fold.
+
+    Returns:
+        Places of the names that are held out, in the order of the fold, (k,).
+    """
+    if rule == "even":
+        edges = np.linspace(0, count, folds + 1).astype(np.intp)
+        return np.arange(edges[fold], edges[fold + 1])
+    size = count // folds
+    first = int(count * fold / folds) + count - size
+    return np.arange(first, first + size) % count
+
+
+def _held(count: int, recipe: Recipe) -> NDArray[np.intp]:
+    """Choose what is held out of `count` sorted classes or folders; their places, (k,)."""
+    what = "folders" if recipe.split_by == "folder" else "classes"
+    if recipe.folds > count:
+        raise BadData(
+            f"there are {count} {what} to train on, of which {recipe.folds} folds cannot be cut: set fewer"
+            " folds, or folds to 0 to keep the last epoch"
+        )
+    if recipe.folds:
+        return cut_fold(count, folds=recipe.folds, fold=recipe.fold, rule=recipe.fold_rule)
+    if recipe.validation == 0:
+        return np.empty(0, dtype=np.intp)
+    wanted = max(1, round(recipe.validation * count))
+    if wanted >= count:
+        raise BadData(
+            f"there are {count} {what} to train on, and validation {recipe.validation} would take {wanted}"
+            " of them: lower it, or set it to 0 to keep the last epoch"
+        )
+    return np.array([int((i + 0.5) * count / wanted) for i in range(wanted)], dtype=np.intp)  # evenly spaced
+
+
+def _group(row: Row, recipe: Recipe) -> str:
+    return row.label.partition("/")[0] if recipe.split_by == "folder" else row.label
+
+
+def _count(rows: Sequence[Row]) -> str:
+    return f"{len(rows):,} images of {len({row.label for row in rows}):,} classes"
+
+
+def _place(catalog: Catalog) -> dict[str, str | None]:
+    """Give where a data set is and how it was read."""
+    table = str(catalog.table) if catalog.table else None
+    return {"root": str(catalog.root), "format": catalog.format, "table": table}
+
+
+def _digest(rows: Iterable[Row]) -> str:
+    """Give the SHA-256 of keys and classes, whatever the order of the rows."""
+    digest = hashlib.sha256()
+    for row in sorted(rows, key=lambda row: row.key):
+        digest.update(f"{row.key}\t{row.label}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

@@ -1,0 +1,337 @@
+"""Images of a data set as pixels: a bounded number at a time, unreadable ones set aside and named."""
+
+import functools
+import itertools
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from serving.catalog.catalog import Row
+from serving.errors import BadData, BadImage
+from serving.model.preprocess import open_rgb, preprocess
+from serving.progress import progress
+from training.recipes.recipe import Recipe
+
+__all__ = [
+    "Decoder",
+    "Embed",
+    "Pictures",
+    "QuarterTurns",
+    "Readable",
+    "Share",
+    "Stream",
+    "Unreadable",
+    "check_classes",
+    "check_pairs",
+    "class_numbers",
+    "embed_pictures",
+    "first_of",
+    "tell_unreadable",
+    "training_decoder",
+    "viewing_decoder",
+]
+
+_AHEAD = 64
+"""Most decoded images that wait to be used."""
+_LONGEST = 16
+"""How many times longer than its shorter side a training image is at most; both its ends are left out."""
+_TOLD = 10
+"""Most unreadable images that are told by name."""
+
+# file contents to uint8 (H, W, 3), else BadImage; picklable, since worker processes may be handed it
+Decoder = Callable[[bytes], NDArray[np.uint8]]
+Embed = Callable[[NDArray[Any]], NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An image that was left out."""
+
+    key: str
+    reason: str
+
+
+class Stream:
+    """The readable ones of `rows`, decoded in order and forgotten, a few images ahead of whoever iterates.
+
+    What could be read is known once it has been gone through.
+    """
+
+    def __init__(self, rows: Sequence[Row], decode: Decoder) -> None:
+        self._from = rows
+        self._decode = decode
+        self.rows: list[Row] = []
+        self.unreadable: list[Unreadable] = []
+
+    def __len__(self) -> int:
+        """How many rows there are, readable or not."""
+        return len(self._from)
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the pixels of each readable row, uint8 (H, W, 3)."""
+        self.rows, self.unreadable = [], []
+        waiting: deque[tuple[Row, Future[NDArray[np.uint8] | Unreadable]]] = deque()
+        with ThreadPoolExecutor(min(_threads(), 8)) as pool:
+            for row in self._from:
+                waiting.append((row, pool.submit(_try, row, self._decode)))
+                if len(waiting) == _AHEAD:
+                    yield from self._sort(*waiting.popleft())
+            while waiting:
+                yield from self._sort(*waiting.popleft())
+
+    def _sort(
+        self, row: Row, decoded: "Future[NDArray[np.uint8] | Unreadable]"
+    ) -> Iterator[NDArray[np.uint8]]:
+        found = decoded.result()
+        if isinstance(found, Unreadable):
+            self.unreadable.append(found)
+        else:
+            self.rows.append(row)
+            yield found
+
+
+class Pictures:
+    """The readable ones of `rows`, their pixels and their classes.
+
+    Every file is decoded once at the start, so that a bad one is known before training; pixels are kept up to
+    `keep` bytes, and what does not fit is decoded again at each use. `room` is what is left of `keep`.
+    """
+
+    def __init__(self, rows: Sequence[Row], decode: Decoder, *, keep: float, label: str) -> None:
+        self._decode = decode
+        self._pixels: list[NDArray[np.uint8] | None] = []
+        stream = Stream(rows, decode)
+        full = False
+        for found in progress(stream, label, unit="image"):
+            full = full or found.nbytes > keep
+            keep -= 0 if full else found.nbytes
+            self._pixels.append(None if full else found)
+        self.room = keep
+        self.rows = tuple(stream.rows)
+        self.unreadable = tuple(stream.unreadable)
+        self.classes = tuple(sorted({row.label for row in rows}))
+        self.labels = class_numbers(self.rows, self.classes)  # (N,)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> NDArray[np.uint8]:
+        """Give the pixels of one image, uint8 (H, W, 3).
+
+        Raises:
+            BadData: If the file has become unreadable since the start.
+        """
+        pixels = self._pixels[index]
+        if pixels is not None:
+            return pixels
+        found = _try(self.rows[index], self._decode)
+        if isinstance(found, Unreadable):
+            raise BadData(f"{self.rows[index].image} could be read before, but now cannot: {found.reason}")
+        return found
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        """Give the pixels of each image, uint8 (H, W, 3)."""
+        return (self[i] for i in range(len(self)))
+
+    def share(self, rank: int, processes: int) -> "Share":
+        """Give the run of pictures that falls to one of several processes."""
+        mine = np.array_split(np.arange(len(self)), processes)[rank]
+        return Share(self, mine.tolist())
+
+
+class Share:
+    """Some of the pictures, in order."""
+
+    unreadable: tuple[Unreadable, ...] = ()
+
+    def __init__(self, pictures: Pictures, indices: Sequence[int]) -> None:
+        self._pictures = pictures
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        """Give the pixels of each image, uint8 (H, W, 3)."""
+        return (self._pictures[i] for i in self._indices)
+
+
+class QuarterTurns:
+    """Pictures four times over, turned left by 0, 90, 180 and 270 degrees: a turn of a class is a class.
+
+    For characters and the like, which are others when turned (Santoro et al., "Meta-Learning with
+    Memory-Augmented Neural Networks", ICML 2016).
+    """
+
+    def __init__(self, pictures: Pictures) -> None:
+        self._pictures = pictures
+        self.classes = tuple(f"{name} turned {90 * turn}" for turn in range(4) for name in pictures.classes)
+        classes = len(pictures.classes)
+        self.labels = np.concatenate([pictures.labels + turn * classes for turn in range(4)])  # (4 N,)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> NDArray[np.uint8]:
+        """Give the pixels of one image, turned, uint8 (H, W, 3)."""
+        turn, image = divmod(index, len(self._pictures))
+        return np.rot90(self._pictures[image], turn)
+
+
+class Readable(Protocol):
+    """Images to go through in order, as pixels or as maps; what could not be read is known at the end."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[NDArray[Any]]: ...
+
+    @property
+    def unreadable(self) -> Sequence[Unreadable]:
+        """What was left out, known once all was gone through."""
+        ...
+
+
+class Labelled(Protocol):
+    """Images of classes, of which some could not be read."""
+
+    @property
+    def labels(self) -> NDArray[np.int64]: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def unreadable(self) -> tuple[Unreadable, ...]: ...
+
+
+def check_classes(images: Labelled) -> None:
+    """Refuse a class without one readable image.
+
+    Raises:
+        BadData: Names the class.
+    """
+    counts = np.bincount(images.labels, minlength=len(images.classes))
+    empty = [name for name, count in zip(images.classes, counts, strict=True) if count == 0]
+    if empty:
+        raise BadData(
+            f"the class {empty[0]!r} has no readable image: repair its files or take it out"
+            f" ({len(empty)} such classes, {len(images.unreadable)} unreadable images)"
+        )
+
+
+def check_pairs(images: Labelled) -> None:
+    """Refuse images among which no search can find anything.
+
+    Raises:
+        BadData: No class has two readable images.
+    """
+    if not len(images.labels) or np.bincount(images.labels).max() < 2:
+        raise BadData(
+            f"none of the {len(images.classes)} validation classes has two images that can be read, and"
+            f" {len(images.unreadable)} images cannot{first_of(images.unreadable)}: repair them, or set"
+            " validation or folds to 0 to keep the last epoch"
+        )
+
+
+def embed_pictures(
+    embed: Embed, images: Readable, *, batch: int = 64, label: str = "Embedding"
+) -> NDArray[np.float32]:
+    """Embed images that are all S x S, a batch in memory at a time.
+
+    Args:
+        embed: Pixels, uint8 (B, S, S, 3), or maps, float16 (B, C, h, w), to float32 (B, d).
+        images: What `viewing_decoder` decodes, or its features.
+        batch: Most images at a time.
+        label: Name of the progress bar.
+
+    Returns:
+        float32 (N, d), in the order of `images`.
+
+    Raises:
+        BadData: If not one image can be read.
+    """
+    parts = []
+    with progress(images, label, total=len(images), unit="image") as bar:
+        arrays: Any = iter(bar)
+        while some := list(itertools.islice(arrays, batch)):
+            parts.append(embed(np.stack(some)))
+    if not parts:
+        raise BadData(
+            f"none of the {len(images.unreadable)} images can be read{first_of(images.unreadable)}: repair"
+            " them or give other images"
+        )
+    return np.concatenate(parts)
+
+
+def training_decoder(recipe: Recipe) -> Decoder:
+    """Decode for augmentation: the whole image, its shorter side at most 2 S, so that crops stay sharp."""
+    return functools.partial(
+        _decode_whole, least=2 * recipe.image_size, resampling=Image.Resampling[recipe.resampling.upper()]
+    )
+
+
+def viewing_decoder(recipe: Recipe) -> Decoder:
+    """Decode as the served model does."""
+    return functools.partial(
+        preprocess,
+        size=recipe.image_size,
+        crop_fraction=recipe.crop_fraction,
+        resampling=recipe.resampling,
+    )
+
+
+def _decode_whole(data: bytes, *, least: int, resampling: Image.Resampling) -> NDArray[np.uint8]:
+    """Decode and shrink to a shorter side of `least`, where it is longer; uint8 (H, W, 3)."""
+    image = open_rgb(data, least=least)
+    most = _LONGEST * min(image.size)
+    if max(image.size) > most:  # resized by its shorter side it would fill the memory
+        left, top = (max(0, side - most) // 2 for side in image.size)
+        image = image.crop((left, top, image.width - left, image.height - top))
+    factor = least / min(image.size)
+    if factor < 1:
+        width, height = (max(1, round(side * factor)) for side in image.size)
+        image = image.resize((width, height), resampling)
+    return np.array(image)
+
+
+def class_numbers(rows: Sequence[Row], classes: Sequence[str]) -> NDArray[np.int64]:
+    """Give each row's place in `classes`, (N,)."""
+    number = {name: i for i, name in enumerate(classes)}
+    return np.array([number[row.label] for row in rows], dtype=np.int64)
+
+
+def tell_unreadable(found: Sequence[Mapping[str, str]]) -> list[str]:
+    """Give a line for each of the first few `key` and `reason`, and one for how many there are."""
+    if not found:
+        return []
+    lines = [f"skipped {bad['key']}: {bad['reason']}" for bad in found[:_TOLD]]
+    rest = f", of which the first {_TOLD} are named" if len(found) > _TOLD else ""
+    return [*lines, f"{len(found)} images cannot be read and were left out{rest}."]
+
+
+def first_of(unreadable: Sequence[Unreadable]) -> str:
+    """Name the first of them for a message, where there is one."""
+    return f" (first: {unreadable[0].key}: {unreadable[0].reason})" if unreadable else ""
+
+
+def _threads() -> int:
+    """Count what may run at once: as many as torch was told to take, where it is loaded."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else os.cpu_count() or 1
+
+
+def _try(row: Row, decode: Decoder) -> NDArray[np.uint8] | Unreadable:
+    try:
+        return decode(row.image.read_bytes())
+    except BadImage as error:
+        return Unreadable(row.key, str(error))
+    except OSError as error:
+        return Unreadable(row.key, error.strerror or str(error))

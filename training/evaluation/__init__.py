@@ -1,0 +1,1 @@
+"""Retrieval metrics, protocols, sweeps."""

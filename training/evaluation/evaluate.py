@@ -1,0 +1,311 @@
+"""`crossbatch evaluate`: retrieval metrics of a run or an ONNX model, on unseen classes by default."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.catalog.catalog import Catalog, Format, Row, SplitRule, read, select
+from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
+from training.data.duplicates import NEAR, find_duplicates
+from training.data.partition import check_complete, is_own, read_own
+from training.data.pictures import Stream, class_numbers, embed_pictures, tell_unreadable
+from training.evaluation.metrics import FIGURE_NAMES
+from training.evaluation.protocol import ProtocolName, groups_of, measure_retrieval, roles_of
+from training.evaluation.subject import Subject, open_model
+
+__all__ = ["Settings", "render", "run"]
+
+_COMPARED = ("recall_at", "map_at_r", "r_precision")
+"""What is told of the untrained backbone."""
+_TOLD = 20
+"""Most pairs of near-duplicates that are named."""
+
+_Further = Callable[[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]], dict[str, Any]]
+"""Embeddings (N, d), histograms (N, m) and labels (N,) to figures."""
+
+
+class Settings(BaseModel):
+    """Measure how well images of one class find each other."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: Path = Field(
+        description="a run folder (its best weights, by torch) or a .onnx model (by ONNX Runtime)",
+        json_schema_extra={"positional": True},
+    )
+    data: Path | None = Field(
+        None, description="the images: a folder, .csv, .tar or .parquet file; a run's own when not given"
+    )
+    split: Literal["test", "train", "all"] = Field(
+        "test",
+        description="classes that training has not seen, those it has, or all, by the model's own rule",
+    )
+    protocol: ProtocolName = Field(
+        "auto",
+        description="leave-one-out searches each image among all others, query-gallery the data set's own"
+        " queries in its gallery; auto is the latter for a run of the data set's own split that has them",
+    )
+    exclude_same: str | None = Field(
+        None,
+        description="a metadata field, such as burst, listing or session: images that share a query's value"
+        " are left out for it",
+    )
+    format: Format = Field(
+        "auto", description="layout of the data set; auto is a run's own, or finds out elsewhere"
+    )
+    table: Path | None = Field(
+        None, description="the .csv, .tar or .parquet file to read, where there are several"
+    )
+    batch: int = Field(64, ge=1, le=4096, description="images embedded at a time")
+    duplicates: bool = Field(
+        False,
+        description="also images of the test that nearly repeat one that trained, by the pretrained backbone;"
+        " told unasked where a frozen backbone's features are cached",
+    )
+    at: list[Annotated[int, Field(ge=1)]] = Field(
+        [1, 2, 4, 8], description="k of an R@k to tell; may be given again for another"
+    )
+    clusters: bool = Field(
+        False,
+        description="also NMI and AMI of as many k-means clusters as classes; slow with thousands of them",
+    )
+    fitted: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="also MAP_c and MAP_x of prototypes fitted to histograms, over that many random halvings"
+        " of the classes, 1000 for a good mean; 0 is without",
+    )
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Embed every readable image of the split and search each among the others.
+
+    Where a data set tells queries from a gallery, as In-Shop does, the split `test` searches those in this.
+    The figures of a run on its own data set are noted in its record, from where `export` takes them into the
+    model file.
+
+    Returns:
+        `target`, `split`, `protocol` (the one that was taken), `exclude_same`, `dimension`, `images`,
+        `classes`, `recall_at` (by k as text), `map_at_r` and `r_precision` (all in 0..1), `queries`,
+        `excluded` (those without a match), `gallery` (images that queries were searched in; 0 where each was
+        searched among all others), with `clusters` `nmi` and `ami`, with `fitted` `map_c`, `map_x`,
+        `halvings` and how many of these are `distinct`, `untrained` (`recall_at`, `map_at_r` and
+        `r_precision` of a run's backbone as training started it, by its raw pooled features, or null),
+        `no_untrained` (why a run has none), `duplicates` (`images`, how many have a near-duplicate that
+        trained, `least`, the cosine that takes, and the nearest `pairs`, or null where none were looked for),
+        `unlabelled` (how many images of the data set are of no class), `unreadable`, `noted` (whether in the
+        run's record), `not_noted` (why not, where the run itself was measured) and `seconds`.
+
+    Raises:
+        CrossbatchError: If the run, model or data set cannot be read, or no image has a match.
+    """
+    started = time.monotonic()
+    is_model = settings.target.suffix == ".onnx"
+    if not settings.target.exists():
+        raise NotFound(f"there is neither a run folder nor a model at {settings.target}")
+    further = _open_further(settings)  # before the minutes that embedding takes: it may need torch
+    catalog = _read(settings, is_model)
+    check_complete(catalog)
+    subject = _open(settings)
+    rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
+    if not rows:
+        raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
+    _choose(settings, rows, subject)  # before the minutes that embedding takes
+    trained = _read_trained(settings, catalog, subject)
+    not_noted = "" if is_model else _why_not_noted(settings, catalog, subject.split)
+    stream = Stream(rows, subject.decode)
+    described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m + C)
+    width = described.shape[1] - subject.features
+    embeddings, histograms, features = np.split(described, (width - subject.histogram, width), axis=1)
+    labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
+    chosen = _choose(settings, stream.rows, subject)
+    figures = measure_retrieval(embeddings, labels, **chosen, at=settings.at)
+    untrained = None
+    if subject.features:
+        before = measure_retrieval(features, labels, **chosen, at=settings.at)
+        untrained = {name: before[name] for name in _COMPARED}
+    figures |= further(embeddings, histograms, labels)
+    duplicates = _compare(stream.rows, features, *trained) if trained else None
+    counts = {"images": len(labels), "classes": len(np.unique(labels))}
+    if not is_model and not not_noted:
+        noted = figures | counts | ({"untrained": untrained} if untrained else {})
+        not_noted = _note(settings.target, settings.split, noted, epoch=subject.epoch)
+    return {
+        "target": str(settings.target),
+        "split": settings.split,
+        "protocol": "query-gallery" if figures["gallery"] else "leave-one-out",
+        "exclude_same": settings.exclude_same,
+        "dimension": embeddings.shape[1],
+        **counts,
+        **figures,
+        "untrained": untrained,
+        "no_untrained": subject.lacking,
+        "duplicates": duplicates,
+        "unlabelled": catalog.unlabelled,
+        "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in stream.unreadable],
+        "noted": not is_model and not not_noted,
+        "not_noted": not_noted,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def render(result: dict[str, Any]) -> str:
+    """Tell the figures in percent."""
+    lines = tell_unreadable(result["unreadable"])
+    lines.append(
+        f"{result['target']} on {result['split']}: {result['images']} images of {result['classes']}"
+        f" classes, {result['dimension']} dimensions, {result['seconds']:.0f} s"
+    )
+    before = _named(result["untrained"] or {})
+    for name, share in _named(result).items():
+        line = f"  {name:<12}{100 * share:6.2f} %"
+        if name in before:
+            line += f"   untrained {100 * before[name]:6.2f} %, {100 * (share - before[name]):+.2f}"
+        lines.append(line)
+    if result["no_untrained"]:
+        lines.append(f"  the untrained backbone was not measured: {result['no_untrained']}")
+    if "map_x" in result:
+        lines.append(f"  MAP_x is over {result['halvings']} halvings, of which {result['distinct']} differ")
+    if result["gallery"]:
+        lines.append(
+            f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"
+        )
+    if result["excluded"]:
+        why = "have no match in the gallery" if result["gallery"] else "are alone in their class"
+        if result["exclude_same"]:
+            place = " in the gallery" if result["gallery"] else ""
+            why = f"have no match{place} outside their own {result['exclude_same']}"
+        lines.append(f"  {result['excluded']} images {why} and were not asked for")
+    if (found := result["duplicates"]) is not None:
+        example = "".join(f", e.g. {pair['test']} ~ {pair['train']}" for pair in found["pairs"][:1])
+        lines.append(f"  test images with a near-duplicate that trained: {found['images']}{example}")
+    if result["unlabelled"]:
+        lines.append(f"  {result['unlabelled']} images are of no class and were left out")
+    if result["not_noted"]:
+        lines.append(f"  these figures are not noted in the run: {result['not_noted']}")
+    return "\n".join(lines)
+
+
+def _open(settings: Settings) -> Subject:
+    if settings.target.suffix == ".onnx":
+        return open_model(settings.target, fitted=bool(settings.fitted))
+    from training.evaluation.run_subject import open_run
+
+    return open_run(settings.target, fitted=bool(settings.fitted))
+
+
+def _open_further(settings: Settings) -> _Further:
+    """Give the function for what was asked for beside retrieval; scikit-learn takes a second to load."""
+    if not settings.clusters and not settings.fitted:
+        return lambda *_: {}
+    import torch
+
+    from training.evaluation.clustering import cluster_figures
+    from training.evaluation.fitted import fitted_figures
+
+    def further(
+        embeddings: NDArray[np.float32], histograms: NDArray[np.float32], labels: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        y, z = torch.from_numpy(embeddings), torch.from_numpy(histograms)
+        found = cluster_figures(y, labels) if settings.clusters else {}
+        return found | (fitted_figures(z, y, labels, draws=settings.fitted) if settings.fitted else {})
+
+    return further
+
+
+def _named(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Give the shares among some figures by what they are called."""
+    recalls = {f"R@{k}": share for k, share in figures.get("recall_at", {}).items()}
+    return recalls | {name: figures[key] for key, name in FIGURE_NAMES.items() if key in figures}
+
+
+def _read(settings: Settings, is_model: bool) -> Catalog:
+    """Read the images: a run's own, or those given."""
+    if not is_model:
+        from training.loop.run import read_record
+
+        record = read_record(settings.target)
+        return read_own(record, data=settings.data, format=settings.format, table=settings.table)
+    if settings.data is None:
+        raise BadSetting("evaluating a model file needs --data, the folder of the images")
+    return read(settings.data, settings.format, table=settings.table)
+
+
+def _choose(settings: Settings, rows: Sequence[Row], subject: Subject) -> dict[str, Any]:
+    """Choose who is searched among whom: `roles` and `groups` for `measure_retrieval`."""
+    field = settings.exclude_same
+    return {
+        "roles": roles_of(rows, settings.split, subject.split, protocol=settings.protocol),
+        "groups": None if field is None else groups_of(rows, field),
+    }
+
+
+def _read_trained(
+    settings: Settings, catalog: Catalog, subject: Subject
+) -> tuple[Sequence[Row], NDArray[np.float32]] | None:
+    """Read the images that trained and their features (G, C), where these are wanted or cached."""
+    if settings.duplicates and settings.split != "test":
+        raise BadSetting("--duplicates compares the split test with what trained: leave out one of the two")
+    if settings.duplicates and subject.features_of is None:
+        raise BadSetting(
+            f"--duplicates needs a backbone that knew images before this training, and {settings.target} has"
+            f" none{': ' if subject.lacking else ''}{subject.lacking}"
+        )
+    if settings.split != "test" or subject.features_of is None:
+        return None
+    try:
+        return subject.features_of(select(catalog, "train", subject.split), settings.duplicates)
+    except BadData:
+        if settings.duplicates:
+            raise
+        return None  # of a data set that has only a test
+
+
+def _compare(
+    rows: Sequence[Row],
+    features: NDArray[np.float32],
+    trained: Sequence[Row],
+    trained_features: NDArray[np.float32],
+) -> dict[str, Any]:
+    """Count the near-duplicates of what trained, and name the nearest."""
+    found = find_duplicates(features, trained_features)
+    pairs = [
+        {"test": rows[test].key, "train": trained[train].key, "cosine": cosine}
+        for test, train, cosine in found[:_TOLD]
+    ]
+    return {"images": len(found), "least": NEAR, "pairs": pairs}
+
+
+def _why_not_noted(settings: Settings, catalog: Catalog, rule: SplitRule) -> str:
+    """Say why figures on a catalogue are not those of the run itself; nothing where they are."""
+    from training.loop.run import read_record
+
+    usual = Settings.model_fields["at"].default
+    if settings.protocol != "auto" or settings.exclude_same is not None or settings.at != usual:
+        return "it keeps those of --protocol auto without --exclude-same and --at"
+    record = read_record(settings.target)
+    if is_own(record, catalog, rule):
+        return ""
+    own = record["data"]
+    return f"its own images are those that {own['root']}, read as {own['format']}, held when it was started"
+
+
+def _note(path: Path, split: str, figures: dict[str, Any], *, epoch: int) -> str:
+    """Put figures of an epoch's weights into a run's record; says why it could not, which spoils nothing."""
+    from training.loop.run import read_record, write_record
+
+    record = read_record(path)
+    if record["metrics"].get("epoch", epoch) != epoch:  # it is being trained
+        return f"they are of epoch {epoch}, and by now the run keeps epoch {record['metrics']['epoch']}"
+    record["metrics"][split] = figures
+    try:
+        write_record(path, record)
+    except CrossbatchError as error:
+        return str(error)
+    return ""

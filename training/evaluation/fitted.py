@@ -1,0 +1,119 @@
+"""MAP_c and MAP_x: how well images are told apart by prototypes fitted to their histograms.
+
+An image is its histogram z, expressed by prototypes V that were fitted to histograms Z and embeddings Y
+(eq. 2.8): V z. For MAP_c, V is fitted to the classes that are then measured; for MAP_x, to other classes, so
+that it tells what the prototypes of some classes are worth to others.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from serving.errors import BadData
+from serving.progress import progress
+from training.evaluation.metrics import retrieval_metrics
+from training.method.prototypes import fit_prototypes
+
+__all__ = ["draw_halvings", "fitted_figures"]
+
+
+@torch.no_grad()
+def fitted_figures(
+    histograms: Tensor,
+    embeddings: Tensor,
+    labels: NDArray[np.int64],
+    *,
+    draws: int,
+    ridge: float = 0.05,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure the prototypes that are fitted to all classes, and to half of them for the other half.
+
+    Args:
+        histograms: z of each image, float (N, m).
+        embeddings: y of each image, float (N, d); of any norm, and taken at unit length.
+        labels: int64 (N,), of at least two classes.
+        draws: How often the classes are cut into halves at random, at least once.
+        ridge: ϵ of eq. 2.8.
+        seed: Of the halves.
+
+    Returns:
+        JSON-able: `map_c`, MAP@R of all images in V z with V fitted to all; `map_x`, MAP@R of the images of
+        one half of the classes among themselves with V fitted to the other half, mean over the halvings drawn
+        (both in 0..1); `halvings`, how many of those drawn had a query, and `distinct`, how many of these
+        differ.
+
+    Raises:
+        BadData: If there is one class only, an embedding is not finite, or no query has a match.
+    """
+    classes, numbers = np.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        raise BadData(
+            "MAP_x is measured across classes, and all images are of one: give at least two classes"
+        )
+    embeddings = functional.normalize(embeddings, dim=1)
+    map_c = _measure(histograms, embeddings, numbers, fitted=np.full(len(labels), True), ridge=ridge)
+    if map_c is None:
+        raise BadData("every image is alone in its class: give at least two images of one class")
+    total, measured, distinct = 0.0, 0, 0
+    halvings = draw_halvings(len(classes), draws, seed=seed)
+    for half, times in progress(halvings.items(), "Halving classes", total=len(halvings), unit="halving"):
+        fitted = np.isin(numbers, half)
+        value = _measure(histograms, embeddings, numbers, fitted=fitted, measured=~fitted, ridge=ridge)
+        if value is not None:
+            total, measured, distinct = total + times * value, measured + times, distinct + 1
+    if measured == 0:
+        raise BadData(
+            f"in none of the {draws} halvings of {len(classes)} classes has a measured image another of its"
+            " class: draw more halvings, or give more images of each class"
+        )
+    return {"map_c": map_c, "map_x": total / measured, "halvings": measured, "distinct": distinct}
+
+
+def draw_halvings(classes: int, draws: int, *, seed: int) -> dict[tuple[int, ...], int]:
+    """Draw the half of the classes that prototypes are fitted to; of an odd count the smaller half.
+
+    Returns:
+        How often each distinct half was drawn, by its classes in rising order; in the order of the draws.
+    """
+    random = np.random.default_rng(seed)
+    drawn: dict[tuple[int, ...], int] = {}
+    for _ in range(draws):
+        half = tuple(np.sort(random.permutation(classes)[: classes // 2]).tolist())
+        drawn[half] = drawn.get(half, 0) + 1
+    return drawn
+
+
+def _measure(
+    histograms: Tensor,
+    embeddings: Tensor,
+    numbers: NDArray[np.int64],
+    *,
+    fitted: NDArray[np.bool_],
+    measured: NDArray[np.bool_] | None = None,
+    ridge: float,
+) -> float | None:
+    """MAP@R of the measured images (all when None) in V z; None where none of them has a match.
+
+    Args:
+        histograms: Float (N, m).
+        embeddings: Unit rows, float (N, d).
+        numbers: Class of each image, int64 (N,).
+        fitted: Images that V is fitted to, bool (N,).
+        measured: Images that are searched among themselves, bool (N,).
+        ridge: ϵ of eq. 2.8.
+    """
+    if measured is None:
+        measured = np.full(len(numbers), True)
+    if np.bincount(numbers[measured]).max() < 2:
+        return None
+    some = torch.from_numpy(fitted)
+    prototypes = fit_prototypes(histograms[some].double(), embeddings[some].double(), ridge=ridge)  # V (d, m)
+    # V = Q R, and Q keeps lengths and angles: R z does for V z, in no more than m dimensions.
+    triangle: Tensor = torch.linalg.qr(prototypes, mode="r").R
+    expressed = histograms[torch.from_numpy(measured)].double() @ triangle.T
+    return retrieval_metrics(expressed.float(), numbers[measured], at=()).map_at_r

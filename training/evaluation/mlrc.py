@@ -1,0 +1,229 @@
+"""`crossbatch mlrc`: a recipe trained once for each fold, several times over, and tested as an ensemble.
+
+The protocol of Musgrave et al., "A Metric Learning Reality Check", ECCV 2020.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.catalog.catalog import Catalog, Format, Row, read, select
+from serving.errors import BadData, BadSetting, NotFound
+from training import train
+from training.data.partition import divide
+from training.data.pictures import Pictures, embed_pictures, tell_unreadable, viewing_decoder
+from training.evaluation.ensemble import FIGURES, measure_ensemble, over_repeats
+from training.evaluation.protocol import measure_retrieval, roles_of
+from training.loop.checkpoint import load_state
+from training.loop.run import LAST, load_run, read_recipe, read_record
+from training.loop.whole_file import write_file
+from training.network.embedding import embedder_function
+from training.recipes.recipe import Recipe
+from training.recipes.recipe_file import load_recipe
+
+__all__ = ["Settings", "render", "run"]
+
+_RESULT = "mlrc.json"
+_TITLES = dict(zip(FIGURES, ("R@1", "MAP@R", "R-precision"), strict=True))
+
+
+class Settings(BaseModel):
+    """Train on every fold of the training classes, and test the folds' embedders apart and together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    recipe: str = Field(
+        description="name of a recipe with folds, or path of a .yaml file",
+        json_schema_extra={"positional": True},
+    )
+    data: Path = Field(description="the images: a folder, .csv, .tar or .parquet file")
+    out: Path = Field(
+        description="folder of the runs, OUT/repeat0/fold0 and so on; what is finished in it is kept, what"
+        " was cut goes on"
+    )
+    repeats: int = Field(
+        1, ge=1, le=1000, description="how often all folds are trained, each time from other seeds"
+    )
+    format: Format = Field("auto", description="layout of the data set; auto finds out")
+    table: Path | None = Field(
+        None, description="the .csv, .tar or .parquet file to read, where there are several"
+    )
+    set: list[str] = Field([], description="key=value: one setting of the recipe changed; may be repeated")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto",
+        description="where to train and embed; auto is cuda where there is one, else cpu",
+    )
+    batch: int = Field(64, ge=1, le=4096, description="test images embedded at a time")
+
+
+class _Run:
+    """One training of the protocol: its place, and the settings that it has beside the recipe's own."""
+
+    def __init__(self, settings: Settings, repeat: int, fold: int, folds: int, seed: int) -> None:
+        self.name = f"repeat{repeat}/fold{fold}"
+        self.path = settings.out / self.name
+        self.set = [*settings.set, f"fold={fold}", f"seed={seed + repeat * folds + fold}"]
+        self.recipe = load_recipe(settings.recipe, self.set)
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Train what is not trained yet, then embed the test images by each fold's best weights.
+
+    Returns:
+        `recipe`, `out`, `folds`, `dimension` (of `separate` and `concatenated`), `images`, `classes`,
+        `queries`, `excluded` (those without a match), `gallery` (images that queries were searched in; 0
+        where each was searched among all others), `unreadable`, `repeats` (for each: `seeds`, the figures
+        `by_fold`, `separate` and `concatenated`), `separate` and `concatenated` (each figure's `mean` over
+        the repeats and `half_width` of its 95 % confidence interval, None for one repeat) and `seconds`; the
+        figures are `recall_at_1`, `map_at_r` and `r_precision`, in 0..1. The same is written to
+        OUT/mlrc.json.
+
+    Raises:
+        CrossbatchError: If the recipe has no folds, OUT holds runs of another recipe or of other images, or a
+            training or an evaluation fails.
+    """
+    started = time.monotonic()
+    recipe = load_recipe(settings.recipe, settings.set)
+    if not recipe.folds:
+        raise BadSetting(
+            f"mlrc trains on folds, but the recipe {settings.recipe} sets folds to 0: choose one of those"
+            " that begin with mlrc/, or add --set folds=4 --set validation=0"
+        )
+    if torch.distributed.is_torchelastic_launched():
+        raise BadSetting(
+            "mlrc runs in one process: train single folds by `torchrun -m crossbatch train` with --set fold=F"
+            " --set seed=S into OUT/repeatR/foldF, which mlrc then takes for its own"
+        )
+    catalog = read(settings.data, settings.format, table=settings.table)
+    rows = select(catalog, "test", recipe.split)
+    plan = [
+        [_Run(settings, repeat, fold, recipe.folds, recipe.seed) for fold in range(recipe.folds)]
+        for repeat in range(settings.repeats)
+    ]
+    for each in (each for runs in plan for each in runs):  # hours before it would be found out otherwise
+        _check_own(each, catalog)
+    for each in (each for runs in plan for each in runs):
+        _train(each, settings)
+    result = _test(plan, rows, recipe, settings)
+    result |= {"seconds": round(time.monotonic() - started, 1)}
+    write_file(settings.out / _RESULT, (json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
+    return result
+
+
+def render(result: dict[str, Any]) -> str:
+    """Tell the figures in percent, each with its confidence interval."""
+    lines = tell_unreadable(result["unreadable"])
+    repeats = len(result["repeats"])
+    lines.append(
+        f"{result['recipe']} on test: {result['images']} images of {result['classes']} classes,"
+        f" {result['folds']} folds, {repeats} {'repeat' if repeats == 1 else 'repeats'},"
+        f" {result['seconds']:.0f} s"
+    )
+    lines.append(f"  {'':<22}" + "".join(f"{title:<16}" for title in _TITLES.values()).rstrip())
+    for kind in ("separate", "concatenated"):
+        cells = (_cell(result[kind][name]) for name in FIGURES)
+        title = f"{kind}, {result['dimension'][kind]}-D"
+        lines.append(f"  {title:<22}" + "".join(f"{cell:<16}" for cell in cells).rstrip())
+    if repeats == 1:
+        lines.append("  one repeat gives no confidence interval: ask for more by --repeats")
+    else:
+        lines.append("  ± is half the width of the 95 % confidence interval over the repeats (Student's t)")
+    if result["gallery"]:
+        lines.append(
+            f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"
+        )
+    if result["excluded"]:
+        lines.append(f"  {result['excluded']} images have no match and were not asked for")
+    return "\n".join(lines)
+
+
+def _cell(figure: dict[str, float | None]) -> str:
+    spread = "" if figure["half_width"] is None else f" ± {100 * figure['half_width']:.2f}"
+    return f"{100 * (figure['mean'] or 0.0):.2f}{spread}"
+
+
+def _check_own(each: _Run, catalog: Catalog) -> None:
+    """Refuse a run that is there and is not the one that would be trained, and data that has no such fold."""
+    digest = divide(catalog, each.recipe).describe()["digest"]
+    found = _begun(each)
+    if found is None:
+        return
+    wanted = each.recipe.model_dump()
+    for key, value in found.model_dump().items():
+        if (asked := wanted[key]) != value:
+            raise BadSetting(
+                f"the run {each.path} was trained with {key} = {value}, but now {asked} is asked for: choose"
+                " another folder for --out, or set it as it was"
+            )
+    if read_record(each.path)["data"]["digest"] != digest:
+        raise BadData(
+            f"the run {each.path} was trained on other images than those that {catalog.root} holds now:"
+            " choose another folder for --out"
+        )
+
+
+def _train(each: _Run, settings: Settings) -> None:
+    """Train one fold, go on with it, or leave it where it is finished."""
+    where: dict[str, Any] = {"out": each.path, "data": settings.data, "device": settings.device}
+    where |= {"format": settings.format, "table": settings.table}
+    if _begun(each) is None:
+        train.run(train.Settings(recipe=settings.recipe, set=each.set, **where))
+    elif not _is_finished(each):
+        train.run(train.Settings(resume=True, **where))
+
+
+def _begun(each: _Run) -> Recipe | None:
+    """Give the recipe of a run that is there, whether or not it was cut."""
+    try:
+        return read_recipe(each.path)
+    except NotFound:
+        return None
+
+
+def _is_finished(each: _Run) -> bool:
+    last = each.path / LAST
+    return last.is_file() and load_state(last).get("finished") is True
+
+
+def _test(
+    plan: list[list[_Run]], rows: tuple[Row, ...], recipe: Recipe, settings: Settings
+) -> dict[str, Any]:
+    """Embed the test images, which are decoded once, by every run of every repeat."""
+    pictures = Pictures(
+        rows, viewing_decoder(recipe), keep=recipe.memory_gib * 2**30, label="Reading test images"
+    )
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    roles = roles_of(pictures.rows, "test", recipe.split)
+    repeats = []
+    for runs in plan:
+        parts = []
+        for each in runs:
+            embed = embedder_function(load_run(each.path).embedder.to(device), device)
+            found = embed_pictures(embed, pictures, batch=settings.batch, label=f"Testing {each.name}")
+            parts.append(torch.from_numpy(found))
+        figures = measure_ensemble(
+            parts, lambda parts: measure_retrieval(parts, pictures.labels, roles=roles)
+        )
+        repeats.append({"seeds": [each.recipe.seed for each in runs], **figures})
+    return {
+        "recipe": settings.recipe,
+        "out": str(settings.out),
+        "folds": recipe.folds,
+        "dimension": {"separate": recipe.dimension, "concatenated": recipe.dimension * recipe.folds},
+        "images": len(pictures),
+        "classes": len(np.unique(pictures.labels)),
+        "queries": repeats[0]["queries"],
+        "excluded": repeats[0]["excluded"],
+        "gallery": repeats[0]["gallery"],
+        "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in pictures.unreadable],
+        "repeats": repeats,
+        "separate": over_repeats([repeat["separate"] for repeat in repeats]),
+        "concatenated": over_repeats([repeat["concatenated"] for repeat in repeats]),
+    }

@@ -1,0 +1,130 @@
+"""Who is searched among whom: each image among all others, or the queries of a data set in its gallery."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from serving.catalog.catalog import Row, SplitRule
+from serving.errors import BadData, BadSetting
+from training.evaluation.metrics import retrieval_metrics
+
+__all__ = ["ProtocolName", "groups_of", "measure_retrieval", "roles_of"]
+
+ProtocolName = Literal["auto", "leave-one-out", "query-gallery"]
+
+
+def measure_retrieval(
+    embeddings: npt.ArrayLike,
+    labels: npt.NDArray[np.int64],
+    *,
+    roles: Sequence[str] | None = None,
+    groups: npt.NDArray[np.int64] | None = None,
+    at: Sequence[int] = (1, 2, 4, 8),
+) -> dict[str, Any]:
+    """Search each embedding among all others, or the queries of a data set in its gallery.
+
+    Args:
+        embeddings: Float (N, d).
+        labels: int64 (N,).
+        roles: "query", "gallery" or "" of each row (N,). Where any is "query", those are searched in the
+            rows that are "gallery"; all others are left out.
+        groups: Of each row, (N,): what is of a query's own group is not searched for it, as if it were not
+            there.
+        at: The k of R@k.
+
+    Returns:
+        JSON-able: `recall_at` by k as text, `map_at_r`, `r_precision` (all in 0..1), `queries`, `excluded`;
+        see `training.evaluation.metrics`. `gallery` is how many rows queries were searched in, 0 where
+        each was searched among all others.
+
+    Raises:
+        BadData: If no query has a match, an embedding is not finite, or there are queries and no gallery.
+    """
+    embeddings = np.asarray(embeddings)
+    gallery, gallery_labels, gallery_groups = None, None, None
+    if roles is not None and "query" in roles:
+        role = np.array(roles)
+        asked, kept = np.flatnonzero(role == "query"), np.flatnonzero(role == "gallery")
+        if len(kept) == 0:
+            raise BadData(
+                f"{len(asked)} images are queries and none is of a gallery: name gallery images too, or no"
+                " queries, so that every image is searched among all others"
+            )
+        gallery, gallery_labels = embeddings[kept], labels[kept]
+        embeddings, labels = embeddings[asked], labels[asked]
+        if groups is not None:
+            groups, gallery_groups = groups[asked], groups[kept]
+    found = retrieval_metrics(
+        embeddings,
+        labels,
+        at=at,
+        gallery_embeddings=gallery,
+        gallery_labels=gallery_labels,
+        groups=groups,
+        gallery_groups=gallery_groups,
+    )
+    return {
+        "recall_at": {str(k): share for k, share in found.recall_at.items()},
+        "map_at_r": found.map_at_r,
+        "r_precision": found.r_precision,
+        "queries": found.queries,
+        "excluded": found.excluded,
+        "gallery": 0 if gallery is None else len(gallery),
+    }
+
+
+def roles_of(
+    rows: Sequence[Row], split: str, rule: SplitRule, *, protocol: ProtocolName = "auto"
+) -> list[str] | None:
+    """Tell which rows ask and which are searched.
+
+    Args:
+        rows: One side of a data set.
+        split: Which.
+        rule: By which it was cut.
+        protocol: `auto` is as the data set has it, where its own test is measured; `query-gallery` is that
+            wherever the rows come from, so that none that the data set calls train is searched.
+
+    Returns:
+        For `measure_retrieval`: "query", "gallery" or another side of each row; None where every image is
+        searched among all others.
+
+    Raises:
+        BadData: If it is to be `query-gallery`, and there are no queries or there is no gallery.
+    """
+    if protocol == "leave-one-out" or (protocol == "auto" and (split != "test" or rule.by != "given")):
+        return None
+    roles = [row.split for row in rows]
+    for side in ("query", "gallery") if protocol == "query-gallery" else ():
+        if side not in roles:
+            raise BadData(
+                f"the protocol query-gallery needs queries and a gallery, but the data set calls none of the"
+                f" {len(rows)} images of the split {split} {side}: name them so, or take the protocol"
+                " leave-one-out"
+            )
+    return roles
+
+
+def groups_of(rows: Sequence[Row], field: str) -> npt.NDArray[np.int64]:
+    """Number images by what a field of their metadata says; one without the field is a group by itself.
+
+    Returns:
+        For `measure_retrieval`, (N,).
+
+    Raises:
+        BadSetting: If no image has the field.
+    """
+    known = {name for row in rows for name in row.metadata}
+    if field not in known:
+        near = get_close_matches(field, known, 1)
+        there = f"there are {', '.join(sorted(known))}" if known else "they have no metadata"
+        raise BadSetting(
+            f"none of the {len(rows)} images has the field {field!r}:"
+            f" {f'did you mean {near[0]!r}?' if near else there}"
+        )
+    numbers = dict[object, int]()
+    values = [(row.metadata[field],) if field in row.metadata else row.key for row in rows]
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)

@@ -1,0 +1,345 @@
+"""`crossbatch sweep`: a recipe trained with each of some settings, from several seeds, compared in pairs.
+
+Everything is scored on classes held out of the training ones, so that what is chosen by a sweep has seen no
+test class; `--final` scores the test classes instead.
+"""
+
+import csv
+import io
+import itertools
+import json
+import math
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.catalog.catalog import Catalog, Format, read, select
+from serving.errors import BadSetting
+from training import train
+from training.data.feature_cache import cache_features
+from training.data.partition import divide
+from training.data.pictures import Stream, class_numbers, embed_pictures, viewing_decoder
+from training.evaluation.fitted import fitted_figures
+from training.evaluation.paired import interval, paired
+from training.evaluation.protocol import measure_retrieval, roles_of
+from training.loop.history import read_history
+from training.loop.run import load_run, reserved
+from training.loop.whole_file import write_file
+from training.network.embedding import describer_function
+from training.recipes.recipe_file import load_recipe
+
+__all__ = ["Settings", "render", "run"]
+
+_RUNS = "runs.csv"
+_SETTINGS = "sweep.json"
+_FIGURES = ("map_at_r", "recall_at_1", "map_c", "map_x")
+"""Those that each run has, and those of --fitted."""
+_NAMES = dict(zip(_FIGURES, ("MAP@R", "R@1", "MAP_c", "MAP_x"), strict=True))
+_COMMA = r",(?![^{\[]*[}\]])"
+"""One between values, and not within a list or a table."""
+_VALIDATION = 0.25
+"""Share of the training classes that scores, of a recipe that holds none out; two at the least."""
+_OWN = {"seed", "evaluate_every", "patience"}
+"""Settings that a sweep makes itself."""
+_SCORING = {"validation", "folds", "fold_rule", "split_by", "split_train"}
+"""Settings by which two arms would be scored on different classes."""
+
+_Arm = Mapping[str, str]
+_Row = Mapping[str, str]
+
+
+class Settings(BaseModel):
+    """Train a recipe over a grid of settings and seeds, and compare the arms in pairs of one seed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    recipe: str = Field(
+        description="name of a recipe, or path of a .yaml file", json_schema_extra={"positional": True}
+    )
+    data: Path = Field(description="the images: a folder, .csv, .tar or .parquet file")
+    out: Path = Field(
+        description="folder of the table, OUT/runs.csv; runs that are in it are not trained again"
+    )
+    over: list[str] = Field(
+        description="KEY=V1,V2,...: values of one setting, whose own commas stand within brackets; may be"
+        " repeated, and then each value meets each"
+    )
+    seeds: int = Field(3, ge=1, le=1000, description="how many runs an arm has, from seeds 0, 1 and so on")
+    set: list[str] = Field([], description="key=value: one setting of all arms; may be repeated")
+    final: bool = Field(
+        False, description="train on all training classes and score the test classes, once all is chosen"
+    )
+    fitted: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="with --final also MAP_c and MAP_x, over that many halvings of the classes; 0 is without",
+    )
+    format: Format = Field("auto", description="layout of the data set; auto finds out")
+    table: Path | None = Field(
+        None, description="the .csv, .tar or .parquet file to read, where there are several"
+    )
+    cache: Path | None = Field(
+        None, description="folder for the features of a frozen backbone; ~/.cache/crossbatch when not given"
+    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="where to train; auto is cuda where there is one, else cpu"
+    )
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Train and score what is not in the table yet.
+
+    Returns:
+        `recipe`, `out`, `scored_on` (`validation` or `test`), `seeds`, `arms` (a dict each: `settings`,
+        `runs`, of each figure its `mean` and `half_width` of the 95 % interval, and, but for the first arm,
+        `difference` from the first over pairs of one seed, as `mean` and `half_width`; shares in 0..1) and
+        `seconds`.
+
+    Raises:
+        CrossbatchError: If a setting, the data set or the table does not fit, another sweep runs in OUT, or a
+            training fails.
+    """
+    started = time.monotonic()
+    arms = _arms(settings)
+    scored_on = "test" if settings.final else "validation"
+    catalog = read(settings.data, settings.format, table=settings.table)
+    common = [*settings.set, *_held_out(settings, catalog, arms[0])]
+    for arm in arms:  # a misspelt value is found before hours of training
+        load_recipe(settings.recipe, [*common, *_words(arm)])
+    with reserved(settings.out):
+        _check_same(settings, scored_on, common, catalog, arms[0])
+        table = _Table(settings.out / _RUNS, keys=[*arms[0], "scored_on", "seed"])
+        for number, (seed, arm) in enumerate(itertools.product(range(settings.seeds), arms), 1):
+            key = {**arm, "scored_on": scored_on, "seed": str(seed)}
+            if table.has(key):
+                continue
+            words = [*_words(arm), f"seed={seed}"]
+            sys.stderr.write(f"Run {number} of {settings.seeds * len(arms)}: {' '.join(words)}\n")
+            table.add(key | _train_and_score(settings, catalog, [*common, *words]))
+    rows = [row for row in table.rows if row["scored_on"] == scored_on and int(row["seed"]) < settings.seeds]
+    return {
+        "recipe": settings.recipe,
+        "out": str(settings.out),
+        "scored_on": scored_on,
+        "seeds": settings.seeds,
+        "arms": [_summary(arm, arms[0], rows) for arm in arms],
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def render(result: dict[str, Any]) -> str:
+    """Tell a row an arm, in percent, with its difference from the first arm."""
+    names = [" ".join(_words(arm["settings"])) for arm in result["arms"]]
+    width = max(len(name) for name in names)
+    figures = [figure for figure in _FIGURES if any(figure in arm for arm in result["arms"])]
+    lines = [
+        f"{result['recipe']} on {result['scored_on']} classes, {result['seeds']} seeds (percent, 95 %"
+        " intervals; differences from the first row over pairs of one seed):",
+        "",
+        f"{'':<{width}}" + "".join(f"  {_NAMES[figure]:>13} {'difference':>14}" for figure in figures),
+    ]
+    for name, arm in zip(names, result["arms"], strict=True):
+        cells = (
+            f"{_told(arm.get(figure)):>13} {_told(arm.get(figure, {}).get('difference'), '+'):>14}"
+            for figure in figures
+        )
+        lines.append(f"{name:<{width}}  {'  '.join(cells)}".rstrip())
+    return "\n".join([*lines, "", f"All runs are in {result['out']}/{_RUNS}."])
+
+
+def _arms(settings: Settings) -> list[_Arm]:
+    """Give every combination of the values, the last setting changing fastest."""
+    if settings.fitted and not settings.final:
+        raise BadSetting("MAP_c and MAP_x (--fitted) are of the test classes: add --final")
+    grid: list[list[tuple[str, str]]] = []
+    for each in settings.over:
+        key, equals, values = each.partition("=")
+        if not equals or not values:
+            raise BadSetting(f"--over takes KEY=V1,V2,..., but got {each!r}")
+        told = [value.strip() for value in re.split(_COMMA, values)]
+        if len(set(told)) < len(told) or any(key.strip() == done[0][0] for done in grid):
+            raise BadSetting(f"--over {each!r} names a setting or a value twice")
+        grid.append([(key.strip(), value) for value in told])
+    names = {key for (key, _), *_ in grid}
+    if refused := sorted(
+        (_OWN | _SCORING) & names or _OWN & {each.partition("=")[0] for each in settings.set}
+    ):
+        raise BadSetting(
+            f"{refused[0]} cannot be given: the sweep sets {', '.join(sorted(_OWN))} itself, and"
+            f" arms that differ in {', '.join(sorted(_SCORING))} would be scored on different classes"
+        )
+    return [dict(chosen) for chosen in itertools.product(*grid)]
+
+
+def _held_out(settings: Settings, catalog: Catalog, arm: _Arm) -> list[str]:
+    """Give the settings by which the last epoch is scored, on classes that do not train."""
+    if settings.final:
+        return ["validation=0", "folds=0", "patience=0"]
+    recipe = load_recipe(settings.recipe, [*settings.set, "patience=0", *_words(arm)])
+    if recipe.validation or recipe.folds:
+        return ["patience=0"]
+    classes = len(divide(catalog, recipe).describe()["train_classes"])
+    return ["patience=0", f"validation={max(_VALIDATION, 2 / classes)}"]
+
+
+def _check_same(
+    settings: Settings, scored_on: str, common: Sequence[str], catalog: Catalog, arm: _Arm
+) -> None:
+    """Refuse to go on with the runs of another recipe, other settings or other images.
+
+    Raises:
+        BadSetting: If OUT holds such.
+    """
+    path = settings.out / _SETTINGS
+    known = json.loads(path.read_bytes()) if path.is_file() else {}
+    recipe = load_recipe(settings.recipe, [*common, *_words(arm)])
+    swept = {key.partition(".")[0] for key in arm}
+    now = recipe.model_dump(mode="json", exclude=swept)
+    now["images"] = divide(catalog, recipe).describe()["digest"]
+    before = known.setdefault(scored_on, now)
+    for key, value in now.items():
+        if before.get(key) != value:
+            raise BadSetting(
+                f"{settings.out} holds runs with {key} = {before.get(key)}, but now it is {value}: give"
+                " another --out"
+            )
+    write_file(path, json.dumps(known, indent=1).encode())
+
+
+def _words(arm: _Arm) -> list[str]:
+    return [f"{key}={value}" for key, value in arm.items()]
+
+
+def _train_and_score(settings: Settings, catalog: Catalog, words: Sequence[str]) -> dict[str, str]:
+    """Train one run in a folder that is then removed, and measure its last weights."""
+    started = time.monotonic()
+    folder = settings.out / "current"
+    shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was cut
+    recipe = load_recipe(settings.recipe, words)
+    train.run(
+        train.Settings(
+            recipe=settings.recipe, data=settings.data, out=folder, format=settings.format,
+            table=settings.table, set=[*words, f"evaluate_every={recipe.epochs}"], cache=settings.cache,
+            device=settings.device,
+        )
+    )  # fmt: skip
+    last = read_history(folder).rows[-1]  # and not the best, which the classes that score would choose
+    found = (
+        _score(settings, catalog, folder) if settings.final else {name: last[name] for name in _FIGURES[:2]}
+    )
+    shutil.rmtree(folder)
+    told = {"epoch": last["epoch"], **found, "seconds": time.monotonic() - started}
+    return {name: f"{value:.6g}" for name, value in told.items()}
+
+
+def _score(settings: Settings, catalog: Catalog, folder: Path) -> dict[str, float]:
+    """Measure a run on the test classes."""
+    trained = load_run(folder)
+    recipe = trained.recipe
+    rows = select(catalog, "test", recipe.split)
+    images = (
+        cache_features(rows, trained.embedder, recipe, views=1, folder=settings.cache)
+        if recipe.caches_features
+        else Stream(rows, viewing_decoder(recipe))
+    )
+    describe = describer_function(trained.embedder, mapped=recipe.caches_features)
+    found = torch.from_numpy(embed_pictures(describe, images, label="Scoring"))
+    embeddings, histograms = found.tensor_split((recipe.dimension,), dim=1)
+    labels = class_numbers(images.rows, sorted({row.label for row in images.rows}))
+    figures = measure_retrieval(embeddings, labels, roles=roles_of(images.rows, "test", recipe.split))
+    told = {"map_at_r": figures["map_at_r"], "recall_at_1": figures["recall_at"]["1"]}
+    if settings.fitted and recipe.learns_prototypes:
+        fitted = fitted_figures(histograms, embeddings, labels, draws=settings.fitted)
+        told |= {"map_c": fitted["map_c"], "map_x": fitted["map_x"]}
+    return told
+
+
+def _summary(arm: _Arm, first: _Arm, rows: Sequence[_Row]) -> dict[str, Any]:
+    mine, base = (
+        sorted(
+            (row for row in rows if all(row[key] == value for key, value in each.items())),
+            key=lambda row: int(row["seed"]),
+        )
+        for each in (arm, first)
+    )
+    told: dict[str, Any] = {"settings": dict(arm), "runs": len(mine)}
+    for figure in _FIGURES:
+        values, theirs = ([float(row[figure]) for row in each if row[figure]] for each in (mine, base))
+        if not values:
+            continue
+        told[figure] = dict(zip(("mean", "half_width"), interval(values), strict=True))
+        if arm != first and len(theirs) == len(values):
+            pair = paired(values, theirs)
+            told[figure]["difference"] = dict(zip(("mean", "half_width"), pair, strict=True))
+    return told
+
+
+def _told(figure: Mapping[str, Any] | None, sign: str = "") -> str:
+    if figure is None:
+        return ""
+    half = "" if figure["half_width"] is None else f" ± {100 * figure['half_width']:.2f}"
+    return f"{100 * figure['mean']:{sign}.2f}{half}"
+
+
+class _Table:
+    """The runs so far, as a file that is written whole after each; `keys` tell its rows apart.
+
+    Raises:
+        BadSetting: If the file is of a sweep over other settings, or is no table of runs any more.
+    """
+
+    def __init__(self, path: Path, *, keys: Sequence[str]) -> None:
+        self._path = path
+        self._keys = keys
+        self._columns = [*keys, "epoch", *_FIGURES, "seconds"]
+        self.rows: list[_Row] = []
+        if path.is_file():
+            self._read()
+
+    def has(self, key: _Row) -> bool:
+        """Tell whether the run of these values of the keys is there."""
+        return any(all(row[name] == value for name, value in key.items()) for row in self.rows)
+
+    def add(self, row: _Row) -> None:
+        """Keep one more run."""
+        self.rows.append({name: row.get(name, "") for name in self._columns})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_file(self._path, text.getvalue().encode())
+
+    def _read(self) -> None:
+        reader = csv.DictReader(self._path.read_text(encoding="utf-8", errors="replace").splitlines())
+        if reader.fieldnames != self._columns:
+            raise BadSetting(
+                f"{self._path} is of a sweep with the columns {', '.join(reader.fieldnames or ())}, but this"
+                f" one has {', '.join(self._columns)}: give another --out"
+            )
+        for row in reader:
+            key = {name: row[name] for name in self._keys}
+            if not _is_run(row) or self.has(key):
+                raise BadSetting(
+                    f"{self._path}, line {reader.line_num}, is no run, or one that is there already: take the"
+                    " line out, and it is done again"
+                )
+            self.rows.append(row)
+
+
+def _is_run(row: Mapping[Any, Any]) -> bool:
+    """Tell whether a line of the table has all its cells, and figures where these belong."""
+    if None in row or None in row.values() or not row["seed"].isdecimal():
+        return False
+    try:
+        figures = [float(row[name]) for name in _FIGURES if row[name] or name in _FIGURES[:2]]
+    except ValueError:
+        return False
+    return all(math.isfinite(figure) for figure in figures)

@@ -1,0 +1,1 @@
+"""The training loop, its optimiser, its run folder."""

@@ -1,0 +1,314 @@
+"""The training loop: epochs of batches, validation, a checkpoint and a line of metrics after each epoch.
+
+After a cut it goes on from the last checkpoint: every random draw follows from the recipe's seed, the epoch
+and the number of the draw, so that a resumed run gives the same weights, bit for bit, as one that was not
+cut. Several processes (`training.loop.processes`) run it side by side, each on its rows of every batch.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from serving.errors import BadSetting, CrossbatchError
+from serving.progress import progress
+from training.data.augment import Augmentation
+from training.data.dataset import Draws, TrainingSet
+from training.data.feature_cache import FeatureBatches, FeatureSet
+from training.data.pictures import Pictures, QuarterTurns, embed_pictures
+from training.data.sampler import PKSampler
+from training.evaluation.protocol import measure_retrieval
+from training.loop.board import Board
+from training.loop.logbook import Logbook
+from training.loop.optimizer import clip, freeze_batchnorm
+from training.loop.processes import gather_rows, gather_shares, mean_gradients, share
+from training.loop.schedule import rate_factor, xml_weight
+from training.loop.trainee import Trainee
+from training.losses.metrix import Pairs, draw_pairs, mix, mixing_at
+from training.method.term import dead_note
+from training.network.embedder import Features
+from training.network.embedding import embedder_function
+from training.recipes.recipe import Recipe
+
+__all__ = ["fit"]
+
+_log = logging.getLogger(__name__)
+
+_Batches = DataLoader[tuple[Tensor, int]] | FeatureBatches
+_SUMS = ("loss", "dml", "xml", "gradient_norm")
+"""What each step tells, in this order; an epoch's row holds the means."""
+
+
+def fit(
+    recipe: Recipe,
+    trainee: Trainee,
+    source: Pictures | QuarterTurns | FeatureSet,
+    validation: Pictures | FeatureSet | None,
+    folder: Path,
+    record: dict[str, Any],
+    *,
+    fresh: bool,
+    board: Board,
+) -> Logbook:
+    """Run the epochs that are left, saving after each.
+
+    Args:
+        recipe: All settings.
+        trainee: What `start_trainee` built of the recipe.
+        source: Training images, of any size, or their features.
+        validation: Images of held-out classes, S x S, or their features; None keeps the last epoch.
+        folder: The run's, which exists.
+        record: The run's; its `metrics` are brought up to date.
+        fresh: The training begins; otherwise it goes on from its last checkpoint.
+        board: Draws the figures for TensorBoard, too, where it is on.
+
+    Returns:
+        The logbook: its `best` has `epoch`, counted from 1 (0 is the start), and with validation the metrics
+        of the epoch that is kept.
+
+    Raises:
+        BadSetting: If the loss ceases to be a number.
+        CrossbatchError: If a checkpoint cannot be written or read.
+    """
+    fabric = trainee.fabric
+    sampler = PKSampler(
+        source.labels,
+        classes_per_batch=recipe.classes_per_batch,
+        images_per_class=recipe.images_per_class,
+        batches=recipe.batches_per_epoch,
+        seed=recipe.seed,
+    )
+    logbook = Logbook(
+        trainee.modules,
+        trainee.optimizer,
+        precision=fabric.strategy.precision,
+        recipe=recipe,
+        folder=folder,
+        record=record,
+        writes=fabric.is_global_zero,
+    )
+    if fresh:
+        logbook.end_epoch({"epoch": 0, "steps": 0}, trainee.eval_model, _validate(trainee, validation))
+    else:
+        logbook.restore()
+    dead_before = any(dead_note([row], recipe) for row in logbook.history)
+    with board.open(folder, logbook.history) as curves:
+        while not logbook.finished:
+            epoch, started = logbook.epochs_done, time.monotonic()
+            sampler.set_epoch(epoch)
+            batches = _batches(source, sampler, recipe, epoch, fabric)
+            means = _run_epoch(trainee, batches, recipe, epoch)
+            row = {
+                "epoch": epoch + 1,
+                "steps": (epoch + 1) * len(sampler),
+                **means,
+                "learning_rate": trainee.optimizer.param_groups[0]["lr"],
+                "seconds": round(time.monotonic() - started, 2),
+            }
+            due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
+            note = dead_note([row], recipe)
+            if note and not dead_before and fabric.is_global_zero:
+                _log.warning("%s", note)
+            dead_before = dead_before or note is not None
+            logbook.end_epoch(row, trainee.eval_model, _validate(trainee, validation if due else None))
+            curves.add(row)
+    return logbook
+
+
+def _batches(
+    source: Pictures | QuarterTurns | FeatureSet,
+    sampler: PKSampler,
+    recipe: Recipe,
+    epoch: int,
+    fabric: Fabric,
+) -> _Batches:
+    """Deal out one epoch, counted from 0: this process's rows of each batch."""
+    if isinstance(source, FeatureSet):
+        return FeatureBatches(
+            source,
+            list(sampler),
+            location_share=recipe.location_share,
+            pooled=recipe.pooling == "gap" and not recipe.learns_prototypes,
+            seed=recipe.seed,
+            epoch=epoch,
+            rank=fabric.global_rank,
+            processes=fabric.world_size,
+        )
+    return DataLoader(
+        TrainingSet(source, Augmentation(recipe), seed=recipe.seed, epoch=epoch),
+        batch_sampler=Draws(sampler, mine=lambda batch: share(batch, fabric)),
+        num_workers=recipe.workers,
+        generator=torch.Generator(),  # only seeds workers, and must not draw from the global one
+    )
+
+
+def _run_epoch(trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int) -> dict[str, float]:
+    """Step through one epoch, counted from 0; gives the means of `_SUMS` and `watch` of the last batch."""
+    embedder, objective, optimizer, fabric = (
+        trainee.embedder, trainee.objective, trainee.optimizer, trainee.fabric,
+    )  # fmt: skip
+    steps, total = len(batches), recipe.epochs * len(batches)
+    torch.manual_seed(_seed(recipe, epoch, 0) + fabric.global_rank)  # for backbones that drop out
+    halves, pairing = (torch.Generator().manual_seed(_seed(recipe, epoch, use)) for use in (1, 2))
+    resting = epoch < recipe.freeze_epochs
+    embedder.train()
+    freeze_batchnorm(embedder, whole=recipe.freeze_batchnorm or resting)
+    watched: dict[str, float] = {}
+    sums, counts = torch.zeros(2, len(_SUMS), dtype=torch.float64)
+    label = f"Epoch {epoch + 1}/{recipe.epochs}"
+    for batch, (pixels, names) in enumerate(progress(_drawn(batches), label, total=steps, unit="batch")):
+        step = epoch * steps + batch
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * rate_factor(step, total, recipe, per_epoch=steps)
+        # pixels uint8 (B, S, S, 3) or maps (B, C, k, 1), names int64 (B,), both this process's rows
+        images = embedder.normalise(pixels.to(trainee.device), mapped=recipe.caches_features)
+        labels = names.to(trainee.device)
+        features: Features = trainee.forward(images, mapped=recipe.caches_features)
+        mixed = _mix(trainee, images, features, labels, recipe, pairing)
+        rows = tuple(gather_rows(each, fabric) for each in (features.embeddings, features.histograms, labels))
+        weight = xml_weight(step, total, recipe)
+        if batch + 1 == steps and recipe.learns_prototypes:  # before the objective remembers the batch
+            watched = _watch(trainee, features, rows[2], weight=weight, seed=_seed(recipe, epoch, 3))
+        terms = objective(
+            *rows,
+            step=step,
+            weight=weight,
+            halves=halves,
+            mixed=mixed,
+            detached=None if features.detached is None else gather_rows(features.detached, fabric),
+        )
+        fabric.backward(terms.total)
+        mean_gradients(objective, fabric)
+        if resting:
+            embedder.backbone.zero_grad()  # which the optimiser then passes over
+        length = _unscaled_length(trainee, recipe)
+        told = _to_host((*terms, length))
+        _check_finite(told, scale=_scale(trainee), epoch=epoch, batch=batch, step=step)
+        optimizer.step()
+        optimizer.zero_grad()
+        if trainee.average:
+            trainee.average.update_parameters(embedder)
+        counted = torch.isfinite(told)  # all but the gradient of a step that fp16 left out
+        sums += told.where(counted, 0)
+        counts += counted
+    return dict(zip(_SUMS, (sums / counts.clamp_min(1)).tolist(), strict=True)) | watched
+
+
+def _drawn(batches: _Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """Draw batches; what goes wrong in a process of the loader is told as if it were here."""
+    try:
+        yield from batches
+    except CrossbatchError as error:  # torch puts the whole trace of the process around the sentence
+        name = f"{type(error).__module__}.{type(error).__name__}: "
+        raise type(error)(str(error).strip().splitlines()[-1].removeprefix(name)) from error
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise BadSetting(
+            "a process that augments images has been killed, for want of memory perhaps: set workers lower;"
+            " the last checkpoint is kept"
+        ) from error
+
+
+def _mix(
+    trainee: Trainee,
+    images: Tensor,
+    features: Features,
+    labels: Tensor,
+    recipe: Recipe,
+    generator: torch.Generator,
+) -> tuple[Tensor, Pairs] | None:
+    """Embed mixed examples (M, d), at the level that the recipe says or that is drawn for this step."""
+    level = recipe.mixing
+    if level == "none":
+        return None
+    if level == "all":
+        level = ("input", "feature", "embedding")[int(torch.randint(3, (), generator=generator))]
+    pairs = draw_pairs(labels, alpha=recipe.mixing_alpha, generator=generator)
+    if len(pairs.first) == 0:  # one class
+        return None
+    if level == "embedding":
+        return mix(functional.normalize(features.embeddings, dim=1), pairs), pairs
+    if level == "input":
+        return trainee.forward(mix(images, pairs)).embeddings, pairs
+    with mixing_at(trainee.embedder.backbone.middle, pairs):
+        return trainee.forward(images).embeddings, pairs
+
+
+def _watch(
+    trainee: Trainee, features: Features, labels: Tensor, *, weight: float, seed: int
+) -> dict[str, float]:
+    """Measure the XML term on a batch, and its gradient at what the head puts out, behind which nothing runs.
+
+    Args:
+        trainee: What is trained.
+        features: Of this process's rows.
+        labels: Of all processes' rows, (B,).
+        weight: λ at this step.
+        seed: Draws halves of its own, so that training draws as if nothing were measured.
+    """
+    locations = gather_rows(features.locations.detach(), trainee.fabric).requires_grad_()
+    embeddings = locations.mean(dim=1)
+    if trainee.embedder.pooling != "gap":  # which is no function of the locations
+        embeddings = gather_rows(features.embeddings.detach(), trainee.fabric).requires_grad_()
+    histograms = trainee.embedder.histogram(locations)
+    leaves = [locations] if trainee.embedder.pooling == "gap" else [locations, embeddings]
+    return trainee.objective.watch(embeddings, histograms, labels, leaves=leaves, weight=weight, seed=seed)
+
+
+def _unscaled_length(trainee: Trainee, recipe: Recipe) -> Tensor:
+    """Clip the gradient as the recipe says, fp16's scale taken out; returns its length before."""
+    optimizer = trainee.optimizer
+    trainee.fabric.strategy.precision.unscale_gradients(getattr(optimizer, "optimizer", optimizer))
+    return clip(optimizer, norm=recipe.clip_norm, value=recipe.clip_value)
+
+
+def _scale(trainee: Trainee) -> float | None:
+    """Give what fp16 multiplies the loss by; other precisions have nothing like it."""
+    return trainee.fabric.strategy.precision.state_dict().get("scale")
+
+
+def _to_host(values: Sequence[Tensor]) -> Tensor:
+    """Fetch scalars from their device at once, as float64 (k,) on the CPU; MPS has no float64 of its own."""
+    return torch.stack([value.detach().float() for value in values]).cpu().double()
+
+
+def _check_finite(told: Tensor, *, scale: float | None, epoch: int, batch: int, step: int) -> None:
+    """Stop before a step that would spoil the weights.
+
+    With fp16 a gradient may overflow: the step is left out and the scale halved, until that is below 1.
+    """
+    loss, *_, norm = told.tolist()
+    overflown = scale is not None and scale >= 1 and bool(torch.isfinite(told[:-1]).all())
+    if not torch.isfinite(told).all() and not overflown:
+        raise BadSetting(
+            f"the loss is {loss:.4g} and its gradient's length {norm:.4g} at step {step + 1}"
+            f" (epoch {epoch + 1}, batch {batch + 1}): lower the learning rates or set clip_norm; the"
+            f" checkpoint of epoch {epoch} is kept"
+        )
+
+
+def _validate(trainee: Trainee, validation: Pictures | FeatureSet | None) -> dict[str, Any] | None:
+    """Measure the held-out classes: each process embeds its share, the first one measures."""
+    if validation is None:
+        return None
+    fabric, total = trainee.fabric, len(validation)
+    mapped = isinstance(validation, FeatureSet)
+    embed = embedder_function(trainee.eval_model, trainee.device, mapped=mapped)
+    mine = validation.share(fabric.global_rank, fabric.world_size)
+    found = torch.from_numpy(embed_pictures(embed, mine, label="Validating"))
+    embeddings = gather_shares(found, total, fabric)
+    measured = measure_retrieval(embeddings, validation.labels) if fabric.is_global_zero else None
+    return fabric.broadcast(measured) if fabric.world_size > 1 else measured
+
+
+def _seed(recipe: Recipe, epoch: int, use: int) -> int:
+    return int(np.random.SeedSequence((recipe.seed, epoch, use)).generate_state(1)[0])

@@ -1,0 +1,199 @@
+"""Several processes that train one model (`torchrun`): who takes which rows, and how these come together.
+
+A batch is cut into runs of rows, one a process in the order of ranks, and what the network makes of them is
+gathered in that order: each process then holds the whole batch as one process would, computes the whole
+loss, and the mean of the processes' gradients is that of one process on the whole batch.
+"""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.precision import MixedPrecision, Precision
+from timm.layers.norm_act import convert_sync_batchnorm
+from torch import Tensor, nn
+
+from serving.errors import BadData, BadSetting
+from training.recipes.recipe import Recipe
+
+__all__ = [
+    "agree",
+    "gather_rows",
+    "gather_shares",
+    "mean_gradients",
+    "processes",
+    "share",
+    "start_processes",
+    "sync_batchnorm",
+]
+
+T = TypeVar("T")
+
+
+def start_processes(device: str, recipe: Recipe) -> Fabric:
+    """Join the processes that `torchrun` started, or be the only one.
+
+    Args:
+        device: `auto`, or a device by Lightning's name.
+        recipe: Its precision, and its batch, which the processes share.
+
+    Raises:
+        BadSetting: If the device is not there, or the batch cannot be shared evenly.
+    """
+    if device == "auto":  # never mps, on which no training has been measured
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    several = torch.distributed.is_torchelastic_launched()
+    total = int(os.environ["WORLD_SIZE"]) if several else 1
+    here = int(os.environ["LOCAL_WORLD_SIZE"]) if several else 1
+    if recipe.batch_size % total:
+        raise BadSetting(
+            f"a batch of {recipe.batch_size} images cannot be shared evenly by {total} processes: change"
+            " classes_per_batch or images_per_class, or how many processes there are"
+        )
+    if total > 1 and recipe.mixing != "none":
+        raise BadSetting(
+            f"mixing {recipe.mixing} pairs images of a whole batch, which {total} processes do not hold:"
+            " train in one process, or set mixing to none"
+        )
+    # Lightning's own call of a function that torch wants called by another name
+    warnings.filterwarnings(
+        "ignore", message=r"torch\.distributed\.nn\.functional", module="lightning_fabric"
+    )
+    try:
+        fabric = Fabric(
+            accelerator=device,
+            devices=here,
+            num_nodes=total // here,
+            strategy="ddp" if total > 1 else "auto",
+            plugins=_precision(recipe.precision, device),
+        )
+        fabric.launch()
+    except Exception as error:  # Lightning has a class of its own for each accelerator that is missing
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
+        raise BadSetting(
+            f"--device {device} with precision {recipe.precision} cannot be used: {reason}"
+        ) from error
+    return fabric
+
+
+@contextlib.contextmanager
+def processes(device: str, recipe: Recipe) -> Iterator[Fabric]:
+    """Join the processes as `start_processes` does, and part from them at the end.
+
+    Without a parting, one that ends first may take its threads from under another's last message.
+    """
+    fabric = start_processes(device, recipe)
+    try:
+        yield fabric
+        fabric.barrier()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def agree(value: Any, fabric: Fabric) -> None:
+    """See that what every process has read is what the first one has.
+
+    Raises:
+        BadData: In every process, if one of them differs.
+    """
+    if fabric.world_size == 1:
+        return
+    same = torch.tensor([fabric.broadcast(value) == value], device=fabric.device)
+    if not gather_rows(same, fabric).all():
+        raise BadData(
+            f"the {fabric.world_size} processes do not read the same images: give each the same data set"
+        )
+
+
+def share(batch: list[T], fabric: Fabric) -> list[T]:
+    """Give this process's run of rows of a batch that divides evenly."""
+    size = len(batch) // fabric.world_size
+    return batch[fabric.global_rank * size : (fabric.global_rank + 1) * size]
+
+
+def gather_rows(rows: Tensor, fabric: Fabric) -> Tensor:
+    """Put the processes' rows together in the order of ranks; gradients flow back to each one's own.
+
+    Args:
+        rows: Of the same shape everywhere, (b, ...).
+        fabric: The processes.
+
+    Returns:
+        (b · processes, ...), the same everywhere.
+    """
+    if fabric.world_size == 1:
+        return rows
+    gathered: Tensor = fabric.all_gather(rows, sync_grads=rows.requires_grad)  # type: ignore[assignment]
+    return _InRows.apply(gathered.flatten(0, 1))  # type: ignore[no-any-return]
+
+
+class _InRows(torch.autograd.Function):
+    """The same tensor, whose gradient is laid out row by row before it goes back to the processes.
+
+    On gloo torch sends a gradient as it lies in memory: one laid out by columns would arrive scrambled.
+    """
+
+    @staticmethod
+    def forward(context: Any, rows: Tensor) -> Tensor:
+        """Give the rows as they are."""
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> Tensor:
+        """Give the gradient in rows."""
+        return grad.contiguous()
+
+
+def gather_shares(rows: Tensor, total: int, fabric: Fabric) -> Tensor:
+    """Put together what the processes made of `torch.arange(total).tensor_split(processes)`.
+
+    Returns:
+        (total, ...) in the old order, no row twice, the same everywhere.
+    """
+    if fabric.world_size == 1:
+        return rows
+    sizes = [len(part) for part in torch.arange(total).tensor_split(fabric.world_size)]
+    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    gathered: Tensor = fabric.all_gather(padded)  # type: ignore[assignment]
+    return torch.cat([part[:size] for part, size in zip(gathered.to(rows.device), sizes, strict=True)])
+
+
+def mean_gradients(module: nn.Module, fabric: Fabric) -> None:
+    """Average the gradients of a module that every process ran on the same rows, so that none drifts away."""
+    if fabric.world_size == 1:
+        return
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")  # type: ignore[assignment]
+
+
+def sync_batchnorm(module: nn.Module, fabric: Fabric, *, frozen: bool) -> nn.Module:
+    """Let BatchNorm take its statistics from the rows of all processes.
+
+    Raises:
+        BadSetting: If several processes on CPUs would have to, for which torch has no kernel.
+    """
+    if fabric.world_size == 1 or frozen:
+        return module
+    if not any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in module.modules()):
+        return module
+    if fabric.device.type != "cuda":
+        raise BadSetting(
+            f"{fabric.world_size} processes on {fabric.device.type} cannot share the statistics of BatchNorm:"
+            " set freeze_batchnorm to true, or train in one process"
+        )
+    synced: nn.Module = convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    return synced
+
+
+def _precision(name: Any, device: str) -> Precision | None:
+    """Give Lightning's plugin; for fp16 on a CPU, which it would silently change for bf16, the same one."""
+    if name == "32-true":
+        return None
+    return MixedPrecision(name, device)  # with a gradient scaler for fp16

@@ -1,0 +1,130 @@
+"""Metrix: mixed examples of two classes, with labels mixed alike, as references of each image.
+
+Venkataramanan et al., "It Takes Two to Tango: Mixup for Deep Metric Learning", ICLR 2022.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.method.precision import full_precision
+
+__all__ = ["Pairs", "draw_pairs", "mix", "mixed_loss", "mixing_at"]
+
+
+class Pairs(NamedTuple):
+    """Which rows of a batch are mixed, and how: share of the first and 1 - share of the second."""
+
+    first: Tensor  # int64 (M,)
+    second: Tensor  # int64 (M,), of another class than the first
+    share: Tensor  # float32 (M,), in [0, 1]
+
+
+def draw_pairs(labels: Tensor, *, alpha: float, generator: torch.Generator) -> Pairs:
+    """Draw for each image of a batch a partner of another class, and the share of either.
+
+    Args:
+        labels: int64 (B,).
+        alpha: Shares are from Beta(alpha, alpha), above zero.
+        generator: On the CPU. The same generator and labels give the same pairs on any device.
+
+    Returns:
+        M = B pairs, the first of each pair in the order of the batch; none where the batch has one class.
+    """
+    others = (labels[:, None] != labels).float().cpu()  # (B, B)
+    first = torch.arange(len(labels)) if others.any() else torch.arange(0)
+    second = torch.multinomial(others, 1, generator=generator)[:, 0] if len(first) else first
+    # torch has no Beta that takes a generator, so a draw from this one seeds NumPy's.
+    seed = int(torch.randint(2**62, (), generator=generator))
+    share = np.random.default_rng(seed).beta(alpha, alpha, size=len(first))
+    return Pairs(*(part.to(labels.device) for part in (first, second, torch.from_numpy(share).float())))
+
+
+def mix(values: Tensor, pairs: Pairs) -> Tensor:
+    """Mix rows of a batch: share * values[first] + (1 - share) * values[second].
+
+    Args:
+        values: Float (B, ...): pixels, features or embeddings.
+        pairs: M pairs of rows.
+
+    Returns:
+        (M, ...), of the type of `values`.
+    """
+    share = pairs.share.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
+    return torch.lerp(values[pairs.second], values[pairs.first], share)
+
+
+@full_precision
+def mixed_loss(
+    embeddings: Tensor,
+    labels: Tensor,
+    mixed: Tensor,
+    pairs: Pairs,
+    *,
+    alpha: float = 2.0,
+    beta: float = 50.0,
+    base: float = 0.5,
+) -> Tensor:
+    """Multi-similarity loss of clean images against mixed ones, with labels between 0 and 1.
+
+    With s(a, v) the cosine of anchor a and mixture v of a class c at share t and a class c' at 1 - t, and
+
+        y(a, v) = t [c = class of a] + (1 - t) [c' = class of a]
+
+    the loss is the paper's generic one (its functions tau, sigma and rho those of multi-similarity), a sum
+    over all labels at once in place of one over positives and one over negatives:
+
+        1/B sum over a of  1/alpha log(1 + sum over v of    y(a, v)  exp(-alpha (s(a, v) - base)))
+                         + 1/beta  log(1 + sum over v of (1 - y(a, v)) exp( beta (s(a, v) - base)))
+
+    With labels of 0 and 1 this is the multi-similarity loss itself, without a miner. What the paper leaves
+    open: here all anchors share one set of mixtures, so an anchor meets mixtures that it is part of, and
+    mixtures of two other classes, which are plain negatives (y = 0); anchors are the clean images, never
+    mixtures; scales and base default to those of the multi_similarity loss.
+
+    Args:
+        embeddings: Of the clean images, raw, float (B, d).
+        labels: int64 (B,).
+        mixed: Embeddings of the mixtures, raw, float (M, d).
+        pairs: What the mixtures are made of; rows of `embeddings` and `labels`.
+        alpha: Scale of the pull, above zero.
+        beta: Scale of the push, above zero.
+        base: Cosine at which either begins.
+
+    Returns:
+        A scalar; zero with a zero gradient where there is no mixture.
+    """
+    cosines = functional.normalize(embeddings) @ functional.normalize(mixed).T  # s, (B, M)
+    share = pairs.share.to(cosines.dtype)
+    of_first = labels[:, None] == labels[pairs.first]  # (B, M)
+    of_second = labels[:, None] == labels[pairs.second]
+    positive = share * of_first + (1 - share) * of_second  # y
+    negative = share * ~of_first + (1 - share) * ~of_second  # 1 - y, and exactly 0 where y is 1
+    pull = positive.log() - alpha * (cosines - base)  # a weight of 0 is -inf here, and drops out below
+    push = negative.log() + beta * (cosines - base)
+    return (_log_one_plus(pull) / alpha + _log_one_plus(push) / beta).mean()
+
+
+@contextmanager
+def mixing_at(module: nn.Module, pairs: Pairs) -> Iterator[None]:
+    """While open, `module` puts out the mixtures of what it computes, so that what follows sees M rows.
+
+    Args:
+        module: Gives one tensor, a batch first.
+        pairs: What is mixed.
+    """
+    hook = module.register_forward_hook(lambda _module, _inputs, output: mix(output, pairs))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _log_one_plus(exponents: Tensor) -> Tensor:
+    """log(1 + sum_j exp(x_ij)) of each row, without overflow; (B, M) -> (B,)."""
+    return torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).logsumexp(dim=1)

@@ -1,0 +1,1 @@
+"""What the paper is: histograms, fitted prototypes, the cross-batch loss."""

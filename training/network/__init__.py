@@ -1,0 +1,1 @@
+"""Backbones, pooling, head, and their weights."""

@@ -1,0 +1,1 @@
+"""Recipes: a YAML file each, and what may stand in one."""
