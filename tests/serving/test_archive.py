@@ -235,11 +235,11 @@ def test_an_interruption_leaves_nothing(
 
 def test_what_a_crash_left_is_swept(gallery: Gallery, tmp_path: Path) -> None:
     def leave(name: str, *, age: float) -> None:
-        (tmp_path / name).touch()
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file-wal").touch()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
 
     leave(".file.new-0123abcd", age=7200)
-    leave(".file.new-0123abcd-wal", age=7200)
     leave(".file.new-ffffffff", age=60)  # somebody may be writing it
     leave(".other.new-0123abcd", age=7200)
     leave("file.new-0123abcd", age=7200)

@@ -5,17 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.gallery.index import build as module
-from serving.gallery.index.build import build_index, measure_again
-from serving.gallery.index.candidates import candidates, is_small
-from serving.gallery.index.draft import Draft, GivenUp
-from serving.gallery.index.factory import full_type
-from serving.gallery.index.kind import EXACT, Facts
-from serving.gallery.index.tuning import measured, prepared, tuned
+from serving.gallery.index import choice as module
+from serving.gallery.index.builder import GivenUp, IndexBuilder
+from serving.gallery.index.choice import GroundTruth, build_index, measure_again, measured, tuned
+from serving.gallery.index.factory import is_small
+from serving.gallery.index.index import set_parameters
+from serving.gallery.index.metadata import EXACT, IndexMetadata
 
 
 def clustered(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
@@ -32,14 +29,18 @@ def isotropic(count: int, dimension: int) -> NDArray[np.float32]:
     return units
 
 
-def built(rows: NDArray[np.float32], wanted: str = "auto", recall: float = 0.95) -> tuple[Draft, Facts]:
-    draft = Draft.of(rows, threads=1)
+def built(
+    rows: NDArray[np.float32], wanted: str = "auto", recall: float = 0.95
+) -> tuple[IndexBuilder, IndexMetadata]:
+    draft = IndexBuilder.of(rows, threads=1)
     return draft, build_index(draft, wanted=wanted, wanted_recall=recall, advance=lambda *_: None)
 
 
-def true_recall(draft: Draft, facts: Facts, rows: NDArray[np.float32], queries: NDArray[np.float32]) -> float:
+def true_recall(
+    draft: IndexBuilder, facts: IndexMetadata, rows: NDArray[np.float32], queries: NDArray[np.float32]
+) -> float:
     """The share of the ten nearest that an index finds, counted one by one."""
-    draft.set_parameters(facts.parameters)
+    set_parameters(draft.index, facts.parameters)
     found = 0
     for query in queries:
         best = set(np.argsort(-(rows @ query))[:10].tolist())
@@ -51,8 +52,8 @@ def true_recall(draft: Draft, facts: Facts, rows: NDArray[np.float32], queries: 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few vectors be many."""
-    monkeypatch.setattr("serving.gallery.index.candidates._SMALL", 1 << 15)
-    monkeypatch.setattr("serving.gallery.index.candidates._SAMPLE", 1500)
+    monkeypatch.setattr("serving.gallery.index.factory._SMALL", 1 << 15)
+    monkeypatch.setattr("serving.gallery.index.choice._SAMPLE", 1500)
 
 
 @pytest.mark.usefixtures("eager")
@@ -67,15 +68,19 @@ def test_automatic_choice_reaches_the_recall(
     assert true_recall(draft, facts, rows, queries) >= 0.93
     assert (facts.automatic, facts.count, facts.queries, facts.wanted_recall) == (True, 4000, 200, 0.95)
     assert facts.latency_ms > 0
-    assert [trial.type for trial in facts.trials] == ["exact", *candidates(1500, dimension)]
+    assert [trial.type for trial in facts.trials] == [
+        "exact",
+        f"PQ{(dimension // 2 if dimension % 2 == 0 else dimension)}x4fs,RFlat",
+        "HNSW16,SQ8,RFlat",
+    ]
     assert np.array_equal(draft.matrix, rows)
 
 
 @pytest.mark.usefixtures("eager")
 def test_type_that_misses_the_recall_on_the_whole_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     types = ["PQ2x4,RFlat", "PQ16x4fs,RFlat", "exact"]
-    monkeypatch.setattr(module, "tried", lambda *_, **__: (types, []))
-    monkeypatch.setattr("serving.gallery.index.tuning._FACTORS", (1,))
+    monkeypatch.setattr(module, "_tried", lambda *_, **__: (types, []))
+    monkeypatch.setattr("serving.gallery.index.choice._FACTORS", (1,))
     rows = isotropic(1000, 32)
     assert built(rows, recall=1.0)[1].type == "exact"
     assert built(rows, recall=0.8)[1].type == "PQ16x4fs,RFlat"
@@ -97,7 +102,7 @@ def test_given_type_is_built_as_given_and_measured(monkeypatch: pytest.MonkeyPat
     assert (facts.type, facts.wanted, facts.note) == ("IVF32,PQ8x4fs,RFlat", "IVF32,PQ8x4fs", "")
     assert facts.parameters.keys() == {"nprobe", "k_factor_rf"}
     assert facts.recall >= 0.95
-    monkeypatch.setattr("serving.gallery.index.tuning._FACTORS", (1, 2))
+    monkeypatch.setattr("serving.gallery.index.choice._FACTORS", (1, 2))
     _, weak = built(isotropic(2000, 64), "PCA2,Flat", recall=0.99)
     assert weak.type == "PCA2,Flat,RFlat"
     assert weak.recall < 0.99
@@ -117,8 +122,8 @@ def test_equal_vectors_are_found_whichever_they_are() -> None:
 
 def test_queries_lie_beside_vectors_along_the_line_of_two_neighbours() -> None:
     rows = isotropic(40, 8)
-    draft = Draft.of(rows, threads=1)
-    exam = prepared(draft)
+    draft = IndexBuilder.of(rows, threads=1)
+    exam = GroundTruth.of(draft)
     assert exam.queries.shape == (40, 8)  # one beside each, in their order
     for row, query in zip(rows, exam.queries, strict=True):
         near = np.argsort(-(rows @ row))[1:11]
@@ -134,32 +139,34 @@ def test_queries_lie_beside_vectors_along_the_line_of_two_neighbours() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_of_few_vectors_the_queries_are_those(count: int) -> None:
     rows = np.repeat(isotropic(1, 8), count, axis=0)
-    exam = prepared(Draft.of(rows, threads=1))
+    exam = GroundTruth.of(IndexBuilder.of(rows, threads=1))
     assert np.allclose(exam.queries, rows, atol=1e-6)
 
 
 def test_a_graph_is_not_asked_only_for_what_it_was_made_of() -> None:
     everything = isotropic(3200, 24)
     rows, queries = everything[:3000], everything[3000:]
-    draft = Draft.of(rows, threads=1)
+    draft = IndexBuilder.of(rows, threads=1)
     draft.become("HNSW16,SQ8,RFlat")
-    exam, parameters = prepared(draft), {"efSearch": 16, "k_factor_rf": 2}
+    exam, parameters = GroundTruth.of(draft), {"efSearch": 16, "k_factor_rf": 2}
     told = measured(draft, exam, parameters)
-    assert told < true_recall(draft, Facts(parameters=parameters), rows, rows[:200]) - 0.02
-    assert told < true_recall(draft, Facts(parameters=parameters), rows, queries) + 0.1
+    assert told < true_recall(draft, IndexMetadata(parameters=parameters), rows, rows[:200]) - 0.02
+    assert told < true_recall(draft, IndexMetadata(parameters=parameters), rows, queries) + 0.1
 
 
 def test_cheapest_parameters_that_reach_are_taken() -> None:
     rows = clustered(3000, 16)
-    draft = Draft.of(rows, threads=1)
+    draft = IndexBuilder.of(rows, threads=1)
     draft.become("IVF64,PQ8x4fs,RFlat")
-    exam = prepared(draft)
-    low, high = tuned(draft, exam, 0.6), tuned(draft, exam, 0.99)
+    exam = GroundTruth.of(draft)
+    low, high = tuned(draft, exam, IndexMetadata(wanted_recall=0.6)), tuned(draft, exam, IndexMetadata())
     assert low.parameters["nprobe"] < high.parameters["nprobe"]
     assert low.recall < 0.99 <= high.recall
     assert measured(draft, exam, low.parameters) == low.recall
     known = {"nprobe": 64, "k_factor_rf": 64}
-    assert tuned(draft, exam, 0.9, first=known).parameters == known  # nothing else is tried
+    assert (
+        tuned(draft, exam, IndexMetadata(wanted_recall=0.9), first=known).parameters == known
+    )  # nothing else is tried
 
 
 @pytest.mark.usefixtures("eager")
@@ -170,13 +177,6 @@ def test_adding_others_measures_again() -> None:
     after = measure_again(draft, facts, added=500)
     assert (after.extended, after.count, after.type) == (500, 2000, facts.type)
     assert after.recall >= 0.95
-
-
-@settings(max_examples=25, deadline=None)
-@given(dimension=st.integers(1, 600), count=st.sampled_from([1500, 300_000]))
-def test_candidates_fit_any_dimension(dimension: int, count: int) -> None:
-    for type_ in candidates(count, dimension):
-        assert full_type(type_, dimension=dimension) == type_
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3])
@@ -197,7 +197,9 @@ def test_work_ends_wherever_it_is_told_to() -> None:
 
         for wanted in ("auto",) if last == "try" else ("PQ4x4fs", "HNSW8,SQ8"):
             with pytest.raises(GivenUp):
-                build_index(Draft.of(rows, threads=1), wanted=wanted, wanted_recall=0.9, advance=advance)
+                build_index(
+                    IndexBuilder.of(rows, threads=1), wanted=wanted, wanted_recall=0.9, advance=advance
+                )
 
 
 @pytest.mark.parametrize("type_", [EXACT, "SQ8,RFlat"])
@@ -205,7 +207,7 @@ def test_the_memory_of_a_draft_is_given_back_once_it_is_saved(tmp_path: Path, ty
     rows = clustered(400, 2048)  # 3 MB
 
     def save() -> None:
-        draft = Draft.of(rows, threads=1)
+        draft = IndexBuilder.of(rows, threads=1)
         draft.become(type_)
         draft.save(tmp_path / "index.faiss")
 

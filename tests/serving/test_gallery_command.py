@@ -17,7 +17,7 @@ from serving.errors import AlreadyExists, BadArtifact, BadSetting, InvalidArgume
 from serving.gallery.command import Settings, render, run
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item
-from serving.gallery.index.policy import RebuildPolicy
+from serving.gallery.index.rebuild import RebuildPolicy
 
 MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
 AXES = np.eye(4, dtype=np.float32)

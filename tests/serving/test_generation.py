@@ -26,7 +26,7 @@ from serving.errors import (
     Unavailable,
 )
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.exchange import exchange
+from serving.gallery.folder import exchange_names
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.lock import alone, names_change, names_stay
 from serving.gallery.store.store import Replaced, Store
@@ -148,7 +148,7 @@ def test_a_switch_that_was_broken_off_is_none(
         raise Unavailable("cannot exchange")
 
     with monkeypatch.context() as patched:
-        patched.setattr("serving.gallery.generation.exchange", refused)
+        patched.setattr("serving.gallery.folder.exchange_names", refused)
         with pytest.raises(Unavailable):
             directory.switch("birds", "new")
     for name in ("birds", "new"):
@@ -419,7 +419,7 @@ def test_a_lock_is_that_of_the_gallery_which_has_the_name(tmp_path: Path) -> Non
         with alone(tmp_path / "a", 0.0):
             thread.start()
             time.sleep(0.1)  # it waits for the lock of what has the name now
-            exchange(tmp_path / "a", tmp_path / "b")
+            exchange_names(tmp_path / "a", tmp_path / "b")
         assert not held.wait(0.2)  # what has the name by now is locked, too
     thread.join()
     assert held.is_set()

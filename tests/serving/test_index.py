@@ -18,11 +18,11 @@ from serving.errors import BadSetting
 from serving.gallery.checksum import file_checksum
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.index import index as module
-from serving.gallery.index.draft import Draft
+from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.factory import full_type
 from serving.gallery.index.gpu import GpuMatrix
 from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.index.kind import EXACT, Facts, IndexDamaged
+from serving.gallery.index.metadata import EXACT, IndexDamaged, IndexMetadata
 
 
 def units(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
@@ -33,12 +33,12 @@ def units(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
 
 def built(folder: Path, vectors: NDArray[np.float32], seqs: NDArray[np.int64], type_: str = EXACT) -> Index:
     path = folder / "index-1.faiss"
-    draft = Draft(vectors.shape[1], threads=1)
+    draft = IndexBuilder(vectors.shape[1], threads=1)
     half = len(seqs) // 2
     draft.add(seqs[:half], vectors[:half])
     draft.add(seqs[half:], vectors[half:])
     draft.become(full_type(type_, dimension=vectors.shape[1]))
-    return Index(path, checksum=draft.save(path), dimension=vectors.shape[1], facts=Facts())
+    return Index(path, checksum=draft.save(path), dimension=vectors.shape[1], facts=IndexMetadata())
 
 
 @settings(max_examples=25, deadline=None)
@@ -118,7 +118,7 @@ def test_parameters_are_set_once_and_raise_the_recall(tmp_path: Path) -> None:
     vectors = units(2000, 16)
     narrow = built(tmp_path, vectors, np.arange(2000), "IVF64,PQ8x4fs")
     path = tmp_path / "index-1.faiss"
-    facts = Facts(parameters={"nprobe": 64, "k_factor_rf": 20})
+    facts = IndexMetadata(parameters={"nprobe": 64, "k_factor_rf": 20})
     wide = Index(path, checksum=file_checksum(path), dimension=16, facts=facts)
     best = np.argsort(-(vectors[:50] @ vectors.T), axis=1)[:, :10]
     shares = [
@@ -140,26 +140,35 @@ def test_matrix_outlives_its_index(tmp_path: Path) -> None:
     assert np.array_equal(row, vectors[2999:])
 
 
-def test_file_that_was_read_can_be_added_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("type_", "parameters"),
+    [
+        ("exact", {}),
+        ("PQ8x4fs", {"k_factor_rf": 64}),
+        ("HNSW8,SQ8", {"efSearch": 64, "k_factor_rf": 2}),
+        ("HNSW8,Flat", {"efSearch": 64}),
+        ("IVF8,Flat", {"nprobe": 8}),
+    ],
+)
+def test_file_that_was_read_can_be_added_to(tmp_path: Path, type_: str, parameters: dict[str, float]) -> None:
     vectors = units(900, 16)
-    for type_ in ("exact", "PQ8x4fs", "HNSW8,SQ8", "HNSW8,Flat", "IVF8,Flat"):
-        built(tmp_path, vectors[:600], np.arange(600), type_)
-        path = tmp_path / "index-1.faiss"
-        draft = Draft.read(path, checksum=file_checksum(path), dimension=16, threads=1)
-        draft.add(np.arange(700, 1000), vectors[600:])
-        facts = Facts(parameters=dict.fromkeys(draft.knobs, 64))
-        index = Index(path, checksum=draft.save(path), dimension=16, facts=facts)
-        assert np.array_equal(index.matrix, vectors)
-        assert index.seqs.tolist() == [*range(600), *range(700, 1000)]
-        _, positions = index.search(vectors, 1)
-        assert (positions[:, 0] == np.arange(900)).mean() > 0.98
+    built(tmp_path, vectors[:600], np.arange(600), type_)
+    path = tmp_path / "index-1.faiss"
+    builder = IndexBuilder.read(path, checksum=file_checksum(path), dimension=16, threads=1)
+    builder.add(np.arange(700, 1000), vectors[600:])
+    facts = IndexMetadata(parameters=parameters)
+    index = Index(path, checksum=builder.save(path), dimension=16, facts=facts)
+    assert np.array_equal(index.matrix, vectors)
+    assert index.seqs.tolist() == [*range(600), *range(700, 1000)]
+    _, positions = index.search(vectors, 1)
+    assert (positions[:, 0] == np.arange(900)).mean() > 0.98
     with pytest.raises(IndexDamaged):
-        Draft.read(path, checksum="0" * 64, dimension=16, threads=1)
+        IndexBuilder.read(path, checksum="0" * 64, dimension=16, threads=1)
 
 
 def test_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="cannot write"):
-        Draft(4, threads=1).save(tmp_path / "absent" / "index")
+        IndexBuilder(4, threads=1).save(tmp_path / "absent" / "index")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -221,7 +230,7 @@ def test_gpu_is_used_by_one_thread_and_answers_exactly(
     built(tmp_path, vectors, np.arange(2500), "PQ4x4fs")
     monkeypatch.setattr(module, "GpuMatrix", lambda _, matrix: GpuMatrix(_StandIn, matrix))
     monkeypatch.setattr(module, "check_gpu", lambda _: None)
-    index = Index(path, checksum=file_checksum(path), dimension=8, facts=Facts(), device="cuda")
+    index = Index(path, checksum=file_checksum(path), dimension=8, facts=IndexMetadata(), device="cuda")
     assert index.exact
     _check_from_threads(index, vectors)
     del index
@@ -251,7 +260,7 @@ def test_gpu_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "index-1.faiss"
     for device, text in (("cuda", "GPU"), ("tpu", "no device 'tpu'")):
         with pytest.raises(BadSetting, match=text):
-            Index(path, checksum=file_checksum(path), dimension=4, facts=Facts(), device=device)
+            Index(path, checksum=file_checksum(path), dimension=4, facts=IndexMetadata(), device=device)
         with pytest.raises(BadSetting, match=text):
             GalleryDirectory(tmp_path, device=device)
 
@@ -272,15 +281,15 @@ def test_damage_is_found(tmp_path: Path) -> None:
     whole = path.read_bytes()
     checksum = file_checksum(path)
     with pytest.raises(IndexDamaged, match="dimension"):
-        Index(path, checksum=checksum, dimension=5, facts=Facts())
+        Index(path, checksum=checksum, dimension=5, facts=IndexMetadata())
     flipped = bytearray(whole)
     flipped[400] ^= 1
     for content in (whole[:-1], whole[:30], b"", bytes(flipped)):
         (tmp_path / "other").write_bytes(content)
         with pytest.raises(IndexDamaged, match="published was"):
-            Index(tmp_path / "other", checksum=checksum, dimension=4, facts=Facts())
+            Index(tmp_path / "other", checksum=checksum, dimension=4, facts=IndexMetadata())
     with pytest.raises(IndexDamaged, match="cannot be read"):
-        Index(tmp_path / "absent", checksum=checksum, dimension=4, facts=Facts())
+        Index(tmp_path / "absent", checksum=checksum, dimension=4, facts=IndexMetadata())
 
 
 def test_missing_faiss_names_the_extras(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +306,7 @@ def test_file_swept_while_it_is_loaded_is_damage(tmp_path: Path, monkeypatch: py
     import faiss
 
     path = tmp_path / "index-1.faiss"
-    checksum = Draft.of(units(4, 3), threads=1).save(path)
+    checksum = IndexBuilder.of(units(4, 3), threads=1).save(path)
     read = faiss.read_index
 
     def read_and_lose(name: str, flags: int) -> object:
@@ -307,4 +316,4 @@ def test_file_swept_while_it_is_loaded_is_damage(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(faiss, "read_index", read_and_lose)
     with pytest.raises(IndexDamaged, match="cannot be read"):
-        Index(path, checksum=checksum, dimension=3, facts=Facts())
+        Index(path, checksum=checksum, dimension=3, facts=IndexMetadata())

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from serving.errors import BadArtifact, NotFound
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.index.kind import Facts
+from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.item import Source
 from serving.gallery.search.columns import Columns
 from serving.gallery.store.publication import PUBLISHED, publication_checksum
@@ -180,45 +180,30 @@ def index_file(path: Path) -> Path:
     return path / str(sql_value(path, "SELECT index_file FROM state"))
 
 
-def test_a_byte_of_the_index(path: Path) -> None:
-    flip(index_file(path), 200)
-    assert "the index is lost" in problem(path)
-
-
-def test_a_missing_index(path: Path) -> None:
-    index_file(path).unlink()
-    assert "the index is lost" in problem(path)
-
-
-def columns_published(path: Path, columns: Columns) -> Path:
-    file = index_file(path).with_suffix(".columns")
-    facts = Facts.from_json(sql_value(path, "SELECT index_facts FROM state"))
-    facts = dataclasses.replace(facts, columns_checksum=columns.save(file))
-    publish(path, "index_facts = :facts", facts=facts.to_json())
-    return file
-
-
-def columns_of(count: int) -> Columns:
-    return Columns.of([f"label{i % 5}" for i in range(count)], [f'{{"i":{i}}}' for i in range(count)])
-
-
-def test_a_byte_of_the_columns(path: Path) -> None:
-    file = columns_published(path, columns_of(52))
-    assert verify(path).problems == []
+def changed(file: Path) -> None:
     flip(file, 200)
-    assert "labels and metadata of the index are lost" in problem(path)
-    file.unlink()
-    assert "labels and metadata of the index are lost" in problem(path)
+
+
+@pytest.mark.parametrize("suffix", [".faiss", ".columns"])
+@pytest.mark.parametrize("harm", [changed, Path.unlink])
+def test_an_index_file_that_is_not_what_was_published(
+    path: Path, suffix: str, harm: Callable[[Path], None]
+) -> None:
+    harm(index_file(path).with_suffix(suffix))
+    assert "the index is lost" in problem(path)
+    with closing(Gallery.open(path, policy=MANUAL)) as gallery:
+        gallery.rebuild()
+    assert verify(path).problems == []
 
 
 def test_columns_of_other_items(path: Path) -> None:
-    columns_published(path, columns_of(51))
-    assert "the labels of 51" in problem(path)
-    columns_published(path, Columns.of(["label0"] * 52, ["{}"] * 52))
-    found = verify(path).problems
-    assert len(found) == 21
-    assert "'k4' has another label in the index" in found[0]
-    assert found[-1] == "18 more items with another label in the index"
+    columns = Columns.of([f"label{i % 5}" for i in range(51)], [f'{{"i":{i}}}' for i in range(51)])
+    facts = IndexMetadata.from_json(sql_value(path, "SELECT index_facts FROM state"))
+    checksum = columns.save(index_file(path).with_suffix(".columns"))
+    publish(
+        path, "index_facts = :facts", facts=dataclasses.replace(facts, columns_checksum=checksum).to_json()
+    )
+    assert "holds 52 items, and the labels and metadata of 51" in problem(path)
 
 
 def test_a_missing_removal(path: Path) -> None:
@@ -288,7 +273,7 @@ def test_an_index_of_other_vectors_with_its_right_checksum(path: Path, tmp_path:
     found = verify(path).problems
     assert len(found) == 21
     assert "'k0' has another vector in the index" in found[0]
-    assert found[-1] == "29 more items with another vector in the index"
+    assert found[-1] == "29 more items, each of which has another vector in the index"
 
 
 @pytest.mark.parametrize(
@@ -323,7 +308,7 @@ def test_a_gallery_whose_index_was_forgotten(path: Path) -> None:
     publish(path, "index_file = '', index_count = 0")
     found = verify(path).problems
     assert len(found) == 21
-    assert found[-1] == "29 more items that are missing from the index"
+    assert found[-1] == "29 more items, each of which is missing from the index"
 
 
 def test_thumbnails(path: Path) -> None:

@@ -3,7 +3,7 @@
 The file is derived from the store and may be lost at any time. It is an `IDMap` over an exact inner-product
 index, over a graph whose nodes are the vectors, or over any index refined by the exact vectors: they are
 always in it, so every score is exact, and what an approximate type can miss is candidates. The ids are the
-items' seqs, ascending, so a position in the index is a position in `seqs`. `draft` makes it.
+items' seqs, ascending, so a position in the index is a position in `seqs`. `builder` makes it.
 """
 
 import threading
@@ -19,12 +19,11 @@ from serving.cores import usable_cores
 from serving.errors import BadSetting
 from serving.gallery.checksum import file_checksum
 from serving.gallery.index.gpu import MOST_ON_GPU, GpuMatrix, check_gpu
-from serving.gallery.index.kind import Facts, IndexDamaged
+from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
 
 __all__ = [
     "SCORE_ERROR",
     "Index",
-    "IndexDamaged",
     "exact_storage",
     "load_faiss",
     "matrix_of",
@@ -39,11 +38,7 @@ _team = threading.Lock()  # held by the one search that may use every core
 
 
 def require_faiss(device: str = "cpu") -> None:
-    """Check that FAISS is installed, and can search on a device: "cpu" or "cuda".
-
-    Raises:
-        BadSetting: It is not, or cannot.
-    """
+    """Raise BadSetting unless FAISS is installed and can search on a device: "cpu" or "cuda"."""
     if device not in ("cpu", "cuda"):
         raise BadSetting(f"there is no device {device!r} to search on; give cpu or cuda")
     faiss = load_faiss()
@@ -53,11 +48,7 @@ def require_faiss(device: str = "cpu") -> None:
 
 @cache
 def load_faiss() -> Any:
-    """Return the module `faiss`; only this file imports it.
-
-    Raises:
-        BadSetting: It is not installed.
-    """
+    """Return the module `faiss`, or raise BadSetting; only this file imports it."""
     try:
         import faiss
     except ImportError as error:
@@ -71,12 +62,12 @@ def load_faiss() -> Any:
 def exact_storage(index: Any) -> Any:
     """Return the flat index with the exact vectors that is within an index, or None where there is none."""
     faiss = load_faiss()
-    index = faiss.downcast_index(index)
-    if isinstance(index, faiss.IndexRefine):
-        index = faiss.downcast_index(index.refine_index)
-    elif isinstance(index, faiss.IndexHNSW):
-        index = faiss.downcast_index(index.storage)
-    return index if isinstance(index, faiss.IndexFlat) else None
+    found = faiss.downcast_index(index)  # which keeps nothing alive: that `index` does
+    if isinstance(found, faiss.IndexRefine):
+        found = faiss.downcast_index(found.refine_index)
+    elif isinstance(found, faiss.IndexHNSW):
+        found = faiss.downcast_index(found.storage)
+    return found if isinstance(found, faiss.IndexFlat) else None
 
 
 def matrix_of(flat: Any, owner: Any) -> NDArray[np.float32]:
@@ -121,8 +112,7 @@ class Index:
     Mapped, an index larger than the memory can be searched, and several processes share one copy. In return
     nobody may write to a published file or shorten it: the kernel ends a process that reads a page which is
     no longer there (SIGBUS), and a change in place goes unseen. Crossbatch itself never does: a new index is
-    a new file, and the old one is unlinked, which leaves it whole for who has it mapped. Whoever copies a
-    gallery into the place of one that is served has to put its folder there by a rename.
+    a new file, and the old one is unlinked, which leaves it whole for who has it mapped.
 
     Attributes:
         facts: What is known of it.
@@ -133,7 +123,7 @@ class Index:
     """
 
     def __init__(
-        self, path: Path, *, checksum: str, dimension: int, facts: Facts, device: str = "cpu"
+        self, path: Path, *, checksum: str, dimension: int, facts: IndexMetadata, device: str = "cpu"
     ) -> None:
         """Verify and map the file.
 
