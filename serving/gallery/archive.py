@@ -31,18 +31,12 @@ _STALE = 3600.0  # seconds
 def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> int:
     """Write the gallery at `path` to a new file, while writes go on, and verify it; returns how many items.
 
-    Args:
-        path: The gallery's folder.
-        file: What to write; it appears whole and on disk, or not at all.
-        advance: Told of progress.
+    The file appears whole and on disk, or not at all.
 
     Raises:
         NotFound: There is no gallery at `path`, or no folder for the file.
         AlreadyExists: There is something at `file`; it is left as it is.
-        InvalidArgument: The path of the file is not UTF-8.
         BadArtifact: The gallery is damaged.
-        ReadOnly: The file cannot be written there.
-        Overloaded: The disk is full.
     """
     check_path(file)
     with closing(Store(path / FILE_NAME)) as store, _written_once(file) as aside:
@@ -57,23 +51,15 @@ def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> i
 
 
 def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> int:
-    """Make a gallery of a snapshot and build its index; it appears complete or not at all.
+    """Make a gallery at `path` of a snapshot and build its index; returns how many items it has.
 
-    Args:
-        file: The snapshot.
-        path: Where the gallery comes, a free name.
-        advance: Told of progress.
-
-    Returns:
-        How many items it has.
+    The gallery appears complete or not at all.
 
     Raises:
         NotFound: There is no such file.
         AlreadyExists: There is something at `path`.
         InvalidArgument: What is there is a gallery in use, not a snapshot.
         BadArtifact: The snapshot is damaged, or of another format version.
-        ReadOnly: The folder cannot be written.
-        Overloaded: The disk is full.
     """
     if not file.is_file():
         raise NotFound(f"there is no snapshot {file}; give a file that crossbatch gallery snapshot wrote")

@@ -1,7 +1,6 @@
 """The command `crossbatch gallery`: look after the galleries of a folder."""
 
 import dataclasses
-import logging
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,7 +20,6 @@ __all__ = ["Settings", "complaint", "render", "run"]
 
 _PATIENCE = 60.0  # seconds that a switch waits for a rebuild
 _MOST_FIELDS = 40
-_log = logging.getLogger(__name__)
 
 
 class Settings(BaseModel):
@@ -194,9 +192,6 @@ def _entry(directory: GalleryDirectory, name: str) -> dict[str, Any]:
         raise
     except CrossbatchError as error:  # it hides no other gallery
         return {"name": name, "error": str(error)}
-    except Exception as error:  # nor does a bug that one gallery shows
-        _log.exception("the gallery %s cannot be described", name)
-        return {"name": name, "error": f"it cannot be described: {type(error).__name__} {error}"}
 
 
 def render(result: Mapping[str, Any]) -> str:

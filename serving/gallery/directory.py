@@ -39,13 +39,7 @@ T = TypeVar("T")
 
 
 def check_name(name: str) -> str:
-    """Return `name` if a gallery can have it; what passes is a single, visible folder name.
-
-    Raises:
-        InvalidArgument: It cannot.
-    """
-    if not isinstance(name, str):
-        raise InvalidArgument(f"the name of a gallery must be a string, found {type(name).__name__}")
+    """Return `name`, a single visible folder name, or raise InvalidArgument if no gallery can have it."""
     if not _can_name(name):
         raise InvalidArgument(
             f"{name[:80]!r} cannot name a gallery; use 1 to 64 of a-z, 0-9, '_', '-' and '.', "
@@ -82,8 +76,7 @@ class GalleryDirectory:
 
         Raises:
             NotFound: `path` is a file.
-            InvalidArgument: It is not UTF-8.
-            BadSetting: FAISS is not installed, or there is no such device to search on.
+            BadSetting: FAISS is not installed, or there is no such device ("cpu", "cuda") to search on.
         """
         require_faiss(device)
         check_path(path)
@@ -101,11 +94,7 @@ class GalleryDirectory:
         sweep(path)
 
     def names(self) -> list[str]:
-        """Return the names of the galleries there, sorted, damaged ones included.
-
-        Raises:
-            Unavailable: The folder cannot be read.
-        """
+        """Return the names of the galleries there, sorted, damaged ones included."""
         try:
             found = [entry.name for entry in os.scandir(self.path)]
         except FileNotFoundError:
@@ -146,11 +135,7 @@ class GalleryDirectory:
             return known
 
     def at_once(self, name: str, work: Callable[[Gallery], T]) -> T:
-        """Return what `work` does with the gallery of that name, which is open already; waits for nobody.
-
-        Raises:
-            NotAtHand: It is not open, or another took its name; `using` does what is needed.
-        """
+        """Return what `work` does with a gallery that is open already; NotAtHand where `using` is needed."""
         known = self._known(name)
         if known is None:
             raise NotAtHand
@@ -170,14 +155,7 @@ class GalleryDirectory:
         index: str = "auto",
         recall: float = 0.99,
     ) -> Gallery:
-        """Make a new, empty gallery, as `Gallery.create` does, and return it open; do not close it.
-
-        Raises:
-            InvalidArgument: Nothing can have that name, or a number is out of range.
-            AlreadyExists: The name is taken.
-            ReadOnly: The folder cannot be written.
-            Overloaded: The disk is full.
-        """
+        """Make a new, empty gallery, as `Gallery.create` does, and return it open; do not close it."""
         check_name(name)
         sweep(self.path)
         with self._turn(name):
@@ -200,10 +178,6 @@ class GalleryDirectory:
 
         Where another gallery took the name meanwhile, `work` is begun anew with that one: it must not have
         done anything but through its gallery.
-
-        Raises:
-            Unavailable: It got another name again and again, or this directory has been closed.
-            CrossbatchError: What `get` and `work` raise.
         """
         for pause in _PAUSES:
             try:
@@ -215,35 +189,20 @@ class GalleryDirectory:
     def switch(self, name: str, other: str, *, timeout: float = 60.0) -> None:
         """Let the gallery `other` have the name `name`, at once; the one that had it gets the name `other`.
 
-        Args:
-            name: What is served; if there is no such gallery, `other` just gets that name.
-            other: A gallery of this folder.
-            timeout: Seconds to wait for a rebuild or another switch of either.
-
-        Raises:
-            CrossbatchError: What `folder.take_name` raises.
+        If there is no gallery `name`, `other` just gets that name; `folder.take_name` tells what it raises.
         """
         check_name(name)
         take_name(self.path / name, self.path_of(other), timeout=timeout)
 
     def rollback(self, name: str, *, timeout: float = 60.0) -> str:
-        """Undo the switch by which the gallery got its name.
+        """Undo the switch by which the gallery got its name, as `folder.give_back_name` tells.
 
-        Returns:
-            The name that it has now: that of the gallery which has `name` again.
-
-        Raises:
-            CrossbatchError: What `folder.give_back_name` raises.
+        Returns the name that it has now: that of the gallery which has `name` again.
         """
         return give_back_name(self.path_of(name), timeout=timeout).name
 
     def drop(self, name: str) -> None:
-        """Remove a gallery, a damaged one too; its name is free at once.
-
-        Raises:
-            ReadOnly: The folder cannot be written.
-            Overloaded: Galleries of the folder were being opened all the time.
-        """
+        """Remove a gallery, a damaged one too; its name is free at once."""
         check_name(name)
         sweep(self.path)
         with self._turn(name):
@@ -296,16 +255,13 @@ class GalleryDirectory:
 
     def _keep(self, name: str, gallery: Gallery) -> Gallery:
         with self._guard:
-            closed, idle = self._closed, list[Gallery]()
-            if not closed:
-                self._open[name] = gallery
-                while len(self._open) > self._most_open:
-                    idle.append(self._open.pop(next(iter(self._open))))
-                self._retired.update(idle)
+            self._open[name] = gallery
+            idle = [self._open.pop(each) for each in list(self._open)[: -self._most_open]]
+            self._retired.update(idle)
         for each in idle:
             each.retire()
-        if closed:
-            gallery.close()
+        if self._closed:  # meanwhile
+            self.close()
         self._refuse_closed()
         return gallery
 

@@ -52,11 +52,7 @@ class Verification:
 
 
 def verify(path: Path, *, advance: Advance = lambda *_: None) -> Verification:
-    """Verify a gallery.
-
-    Args:
-        path: Its folder, or a single file: a snapshot.
-        advance: Told again and again how many items are verified, and of how many.
+    """Verify a gallery in a folder, or a snapshot in a file.
 
     Raises:
         NotFound: There is none.

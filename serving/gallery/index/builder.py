@@ -36,15 +36,10 @@ class Untrainable(Exception):
 
 
 class IndexBuilder:
-    """An index that is not published yet; of one thread. Without a type it is exact.
-
-    Attributes:
-        threads: How many FAISS works on it with; on one query it is one.
-        index: What FAISS searches, without ids.
-    """
+    """An index that is not published yet; of one thread. Without a type it is exact."""
 
     def __init__(self, dimension: int, *, threads: int) -> None:
-        self.threads = threads
+        self.threads = threads  # of FAISS; on one query it is one
         self._exact = self.index = load_faiss().IndexFlatIP(dimension)
         self._file = _with_ids(self.index, np.empty(0, np.int64))  # what is written
 
@@ -57,11 +52,7 @@ class IndexBuilder:
 
     @classmethod
     def read(cls, path: Path, *, checksum: str, dimension: int, threads: int) -> Self:
-        """Begin with a published file, read into memory.
-
-        Raises:
-            IndexDamaged: It is missing, or not what was published.
-        """
+        """Begin with a published file, read into memory; IndexDamaged if it is another, or missing."""
         builder = cls(dimension, threads=threads)
         faiss = load_faiss()
         try:
@@ -88,11 +79,7 @@ class IndexBuilder:
         self._file.add_with_ids(vectors, seqs)
 
     def become(self, type_: str, advance: Advance = lambda *_: None) -> float:
-        """Index the vectors anew by another type; returns the seconds it took.
-
-        Args:
-            type_: "exact", or a factory string that `factory.full_type` returned.
-            advance: Told of progress.
+        """Index the vectors anew by "exact" or a string of `factory.full_type`; returns the seconds it took.
 
         Raises:
             Untrainable: There are too few vectors for it.

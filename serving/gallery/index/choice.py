@@ -46,11 +46,7 @@ def build_index(
 ) -> IndexMetadata:
     """Make of the vectors in a builder the index that is wanted; returns what it became and does.
 
-    Args:
-        builder: The vectors.
-        wanted: "auto", "exact" or a FAISS factory string.
-        wanted_recall: The recall at 10 that an automatic choice must reach and parameters aim at.
-        advance: Told of progress.
+    An automatic choice must reach the wanted recall; of a given type the parameters aim at it.
     """
     began = time.monotonic()
     types, trials, note = [EXACT], list[Trial](), ""
@@ -78,9 +74,8 @@ def build_index(
 
 
 def measure_again(builder: IndexBuilder, before: IndexMetadata, *, added: int) -> IndexMetadata:
-    """Return the metadata of an index that was added to; its parameters change only if they must."""
-    after = _measured(builder, before, first=before.parameters)
-    return replace(after, extended=before.extended + added)
+    """Return the metadata of an index that was added to."""
+    return replace(_measured(builder, before), extended=before.extended + added)
 
 
 def _tried(
@@ -88,9 +83,7 @@ def _tried(
 ) -> tuple[list[str], list[Trial]]:
     """Try the types on a sample of the vectors (n, d).
 
-    Returns:
-        The types that reach the wanted recall, the best for n vectors first and an exact index last; and
-        what all of them did.
+    Returns those that reach the recall, the best for n vectors first and an exact index last; and all trials.
     """
     count, dimension = matrix.shape
     if is_small(count, dimension):
@@ -121,17 +114,11 @@ def _tried(
 
 @dataclass(frozen=True, slots=True)
 class GroundTruth:
-    """Queries of which it is known what they should find.
+    """Queries of which it is known what they should find."""
 
-    Attributes:
-        queries: Unit vectors, float32 (Q, d).
-        least: The score of the k-th nearest, less what rounding can change, float32 (Q,).
-        k: 10, or the number of vectors where that is less.
-    """
-
-    queries: NDArray[np.float32]
-    least: NDArray[np.float32]
-    k: int
+    queries: NDArray[np.float32]  # unit vectors (Q, d)
+    least: NDArray[np.float32]  # the score of the k-th nearest, less what rounding can change (Q,)
+    k: int  # 10, or the number of vectors where that is less
 
     @classmethod
     def of(cls, builder: IndexBuilder) -> "GroundTruth":
@@ -151,23 +138,11 @@ class GroundTruth:
         return cls(queries, scores[:, k - 1] - SCORE_ERROR, k)
 
 
-def tuned(
-    builder: IndexBuilder,
-    truth: GroundTruth,
-    metadata: IndexMetadata,
-    *,
-    first: Mapping[str, float] | None = None,
-) -> IndexMetadata:
-    """Find the cheapest search parameters that reach the wanted recall, and leave them set.
+def tuned(builder: IndexBuilder, truth: GroundTruth, metadata: IndexMetadata) -> IndexMetadata:
+    """Find the cheapest search parameters that reach the recall wanted in the metadata, and leave them set.
 
-    Args:
-        builder: The index.
-        truth: Queries of it.
-        metadata: Tells the wanted recall; where nothing reaches it, what comes nearest is taken.
-        first: Parameters to try before all others.
-
-    Returns:
-        The metadata with the parameters, and the recall and latency that they give.
+    Where nothing reaches it, what comes nearest is taken.
+    Returns the metadata with the parameters, and the recall and latency that they give.
     """
     wanted, answers = metadata.wanted_recall, len(truth.queries) * truth.k
     # One standard error more, so that it is not by luck with these queries that the recall is reached.
@@ -178,9 +153,7 @@ def tuned(
         tried.append((measured(builder, truth, parameters), parameters))
         return tried[-1][0] >= enough
 
-    # What was found before stays while it holds, without that margin.
-    if first is None or (not reaches(first) and tried[0][0] < wanted):
-        _climb(builder.index, reaches)
+    _climb(builder.index, reaches)
     reaching = [each for each in tried if each[0] >= enough]
     recall, parameters = reaching[-1] if reaching else max(tried, key=lambda each: each[0])
     set_parameters(builder.index, parameters)
@@ -221,12 +194,10 @@ def _climb(index: Any, reaches: Callable[[Mapping[str, float]], bool]) -> None:
         reaches({})
 
 
-def _measured(
-    builder: IndexBuilder, metadata: IndexMetadata, *, first: Mapping[str, float] | None = None
-) -> IndexMetadata:
+def _measured(builder: IndexBuilder, metadata: IndexMetadata) -> IndexMetadata:
     if metadata.type == EXACT:
         return replace(metadata, latency_ms=_latency_ms(builder))
-    return tuned(builder, GroundTruth.of(builder), metadata, first=first)
+    return tuned(builder, GroundTruth.of(builder), metadata)
 
 
 def _latency_ms(builder: IndexBuilder) -> float:

@@ -29,12 +29,7 @@ class GpuMatrix:
     """Vectors on the first GPU; safe to search from several threads, which wait for one another."""
 
     def __init__(self, faiss: Any, matrix: NDArray[np.float32]) -> None:
-        """Copy the vectors (n, d) there.
-
-        Raises:
-            BadSetting: There is no GPU, or FAISS cannot use it.
-            Unavailable: Its memory is too small, or in use.
-        """
+        """Copy the vectors (n, d) there; Unavailable where its memory is too small, or in use."""
         check_gpu(faiss)
         self._held: list[Any] = []
         # Its memory is given back by the thread that took it, whoever lets go of it last.

@@ -109,30 +109,17 @@ class _Lent:
 class Index:
     """A published FAISS file, memory-mapped, never changed; safe to search from several threads.
 
-    Mapped, an index larger than the memory can be searched, and several processes share one copy. In return
-    nobody may write to a published file or shorten it: the kernel ends a process that reads a page which is
-    no longer there (SIGBUS), and a change in place goes unseen. Crossbatch itself never does: a new index is
-    a new file, and the old one is unlinked, which leaves it whole for who has it mapped.
-
-    Attributes:
-        facts: What is known of it.
-        bytes: The size of the file.
-        seqs: The seqs of its n items, int64 (n,), ascending.
-        matrix: Their exact vectors, float32 (n, d), read-only, mapped.
-        exact: Whether a search misses none of the nearest.
+    Nobody may write to a published file or shorten it: the kernel ends a process that reads a page which is
+    no longer there (SIGBUS). Crossbatch never does: a new index is a new file, and the old one is
+    unlinked, which leaves it whole for who has it mapped.
     """
 
     def __init__(
         self, path: Path, *, checksum: str, dimension: int, facts: IndexMetadata, device: str = "cpu"
     ) -> None:
-        """Verify and map the file.
+        """Verify and map the file, and set the search parameters that its metadata tells.
 
-        Args:
-            path: The file.
-            checksum: That of the file when it was published.
-            dimension: d.
-            facts: What was published with it; its search parameters are set here, once.
-            device: "cpu"; or "cuda", where searches compare every vector on the first GPU.
+        On the device "cuda" searches compare every vector on the first GPU.
 
         Raises:
             IndexDamaged: It is missing, differs from what was published, or cannot be read.
@@ -148,7 +135,7 @@ class Index:
             self._map = faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
             self._index = faiss.downcast_index(self._map.index)
             set_parameters(self._index, facts.parameters)
-            self.bytes = path.stat().st_size  # a newer publication may sweep the file at any moment
+            self.bytes = path.stat().st_size  # here, as a newer publication may sweep the file at any moment
         except (OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:  # NUL: ValueError
             raise IndexDamaged(f"{path} cannot be read: {error}") from error
         self._flat = exact_storage(self._index)
@@ -157,9 +144,10 @@ class Index:
         if self._index.d != dimension:
             raise IndexDamaged(f"{path} is of dimension {self._index.d}, the gallery of {dimension}")
         self.facts = facts
-        self.seqs: NDArray[np.int64] = faiss.vector_to_array(self._map.id_map)
-        self.matrix = matrix_of(self._flat, self._map)
+        self.seqs: NDArray[np.int64] = faiss.vector_to_array(self._map.id_map)  # of its items (n,), ascending
+        self.matrix = matrix_of(self._flat, self._map)  # their exact vectors (n, d), mapped
         self._gpu = GpuMatrix(faiss, self.matrix) if device == "cuda" else None
+        # Whether a search misses none of the nearest.
         self.exact = self._gpu is not None or isinstance(self._index, faiss.IndexFlat)
 
     def __len__(self) -> int:
@@ -188,10 +176,7 @@ class Index:
                 _team.release()
 
     def within(self, query: NDArray[np.float32], least: float) -> NDArray[np.int64]:
-        """Find all whose score with one query (d,) is above `least`; returns positions int64 (c,).
-
-        Every vector is compared, whatever the type.
-        """
+        """Find all whose score with one query (d,) is above `least`, exactly: positions int64 (c,)."""
         load_faiss().omp_set_num_threads(1)
         _, _, positions = self._flat.range_search(query[None], least)
         return np.asarray(positions, np.int64)

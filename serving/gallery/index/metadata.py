@@ -49,11 +49,6 @@ class IndexMetadata:
     extended: int = 0  # items added since
     columns_checksum: str = ""  # of the file of its labels and metadata
 
-    @property
-    def automatic(self) -> bool:
-        """Whether the type was chosen by measurement."""
-        return self.wanted == AUTOMATIC
-
     def to_json(self) -> str:
         """Return the JSON object that is stored beside the index's name."""
         return json.dumps(asdict(self), separators=(",", ":"))

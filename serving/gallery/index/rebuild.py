@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Overloaded
@@ -17,7 +18,7 @@ from serving.gallery.disk import disk_error
 from serving.gallery.index.builder import Advance, GivenUp, IndexBuilder
 from serving.gallery.index.choice import build_index, measure_again
 from serving.gallery.index.factory import is_small
-from serving.gallery.index.metadata import EXACT, IndexDamaged, IndexMetadata
+from serving.gallery.index.metadata import AUTOMATIC, EXACT, IndexDamaged, IndexMetadata
 from serving.gallery.lock import alone
 from serving.gallery.search.columns import Columns, ColumnsDamaged
 from serving.gallery.store.damage import sound
@@ -54,11 +55,6 @@ class RebuildPolicy:
         removed = state.last_removal - state.covers_removal
         return removed > max(self.least, self.share * state.index_count)
 
-    @property
-    def background_threads(self) -> int:
-        """How many threads a rebuild that nobody waits for takes."""
-        return self.threads or max(1, usable_cores() // 2)
-
 
 class Rebuilder:
     """Rebuilds one gallery's index, when asked or in a thread of its own."""
@@ -87,15 +83,10 @@ class Rebuilder:
             self._thread.start()
 
     def run(self, *, whole: bool = True, timeout: float = 600.0, progress: Advance = lambda *_: None) -> None:
-        """Bring the index to every item there is and publish it.
-
-        Args:
-            whole: Whether to build it anew even where adding to it would do.
-            timeout: Seconds to wait for a rebuild by another thread or process.
-            progress: Told of the work; what it raises ends it.
+        """Bring the index to every item there is and publish it; where it need not be `whole`, by adding.
 
         Raises:
-            Overloaded: That one took too long, or the disk is full.
+            Overloaded: A rebuild by another took longer than `timeout` seconds, or the disk is full.
             ReadOnly: The folder cannot be written.
             Replaced: The gallery was closed meanwhile, or has lost its name.
         """
@@ -127,8 +118,8 @@ class Rebuilder:
         try:
             with alone(self._folder, 0.0):
                 _log.info("the index of %s is being rebuilt", self._folder)
-                making = self._making(self._policy.background_threads, lambda *_: None)
-                making.run(whole=damaged, only_if_due=not damaged)
+                threads = self._policy.threads or max(1, usable_cores() // 2)
+                self._making(threads, lambda *_: None).run(whole=damaged, only_if_due=not damaged)
             _log.info("the index of %s is rebuilt after %.1f s", self._folder, time.monotonic() - began)
         except GivenUp:
             return
@@ -155,10 +146,7 @@ class Rebuilder:
         return _Making(self._store, self._policy, threads, advance)
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """An index that is ready to be written."""
-
+class _Made(NamedTuple):
     builder: IndexBuilder
     columns: Columns
     metadata: IndexMetadata
@@ -189,9 +177,12 @@ class _Making:
             _remove(older, but=seen.index_file)  # what a crash has left: the room may be needed
             made = self._extended(seen, known, reader) if known and seen.index_file else None
             if made is None:
-                builder, columns = self._read(seen, reader)
+                builder, parts = IndexBuilder(self.store.meta.dimension, threads=self.threads), []
+                for block in self._blocks(seen, reader, since=0):
+                    builder.add(block.seqs, block.vectors)
+                    parts.append(self._columns(block))
         if made is None:
-            made = _Made(builder, columns, self._built(builder, seen), seen.last_removal)
+            made = _Made(builder, Columns.joined(parts), self._built(builder, seen), seen.last_removal)
         file = folder / f"index-{seen.last_seq}-{secrets.token_hex(4)}.faiss"
         named = seen.index_file
         try:
@@ -207,14 +198,6 @@ class _Making:
             return None
         same = (known.wanted, known.wanted_recall) == (seen.wanted_index, seen.wanted_recall)
         return known if same and not self.policy.is_worn(seen) else None
-
-    def _read(self, seen: State, reader: Reader) -> tuple[IndexBuilder, Columns]:
-        builder = IndexBuilder(self.store.meta.dimension, threads=self.threads)
-        parts = []
-        for block in self._blocks(seen, reader, since=0):
-            builder.add(block.seqs, block.vectors)
-            parts.append(self._columns(block))
-        return builder, Columns.joined(parts)
 
     def _built(self, builder: IndexBuilder, seen: State) -> IndexMetadata:
         wanted, recall = seen.wanted_index, seen.wanted_recall
@@ -238,8 +221,9 @@ class _Making:
         blocks = list(self._blocks(seen, reader, since=seen.covers_seq))
         added = sum(len(block.seqs) for block in blocks)
         count = seen.index_count + added
-        outgrown = known.type == EXACT and known.automatic and is_small(known.count, dimension)
-        if count > _GROWTH * known.count or (outgrown and not is_small(count, dimension)):
+        automatic = known.wanted == AUTOMATIC
+        small = automatic and known.type == EXACT and is_small(known.count, dimension)
+        if count > _GROWTH * known.count or (small and not is_small(count, dimension)):
             return None
         try:
             columns = Columns.load(file.with_suffix(".columns"), known.columns_checksum)
@@ -252,7 +236,7 @@ class _Making:
             builder.add(block.seqs, block.vectors)
         columns = Columns.joined([columns, *map(self._columns, blocks)])
         after = measure_again(builder, known, added=added)
-        if known.automatic and after.recall < known.wanted_recall <= known.recall:
+        if automatic and after.recall < known.wanted_recall <= known.recall:
             return None  # what came is of another kind than what it was chosen for
         return _Made(builder, columns, after, seen.covers_removal)
 
