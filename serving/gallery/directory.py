@@ -21,17 +21,10 @@ from serving.gallery.store.store import Replaced
 __all__ = ["MOST_OPEN", "GalleryDirectory", "check_name", "split_path"]
 
 MOST_OPEN = 64  # each holds three files or more, and in memory what is newer than its index
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+_NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9_.-]{0,63}")
 _SHOWN = 10
-_PAUSES = (
-    0.0,
-    0.001,
-    0.003,
-    0.01,
-    0.03,
-    0.1,
-    0.3,
-)  # seconds until a call on a switched gallery is tried anew
+# Seconds until a call whose gallery was switched meanwhile is tried anew.
+_PAUSES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 _PATIENCE = 10.0  # seconds to wait for whoever opens, makes or drops the same gallery
 _TURNS = 64  # locks that the names share
 
@@ -40,7 +33,7 @@ T = TypeVar("T")
 
 def check_name(name: str) -> str:
     """Return `name`, a single visible folder name, or raise InvalidArgument if no gallery can have it."""
-    if not _can_name(name):
+    if not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"{name[:80]!r} cannot name a gallery; use 1 to 64 of a-z, 0-9, '_', '-' and '.', "
             "a letter or digit first, and no '..'"
@@ -101,7 +94,9 @@ class GalleryDirectory:
             return []
         except OSError as error:
             raise Unavailable(f"the folder {self.path} cannot be read: {error.strerror}") from error
-        return sorted(name for name in found if _can_name(name) and (self.path / name / FILE_NAME).is_file())
+        return sorted(
+            each for each in found if _NAME.fullmatch(each) and (self.path / each / FILE_NAME).is_file()
+        )
 
     def open_names(self) -> list[str]:
         """Return the names of the galleries that are open, the one not asked for longest first."""
@@ -123,16 +118,14 @@ class GalleryDirectory:
             ReadOnly: This process may not write to it, and nobody has it open who may.
             Unavailable: This directory has been closed.
         """
-        known = self._known(name)
-        if known is not None:
+        if known := self._known(name):
             return known
         with self._turn(name):
-            known = self._known(name)
-            if known is None:
-                self._forget(name)
-                path = self.path_of(name)
-                known = self._keep(name, Gallery.open(path, policy=self._policy, device=self._device))
-            return known
+            if known := self._known(name):
+                return known
+            self._forget(name)
+            path = self.path_of(name)
+            return self._keep(name, Gallery.open(path, policy=self._policy, device=self._device))
 
     def at_once(self, name: str, work: Callable[[Gallery], T]) -> T:
         """Return what `work` does with a gallery that is open already; NotAtHand where `using` is needed."""
@@ -278,9 +271,5 @@ class GalleryDirectory:
     def _missing(self, name: str) -> NotFound:
         names = self.names()
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        shown = ", ".join(names[:_SHOWN]) + more
-        return NotFound(f"there is no gallery {name!r} in {self.path}; it holds {shown or 'none'}")
-
-
-def _can_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None and ".." not in name
+        shown = ", ".join(names[:_SHOWN]) or "none"
+        return NotFound(f"there is no gallery {name!r} in {self.path}; it holds {shown}{more}")

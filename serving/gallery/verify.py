@@ -142,7 +142,7 @@ def _verify_items(
         met[places[indexed]] = True
         newer = seqs > state.covers_seq
         differs = np.zeros(len(block), np.bool_)
-        if index is not None:
+        if index is not None and len(held):
             vectors = index.matrix[places].astype("<f4")  # (b, d)
             differs |= [row[5] != each.tobytes() for row, each in zip(block, vectors, strict=True)]
         whole = np.array([not fault for fault in faults])

@@ -126,9 +126,8 @@ class GroundTruth:
         chance = np.random.default_rng(0)
         matrix, count = builder.matrix, len(builder)
         rows = matrix[np.sort(chance.choice(count, min(count, _QUERIES), replace=False))]
-        scores, near = builder.search(
-            rows, min(MEASURED_K + 1, count), exact=True
-        )  # (Q, 11); each finds itself
+        # Both (Q, 11); each finds itself.
+        scores, near = builder.search(rows, min(MEASURED_K + 1, count), exact=True)
         reach = np.sqrt(np.maximum(0.0, 2.0 - 2.0 * scores[:, -1:]))  # (Q, 1), distances of unit vectors
         pairs = chance.permuted(near[:, 1:], axis=1)[:, :2]  # (Q, 2), two neighbours of each
         along = matrix[pairs[:, 0]] - matrix[pairs[:, -1]] if pairs.size else np.zeros_like(rows)
@@ -139,10 +138,9 @@ class GroundTruth:
 
 
 def tuned(builder: IndexBuilder, truth: GroundTruth, metadata: IndexMetadata) -> IndexMetadata:
-    """Find the cheapest search parameters that reach the recall wanted in the metadata, and leave them set.
+    """Find the cheapest search parameters that reach the wanted recall, or come nearest, and leave them set.
 
-    Where nothing reaches it, what comes nearest is taken.
-    Returns the metadata with the parameters, and the recall and latency that they give.
+    Returns the metadata, which tells what is wanted, with them and the recall and latency that they give.
     """
     wanted, answers = metadata.wanted_recall, len(truth.queries) * truth.k
     # One standard error more, so that it is not by luck with these queries that the recall is reached.
@@ -157,13 +155,8 @@ def tuned(builder: IndexBuilder, truth: GroundTruth, metadata: IndexMetadata) ->
     reaching = [each for each in tried if each[0] >= enough]
     recall, parameters = reaching[-1] if reaching else max(tried, key=lambda each: each[0])
     set_parameters(builder.index, parameters)
-    return replace(
-        metadata,
-        recall=recall,
-        queries=len(truth.queries),
-        latency_ms=_latency_ms(builder),
-        parameters=parameters,
-    )
+    asked, latency_ms = len(truth.queries), _latency_ms(builder)
+    return replace(metadata, recall=recall, queries=asked, latency_ms=latency_ms, parameters=parameters)
 
 
 def measured(builder: IndexBuilder, truth: GroundTruth, parameters: Mapping[str, float]) -> float:
