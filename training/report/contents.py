@@ -16,17 +16,7 @@ from training.evaluation.metrics import FIGURE_NAMES
 from training.loop.history import History
 from training.loop.run import Run
 from training.recipes.recipe import Recipe
-from training.report.figures import (
-    COLOURS,
-    MARKS,
-    NUMBERED,
-    jpeg,
-    line_chart,
-    map_picture,
-    scatter,
-    strip,
-    thumbnails,
-)
+from training.report import figures
 from training.report.findings import (
     Findings,
     Ranking,
@@ -48,32 +38,38 @@ _THUMBNAIL, _MAP = 96, 160
 _MAPS, _CLASSES, _PLANE, _EPOCHS, _LINES = 12, 40, 3000, 400, 60
 """Most prototype maps, classes with a histogram, points on the plane, epochs in a curve and in the table."""
 _COUNTS = ("images", "classes")
-_COLUMNS = {
-    "loss": "whole loss",
-    "dml": "loss of embeddings (dml)",
-    "xml": "cross-batch loss (xml)",
-    "map_at_r": "MAP@R",
-    "recall_at_1": "R@1",
-    "prototypes_in_use": "prototypes in use, of a batch",
-    "prototypes_an_image": "prototypes in use, of an image",
-    "eigenvalues": "eigenvalues above the ridge",
-    "expressed_cosine": "between images of different classes",
-    "rebuilt_cosine": "to the embedding itself",
-    "xml_gradient_share": "XML's gradient to that of the loss",
-}
-"""What the columns of metrics.csv are called where their own names do not say it."""
-_PANELS = (
-    ("Loss and its parts", "loss", ("loss", "dml", "xml")),
-    ("On the validation classes", "percent", ("map_at_r", "recall_at_1")),
+_PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (
+        "Loss and its parts",
+        "loss",
+        {"loss": "whole loss", "dml": "loss of embeddings (dml)", "xml": "cross-batch loss (xml)"},
+    ),
+    ("On the validation classes", "percent", {"map_at_r": "MAP@R", "recall_at_1": "R@1"}),
     (
         "How many prototypes are at work",
         "prototypes",
-        ("prototypes_in_use", "prototypes_an_image", "eigenvalues"),
+        {
+            "prototypes_in_use": "prototypes in use, of a batch",
+            "prototypes_an_image": "prototypes in use, of an image",
+            "eigenvalues": "eigenvalues above the ridge",
+        },
     ),
-    ("Cosines of embeddings expressed by the other half", "cosine", ("expressed_cosine", "rebuilt_cosine")),
-    ("How hard the cross-batch term pulls at the head", "percent", ("xml_gradient_share",)),
-    ("Learning rate", "rate of the first group", ("learning_rate",)),
+    (
+        "Cosines of embeddings expressed by the other half",
+        "cosine",
+        {
+            "expressed_cosine": "between images of different classes",
+            "rebuilt_cosine": "to the embedding itself",
+        },
+    ),
+    (
+        "How hard the cross-batch term pulls at the head",
+        "percent",
+        {"xml_gradient_share": "XML's gradient to that of the loss"},
+    ),
+    ("Learning rate", "rate of the first group", {"learning_rate": "learning rate"}),
 )
+"""Which columns of metrics.csv share a frame, its title and unit, and what they are called."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
@@ -90,7 +86,7 @@ def render_page(**shown: Any) -> bytes:
     )
     environment.filters |= {"clip": _clip, "percent": _percent, "told": _told}
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    text = environment.get_template("page.html").render(shown, colours=COLOURS, style=style)
+    text = environment.get_template("page.html").render(shown, colours=figures.COLOURS, style=style)
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -144,28 +140,31 @@ def _cells(found: Mapping[str, Any]) -> dict[str, str]:
 def plot_curves(history: History) -> dict[str, Any]:
     """Plot every figure of the history, those that belong together in one frame, and tabulate them."""
     drawn, few = history.thinned(_EPOCHS), history.thinned(_LINES)
-    known = {name for _, _, names in _PANELS for name in names} | {"steps"}
+    known = {name: label for _, _, labels in _PANELS for name, label in labels.items()}
+    labels = {name: known.get(name, name.replace("_", " ")) for name in history.names}
     others = [
-        (_spelled(name).capitalize(), _spelled(name), (name,)) for name in history.names if name not in known
+        (label.capitalize(), label, {name: label})
+        for name, label in labels.items()
+        if name not in known and name != "steps"
     ]
     charts = []
-    for title, unit, names in (*_PANELS, *others):
+    for title, unit, lines in (*_PANELS, *others):
         factor = 100 if unit == "percent" else 1
         series = {
-            _spelled(name): [(epoch, factor * value) for epoch, value in drawn.points(name)]
-            for name in names
+            label: [(epoch, factor * value) for epoch, value in drawn.points(name)]
+            for name, label in lines.items()
             if any(value for _, value in drawn.points(name))  # a term without weight is all zeros: no line
         }
         if series:
             told = f"{title} by epoch. {' '.join(_tell(name, points) for name, points in series.items())}"
-            charts.append({"title": title, "plot": line_chart(series, unit=unit), "alt": told})
+            charts.append({"title": title, "plot": figures.line_chart(series, unit=unit), "alt": told})
     rows = [[f"{row['epoch']:g}", *(f"{row[name]:.4g}" if name in row else "–" for name in few.names)]
             for row in few.rows]  # fmt: skip
     return {
         "charts": charts,
         "epochs": len(history.rows),
         "drawn": len(drawn.rows),
-        "names": ["epoch", *map(_spelled, few.names)],
+        "names": ["epoch", *(labels[name] for name in few.names)],
         "rows": rows,
     }
 
@@ -188,7 +187,10 @@ def show_pictures(
     asked = [findings.rows[row] for row in ranking.queries[places].tolist()]
     near = [findings.rows[row] for row in ranking.nearest[places].flatten().tolist()]
     shown = list({row.key: row for row in [*asked, *near]}.values())
-    uris = {key: jpeg(pixels) for key, pixels in thumbnails(shown, loaded.recipe, side=_THUMBNAIL).items()}
+    uris = {
+        key: figures.jpeg(pixels)
+        for key, pixels in figures.thumbnails(shown, loaded.recipe, side=_THUMBNAIL).items()
+    }
     count = min(len(asked), _MAPS)  # evenly, so that best, typical and worst are among them
     spread = [asked[place * len(asked) // count] for place in range(count)]
     return {
@@ -199,7 +201,7 @@ def show_pictures(
         "plane": _plane(findings, [row.label for row in asked], seed=seed),
         "maps": _maps(loaded, spread),
         "grid": loaded.embedder.grid,
-        "numbered": loaded.embedder.grid[1] <= NUMBERED,
+        "numbered": loaded.embedder.grid[1] <= figures.NUMBERED,
     }
 
 
@@ -228,7 +230,7 @@ def _plane(findings: Findings, queries: Sequence[str], *, seed: int) -> dict[str
     if count > _PLANE:
         drawn = np.sort(np.random.default_rng(seed).choice(count, _PLANE, replace=False))
     names = [findings.rows[place].label for place in drawn.tolist()]
-    marked = dict(zip(dict.fromkeys(queries), MARKS, strict=False))
+    marked = dict(zip(dict.fromkeys(queries), figures.MARKS, strict=False))
     first, second = (_percent(share, 1) for share in shares)
     axes = (f"first component ({first})", f"second component ({second})")
     return {
@@ -237,7 +239,7 @@ def _plane(findings: Findings, queries: Sequence[str], *, seed: int) -> dict[str
         "shares": (first, second),
         "marked": marked,
         "others": len(set(names) - set(marked)),
-        "plot": scatter(points[drawn], names, list(marked), axes=axes),
+        "plot": figures.scatter(points[drawn], names, list(marked), axes=axes),
         "alt": f"{len(drawn)} images as points, {axes[0]} against {axes[1]}.",
     }
 
@@ -254,7 +256,7 @@ def tabulate_histograms(findings: Findings) -> dict[str, Any]:
         "largest": largest,
         "classes": classes,
         "lines": [
-            {"name": findings.classes[place], "strip": strip(means[place] / largest),
+            {"name": findings.classes[place], "strip": figures.strip(means[place] / largest),
              "strongest": _strongest(means[place], 3, 0)[0]}
             for place in shown
         ],
@@ -264,12 +266,12 @@ def tabulate_histograms(findings: Findings) -> dict[str, Any]:
 def _maps(loaded: Run, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Show images beside themselves under the dominant prototypes of their places."""
     mapped, assignments = find_assignments(rows, loaded.embedder, loaded.recipe)
-    pixels = thumbnails(mapped, loaded.recipe, side=_MAP)
+    pixels = figures.thumbnails(mapped, loaded.recipe, side=_MAP)
     made = []
     for row, found in zip(mapped, assignments, strict=True):
         shares = np.bincount(found.flatten()) / found.size
         told, rest = _strongest(shares, 4, 0)
-        uri = map_picture(pixels[row.key], found) if row.key in pixels else None
+        uri = figures.map_picture(pixels[row.key], found) if row.key in pixels else None
         summary = f"prototypes {told}{f' and {rest} more' if rest else ''}"
         made.append({"label": row.label, "key": row.key, "uri": uri, "summary": summary})
     return made
@@ -300,10 +302,6 @@ def _told(value: object) -> str:
     elif isinstance(value, list):
         value = ", ".join(map(str, value))
     return _clip("none" if value in (None, "") else str(value), 300)
-
-
-def _spelled(name: str) -> str:
-    return _COLUMNS.get(name, name.replace("_", " "))
 
 
 def _percent(share: float, digits: int = 2) -> str:

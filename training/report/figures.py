@@ -22,16 +22,9 @@ from training.data.pictures import Stream
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "COLOURS",
-    "MARKS",
-    "jpeg",
-    "line_chart",
-    "map_colours",
-    "map_picture",
-    "scatter",
-    "strip",
+    "COLOURS", "MARKS", "NUMBERED", "jpeg", "line_chart", "map_colours", "map_picture", "scatter", "strip",
     "thumbnails",
-]
+]  # fmt: skip
 
 COLOURS = {
     "light": {
