@@ -69,9 +69,7 @@ def write_report(path: Path, skipped: list[Skipped]) -> None:
     """Write the report as CSV, complete or not at all; where nothing was skipped, remove it.
 
     Raises:
-        ReadOnly: The folder cannot be written.
-        Overloaded: The disk is full.
-        Unavailable: The disk fails.
+        CrossbatchError: The folder cannot be written, or the disk is full or fails.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

@@ -1,26 +1,26 @@
 """Writing to a gallery beside the encoder: one thread, one transaction at a time, never over a newer item."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from serving.errors import Conflict, CrossbatchError, NotFound
+from serving.errors import Conflict, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import Item, Source
-from serving.indexing.lookup import item_of
+from serving.gallery.item import Item, Source, check_item
+from serving.indexing.target import Target, item_of
 
-__all__ = ["Storing", "Write"]
+__all__ = ["ItemWrite", "Storing"]
 
 _MOST = 1024  # changes that wait while a slow disk takes those before
 _LOOKS = 100  # at items that others replace each time before they are written
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class ItemWrite:
     """An item to store in place of the one that has its `version`, 0 where its key must be free."""
 
     item: Item
@@ -35,23 +35,19 @@ class Storing:
     transactions larger and not the encoder idle.
     """
 
-    def __init__(self, gallery: Callable[[], Gallery], *, sync: bool) -> None:
-        """Store into the gallery that `gallery` gives, which is called when there is something to store.
-
-        Args:
-            gallery: Gives the gallery, made where needed.
-            sync: Whether an item that was written by somebody else meanwhile is replaced.
-        """
+    def __init__(self, target: Target, *, sync: bool) -> None:
+        """Store into a gallery; with `sync` an item that others wrote meanwhile is replaced."""
         self.counts = Counter[str]()
         """By field of `Report`: what has become of the items, those on disk alone."""
-        self._gallery = gallery
-        self._sync = sync
-        self._writes: list[Write] = []
+        self.refused: dict[str, str] = {}
+        """By key, why an item cannot be stored: its metadata are larger than may be, say."""
+        self._target, self._sync = target, sync
+        self._writes: list[ItemWrite] = []
         self._sources: dict[str, Source] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._running: Future[Counter[str]] | None = None
+        self._running: Future[None] | None = None
 
-    def put(self, writes: Iterable[Write] = (), sources: Mapping[str, Source] | None = None) -> None:
+    def put(self, writes: Iterable[ItemWrite] = (), sources: Mapping[str, Source] | None = None) -> None:
         """Take items to store, and sources to note of items whose file's time or origin is another.
 
         Raises:
@@ -87,46 +83,57 @@ class Storing:
         if self._writes or self._sources:
             writes, sources = self._writes, self._sources
             self._writes, self._sources = [], {}
-            self._running = self._pool.submit(self._store, self._gallery(), writes, sources)
+            self._running = self._pool.submit(self._store, self._target.made(), writes, sources)
 
     def _settle(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            self.counts += running.result()
+            running.result()
 
-    def _store(self, gallery: Gallery, writes: list[Write], sources: Mapping[str, Source]) -> Counter[str]:
-        counts = Counter[str]()
+    def _store(self, gallery: Gallery, writes: list[ItemWrite], sources: Mapping[str, Source]) -> None:
         if sources:
             gallery.touch(sources)
         for _ in range(_LOOKS):
-            items = [self._pictured(gallery, write) for write in writes]
+            items = [write.item if write.embedded else _pictured(gallery, write.item) for write in writes]
             try:
                 gallery.upsert(items, expected={item.key: item.version for item in items})
             except Conflict:
-                writes = [again for write in writes if (again := self._again(gallery, write, counts))]
+                writes = [again for write in writes if (again := self._again(gallery, write))]
+            except InvalidArgument:
+                fitting = [write for write in writes if self._fits(gallery, write.item)]
+                if len(fitting) == len(writes):
+                    raise
+                writes = fitting
             else:
-                counts.update("stored" if write.embedded else "updated" for write in writes)
-                return counts
+                self.counts.update("stored" if write.embedded else "updated" for write in writes)
+                return
         raise Conflict(f"the items of {gallery.name} are replaced by others all the time; index again later")
 
-    def _again(self, gallery: Gallery, write: Write, counts: Counter[str]) -> Write | None:
+    def _again(self, gallery: Gallery, write: ItemWrite) -> ItemWrite | None:
         """Return what to write of an item after a conflict, if anything."""
         stored = item_of(gallery, write.item.key)
         version = stored.version if stored else 0
         if version == write.item.version:
             return write
         if stored and stored.source == write.item.source:  # another run was faster
-            counts["unchanged"] += 1
+            self.counts["unchanged"] += 1
         elif self._sync and write.embedded:
             return replace(write, item=replace(write.item, version=version))
         else:
-            counts["changed"] += 1
+            self.counts["changed"] += 1
         return None
 
-    def _pictured(self, gallery: Gallery, write: Write) -> Item:
-        """Return the item with its thumbnail, which one that is only told anew keeps."""
-        if write.embedded or not gallery.meta.thumbnail_side:
-            return write.item
-        with suppress(NotFound):
-            return replace(write.item, thumbnail=gallery.thumbnail(write.item.key))
-        return write.item
+    def _fits(self, gallery: Gallery, item: Item) -> bool:
+        try:
+            check_item(item, dimension=gallery.meta.dimension)
+        except InvalidArgument as error:
+            self.refused[item.key] = str(error)
+            return False
+        return True
+
+
+def _pictured(gallery: Gallery, item: Item) -> Item:
+    """Return a stored item with its thumbnail, which one that is told anew keeps."""
+    with suppress(NotFound):
+        return replace(item, thumbnail=gallery.thumbnail(item.key)) if gallery.meta.thumbnail_side else item
+    return item

@@ -1,17 +1,19 @@
-"""The gallery that is filled: opened where it is there, made when the first image is ready."""
+"""The gallery that is filled: opened or made, what it holds of a data set, and what is to go from it."""
 
-from functools import partial
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from serving.errors import AlreadyExists, BadSetting, NotFound
+from serving.errors import AlreadyExists, BadSetting, Conflict, NotFound
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
-from serving.gallery.identity import ModelIdentity
 from serving.gallery.index.factory import check_type
-from serving.gallery.index.kind import AUTOMATIC
+from serving.gallery.item import Item
+from serving.model.spec import ModelSpec
 
-__all__ = ["THUMBNAIL_SIDE", "Target"]
+__all__ = ["THUMBNAIL_SIDE", "Target", "delete_items", "item_of", "keys_of", "stored_of"]
 
 THUMBNAIL_SIDE = 256
+_PAGE = 1024  # keys read at once
 
 
 class Target:
@@ -21,7 +23,7 @@ class Target:
         self,
         directory: GalleryDirectory,
         name: str,
-        model: ModelIdentity,
+        model: ModelSpec,
         *,
         thumbnails: bool = False,
         index: str | None = None,
@@ -47,7 +49,8 @@ class Target:
             check_type(index, dimension=model.dimension)
         self._directory, self._name, self._model = directory, name, model
         self._thumbnails = thumbnails
-        self._index, self._recall = index or AUTOMATIC, recall
+        wanted = {"index": index, "recall": recall}
+        self._wanted: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
         self.gallery = self._existing()
 
     @property
@@ -60,17 +63,16 @@ class Target:
     def made(self) -> Gallery:
         """Return the gallery, made where it is not there; another run may have made it meanwhile."""
         if self.gallery is None:
-            create = partial(
-                self._directory.create,
-                self._name,
-                model_name=self._model.name,
-                fingerprint=self._model.fingerprint,
-                dimension=self._model.dimension,
-                thumbnail_side=self.thumbnail_side,
-                index=self._index,
-            )
+            model = self._model
             try:
-                self.gallery = create() if self._recall is None else create(recall=self._recall)
+                self.gallery = self._directory.create(
+                    self._name,
+                    model_name=model.name,
+                    fingerprint=model.fingerprint,
+                    dimension=model.dimension,
+                    thumbnail_side=self.thumbnail_side,
+                    **self._wanted,
+                )
             except AlreadyExists:
                 self.gallery = self._existing()
                 if self.gallery is None:  # it is something else that is in the way
@@ -89,3 +91,46 @@ class Target:
                 "out, or index into a new gallery"
             )
         return gallery
+
+
+def stored_of(gallery: Gallery, keys: Sequence[str]) -> dict[str, Item]:
+    """Return the items of those keys that were made of files.
+
+    One that was put in by other means is found when its key turns out to be taken: to look for each key
+    would cost more than to embed those few.
+    """
+    while True:
+        try:
+            return {item.key: item for item in gallery.get(list(gallery.sources(keys)))}
+        except NotFound:  # deleted since
+            continue
+
+
+def item_of(gallery: Gallery, key: str) -> Item | None:
+    """Return the item of a key, whatever it was made of; None where there is none."""
+    try:
+        return gallery.get([key])[0]
+    except NotFound:
+        return None
+
+
+def keys_of(gallery: Gallery, origin: str) -> Iterator[list[str]]:
+    """Yield all keys of an origin, ascending, page by page."""
+    after = ""
+    while keys := gallery.keys_of(origin, after=after, limit=_PAGE):
+        yield keys
+        after = keys[-1]
+
+
+def delete_items(gallery: Gallery, keys: Sequence[str], origins: Sequence[str]) -> int:
+    """Delete items of those origins, unless somebody has just put in others; returns how many went."""
+    while True:
+        versions = {
+            key: item.version
+            for key, item in stored_of(gallery, keys).items()
+            if item.source and item.source.origin in origins
+        }
+        try:
+            return gallery.delete(list(versions), expected=versions)
+        except Conflict:  # look again at whose they are now
+            continue
