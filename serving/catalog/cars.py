@@ -30,14 +30,15 @@ _META: Final = "cars_meta.mat"
 _MOST_BYTES: Final = 1 << 26  # of a file; the published ones have less than 1 MiB
 _SECONDS: Final = 60
 # SciPy's reader can end the whole process, or ask for any amount of memory, on a file of which one byte is
-# damaged. So it runs in a process of its own, which may take 4 GiB.
+# damaged. So it runs in a process of its own, which may take 4 GiB, and tells a line of each file.
 _LOAD: Final = """
 import contextlib, json, resource, sys
 from scipy.io import loadmat
 with contextlib.suppress(ValueError):
     resource.setrlimit(resource.RLIMIT_AS, (1 << 32, resource.getrlimit(resource.RLIMIT_AS)[1]))
-found = loadmat(sys.argv[1], variable_names=sys.argv[2:], simplify_cells=True)
-print(json.dumps({name: found[name] for name in sys.argv[2:] if name in found}, default=lambda v: v.tolist()))
+for path in sys.argv[1:]:
+    found = loadmat(path, variable_names=["annotations", "class_names"], simplify_cells=True)
+    print(json.dumps(found, default=lambda it: it.tolist() if hasattr(it, "tolist") else str(it)), flush=True)
 """
 
 
@@ -58,16 +59,17 @@ def parse_cars(folder: Path) -> list[Listed]:
     """
     whole, train = _file(folder, _ANNOTATIONS), _file(folder, _TRAIN_LIST)
     if whole is not None and (train is None or os.path.isdir(folder / "car_ims")):
-        content = _read_arrays(whole, "annotations", "class_names")
+        (content,) = _read_arrays(whole)
         return check(_listed(whole, content, "relative_im_path", "", _names(whole, content)), whole)
     meta, test = _file(folder, _META), _file(folder, *_TEST_LISTS)
     if train is None or test is None:
         wanted = _TRAIN_LIST if train is None else _TEST_LISTS[1]
         raise BadData(f"{folder} holds neither {_ANNOTATIONS} nor devkit/{wanted}; take the published files")
-    names = _names(meta, _read_arrays(meta, "class_names")) if meta is not None else {}
+    of_train, of_test, *of_meta = _read_arrays(train, test, *([meta] if meta else []))
+    names = _names(meta, of_meta[0]) if meta else {}
     listed = [
-        *_listed(train, _read_arrays(train, "annotations"), "fname", "cars_train/", names),
-        *_listed(test, _read_arrays(test, "annotations"), "fname", "cars_test/", names),
+        *_listed(train, of_train, "fname", "cars_train/", names),
+        *_listed(test, of_test, "fname", "cars_test/", names),
     ]
     return check(listed, train.parent)
 
@@ -78,27 +80,26 @@ def _file(folder: Path, *names: str) -> Path | None:
     return next((place for place in places if os.path.isfile(place)), None)
 
 
-def _read_arrays(path: Path, *names: str) -> dict[str, Any]:
-    """Read arrays of a .mat file: cells as lists, structs as dicts, an array of one as its value."""
+def _read_arrays(*paths: Path) -> list[dict[str, Any]]:
+    """Read .mat files: cells as lists, structs as dicts, an array of one as its value."""
     if importlib.util.find_spec("scipy") is None:
         raise BadSetting(
             "SciPy is not installed, which the format cars needs; install scipy, or crossbatch[train]"
         )
-    if os.path.getsize(path) > _MOST_BYTES:
-        raise BadData(f"{path} is larger than {_MOST_BYTES >> 20} MiB; take the published file")
-    command = [sys.executable, "-P", "-c", _LOAD, os.fspath(path), *names]
+    for path in paths:
+        if os.path.getsize(path) > _MOST_BYTES:
+            raise BadData(f"{path} is larger than {_MOST_BYTES >> 20} MiB; take the published file")
+    command = [sys.executable, "-P", "-c", _LOAD, *map(os.fspath, paths)]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # each thread of its own would take memory
     try:
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False, env=environment)
-        found: dict[str, Any] = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError) as error:  # it has crashed, or raised
-        if isinstance(error, ValueError) and b"matlab v7.3" in done.stderr:
-            raise BadData(
-                f"{path} is a .mat file of version 7.3, which cannot be read; take the published file"
-            ) from error
-        raise BadData(f"{path} is damaged or no .mat file; take the published file") from error
-    if lacking := [name for name in names if name not in found]:
-        raise BadData(f"{path} has no {' and no '.join(lacking)}; take the published file")
+        told, errors = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as error:
+        told, errors = error.stdout or b"", b""
+    found = [json.loads(line) for line in told.splitlines()]
+    if len(found) < len(paths):
+        damaged = "of version 7.3" if b"matlab v7.3" in errors else "damaged or no .mat file"
+        raise BadData(f"{paths[len(found)]} is {damaged}, and cannot be read; take the published file")
     return found
 
 
@@ -106,7 +107,7 @@ def _listed(
     path: Path, content: dict[str, Any], image: str, below: str, names: dict[int, str]
 ) -> list[Listed]:
     """Return the images of one file; `image` is the field with their paths, which lie `below` a folder."""
-    annotations = content["annotations"]
+    annotations = _named(content, "annotations", path)
     annotations = [annotations] if isinstance(annotations, dict) else annotations  # an array of one
     is_struct = isinstance(annotations, list) and annotations and isinstance(annotations[0], dict)
     fields = annotations[0] if is_struct else ()
@@ -132,11 +133,17 @@ def _names(path: Path, content: dict[str, Any]) -> dict[int, str]:
 
     A slash in a name (Ram C/V Cargo Van) becomes a dash: in a label it would part a folder from a class.
     """
-    found = content["class_names"]
+    found = _named(content, "class_names", path)
     names = [name for name in found if isinstance(name, str) and name] if isinstance(found, list) else []
     if len(names) != _CLASSES:
         raise BadData(f"{path} has {len(names)} class names and not {_CLASSES}; take the published file")
     return {number: f"{number:03d}.{name.replace('/', '-')}" for number, name in enumerate(names, 1)}
+
+
+def _named(content: dict[str, Any], name: str, path: Path) -> Any:
+    if name not in content:
+        raise BadData(f"{path} has no {name}; take the published file")
+    return content[name]
 
 
 def _text(value: object) -> str:
