@@ -107,24 +107,24 @@ def _listed(
     path: Path, content: dict[str, Any], image: str, below: str, names: dict[int, str]
 ) -> list[Listed]:
     """Return the images of one file; `image` is the field with their paths, which lie `below` a folder."""
-    annotations = _named(content, "annotations", path)
+    annotations = content.get("annotations", [])
     annotations = [annotations] if isinstance(annotations, dict) else annotations  # an array of one
     is_struct = isinstance(annotations, list) and annotations and isinstance(annotations[0], dict)
-    fields = annotations[0] if is_struct else ()
-    if image not in fields:
-        raise BadData(
-            f"the annotations of {path} have no field {image!r} but {', '.join(fields) or 'none at all'};"
-            " take the published file"
-        )
-    if "class" not in fields and image == "fname" and path.name == _TEST_LISTS[1]:
-        return [Listed(below + _text(each[image]), "", "") for each in annotations]
-    if "class" not in fields:
-        raise BadData(f"the annotations of {path} have no field 'class'; take the published file")
+    fields = annotations[0] if is_struct else {}
+    has_labels = "class" in fields or path.name != _TEST_LISTS[1]
+    for name in (image, "class") if has_labels else (image,):
+        if name not in fields:
+            raise BadData(
+                f"the annotations of {path} have no field {name!r} but {', '.join(fields) or 'none at all'};"
+                " take the published file"
+            )
     listed = []
     for number, each in enumerate(annotations, 1):
-        value = published_number(_text(each["class"]), _CLASSES, f"annotation {number} of {path}")
-        label = names.get(value, f"{value:03d}")
-        listed.append(Listed(below + _text(each[image]), label, "train" if value <= _TRAIN else "test"))
+        label, split = "", ""
+        if has_labels:
+            value = published_number(_text(each["class"]), _CLASSES, f"annotation {number} of {path}")
+            label, split = names.get(value, f"{value:03d}"), "train" if value <= _TRAIN else "test"
+        listed.append(Listed(below + _text(each[image]), label, split))
     return listed
 
 
@@ -133,17 +133,11 @@ def _names(path: Path, content: dict[str, Any]) -> dict[int, str]:
 
     A slash in a name (Ram C/V Cargo Van) becomes a dash: in a label it would part a folder from a class.
     """
-    found = _named(content, "class_names", path)
-    names = [name for name in found if isinstance(name, str) and name] if isinstance(found, list) else []
+    found = content.get("class_names", [])
+    names = [name for name in found if isinstance(name, str) and name]
     if len(names) != _CLASSES:
         raise BadData(f"{path} has {len(names)} class names and not {_CLASSES}; take the published file")
     return {number: f"{number:03d}.{name.replace('/', '-')}" for number, name in enumerate(names, 1)}
-
-
-def _named(content: dict[str, Any], name: str, path: Path) -> Any:
-    if name not in content:
-        raise BadData(f"{path} has no {name}; take the published file")
-    return content[name]
 
 
 def _text(value: object) -> str:

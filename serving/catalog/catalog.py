@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
-from typing import Final, Literal, NamedTuple, Protocol, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from serving.catalog import folder, parquet, published, webdataset
 from serving.catalog.cars import find_cars, parse_cars
@@ -22,19 +22,9 @@ from serving.catalog.walk import SUFFIXES, is_visible, walk
 from serving.errors import BadData, BadSetting
 
 __all__ = [
-    "FORMATS",
-    "SUFFIXES",
-    "Catalog",
-    "Format",
-    "Layout",
-    "Row",
-    "Split",
-    "SplitRule",
-    "read",
-    "read_listed",
-    "select",
-    "select_missing",
-]
+    "FORMATS", "SUFFIXES", "Catalog", "Format", "Layout", "Row", "Split", "SplitRule", "read", "read_listed",
+    "select", "select_missing",
+]  # fmt: skip
 
 Layout = Literal["folder", "csv", "cifar10", "cub", "cars", "sop", "inshop", "webdataset", "parquet"]
 Format = Literal["auto", Layout]
@@ -50,22 +40,17 @@ class _Lists(NamedTuple):
     """Where the images may lie, from the folder that `find` gives."""
 
 
-class _Packed(Protocol):
-    """A layout of files that hold many images."""
-
-    @property
-    def ENDINGS(self) -> tuple[str, ...]: ...  # noqa: N802  # a constant of the module
-
-    def read(self, root: Path, only: Path | None) -> Catalog: ...
-
-
 _PUBLISHED: Final[Mapping[str, _Lists]] = {
     "cub": _Lists(published.find_cub, published.parse_cub, ("images",)),
     "cars": _Lists(find_cars, parse_cars),
     "sop": _Lists(published.find_sop, published.parse_sop),
     "inshop": _Lists(published.find_inshop, published.parse_inshop, ("", "Img")),
 }
-_PACKED: Final[Mapping[str, _Packed]] = {"webdataset": webdataset, "parquet": parquet}
+_PACKED: Final[Mapping[str, Callable[[Path, Path | None], Catalog]]] = {
+    "webdataset": webdataset.read,
+    "parquet": parquet.read,
+}
+_ENDINGS: Final = {"csv": (".csv",), "webdataset": webdataset.ENDINGS, "parquet": parquet.ENDINGS}
 
 
 def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Catalog:
@@ -101,7 +86,7 @@ def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Cata
     if format == "csv" and table is not None:
         return read_table(root, table)
     if format in _PACKED:
-        return _PACKED[format].read(root, table)
+        return _PACKED[format](root, table)
     if format in _PUBLISHED:
         lists = _PUBLISHED[format]
         home = lists.find(root) or root
@@ -128,7 +113,8 @@ def _find_format(root: Path) -> tuple[str, Path | None]:
     homes = {name: home for name, lists in _PUBLISHED.items() if (home := lists.find(root)) is not None}
     fitting = [*homes, *(["csv"] if table else [])]
     # Lists in a folder within speak for all of `root` only where no other folder is beside it.
-    if any(home != root for home in homes.values()) and _folders(root) > 1:
+    within = any(home != root for home in homes.values())
+    if within and sum(is_visible(name) and (root / name).is_dir() for name in os.listdir(root)) > 1:
         fitting.append("folder")
     fitting = fitting or _packed_formats(root)
     if len(fitting) > 1:
@@ -141,24 +127,16 @@ def _find_format(root: Path) -> tuple[str, Path | None]:
 
 def _packed_formats(root: Path) -> list[str]:
     """Return the formats of the packed files in a folder; none where it holds an image that is not packed."""
-    found = set[str]()
-    for path, kind in walk(root):
-        if kind == "file" and path.suffix.lower() in SUFFIXES:
-            return []
-        if kind == "file":
-            found.add(_format_of(path))
-    return sorted(found & _PACKED.keys())
+    files = [path for path, kind in walk(root) if kind == "file"]
+    if any(path.suffix.lower() in SUFFIXES for path in files):
+        return []
+    return sorted({_format_of(path) for path in files} & _PACKED.keys())
 
 
 def _format_of(path: PurePath) -> str:
     """Return the format of a file that holds or names many images, by its name; empty for another file."""
     name = path.name.lower()
-    packed = (format for format, layout in _PACKED.items() if name.endswith(layout.ENDINGS))
-    return "csv" if name.endswith(".csv") else next(packed, "")
-
-
-def _folders(root: Path) -> int:
-    return sum(is_visible(name) and os.path.isdir(os.path.join(root, name)) for name in os.listdir(root))
+    return next((format for format, endings in _ENDINGS.items() if name.endswith(endings)), "")
 
 
 def _check_folder(root: Path) -> None:

@@ -6,8 +6,7 @@ same in all of them, so that no copy of it is taken for another class.
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -23,78 +22,47 @@ _WRAPPERS: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Tree:
-    """What lies below a folder; all paths are relative to it."""
-
-    root: Path
-    wrapper: PurePosixPath
-    """The folder that wraps every class folder and says nothing about any, such as CUB's `images`."""
-    images: tuple[PurePosixPath, ...]
-    dangling: tuple[PurePosixPath, ...]
-    """Links named as an image that lead nowhere."""
-    leaves: tuple[PurePosixPath, ...]
-    """Folders with neither an image nor a folder in them."""
-
-    def folder_of(self, path: PurePosixPath) -> PurePosixPath:
-        """Return an image's folder below the wrapper; what lies beside that is of no class."""
-        within = path.is_relative_to(self.wrapper)
-        return path.relative_to(self.wrapper).parent if within else PurePosixPath()
-
-
 def read(root: Path, format: str = "auto") -> Catalog:
-    """Return a row for each image below a folder.
-
-    Args:
-        root: The folder.
-        format: `folder` or `cifar10`; `auto` takes cifar10 where there are split folders.
-
-    Raises:
-        BadData: A folder cannot be read, there is no image, or they are not laid out as `cifar10` wants them.
-    """
-    tree = _grow(root)
-    has_splits = format != "folder" and _has_splits(tree)
-    if has_splits or format == "cifar10":
-        _check_splits(tree, has_splits)
-
-    def row(path: PurePosixPath) -> Row:
-        folder, split = tree.folder_of(path), ""
-        if has_splits and folder.parts:
-            folder, split = PurePosixPath(*folder.parts[1:]), SPLITS[folder.parts[0].lower()]
-        key = path_text(os.path.relpath(path, tree.wrapper))
-        return Row(key, File(root / path), path_text(folder) if folder.parts else "", split)
-
-    within = [path.relative_to(tree.wrapper) for path in tree.leaves if path.is_relative_to(tree.wrapper)]
-    return make_catalog(
-        root / tree.wrapper,
-        "cifar10" if has_splits else "folder",
-        [row(path) for path in tree.images],
-        empty=[path_text(path) for path in within],
-        absent=[row(path) for path in tree.dangling],
-    )
-
-
-def _grow(root: Path) -> _Tree:
-    """List the images below a folder."""
-    images, leaves, dangling = list[PurePosixPath](), list[PurePosixPath](), list[PurePosixPath]()
-    others = 0
-    for path, kind in walk(root):
-        if kind == "empty folder":
-            leaves.append(path)
-        elif path.suffix.lower() not in SUFFIXES:
-            others += 1
-        else:
-            (images if kind == "file" else dangling).append(path)
+    """Return a row for each image below a folder: as `folder`, `cifar10`, or `auto`, whichever it is."""
+    found = list(walk(root))
+    named = [(path, kind) for path, kind in found if path.suffix.lower() in SUFFIXES]
+    images = [path for path, kind in named if kind == "file"]
+    dangling = [path for path, kind in named if kind == "dangling"]
     if not images:
+        others = sum(kind != "empty folder" for _, kind in found) - len(dangling)
         raise BadData(
             f"{root} holds no image: looked below it for {', '.join(sorted(SUFFIXES))} and found "
             f"{others} other files and {len(dangling)} links to nothing"
         )
-    return _Tree(root, _wrapper(images), tuple(images), tuple(dangling), tuple(leaves))
+    wrapper = _wrapper(images)
+    folders = {path: _below(path.parent, wrapper) for path in (*images, *dangling)}
+    classes = {folders[path] for path in images if folders[path].parts}
+    has_splits = format != "folder" and _has_splits(classes)
+    if has_splits or format == "cifar10":
+        _check_splits(root, classes, has_splits)
+
+    def row(path: PurePosixPath) -> Row:
+        folder, split = folders[path], ""
+        if has_splits and folder.parts:
+            folder, split = PurePosixPath(*folder.parts[1:]), SPLITS[folder.parts[0].lower()]
+        key = path_text(os.path.relpath(path, wrapper))
+        return Row(key, File(root / path), path_text(folder) if folder.parts else "", split)
+
+    empty = [_below(path, wrapper) for path, kind in found if kind == "empty folder"]
+    return make_catalog(
+        root / wrapper,
+        "cifar10" if has_splits else "folder",
+        [row(path) for path in images],
+        empty=[path_text(path) for path in empty if path.parts],
+        absent=[row(path) for path in dangling],
+    )
 
 
 def _wrapper(images: Sequence[PurePosixPath]) -> PurePosixPath:
-    """Return the folder that wraps every class folder; images beside it are passed over."""
+    """Return the folder that wraps every class folder and says nothing about any, such as CUB's `images`.
+
+    Images beside it are passed over.
+    """
     folders = {path.parent.parts for path in images}
     depth = 0
     while len(tops := {parts[depth] for parts in folders if len(parts) > depth}) == 1:
@@ -105,29 +73,33 @@ def _wrapper(images: Sequence[PurePosixPath]) -> PurePosixPath:
     return PurePosixPath(*next(iter(folders))[:depth])
 
 
-def _has_splits(tree: _Tree) -> bool:
+def _below(folder: PurePosixPath, wrapper: PurePosixPath) -> PurePosixPath:
+    """Return a folder's path below the wrapper; what lies beside that is of no class, as if it lay in it."""
+    return folder.relative_to(wrapper) if folder.is_relative_to(wrapper) else PurePosixPath()
+
+
+def _has_splits(classes: Set[PurePosixPath]) -> bool:
     """Tell whether there are two split folders or more, and class folders in one at least.
 
     One alone may be a class of vehicles; class folders beside several fit, and are refused later.
     """
-    folders = [folder.parts for folder in set(map(tree.folder_of, tree.images)) if folder.parts]
-    return len({parts[0].lower() for parts in folders} & SPLITS.keys()) > 1 and any(
-        parts[0].lower() in SPLITS for parts in folders if len(parts) > 1
-    )
+    tops = {each.parts[0].lower() for each in classes}
+    deep = {each.parts[0].lower() for each in classes if len(each.parts) > 1}
+    return len(tops & SPLITS.keys()) > 1 and bool(deep & SPLITS.keys())
 
 
-def _check_splits(tree: _Tree, has_splits: bool) -> None:
+def _check_splits(root: Path, classes: Set[PurePosixPath], has_splits: bool) -> None:
     """Refuse images that lie in no split folder, or in folders beside those."""
-    tops = sorted({folder.parts[0] for path in tree.images if (folder := tree.folder_of(path)).parts})
+    tops = sorted({each.parts[0] for each in classes})
     others = [top for top in tops if top.lower() not in SPLITS]
     if not has_splits:
         raise BadData(
-            f"{tree.root} is not laid out as train/<class>/ and test/<class>/: its images lie below "
+            f"{root} is not laid out as train/<class>/ and test/<class>/: its images lie below "
             f"{_named(tops) or 'no folder'}; read it as folder"
         )
     if others:
         raise BadData(
-            f"{tree.root} holds the split folders {_named([top for top in tops if top not in others])} and"
+            f"{root} holds the split folders {_named([top for top in tops if top not in others])} and"
             f" beside them the folders {_named(others)}: move these into one of those, or away (or read it as"
             " folder, where train/a and test/a are two classes)"
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from serving.catalog.picture import File, Picture, check_length
+from serving.catalog.picture import File, check_length
 from serving.catalog.rows import Catalog, Row, known_split, make_catalog
 from serving.catalog.table import plain_value, with_one_type
 from serving.catalog.walk import Shard, find_shards, sort_out
@@ -74,64 +74,57 @@ def _rows(shard: Shard) -> list[Row]:
             raise BadData(
                 f"the column {name} of {path} is of the type {types[name]}; give {what} as text or as numbers"
             )
-    labels = _labels(values[label], _class_names(schema, label), path) if label else [""] * count
-    keys = [_text(value) for value in values[key]] if key else [f"{shard.name}/{i:08}" for i in range(count)]
-    if "" in keys:
-        raise BadData(f"row {keys.index('')} of {path} has an empty key; each row needs its own key")
-    splits = [shard.split] * count
-    if split:
-        splits = [known_split(_text(it), f"row {row} of {path}") for row, it in enumerate(values[split])]
-    pictures: list[Picture]
-    if kinds[image] == "bytes":
-        leaf = f"{image}.bytes" if types[image].num_fields else image
-        column = Column(path, leaf, found.st_size, found.st_mtime_ns)
-        pictures = [Cell(column, row) for row in range(count)]
-    else:
-        pictures = [_file(value, path, row) for row, value in enumerate(values[image])]
-    more = {name: cells for name, cells in values.items() if name not in (image, label, key, split)}
-    metadata = [
-        {name: cells[row] for name, cells in more.items() if cells[row] is not None} for row in range(count)
-    ]
-    return [Row(*cells) for cells in zip(keys, pictures, labels, splits, metadata, strict=True)]
+    names = _class_names(schema, label)
+    leaf = f"{image}.bytes" if types[image].num_fields else image
+    column = Column(path, leaf, found.st_size, found.st_mtime_ns)
+    rows = []
+    for number in range(count):
+        where, own = f"row {number} of {path}", {name: cells[number] for name, cells in values.items()}
+        given_key = _text(own.pop(key)) if key else f"{shard.name}/{number:08}"
+        if not given_key:
+            raise BadData(f"{where} has an empty key; each row needs its own key")
+        picture = _file(own.pop(image), path, where) if image in values else Cell(column, number)
+        side = known_split(_text(own.pop(split)), where) if split else shard.split
+        of_class = _label(own.pop(label), names, where) if label else ""
+        metadata = {name: value for name, value in own.items() if value is not None}
+        rows.append(Row(given_key, picture, of_class, side, metadata))
+    return rows
 
 
 def _image_column(types: Mapping[str, Any], kinds: Mapping[str, str], path: Path) -> str:
     """Return the name of the column with the images' bytes, or else of that with their paths."""
-    for kind in ("bytes", "text"):
-        fitting = {name.lower(): name for name in types if kinds[name] == kind}
-        if found := [fitting[name] for name in _IMAGES if name in fitting]:
-            return found[0]
-        if kind == "bytes" and len(fitting) == 1:
-            return next(iter(fitting.values()))
-        if kind == "bytes" and fitting:
-            raise BadData(
-                f"the parquet file {path} has several columns of bytes, {', '.join(fitting.values())}; call"
-                " that of the images image"
-            )
+    fitting = [
+        name
+        for kind in ("bytes", "text")
+        for wanted in _IMAGES
+        for name in types
+        if kinds[name] == kind and name.lower() == wanted
+    ]
+    of_bytes = [name for name in types if kinds[name] == "bytes"]
+    if fitting and (kinds[fitting[0]] == "bytes" or not of_bytes):
+        return fitting[0]
+    if len(of_bytes) == 1:
+        return of_bytes[0]
     told = ", ".join(f"{name} ({str(of)[:80]})" for name, of in types.items())
     raise BadData(
-        f"the parquet file {path} has no column of images: bytes, {{bytes, path}}, or paths in a column image"
-        f" or path; it has {told or 'no columns'}"
+        f"the parquet file {path} has {'several' if of_bytes else 'no'} columns of images: bytes, {{bytes,"
+        f" path}}, or paths in a column image or path; call one image; it has {told or 'no columns'}"
     )
 
 
-def _file(value: str | None, path: Path, row: int) -> File:
+def _file(value: str | None, path: Path, where: str) -> File:
     if not value or "\0" in value:
-        raise BadData(f"row {row} of {path} has the path {value!r}; give that of an image")
+        raise BadData(f"{where} has the path {value!r}; give that of an image")
     return File(Path(os.path.normpath(path.parent / value)))
 
 
-def _labels(values: Sequence[Any], names: Sequence[str], path: Path) -> list[str]:
-    """Return the class of each row, empty where it has none: null or, among whole numbers, below 0."""
-    labels = []
-    for row, value in enumerate(values):
-        if isinstance(value, int) and names and value >= len(names):
-            raise BadData(f"row {row} of {path} has the label {value}, but names {len(names)} classes")
-        if isinstance(value, int):
-            labels.append("" if value < 0 else names[value] if names else str(value))
-        else:
-            labels.append(_text(value))
-    return labels
+def _label(value: object, names: Sequence[str], where: str) -> str:
+    """Return a class's name, empty where there is none: null or, among whole numbers, below 0."""
+    if not isinstance(value, int):
+        return _text(value)
+    if names and value >= len(names):
+        raise BadData(f"{where} has the label {value}, and the file names {len(names)} classes")
+    return "" if value < 0 else names[value] if names else str(value)
 
 
 def _class_names(schema: Any, column: str) -> list[str]:
@@ -203,13 +196,12 @@ def _python(column: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The images of one file, as it was when its rows were listed."""
+    """The images of one file, of that size and time of change when its rows were listed."""
 
     file: Path
     name: str
     """With the field's name behind a point, where it is one of a struct."""
     size: int
-    """Of the file, in bytes."""
     mtime_ns: int
 
 
@@ -219,7 +211,6 @@ class Cell:
 
     column: Column
     row: int
-    """Number of the row in the file, from 0."""
 
     def __str__(self) -> str:
         return f"row {self.row} of {self.column.file}"

@@ -39,10 +39,7 @@ class Picture(Protocol):
     def stamp(self) -> tuple[int, int]:
         """Return size in bytes and time of change in nanoseconds: with other bytes, one of them is another.
 
-        Of a part, the time is that of the file that holds it.
-
-        Raises:
-            OSError: It is not there.
+        Of a part, the time is that of the file that holds it. Raises OSError where it is not there.
         """
 
 
@@ -75,12 +72,9 @@ class Member:
     """An image that lies in a file with others, in one piece and as it is: in a tar, say."""
 
     archive: Path
-    """Absolute path of the file."""
     name: str
     offset: int
-    """Where its first byte is."""
     size: int
-    """How many bytes it has."""
     mtime_ns: int
     """Time of the archive's last change when its members were listed."""
 

@@ -12,14 +12,9 @@ from serving.errors import BadData
 __all__ = ["SPLITS", "Catalog", "Row", "known_split", "make_catalog", "path_text"]
 
 SPLITS: Final = {
-    "train": "train",
-    "test": "test",
-    "query": "query",
-    "gallery": "gallery",
-    "val": "",
-    "valid": "",
-    "validation": "",
-}
+    "train": "train", "test": "test", "query": "query", "gallery": "gallery",
+    "val": "", "valid": "", "validation": "",
+}  # fmt: skip
 """What a data set may call its sides, in lower case, and what they are here."""
 
 

@@ -61,11 +61,7 @@ def select(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[Row, ...]:
 
 
 def select_missing(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[str, ...]:
-    """Return those of `Catalog.missing` that belong to one side of the split.
-
-    Raises:
-        BadData: The data set cannot be cut that way.
-    """
+    """Return those of `Catalog.missing` that belong to one side of the split; raises as `select` does."""
     if split == "all":
         return catalog.missing
     found = _side(catalog.absent, split, rule, _training_groups(catalog, rule))

@@ -66,12 +66,12 @@ def is_visible(name: str) -> bool:
 
 def which_are_files(root: Path, paths: Sequence[str]) -> list[bool]:
     """Tell which paths below `root` are files, asking the disk once a folder rather than once a file."""
-    listed: dict[str, frozenset[str] | None] = {}
+    listed = {
+        folder: _files(os.path.join(root, folder)) for folder in {it.rpartition("/")[0] for it in paths}
+    }
     found = []
     for path in paths:
         folder, _, name = path.rpartition("/")
-        if folder not in listed:
-            listed[folder] = _files(os.path.join(root, folder))
         names = listed[folder]
         # A name that the listing lacks may still open: some file systems fold case or compose accents.
         found.append(names is not None and (name in names or os.path.isfile(os.path.join(root, path))))
@@ -79,11 +79,7 @@ def which_are_files(root: Path, paths: Sequence[str]) -> list[bool]:
 
 
 def sort_out(root: Path, rows: Sequence[Row], source: Path) -> tuple[list[Row], list[Row]]:
-    """Return the rows whose files are there, and the others; `source` has named them.
-
-    Raises:
-        BadData: A file is not below `root`, or a folder cannot be read.
-    """
+    """Return the rows whose files are there, below `root`, and the others; `source` has named them."""
     for row in rows:
         if not row.image.path.is_relative_to(root):
             raise BadData(f"{source} names the image {str(row.image)!r}, which is not below {root}")
@@ -98,7 +94,6 @@ class Shard(NamedTuple):
     """One file of a packed data set, which holds many images."""
 
     path: Path
-    """Absolute."""
     name: str
     """POSIX path from the root."""
     split: str

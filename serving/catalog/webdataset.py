@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from serving.catalog.picture import Member
 from serving.catalog.rows import Catalog, Row, make_catalog, path_text
@@ -84,7 +84,14 @@ def _label_and_metadata(
     texts: Mapping[str, str], image: Member
 ) -> tuple[str, dict[str, str | int | float | bool]]:
     """Return the class that the fields of a sample name, if one does, and the metadata."""
-    given = _object(texts.get("json", "{}"), image)
+    try:
+        given = json.loads(texts.get("json", "{}"))
+    except (ValueError, RecursionError) as error:
+        raise BadData(f"the .json of {image} is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise BadData(
+            f"the .json of {image} holds {texts['json'][:80]!r}; give an object of names and values"
+        )
     name = next((name for name in ("label", "class") if given.get(name) is not None), "")
     if "cls" in texts:
         if not _INTEGER.fullmatch(texts["cls"]):
@@ -101,16 +108,6 @@ def _label_and_metadata(
     if "txt" in texts and (name or texts.keys() & {"cls", "label"}):
         metadata.setdefault("txt", texts["txt"])  # a caption, as the class is named elsewhere
     return label, metadata
-
-
-def _object(text: str, image: Member) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadData(f"the .json of {image} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise BadData(f"the .json of {image} holds {text[:80]!r}; give an object of names and values")
-    return found
 
 
 def _text(member: Member) -> str:
@@ -130,7 +127,12 @@ def _members(shard: Shard) -> Iterator[tuple[str, str, Member, tarfile.TarInfo]]
     try:
         with open(shard.path, "rb") as file:
             changed = os.fstat(file.fileno()).st_mtime_ns
-            _check_plain(file.read(8), shard.path)
+            beginning = file.read(8)
+            if packed := [name for magic, name in _MAGIC.items() if beginning.startswith(magic)]:
+                raise BadData(
+                    f"the tar {shard.path} is compressed ({packed[0]}), so that no image in it can be read"
+                    " alone; decompress it to a .tar, or unpack it"
+                )
             file.seek(0)
             tar = tarfile.open(  # noqa: SIM115  # has nothing to close but the file
                 fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape"
@@ -151,15 +153,6 @@ def _members(shard: Shard) -> Iterator[tuple[str, str, Member, tarfile.TarInfo]]
     except Exception as error:  # headers may hold anything, and their reader may raise anything
         told = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise BadData(f"the tar {shard.path} cannot be read, or is damaged or cut off: {told}") from error
-
-
-def _check_plain(beginning: bytes, path: Path) -> None:
-    for magic, name in _MAGIC.items():
-        if beginning.startswith(magic):
-            raise BadData(
-                f"the tar {path} is compressed ({name}), so that no image in it can be read alone;"
-                " decompress it to a .tar, or unpack it"
-            )
 
 
 def _check_end(file: BinaryIO, at: int) -> None:

@@ -5,7 +5,7 @@ is broken off anywhere leaves whole items; the next one finds by their sources w
 """
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
@@ -18,8 +18,7 @@ from serving.gallery.gallery import Gallery
 from serving.gallery.item import Item, Source, check_key
 from serving.indexing.examine import BadRow, Examiner, NewImage, Outcome, origins_within
 from serving.indexing.report import Report, Skipped
-from serving.indexing.storing import ItemWrite, Storing
-from serving.indexing.target import Target, delete_items, keys_of, stored_of
+from serving.indexing.target import ItemWrite, Storing, Target, delete_items, keys_of, stored_of
 from serving.model.encoder import Encoder
 from serving.progress import progress
 
@@ -91,16 +90,12 @@ def index_rows(
             storing.put(_encoded(encoder, catalog, ready))
         storing.finish()
     bad |= {key: BadRow(reason, sure=True) for key, reason in storing.refused.items()}
-    report = Report()
-    for name, count in (counts + storing.counts).items():
-        setattr(report, name, count)
-    report.skipped = [
-        Skipped(row.key, catalog.path_of(row), bad[row.key].reason) for row in rows if row.key in bad
-    ]
+    counts += storing.counts
     if target.gallery is not None:
-        origins = origins_within(catalog, split)
-        _tidy(target.gallery, rows, bad, origins, report, sync=sync and len(bad) < len(rows))
-    return report
+        sides = origins_within(catalog, split)
+        counts += _tidy(target.gallery, rows, bad, sides, sync=sync and len(bad) < len(rows))
+    skipped = [Skipped(row.key, catalog.path_of(row), bad[row.key].reason) for row in rows if row.key in bad]
+    return Report(skipped, **counts)
 
 
 def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[Row, Item | None]]:
@@ -141,30 +136,22 @@ def _encoded(encoder: Encoder, catalog: Catalog, ready: Sequence[tuple[Row, NewI
 
 
 def _tidy(
-    gallery: Gallery,
-    rows: Sequence[Row],
-    bad: dict[str, BadRow],
-    origins: Sequence[str],
-    report: Report,
-    *,
-    sync: bool,
-) -> None:
-    """Count, and delete with `sync`, the items of these origins that have no image any more.
-
-    Files that could not be read may hold what they held: their items stay.
-    """
-    there = {row.key for row in rows}
+    gallery: Gallery, rows: Sequence[Row], bad: Mapping[str, BadRow], origins: Sequence[str], *, sync: bool
+) -> Counter[str]:
+    """Count, and delete with `sync`, the items of these origins that have no image any more."""
+    there, counts = {row.key for row in rows}, Counter[str]()
     for origin in origins:
         for keys in keys_of(gallery, origin):
             gone = [key for key in keys if key not in there]
             if sync:
-                report.deleted += delete_items(gallery, gone, origins)
+                counts["deleted"] += delete_items(gallery, gone, origins)
             else:
-                report.gone += len(gone)
-    possible = {key: each for key, each in bad.items() if not _key_fault(key)}
-    if sync:
-        report.deleted += delete_items(gallery, [key for key, each in possible.items() if each.sure], origins)
-    report.kept += len(stored_of(gallery, list(possible)))
+                counts["gone"] += len(gone)
+    possible = [key for key in bad if not _key_fault(key)]
+    if sync:  # files that could not be read may hold what they held: their items stay
+        counts["deleted"] += delete_items(gallery, [key for key in possible if bad[key].sure], origins)
+    counts["kept"] = len(stored_of(gallery, possible))
+    return counts
 
 
 def _key_fault(key: str) -> str:

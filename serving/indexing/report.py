@@ -4,7 +4,7 @@ import csv
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from serving.errors import BadSetting
@@ -28,6 +28,7 @@ class Skipped:
 class Report:
     """What indexing did; each row of the data set counts once, as one of the first five."""
 
+    skipped: list[Skipped]
     stored: int = 0
     """Images that were embedded, each on disk."""
     updated: int = 0
@@ -35,7 +36,6 @@ class Report:
     unchanged: int = 0
     changed: int = 0
     """Items that are no longer of their file as it is now, and were left as they are."""
-    skipped: list[Skipped] = field(default_factory=list)
     kept: int = 0
     """Skipped images of which an item of an earlier run stays."""
     gone: int = 0

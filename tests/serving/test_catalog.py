@@ -419,7 +419,7 @@ def test_folders_are_listed_once_and_not_asked_file_by_file(
     monkeypatch.setattr(os.path, "isfile", lambda path: asked.append(str(path)))
     paths = [f"{folder}/{i}.jpg" for i in range(50) for folder in "ab"]
     assert which_are_files(tmp_path, paths) == [True] * 100
-    assert asked == [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert sorted(asked) == [str(tmp_path / "a"), str(tmp_path / "b")]
     monkeypatch.undo()
     odd = ["a/circle.jpg", "a/folder.jpg", "a/gone.jpg", "c/1.jpg", "a/1.jpg/x", "x" * 5000 + "/1.jpg"]
     assert which_are_files(tmp_path, ["a/link.jpg", *odd]) == [True] + [False] * 6

@@ -141,10 +141,10 @@ def test_splits_of_a_column_and_numbers_as_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"label": ["a"]}, r"has no column of images: .* it has label \(string\)"),
+        ({"label": ["a"]}, r"has no columns of images: .* it has label \(string\)"),
         ({"image": [1], "x": [[1]]}, r"it has image \(int64\), x \(list<"),
         ({"image": pa.array([], pa.binary())}, "they have no rows"),
-        ({"a": [b"x"], "b": [b"x"]}, "has several columns of bytes, a, b; call that of the images image"),
+        ({"a": [b"x"], "b": [b"x"]}, "has several columns of images: .*; call one image; it has a"),
         ({"image": [b"x"], "label": [1.5]}, r"column label of .* is of the type double; give labels as text"),
         ({"image": [b"x"], "key": [1.5]}, r"column key of .* is of the type double; give"),
         ({"image": [b"x"] * 2, "key": ["a", None]}, "row 1 of .* has an empty key"),

@@ -341,7 +341,7 @@ NO_CLASS = np.zeros((1, 1), [("relative_im_path", "O")])
             {"annotations": np.eye(2), "class_names": car_names()},
             "no field 'relative_im_path' but none at all",
         ),
-        ({"class_names": car_names()}, "has no annotations; take the published file"),
+        ({"class_names": car_names()}, "no field 'relative_im_path' but none at all"),
         ({"annotations": NO_CLASS, "class_names": car_names()}, "field 'class'"),
         ({"annotations": NO_CLASS, "class_names": car_names(3)}, "has 3 class"),
         ({"annotations": NO_CLASS, "class_names": np.eye(14)}, "has 0 class"),
