@@ -370,7 +370,13 @@ def test_formats_are_declared_once_and_a_run_records_each_layout() -> None:
     packed = ("webdataset", "parquet")
     assert ("auto", "folder", "csv", "cifar10", "cub", "cars", "sop", "inshop", *packed) == FORMATS
     assert get_args(Format) == ("auto", *get_args(Layout))
-    data = {"root": "/d", "table": None, "train_classes": [], "train_images": 0, "digest": "0" * 64}
+    data: dict[str, object] = {
+        "root": "/d",
+        "table": None,
+        "train_classes": [],
+        "train_images": 0,
+        "digest": "0" * 64,
+    }
     for format in get_args(Layout):
         record = {"name": "n", "data": data | {"format": format}, "metrics": {}}
         assert check_record(record, source="record.json") == record

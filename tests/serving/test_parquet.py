@@ -226,11 +226,13 @@ def test_any_images_come_back_in_any_order(
 def test_threads_that_read_in_order_open_each_row_group_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = list[str]()
-    real = pq.ParquetFile
-    monkeypatch.setattr(
-        pq, "ParquetFile", lambda path, **more: opened.append(path.name) or real(path, **more)
-    )  # type: ignore[func-returns-value]
+    opened, real = list[str](), pq.ParquetFile
+
+    def open_counted(path: Path, **more: Any) -> Any:
+        opened.append(path.name)
+        return real(path, **more)
+
+    monkeypatch.setattr(pq, "ParquetFile", open_counted)
     monkeypatch.setattr(parquet, "RUN_BYTES", 40_000)
     monkeypatch.setattr(parquet, "KEPT_BYTES", 200_000)
     images = [bytes([i]) * 1000 for i in range(200)]

@@ -79,7 +79,7 @@ def test_missing_images_are_counted_and_named_by_side(tmp_path: Path) -> None:
         (tmp_path / "images" / path).unlink()
     catalog = read(tmp_path)
     assert len(catalog.rows) == 8
-    told = {side: select_missing(catalog, side, GIVEN) for side in ("train", "test")}  # type: ignore[arg-type]
+    told = {side: select_missing(catalog, side, GIVEN) for side in ("train", "test")}
     assert told["train"] == ("images/001.Black_footed_Albatross/Black_footed_Albatross_2.jpg",)
     assert told["test"] == ("images/200.Yellowthroat/Yellowthroat_1.jpg",)
 
