@@ -153,11 +153,7 @@ def test_a_table_that_names_another_file_by_a_key_is_found_out(
     for name, number in (("a.bmp", 1), ("b.bmp", 2), ("c.bmp", 1)):  # of one size and time
         (data / name).write_bytes(picture(number, "BMP"))
         os.utime(data / name, ns=(1, 1))
-    for name, found in (
-        ("a.bmp", {"stored": 1}),
-        ("b.bmp", {"changed": 1}),
-        ("c.bmp", {"updated": 1}),
-    ):
+    for name, found in (("a.bmp", {"stored": 1}), ("b.bmp", {"changed": 1}), ("c.bmp", {"updated": 1})):
         table.write_text(f"path,label,key\n{name},a,one\n")
         assert counts(index(model, table, path)) == found
 
