@@ -43,9 +43,6 @@ def run(settings: Settings) -> dict[str, Any]:
     Returns:
         `metrics` (those of `crossbatch evaluate` on unseen products, by system), `query` (the product asked
         for), `hits` (its nearest neighbours) and `seconds`.
-
-    Raises:
-        CrossbatchError: The folder holds something else, or one of the commands failed.
     """
     started = time.monotonic()
     out = settings.out.absolute()

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import importlib
 import logging
 import os
 import sys
@@ -29,13 +30,19 @@ from training.data.pictures import (
     training_decoder,
     viewing_decoder,
 )
-from training.loop.allocator import keep_freed_memory
-from training.loop.board import Board
 from training.loop.checkpoint import load_state
 from training.loop.fit import fit
-from training.loop.processes import agree, processes
-from training.loop.record import MAX_NAME
-from training.loop.run import LAST, begin, check_vacant, provenance, read_recipe, read_record, reserved
+from training.loop.processes import agree, keep_freed_memory, processes
+from training.loop.run import (
+    LAST,
+    MAX_NAME,
+    begin,
+    check_vacant,
+    provenance,
+    read_recipe,
+    read_record,
+    reserved,
+)
 from training.loop.trainee import build_network, start_trainee
 from training.network.embedder import Embedder
 from training.recipes.recipe import Recipe
@@ -91,15 +98,14 @@ def run(settings: Settings) -> dict[str, Any]:
         kept, and its metrics on validation classes where there are any), `format`, `images` and `classes`
         that trained, `validation_images`, `unlabelled` (how many images of the data set are of no class),
         `unreadable` and `seconds`; with `list`, only `recipes`.
-
-    Raises:
-        CrossbatchError: If a setting, the data or the run folder does not fit, or the loss is not finite.
     """
     if settings.list:
         names = [settings.recipe] if settings.recipe else recipe_names()
         return {"recipes": [{"name": name, "about": head_comment(name)} for name in names]}
     started = time.monotonic()
     keep_freed_memory()
+    if settings.tensorboard:
+        importlib.import_module("tensorboard")  # that it is missing is told before anything else is done
     recipe, record, folder, catalog = _prepare(settings)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
@@ -153,8 +159,7 @@ def _train(
         )
     fresh = not (folder / LAST).is_file()
     # before the minutes that reading images may take: what a setting spoils, and weights that are not there
-    network = build_network(recipe, classes=partition.classes(recipe), fresh=fresh)
-    board = Board(on=settings.tensorboard and fabric.is_global_zero)
+    network = build_network(recipe, classes=partition.classes, fresh=fresh)
     keep = recipe.memory_gib * 2**30 / fabric.world_size
     pictures, validation = (
         _read_features(partition, recipe, network[0], settings.cache, fabric)
@@ -195,7 +200,9 @@ def _train(
             begin(folder, recipe, record)  # once nothing of the settings can fail any more
         fabric.barrier()
         finished = not fresh and bool(load_state(folder / LAST).get("finished"))
-        logbook = fit(recipe, trainee, source, validation, folder, record, fresh=fresh, board=board)
+        logbook = fit(
+            recipe, trainee, source, validation, folder, record, fresh=fresh, tensorboard=settings.tensorboard
+        )
     return {
         "run": str(folder),
         "recipe": record["name"],

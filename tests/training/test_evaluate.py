@@ -27,9 +27,8 @@ from training.evaluation.evaluate import Settings, render, run
 from training.export import Settings as ExportSettings
 from training.export import run as export
 from training.loop.run import load_run, read_record, write_record
-from training.network.embedder import build_embedder
-from training.network.embedding import embedder_function
-from training.network.resnet20 import ResNet20
+from training.network.embedder import build_embedder, embedder_function
+from training.network.networks import ResNet20
 from training.recipes.recipe import Recipe
 
 

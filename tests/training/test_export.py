@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,19 +13,18 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from serving.errors import BadArtifact, BadData, BadSetting
+from serving.errors import BadArtifact, BadData, BadSetting, CrossbatchError
 from serving.model.encoder import Encoder
 from serving.model.spec import KEY, ModelSpec, fingerprint, output_names, read_spec
 from tests.tiny_model import tiny_graph
 from training import export as module
-from training import parity, train
+from training import train
 from training.data.partition import read_own
 from training.evaluation import evaluate
 from training.export import Settings, export_model, render, run
 from training.loop.run import Run
 from training.network.backbone import Backbone
-from training.network.embedder import Embedder, build_embedder
-from training.network.pooling import PoolingName
+from training.network.embedder import Embedder, PoolingName, build_embedder
 from training.recipes.recipe import Recipe
 
 SIZE = 16
@@ -265,35 +262,18 @@ def test_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "_to_onnx", lambda *_: tiny_graph(size=SIZE))
+    monkeypatch.setattr(module, "check_parity", lambda *_: 0.0)
+    monkeypatch.setattr(module, "Encoder", lambda _: None)
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BadSetting, match=r"m\.onnx cannot be written: no space left on device"):
+    with pytest.raises(CrossbatchError, match=r"m\.onnx cannot be written \(no space left on device\)"):
         export_model(_embedder(), FIELDS, tmp_path / "m.onnx", IMAGES)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_killed_exports_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        ended.wait()
-    monkeypatch.setattr(module, "_to_onnx", lambda *_: tiny_graph(size=SIZE))
-    monkeypatch.setattr(module, "Encoder", lambda _: None)
-    monkeypatch.setattr(module, "check_parity", lambda *_: 0.0)
-    dead, alive = tmp_path / f".m.onnx.{ended.pid}.tmp", tmp_path / f".m.onnx.{os.getppid()}.tmp"
-    others = [
-        tmp_path / f".n.onnx.{ended.pid}.tmp",  # of another target
-        tmp_path / ".m.onnx.mine.tmp",
-        tmp_path / f".m.onnx.{10**30}.tmp",
-        tmp_path / f"m.onnx.{ended.pid}.tmp",
-    ]
-    for file in (dead, alive, *others):
-        file.write_bytes(b"half a model")
-    export_model(_embedder(), FIELDS, tmp_path / "m.onnx", IMAGES)
-    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "m.onnx", alive, *others])
-
-
 def test_parity_sees_a_difference_in_each_output(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
     embedder, path, _, _ = exported
-    graph, encoder = module._Graph(embedder, explains=True).eval(), Encoder(path, threads=1)
-    assert parity.check_parity(encoder, graph, IMAGES) < 1e-5
+    graph, encoder = module.OnnxGraph(embedder, explains=True).eval(), Encoder(path, threads=1)
+    assert module.check_parity(encoder, graph, IMAGES) < 1e-5
     for wrong in range(3):
 
         def network(images: Tensor, wrong: int = wrong) -> list[Tensor]:
@@ -301,10 +281,10 @@ def test_parity_sees_a_difference_in_each_output(exported: tuple[Embedder, Path,
             outputs[wrong] = (outputs[wrong] + 1) if wrong == 2 else outputs[wrong] * 1.01
             return outputs
 
-        with pytest.raises(BadArtifact, match=f"its {parity.OUTPUTS[wrong]} .* differ"):
-            parity.check_parity(encoder, network, IMAGES)
+        with pytest.raises(BadArtifact, match=f"its {module.OUTPUTS[wrong]} .* differ"):
+            module.check_parity(encoder, network, IMAGES)
     with pytest.raises(BadArtifact, match="by nan"):
-        parity.check_parity(
+        module.check_parity(
             encoder, lambda images: [output * float("nan") for output in graph(images)], IMAGES
         )
 

@@ -20,8 +20,7 @@ from training.data.pictures import Stream, embed_pictures, viewing_decoder
 from training.evaluation.evaluate import Settings as Evaluate
 from training.evaluation.evaluate import run as evaluate
 from training.loop.run import load_run
-from training.network.embedder import Embedder, build_embedder
-from training.network.embedding import embedder_function
+from training.network.embedder import Embedder, build_embedder, embedder_function
 from training.recipes.recipe import Recipe, make_recipe
 from training.recipes.recipe_file import parse_yaml
 from training.train import Settings, run
@@ -63,9 +62,9 @@ def test_it_is_made_once_for_the_same_images_and_settings(
 ) -> None:
     made, extract = list[Path](), feature_cache._extract
 
-    def count(*args: Any, place: Path, **options: Any) -> None:
-        made.append(place)
-        extract(*args, place=place, **options)
+    def count(*args: Any, part: Path, **options: Any) -> None:
+        made.append(part)
+        extract(*args, part=part, **options)
 
     monkeypatch.setattr(feature_cache, "_extract", count)
 
@@ -89,7 +88,7 @@ def test_a_cut_extraction_is_made_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(feature_cache, "_store", cut)
+        patch.setattr(feature_cache, "_maps", cut)
         with pytest.raises(KeyboardInterrupt):
             cache_features(rows, embedder, small, views=1, folder=tmp_path)
     assert list((tmp_path / "features").iterdir()) == []
@@ -109,17 +108,6 @@ def test_a_damaged_cache_is_made_anew(
         file.write_bytes(file.read_bytes()[:left])
     assert find_features(rows, embedder, small, views=1, folder=tmp_path) is None
     assert len(cache_features(rows, embedder, small, views=1, folder=tmp_path)) == 6
-
-
-def test_what_a_killed_extraction_left_is_taken_away(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
-) -> None:
-    left, other = (tmp_path / "features" / f"abc.{number}" for number in (2**22 + 1, os.getppid()))
-    for folder in (left, other):
-        folder.mkdir(parents=True)
-    cache_features(rows, embedder, small, views=1, folder=tmp_path)
-    assert not left.exists()
-    assert other.exists()  # of a process that is alive
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="there is no way to take room")

@@ -71,7 +71,7 @@ FAULTS: dict[str, Fault] = {
         "training/test_resume.py", "test_a_cut_run_resumed_equals_an_uncut_one",
     ),
     "pytorch-metric-learning, position of the memory not saved": (
-        "training/test_memory.py", "test_a_checkpoint_restores_it_bit_by_bit",
+        "training/test_pairwise.py", "test_a_checkpoint_restores_it_bit_by_bit",
     ),
     "research-xbm#13: the memory's loss before it is of use": (
         "training/test_objective.py",
@@ -105,10 +105,10 @@ FAULTS: dict[str, Fault] = {
         "training/test_export.py", "test_every_form_of_backbone_and_pooling_is_exported_for_any_batch",
     ),
     "pretrained-models.pytorch#44, #27, #87, #55: momentum 0.9 of BatchNorm": (
-        "training/test_bn_inception.py", "test_running_statistics_are_no_copy_of_the_last_batch",
+        "training/test_backbone.py", "test_running_statistics_are_no_copy_of_the_last_batch",
     ),
     "pretrained-models.pytorch: pixels of another order and scale": (
-        "training/test_bn_inception.py", "test_pixels_go_in_as_the_published_weights_want_them",
+        "training/test_backbone.py", "test_pixels_go_in_as_the_published_weights_want_them",
     ),
     "fast-reid#363, parseq#162, pytorch#34204: another resize where it is served": (
         "training/test_evaluate.py", "test_a_model_file_measures_as_its_run",

@@ -54,12 +54,6 @@ def test_the_whole_is_the_weighted_sum_of_its_parts() -> None:
     torch.testing.assert_close(terms.total, 0.7 * terms.dml + 0.3 * terms.xml)
 
 
-def test_without_xml_nothing_is_fitted() -> None:
-    terms = _measure(Objective(_recipe(xml_weight=0), classes=4), weight=0.0)
-    assert terms.xml == 0
-    assert terms.total is terms.dml
-
-
 def test_the_memory_counts_from_its_start_and_never_holds_the_batch_itself() -> None:
     objective = Objective(_recipe(memory_batches=2, memory_start=1, memory_weight=0.5), classes=4)
     loss = objective.loss
@@ -138,18 +132,6 @@ def test_quarter_turns_of_a_class_are_never_parted(labels: list[int], seed: int)
             fitted = fit_prototypes(histograms[other], embeddings[other])
             expected = expected + objective.loss(histograms[mine] @ fitted.T, names[mine])
     torch.testing.assert_close(told.xml, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_processes_that_gather_turned_classes_in_another_order_split_them_alike() -> None:
-    objective = Objective(_recipe(quarter_turns=True), classes=12)
-    names = torch.tensor([0, 3, 6, 9, 1, 1, 4, 7, 2, 5, 8, 11])
-    embeddings, histograms = _batch()
-    told = []
-    for order in (torch.arange(12), torch.randperm(12, generator=torch.Generator().manual_seed(0))):
-        halves = torch.Generator().manual_seed(5)
-        rows = embeddings[order], histograms[order], names[order]
-        told.append(objective(*rows, step=0, weight=0.3, halves=halves).total)
-    torch.testing.assert_close(*told)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])

@@ -9,13 +9,7 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.method.prototypes import (
-    cross_reconstruct,
-    fit_dual,
-    fit_primal,
-    fit_prototypes,
-    solve_positive,
-)
+from training.method.prototypes import cross_reconstruct, fit_dual, fit_primal, fit_prototypes, solve_positive
 
 Fit = Callable[..., Tensor]
 

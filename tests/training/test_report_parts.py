@@ -15,7 +15,7 @@ from serving.catalog.catalog import Row
 from serving.catalog.picture import File
 from tests.training.drawn import draw_folder
 from tests.training.page_tree import Node, parse
-from training.loop.history import History
+from training.loop.logbook import History
 from training.recipes.recipe import Recipe
 from training.report.curves import curves_section
 from training.report.figures import figures_section

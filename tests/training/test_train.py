@@ -97,7 +97,7 @@ def test_a_start_that_was_cut_is_vacant(
     def cut(path: Path, contents: bytes) -> None:
         if path.name == name:
             if at == "replace":  # as kill -9 leaves it
-                (path.parent / f".{name}.99999999.tmp").write_bytes(contents[:10])
+                (path.parent / f".{name}.tmp").write_bytes(contents[:10])
             raise KeyboardInterrupt
         inner(path, contents)
 

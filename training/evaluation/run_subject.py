@@ -13,10 +13,16 @@ from serving.errors import CrossbatchError
 from training.data.feature_cache import find_features
 from training.data.pictures import Stream, embed_pictures, viewing_decoder
 from training.evaluation.subject import Subject, no_prototypes
-from training.loop.allocator import keep_freed_memory
+from training.loop.processes import keep_freed_memory
 from training.loop.run import load_run
-from training.network.embedder import Embedder, build_embedder
-from training.network.embedding import describer_function, embedder_function, maps_function, pooled_function
+from training.network.embedder import (
+    Embedder,
+    build_embedder,
+    describer_function,
+    embedder_function,
+    maps_function,
+    pooled_function,
+)
 from training.recipes.recipe import Recipe
 
 __all__ = ["open_run"]

@@ -25,7 +25,7 @@ def closed_form_head(
     centre: float = 0.0,
     length: float = 1.0,
 ) -> Tensor:
-    """Find the head W (d, C) that keeps the d principal axes of the features, whitened or not.
+    """Find the head W, float32 (d, C), that keeps the d principal axes of the features, whitened or not.
 
     With P = I - centre * mu mu' / |mu|^2 and S the scatter of the features P f (`whiten`: about their mean,
     `whiten_within`: about the means of their classes), T = P (S + shrinkage * mean(diag S) I)^-power, or
@@ -41,13 +41,6 @@ def closed_form_head(
         power: 0.5 whitens fully.
         centre: Share of the mean's direction that is projected out.
         length: Mean length of the rows of `features @ W.T`.
-
-    Returns:
-        The weights, float32 (d, C).
-
-    Raises:
-        BadSetting: If d is larger than C.
-        BadData: If the features do not vary, so that there is nothing to whiten.
     """
     rows = features.double()
     channels = rows.shape[1]

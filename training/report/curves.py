@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from training.loop.history import History
+from training.loop.logbook import History
 from training.report.document import Section
 from training.report.linechart import Series, line_chart
 from training.report.markup import element, number, table

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 from training.evaluation.metrics import FIGURE_NAMES
-from training.loop.history import History
+from training.loop.logbook import History
 from training.report.document import Section
 from training.report.markup import clip, element, percent, table
 

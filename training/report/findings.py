@@ -12,8 +12,7 @@ from torch import Tensor
 from serving.catalog.catalog import Row
 from training.data.pictures import Stream, Unreadable, class_numbers, embed_pictures, viewing_decoder
 from training.evaluation.protocol import measure_retrieval, roles_of
-from training.network.embedder import Embedder
-from training.network.embedding import describer_function
+from training.network.embedder import Embedder, describer_function
 from training.recipes.recipe import Recipe
 
 __all__ = ["Findings", "embed_split", "find_assignments", "measure"]

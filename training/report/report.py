@@ -13,12 +13,12 @@ from serving.catalog.catalog import Format, Row, select
 from serving.errors import BadData, BadSetting
 from training.data.partition import check_complete, read_own
 from training.data.pictures import tell_unreadable
-from training.data.sample import draw_sample
+from training.data.sampler import draw_sample
 from training.evaluation.ranking import choose_queries, rank
-from training.loop.history import read_history
+from training.loop.logbook import read_history
 from training.loop.run import Run, load_run
 from training.loop.whole_file import write_file
-from training.method.term import dead_note
+from training.method.cross_batch import dead_note
 from training.report.about import about_section
 from training.report.curves import curves_section
 from training.report.document import Section, document
