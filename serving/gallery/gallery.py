@@ -19,10 +19,10 @@ from serving.errors import InvalidArgument, NotFound
 from serving.gallery.argument import check_number, check_text, check_whole
 from serving.gallery.folder import check_path, make_gallery
 from serving.gallery.identity import ModelIdentity, check_model
-from serving.gallery.index.build import Advance
+from serving.gallery.index.builder import Advance
 from serving.gallery.index.factory import check_recall, check_type
 from serving.gallery.index.index import require_faiss
-from serving.gallery.index.kind import Facts
+from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.info import GalleryInfo
 from serving.gallery.item import MAX_K, MAX_KEY_BYTES, Hit, Item, check_keys
@@ -129,7 +129,7 @@ class Gallery(Items):
     def info(self) -> GalleryInfo:
         """Return what the gallery is and how it stands."""
         with self._view.open() as (snapshot, _):
-            facts = snapshot.main.facts if snapshot.main else Facts()
+            facts = snapshot.main.facts if snapshot.main else IndexMetadata()
             previous = snapshot.state.previous_name
             return GalleryInfo(
                 name=self.name,

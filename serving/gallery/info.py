@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from serving.gallery.index.kind import Trial
+from serving.gallery.index.metadata import Trial
 
 __all__ = ["GalleryInfo"]
 

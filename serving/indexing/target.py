@@ -7,7 +7,7 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.identity import ModelIdentity
 from serving.gallery.index.factory import check_type
-from serving.gallery.index.kind import AUTOMATIC
+from serving.gallery.index.metadata import AUTOMATIC
 
 __all__ = ["THUMBNAIL_SIDE", "Target"]
 

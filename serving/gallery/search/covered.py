@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.index.kind import MEASURED_K
+from serving.gallery.index.metadata import MEASURED_K
 from serving.gallery.search.columns import Columns
 from serving.gallery.search.ranking import Scored, distinct, kth, nothing, product
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from serving.errors import Overloaded
 from serving.gallery.at_hand import NotAtHand
 from serving.gallery.index.index import Index
-from serving.gallery.index.kind import Facts, IndexDamaged
+from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
 from serving.gallery.search.columns import Columns, ColumnsDamaged
 from serving.gallery.search.covered import Covered
 from serving.gallery.search.snapshot import Snapshot, load_snapshot
@@ -139,7 +139,7 @@ class View:
         )
 
     def _covered(self, state: State, file: Path) -> Covered:
-        facts = Facts.from_json(state.index_facts)
+        facts = IndexMetadata.from_json(state.index_facts)
         index = Index(
             file,
             checksum=state.index_checksum,

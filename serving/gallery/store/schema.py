@@ -48,7 +48,7 @@ CREATE TABLE state (
     index_count INTEGER NOT NULL DEFAULT 0,
     covers_seq INTEGER NOT NULL DEFAULT 0,
     covers_removal INTEGER NOT NULL DEFAULT 0,
-    index_facts TEXT NOT NULL DEFAULT '{{}}',  -- JSON: `serving.gallery.index.kind.Facts`
+    index_facts TEXT NOT NULL DEFAULT '{{}}',  -- JSON: `serving.gallery.index.metadata.IndexMetadata`
     published_checksum INTEGER NOT NULL DEFAULT {publication_checksum(*UNPUBLISHED)},  -- over the six before
     wanted_index TEXT NOT NULL DEFAULT 'auto',
     wanted_recall REAL NOT NULL DEFAULT 0.99,
