@@ -1,4 +1,4 @@
-"""Backbones: maps whatever form a network has, stages, and a plain word about those that give none."""
+"""Backbones: maps whatever form a network has, stages; the networks of our own, layer by layer."""
 
 from typing import Any
 

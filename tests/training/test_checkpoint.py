@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, damage is told, and a write that fails leaves the previous file."""
+"""Checkpoints: what goes in comes out, damage is told, a write that fails leaves the previous file."""
 
 import errno
 import json

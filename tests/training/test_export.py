@@ -147,14 +147,6 @@ def test_prototypes_that_nothing_trained_are_left_out(tmp_path: Path) -> None:
     assert encoder.run(batch)["embeddings"].shape == (2, 5)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "explains"),
-    [({}, True), ({"xml_weight": 0}, False), ({"xml_weight": 0, "reconstruction_weight": 1}, True)],
-)
-def test_a_run_explains_by_what_it_has_learnt(chosen: dict[str, float], explains: bool) -> None:
-    assert Recipe.model_validate(chosen).learns_prototypes == explains
-
-
 def test_a_run_without_xml_is_exported_without_prototypes(data: Path, recipe: str, tmp_path: Path) -> None:
     chosen = ["xml_weight=0", "epochs=1", "ema_decay=0"]
     train.run(train.Settings(recipe=recipe, data=data, out=tmp_path / "run", set=chosen))

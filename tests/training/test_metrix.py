@@ -1,6 +1,5 @@
 """Metrix against its loop in float64: the draws, the mixtures, the loss, and the hook half way."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -50,17 +49,6 @@ def test_draws_repeat_with_the_generator_and_go_on_with_it() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first.second, second.second)
     assert not torch.equal(first.share, second.share)
-
-
-def test_draws_leave_the_global_generators_alone() -> None:
-    torch.manual_seed(1)
-    np.random.seed(1)
-    expected = torch.rand(3), np.random.rand(3)
-    torch.manual_seed(1)
-    np.random.seed(1)
-    draw_pairs(torch.arange(6), alpha=2.0, generator=seeded())
-    assert torch.equal(torch.rand(3), expected[0])
-    assert np.array_equal(np.random.rand(3), expected[1])
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (3, 5, 5)])

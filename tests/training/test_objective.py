@@ -95,22 +95,6 @@ def test_a_half_is_expressed_by_the_other_half_and_the_past_without_its_own_clas
         terms.total.backward()  # type: ignore[no-untyped-call]
 
 
-def test_the_past_gives_away_no_class_that_is_to_be_expressed() -> None:
-    recipe = _recipe(prototypes=4, xml_prototypes="recursion", loss_options={"neg_margin": 0.2})
-    objective = Objective(recipe, classes=4)
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(4, 5, generator=generator)
-    histograms = (6 * torch.eye(4)).softmax(dim=1)[LABELS]  # a prototype a class
-    for _ in range(30):
-        embeddings = directions[LABELS] + 0.1 * torch.randn(12, 5, generator=generator)
-        halves = torch.Generator().manual_seed(7)
-        terms = objective(embeddings, histograms, LABELS, step=0, weight=0.3, halves=halves)
-    halves = torch.Generator().manual_seed(7)
-    alone = cross_batch_loss(histograms, embeddings, LABELS, objective.loss, generator=halves)
-    assert alone > 1
-    assert terms.xml > 0.9 * alone  # a quarter where the past holds the classes that are expressed
-
-
 def test_a_past_too_large_is_refused_with_its_size() -> None:
     with pytest.raises(BadSetting, match=r"11,318 classes, 128 prototypes and 1024 dimensions .* 6\.2 GiB"):
         Objective(_recipe(prototypes=128, dimension=1024, xml_prototypes="recursion"), classes=11_318)

@@ -1,4 +1,4 @@
-"""Losses on pairs against other embeddings, by their loops; the triplets are the library's."""
+"""Losses on pairs against other embeddings, by their loops; the memory of such others."""
 
 import io
 from collections.abc import Callable
@@ -55,18 +55,6 @@ def test_against_references_a_loss_is_its_loop(name: str, case: tuple[list[int],
         assert (x.grad.abs().sum() > 0) == (expected > 0)
         seen += expected
     assert seen > 0 or case != CASES["usual"]
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_one_pair_of_each_kind_counts(name: str) -> None:
-    x = torch.tensor([[1.0, 0.0]])
-    references = torch.tensor(
-        [[0.8, 0.6], [0.75, 0.66]]
-    )  # the negative is a little farther than the positive
-    value = build_loss(name, classes=2, dimension=2).against(
-        x, torch.tensor([0]), references, torch.tensor([0, 1])
-    )
-    assert value.item() > 0.01
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -150,12 +138,6 @@ def test_it_holds_the_newest(size: int, batches: list[int]) -> None:
         assert held(memory) == sorted(everything[-size:])
         assert int(memory.filled) == min(len(everything), size)
         assert int(memory.position) == len(everything) % size
-
-
-def test_it_starts_empty() -> None:
-    embeddings, labels = Memory(D, 5).contents()
-    assert (embeddings.shape, embeddings.dtype) == ((0, D), torch.float32)
-    assert (labels.shape, labels.dtype) == ((0,), torch.int64)
 
 
 @pytest.mark.parametrize("pushed", [(2,), (3, 3), (4, 4, 4), (11,)])

@@ -86,16 +86,6 @@ def test_a_fold_of_the_rows_is_a_block_of_the_sorted_names() -> None:
     assert sorted({row.label for row in held}) == ["c6", "c7"]
 
 
-def test_folds_by_folder_hold_whole_folders() -> None:
-    rows = _rows([f"{letter}/c{i}" for letter in "dacb" for i in range(3)])
-    for fold, letter in enumerate("abcd"):
-        train, held = hold_out(rows, Recipe(folds=4, fold=fold, split_by="folder"))
-        assert {row.label for row in held} == {f"{letter}/c{i}" for i in range(3)}
-        assert len(train) == 18
-    with pytest.raises(BadData, match="4 folders to train on, of which 5 folds cannot be cut"):
-        hold_out(rows, Recipe(folds=5, split_by="folder"))
-
-
 def test_the_record_says_which_fold(tmp_path: Path) -> None:
     data = draw_folder(tmp_path / "data", classes=9, images=2)
     recipe = RECIPE.model_copy(update={"split_train": 8, "folds": 4, "fold": 2})

@@ -1,4 +1,4 @@
-"""The recursion against the direct fit to all batches, with the corrections; the printed weights fail."""
+"""The recursion and the sums by class against direct fits to all batches; the printed weights fail."""
 
 import numpy as np
 import pytest
@@ -56,12 +56,6 @@ def test_two_batches_merge_into_the_direct_solution() -> None:
     torch.testing.assert_close(merged.gram, z1.T @ z1 + z2.T @ z2 + 0.1 * torch.eye(M, dtype=z1.dtype))
 
 
-def test_merging_is_associative() -> None:
-    a, b, c = (fit_batch(z, y) for z, y in stream()[:3])
-    left, right = merge(merge(a, b), c), merge(a, merge(b, c))
-    torch.testing.assert_close(left.prototypes, right.prototypes)
-
-
 @pytest.mark.parametrize("decay", [0.5, 1.0])
 def test_the_weight_has_both_forms_of_the_method(decay: float) -> None:
     first, second = (fit_batch(z, y) for z, y in stream()[:2])
@@ -92,15 +86,6 @@ def test_the_printed_recursive_weight_is_not_the_direct_solution() -> None:
     printed = r_new @ torch.linalg.inv(r_past + decay * r_new)
     np.testing.assert_allclose(combine(past, new, decay * printed), exact, atol=1e-9)
     assert np.abs(combine(past, new, printed).numpy() - exact).max() > 0.05
-
-
-def test_float32_inside_autocast_stays_near_the_direct_solution() -> None:
-    fit = start(M, D)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        for z, y in stream(torch.float32):
-            fit = update(fit, z, y, decay=0.9)
-    assert fit.prototypes.dtype == torch.float32
-    np.testing.assert_allclose(fit.prototypes, direct(stream(), 0.9, 0.05), atol=1e-3)
 
 
 @pytest.mark.parametrize("decay", [0.0, -0.5, 1.5])

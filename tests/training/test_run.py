@@ -1,4 +1,4 @@
-"""A record damaged or edited by hand is told with the file and the key, wherever it is read."""
+"""A record damaged or edited by hand is told with file and key; the reading of metrics.csv."""
 
 import json
 import shutil
@@ -41,31 +41,20 @@ def _change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 BAD = [
-    ("name", 3),
     ("name", None),
     ("name", "n" * 201),
-    ("metrics", []),
     ("metrics", None),
-    ("data", "here"),
     ("data", None),
-    ("data.root", 7),
-    ("data.root", None),
     ("data.root", ""),
     ("data.root", "a\0b"),
     ("data.root", "\ud800"),
     ("data.format", "zarr"),
-    ("data.format", []),
-    ("data.format", None),
     ("data.table", 1.5),
-    ("data.table", None),
-    ("data.digest", 12),
     ("data.digest", "short"),
-    ("data.digest", None),
     ("data.train_classes", 3),
     ("data.train_images", "many"),
     ("seed", "zero"),
     ("versions", ["2"]),
-    ("git_commit", 5),
 ]
 
 
@@ -83,7 +72,7 @@ def test_a_bad_key_is_named_with_its_file(key: str, value: Any, trained: Path, t
     assert "\n" not in told
 
 
-@pytest.mark.parametrize(("key", "value"), [("data", None), ("data.root", 7), ("data.digest", None)])
+@pytest.mark.parametrize(("key", "value"), [("data", None), ("data.root", 7)])
 def test_each_command_tells_a_bad_key(key: str, value: Any, trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained, run)

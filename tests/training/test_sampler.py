@@ -1,4 +1,4 @@
-"""The P×K sampler: coverage, classes of any size, and an order that the seed and epoch decide alone."""
+"""The P×K sampler: coverage, and an order that seed and epoch decide alone; the sample of rows."""
 
 from collections import Counter
 from itertools import islice

@@ -1,4 +1,4 @@
-"""What moves the weights: groups, clipping, averages, and what stays frozen."""
+"""What moves the weights: groups, clipping, averages, what stays frozen, schedules."""
 
 import math
 from typing import Any

