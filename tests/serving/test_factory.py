@@ -112,8 +112,6 @@ METADATA = IndexMetadata(
 def test_metadata_that_is_written_is_read() -> None:
     assert IndexMetadata.from_json(METADATA.to_json()) == METADATA
     assert IndexMetadata.from_json("{}") == IndexMetadata()
-    assert METADATA.automatic
-    assert not dataclasses.replace(METADATA, wanted="exact").automatic
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.catalog.cells import Cell
+from serving.catalog.parquet import Cell
 from serving.catalog.picture import File, Member
 from serving.errors import BadData, Conflict
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import Item
-from serving.indexing import lookup
+from serving.indexing import pipeline
 from serving.indexing.command import render
 from serving.model.encoder import Encoder
 from tests.serving.indexed import counts, fill, index, opened, picture
@@ -364,8 +364,8 @@ def test_items_that_others_replace_without_end_fail_the_run(
 def test_many_items_are_looked_up_and_tidied_page_by_page(
     model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookup, "_AT_ONCE", 3)
-    monkeypatch.setattr("serving.indexing.gone._PAGE", 3)
+    monkeypatch.setattr(pipeline, "_LOOKED_UP", 3)
+    monkeypatch.setattr("serving.indexing.target._PAGE", 3)
     for path in [*data.glob("class1/*")]:
         path.unlink()
     assert counts(index(model, data, birds, sync=True)) == {"unchanged": 15, "deleted": 5}
