@@ -172,14 +172,7 @@ def _embed(
 
 def _gridded(plain: Embedder, recipe: Recipe, cells: int) -> Embedder:
     """Give an embedder of the same weights whose histograms are those of a grid."""
-    found = GridEmbedder(
-        plain.backbone,
-        image_size=recipe.image_size,
-        dimension=recipe.dimension,
-        prototypes=recipe.prototypes,
-        assignment_scale=recipe.assignment_scale,
-        assign_on=recipe.assign_on,
-    )
+    found = GridEmbedder(plain.backbone, recipe)
     found.cells = cells
     found.load_state_dict(plain.state_dict())
     freeze_weights(found, recipe)

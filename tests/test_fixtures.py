@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training.network.embedding import embedder_function
 
 from serving.gallery.directory import GalleryDirectory
 from serving.model.encoder import Encoder
 from training.loop.run import load_run
+from training.network.embedder import embedder_function
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

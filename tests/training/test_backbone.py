@@ -12,6 +12,7 @@ from serving.errors import BadSetting
 from training.network.backbone import Backbone, build_backbone
 from training.network.embedder import Embedder
 from training.network.networks import BLOCKS, BNInception, ResNet20
+from training.recipes.recipe import Recipe
 
 
 def test_resnet20_has_the_papers_size_and_map() -> None:
@@ -214,14 +215,7 @@ def test_running_statistics_are_no_copy_of_the_last_batch() -> None:
 
 
 def test_pixels_go_in_as_the_published_weights_want_them() -> None:
-    embedder = Embedder(
-        build_backbone("bn_inception"),
-        image_size=64,
-        dimension=4,
-        prototypes=2,
-        assignment_scale=10.0,
-        assign_on="unit",
-    )
+    embedder = Embedder(build_backbone("bn_inception"), Recipe(image_size=64, dimension=4, prototypes=2))
     pixels = torch.tensor([255, 10, 7], dtype=torch.uint8).expand(1, 64, 64, 3)  # red, green, blue
     found = embedder.normalise(pixels)
     wanted = torch.tensor([7.0 - 104, 10.0 - 117, 255.0 - 128])  # blue, green, red

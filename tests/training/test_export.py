@@ -56,9 +56,7 @@ class _Body(nn.Module):
 def _embedder(fault: str = "") -> Embedder:
     torch.manual_seed(0)
     backbone = Backbone(_Body(fault), 6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
-    embedder = Embedder(
-        backbone, image_size=SIZE, dimension=5, prototypes=4, assignment_scale=10.0, assign_on="unit"
-    )
+    embedder = Embedder(backbone, Recipe(image_size=SIZE, dimension=5, prototypes=4, assignment_scale=10.0))
     for layer in embedder.modules():
         if isinstance(layer, nn.BatchNorm2d):  # statistics that evaluation mode shows
             layer.running_mean = torch.randn(8)

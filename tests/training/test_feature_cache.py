@@ -153,9 +153,9 @@ def test_batches_hold_the_same_places_of_all_their_images(
 ) -> None:
     found = cache_features(rows, embedder, small, views=2, folder=tmp_path)
 
-    def deal(**changes: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        given = {"seed": 1, "epoch": 0, "pooled": False, **changes}
-        return list(FeatureBatches(found, [[0, 3, 4, 5], [1, 2]], location_share=0.5, **given))
+    def deal(epoch: int = 0, xml_weight: float = 0.1, **more: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        recipe = small.model_copy(update={"seed": 1, "location_share": 0.5, "xml_weight": xml_weight})
+        return list(FeatureBatches(found, [[0, 3, 4, 5], [1, 2]], recipe, epoch=epoch, **more))
 
     whole = deal()
     half = round(0.5 * found.locations)
@@ -165,7 +165,7 @@ def test_batches_hold_the_same_places_of_all_their_images(
     assert whole[0][1].tolist() == [0, 1, 2, 2]
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(whole, deal(), strict=True))
     assert not torch.equal(whole[0][0], deal(epoch=1)[0][0])
-    means = deal(pooled=True)
+    means = deal(xml_weight=0)  # nothing then looks at single places
     torch.testing.assert_close(means[0][0][:, :, 0, 0], whole[0][0].float().mean(dim=(2, 3)))
     parts = [deal(rank=rank, processes=2)[0][0] for rank in range(2)]
     assert torch.equal(torch.cat(parts), whole[0][0])

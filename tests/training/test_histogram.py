@@ -23,6 +23,7 @@ from training.method.histogram import (
     start_codebook,
 )
 from training.network.embedder import build_embedder
+from training.recipes.recipe import Recipe
 from training.recipes.settings.network import AssignOn, CodebookInit
 from training.train import Settings, run
 
@@ -160,9 +161,14 @@ def test_the_square_of_the_error_is_bounded_by_the_square_of_the_radius_alone() 
 BLOBS = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
 
 
+def _start(locations: Tensor, count: int, form: str, assign_on: str) -> Tensor:
+    chosen = {"prototypes": count, "codebook_init": form, "assign_on": assign_on}
+    return start_codebook(locations, Recipe.model_validate(chosen), seed=0)
+
+
 def test_k_centre_takes_the_farthest_again_and_again() -> None:
     points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [9.0, 0.0], [0.0, 5.0]])
-    found = start_codebook(points[None], 4, form="k_centre", assign_on="raw", seed=0)
+    found = _start(points[None], 4, "k_centre", "raw")
     start = found[0].tolist()
     rest = sorted(points.tolist(), key=lambda point: math.dist(point, start))
     assert found[1].tolist() == rest[-1]
@@ -172,23 +178,23 @@ def test_k_centre_takes_the_farthest_again_and_again() -> None:
 def test_k_means_finds_the_blobs() -> None:
     generator = torch.Generator().manual_seed(0)
     points = BLOBS.repeat(50, 1) + 0.1 * torch.randn(150, 2, generator=generator)
-    found = start_codebook(points[None], 3, form="k_means", assign_on="raw", seed=0)
+    found = _start(points[None], 3, "k_means", "raw")
     assert float(torch.cdist(BLOBS, found).amin(dim=1).max()) < 0.1
 
 
 @pytest.mark.parametrize("form", ["k_means", "k_centre"])
 def test_features_are_taken_as_the_histogram_sees_them(form: CodebookInit) -> None:
     locations = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1)) * 4
-    unit = start_codebook(locations, 15, form=form, assign_on="unit", seed=0)
+    unit = _start(locations, 15, form, "unit")
     torch.testing.assert_close(unit.norm(dim=1), torch.ones(15))
-    ball = start_codebook(locations, 15, form=form, assign_on="ball", seed=0)
+    ball = _start(locations, 15, form, "ball")
     assert float(ball.norm(dim=1).max()) <= 1 + 1e-5
-    raw = start_codebook(locations, 15, form=form, assign_on="raw", seed=0)
+    raw = _start(locations, 15, form, "raw")
     assert float(torch.cdist(raw, locations.flatten(0, 1)).amin(dim=1).max()) < 1e-3
 
 
 def test_fewer_features_than_prototypes_repeat() -> None:
-    found = start_codebook(torch.randn(1, 2, 3), 5, form="k_centre", assign_on="raw", seed=0)
+    found = _start(torch.randn(1, 2, 3), 5, "k_centre", "raw")
     assert found.shape == (5, 3)
     assert len({tuple(row) for row in found.tolist()}) == 2
 

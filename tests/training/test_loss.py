@@ -12,11 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning.losses import ProxyNCALoss
-from torch import Tensor, nn
+from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import loss_oracles, oracles
-from training.losses import loss
 from training.losses.loss import LOSSES, MetricLoss, build_loss
 from training.method.cross_batch import cross_batch_loss
 
@@ -196,27 +195,6 @@ def test_proxy_nca_is_the_librarys_but_keeps_what_that_drops() -> None:
     sharp.inner.W.data, theirs.proxies.data = proxies.T.clone(), proxies.clone()
     assert theirs(rows, torch.tensor([0, 2])).item() == pytest.approx(0)
     assert sharp(rows, torch.tensor([0, 2])).item() == pytest.approx(200)
-
-
-def test_a_researcher_adds_a_loss_in_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Proxies(nn.Module):
-        def __init__(self, classes: int, dimension: int, scale: float) -> None:
-            super().__init__()
-            self.proxies = nn.Parameter(scale * torch.ones(classes, dimension))
-
-        def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-            return (embeddings - self.proxies[labels]).square().sum()
-
-    def proxies(*, classes: int, dimension: int, scale: float = 1.0) -> nn.Module:
-        return Proxies(classes, dimension, scale)
-
-    monkeypatch.setitem(loss.LOSSES, "proxies", proxies)
-    function = build_loss("proxies", classes=2, dimension=3, scale=2.0)
-    assert [tuple(p.shape) for p in function.parameters()] == [(2, 3)]
-    assert function(torch.zeros(1, 3), torch.tensor([1])).item() == 12
-    assert not function.on_pairs
-    with pytest.raises(BadSetting, match="scale set to 'two', but it should be a valid number"):
-        build_loss("proxies", classes=2, dimension=3, scale="two")
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -133,17 +133,3 @@ def test_a_module_puts_out_mixtures_while_mixing() -> None:
     torch.testing.assert_close(mixed, network[2](mix(network[:2](x), few)))
     assert mixed.shape == (4, 2)
     assert torch.equal(network(x), clean)
-
-
-def test_mixing_ends_with_an_error_too() -> None:
-    layer = nn.Linear(4, 3).double()
-    _, pairs = drawn([0, 1, 2])
-
-    def fail() -> None:
-        with mixing_at(layer, Pairs(*(part[:2] for part in pairs))):
-            assert len(layer(embed(3))) == 2
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert len(layer(embed(3))) == 3

@@ -158,20 +158,6 @@ def test_a_checkpoint_restores_it_bit_by_bit(pushed: tuple[int, ...]) -> None:
         restored.push(*batch(3, 50 + step))
 
 
-@pytest.mark.parametrize("name", ["contrastive", "triplet", "multi_similarity"])
-def test_a_push_may_come_before_the_backward_pass(name: str) -> None:
-    memory = Memory(D, 4)
-    memory.push(batch(4, 0)[0], torch.tensor([0, 1, 0, 1]))
-    embeddings, labels = batch(4, 1)[0].requires_grad_(), torch.tensor([0, 0, 1, 1])
-    value = build_loss(
-        name, classes=2, dimension=D, **({"miner": "all"} if name == "triplet" else {})
-    ).against(embeddings, labels, *memory.contents())
-    memory.push(embeddings, labels)
-    torch.autograd.backward(value)
-    assert embeddings.grad is not None
-    assert embeddings.grad.abs().sum() > 0
-
-
 def test_a_memory_without_room_is_refused() -> None:
     with pytest.raises(BadSetting, match="a memory of 0 embeddings can hold none"):
         Memory(D, 0)

@@ -110,28 +110,26 @@ class FeatureSet:
 class FeatureBatches:
     """The batches of one epoch: a view of each image at random, of some of its places.
 
-    A batch sees `location_share` of the places, the same ones of all its images. `pooled` gives their mean
-    alone: all that a linear head needs where nothing looks at single places, and as many times less work.
-    `rank` says which run of rows of each batch is this process's.
+    A batch sees the recipe's share of the places, the same ones of all its images, or their mean alone: all
+    that a linear head needs where nothing looks at single places, and as many times less work. `rank` says
+    which run of rows of each batch is this process's.
     """
 
     def __init__(
         self,
         features: FeatureSet,
         batches: Sequence[list[int]],
+        recipe: Recipe,
         *,
-        location_share: float,
-        pooled: bool,
-        seed: int,
         epoch: int,
         rank: int = 0,
         processes: int = 1,
     ) -> None:
         self._features = features
         self._batches = batches
-        self._kept = max(1, round(location_share * features.locations))
-        self._pooled = pooled
-        self._entropy = (seed, epoch)
+        self._kept = max(1, round(recipe.location_share * features.locations))
+        self._pooled = recipe.pooling == "gap" and not recipe.learns_prototypes
+        self._entropy = (recipe.seed, epoch)
         self._rank, self._processes = rank, processes
 
     def __len__(self) -> int:

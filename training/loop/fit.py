@@ -74,17 +74,9 @@ def fit(
         batches=recipe.batches_per_epoch,
         seed=recipe.seed,
     )
-    logbook = Logbook(
-        trainee.modules,
-        trainee.optimizer,
-        precision=fabric.strategy.precision,
-        recipe=recipe,
-        folder=folder,
-        record=record,
-        writes=fabric.is_global_zero,
-    )
+    logbook = Logbook(trainee, recipe, folder, record)
     if fresh:
-        logbook.end_epoch({"epoch": 0, "steps": 0}, trainee.eval_model, _validate(trainee, validation))
+        logbook.end_epoch({"epoch": 0, "steps": 0}, _validate(trainee, validation))
     else:
         logbook.restore()
     dead_before = any(dead_note([row], recipe) for row in logbook.history)
@@ -107,7 +99,7 @@ def fit(
                 _log.warning("%s", note)
             dead_before = dead_before or note is not None
             due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
-            logbook.end_epoch(row, trainee.eval_model, _validate(trainee, validation if due else None))
+            logbook.end_epoch(row, _validate(trainee, validation if due else None))
             draw(row)
     return logbook
 
@@ -121,16 +113,8 @@ def _batches(
 ) -> _Batches:
     """Deal out one epoch, counted from 0: this process's rows of each batch."""
     if isinstance(source, FeatureSet):
-        return FeatureBatches(
-            source,
-            list(sampler),
-            location_share=recipe.location_share,
-            pooled=recipe.pooling == "gap" and not recipe.learns_prototypes,
-            seed=recipe.seed,
-            epoch=epoch,
-            rank=fabric.global_rank,
-            processes=fabric.world_size,
-        )
+        rank, processes = fabric.global_rank, fabric.world_size
+        return FeatureBatches(source, list(sampler), recipe, epoch=epoch, rank=rank, processes=processes)
     return DataLoader(
         TrainingSet(source, Augmentation(recipe), seed=recipe.seed, epoch=epoch),
         batch_sampler=Draws(sampler, mine=lambda batch: share(batch, fabric)),

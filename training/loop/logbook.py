@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fabric.plugins.precision import Precision
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from serving.errors import BadArtifact
 from training.loop.checkpoint import (
@@ -28,8 +27,8 @@ from training.loop.checkpoint import (
     unprefixed,
 )
 from training.loop.run import BEST, LAST, METRICS, write_record
+from training.loop.trainee import Trainee
 from training.loop.whole_file import write_file
-from training.network.embedder import Embedder
 from training.recipes.recipe import Recipe
 
 __all__ = ["Curves", "History", "Logbook", "curves", "read_history"]
@@ -42,28 +41,13 @@ _RESTING = ("model.backbone.", "average.module.backbone.")
 class Logbook:
     """What a run folder keeps of a training: weights, optimiser, epochs done, the best, a row for each.
 
-    `modules` are what a checkpoint holds, by name; Lightning's `precision` has a scale of gradients with
-    fp16. The `metrics` of the `record` are brought up to date. One of several processes `writes` files.
+    The `metrics` of the record are brought up to date. Of several processes the first one writes files.
     """
 
-    def __init__(
-        self,
-        modules: Mapping[str, nn.Module],
-        optimizer: Optimizer,
-        *,
-        precision: Precision,
-        recipe: Recipe,
-        folder: Path,
-        record: dict[str, Any],
-        writes: bool = True,
-    ) -> None:
-        self._modules = modules
-        self._optimizer = optimizer
-        self._precision = precision
-        self._recipe = recipe
-        self._folder = folder
-        self._record = record
-        self._writes = writes
+    def __init__(self, trainee: Trainee, recipe: Recipe, folder: Path, record: dict[str, Any]) -> None:
+        self._trainee, self._recipe, self._folder, self._record = trainee, recipe, folder, record
+        self._precision: Precision = trainee.fabric.strategy.precision
+        self._writes = trainee.fabric.is_global_zero
         self.epochs_done = 0
         self.best: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
@@ -75,9 +59,9 @@ class Logbook:
         if self._recipe.caches_features:  # a backbone that rests is the one of the weights that were kept
             kept = unprefixed("model.backbone", load_checkpoint(self._folder / BEST)[0])
             tensors = {f"{part}{name}": value for part in _RESTING for name, value in kept.items()} | tensors
-        for name, module in self._modules.items():
+        for name, module in self._trainee.modules.items():
             load_module(module, unprefixed(name, tensors), source=path)
-        load_optimizer(self._optimizer, unprefixed("optimizer", tensors), source=path)
+        load_optimizer(self._trainee.optimizer, unprefixed("optimizer", tensors), source=path)
         if scale := self._precision.state_dict():
             found = entry(state, "precision", dict, source=path)
             self._precision.load_state_dict(
@@ -97,14 +81,15 @@ class Logbook:
         measured = self.epochs_done % self._recipe.evaluate_every == 0
         return measured and 0 < self._recipe.patience <= waited and "map_at_r" in self.best
 
-    def end_epoch(self, row: dict[str, Any], eval_model: Embedder, measured: dict[str, Any] | None) -> None:
+    def end_epoch(self, row: dict[str, Any], measured: dict[str, Any] | None) -> None:
         """Save; the measured weights are kept when they are the best so far, or nothing is measured."""
         if measured is not None:
             row |= {"recall_at_1": measured["recall_at"]["1"], "map_at_r": measured["map_at_r"]}
         if self._is_better(measured):
             self.best = {"epoch": row["epoch"]} | (measured or {})
             if self._writes:
-                save_checkpoint(self._folder / BEST, prefixed("model", eval_model.state_dict()), self.best)
+                kept = prefixed("model", self._trainee.eval_model.state_dict())
+                save_checkpoint(self._folder / BEST, kept, self.best)
             # what `evaluate` noted of earlier weights does not hold for these
             self._record["metrics"] = {"epoch": row["epoch"]} | ({"validation": measured} if measured else {})
         self.history.append(row)
@@ -119,8 +104,8 @@ class Logbook:
         return measured is not None and measured["map_at_r"] > self.best["map_at_r"] + self._recipe.min_delta
 
     def _save(self) -> None:
-        tensors: dict[str, Tensor] = prefixed("optimizer", pack_optimizer(self._optimizer))
-        for name, module in self._modules.items():
+        tensors: dict[str, Tensor] = prefixed("optimizer", pack_optimizer(self._trainee.optimizer))
+        for name, module in self._trainee.modules.items():
             tensors |= prefixed(name, module.state_dict())
         if self._recipe.caches_features:
             tensors = {name: value for name, value in tensors.items() if not name.startswith(_RESTING)}

@@ -119,16 +119,8 @@ def _start_head(embedder: Embedder, pictures: Pictures | FeatureSet, recipe: Rec
     viewed = pictures if isinstance(pictures, FeatureSet) else Stream(pictures.rows, viewing_decoder(recipe))
     pool = pooled_function(embedder, embedder.codebook.device, mapped=mapped)
     features = torch.from_numpy(embed_pictures(pool, viewed, label="Features for head"))  # (N, C)
-    head = closed_form_head(
-        features,
-        torch.from_numpy(class_numbers(viewed.rows, pictures.classes)),
-        form=recipe.head_init,
-        dimension=recipe.dimension,
-        shrinkage=recipe.head_shrinkage,
-        power=recipe.head_power,
-        centre=recipe.head_centre,
-        length=recipe.head_length,
-    )
+    labels = torch.from_numpy(class_numbers(viewed.rows, pictures.classes))
+    head = closed_form_head(features, labels, recipe)
     embedder.head.weight.copy_(head[:, :, None, None])
 
 
@@ -144,14 +136,7 @@ def _start_codebook(embedder: Embedder, pictures: Pictures | FeatureSet, recipe:
     )
     locate = locations_function(embedder, embedder.codebook.device, mapped=mapped)
     found = embed_pictures(locate, viewed, label="Features for prototypes")  # (b, n, d)
-    codebook = start_codebook(
-        torch.from_numpy(found),
-        recipe.prototypes,
-        form=recipe.codebook_init,
-        assign_on=recipe.assign_on,
-        seed=recipe.seed,
-    )
-    embedder.codebook.copy_(codebook)
+    embedder.codebook.copy_(start_codebook(torch.from_numpy(found), recipe, seed=recipe.seed))
 
 
 def build_optimizer(embedder: Embedder, objective: nn.Module, recipe: Recipe) -> Optimizer:

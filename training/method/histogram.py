@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.method.precision import full_precision
-from training.recipes.settings.network import AssignOn, CodebookInit
+from training.recipes.recipe import Recipe
+from training.recipes.settings.network import AssignOn
 
 __all__ = ["Metric", "assign", "covering_radius", "exact_histogram", "histogram", "start_codebook"]
 
@@ -91,9 +92,7 @@ def _distances(locations: Tensor, prototypes: Tensor) -> Tensor:
     return torch.cdist(locations, prototypes.expand(len(locations), -1, -1), compute_mode=mode)  # (B, n, m)
 
 
-def start_codebook(
-    locations: Tensor, count: int, *, form: CodebookInit, assign_on: AssignOn, seed: int
-) -> Tensor:
+def start_codebook(locations: Tensor, recipe: Recipe, *, seed: int) -> Tensor:
     """Find m prototypes among local features (b, n, d), as the histogram operator compares them.
 
     `k_means` is k-means++ (Arthur and Vassilvitskii, SODA 2007) and Lloyd's iterations. With `k_centre` each
@@ -101,14 +100,14 @@ def start_codebook(
     least possible (Gonzalez, 1985). Features are taken at unit length or shrunk into the unit ball as
     `assign_on` says, and repeat where there are fewer than m. Gives float32 (m, d) on the CPU.
     """
-    points = locations.flatten(0, 1)  # (P, d)
+    points, count = locations.flatten(0, 1), recipe.prototypes  # (P, d), m
     order = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:_POINTS]
     points = points[order.repeat(-(-count // len(order)))] if len(order) < count else points[order]
-    if assign_on == "unit":
+    if recipe.assign_on == "unit":
         points = functional.normalize(points, dim=1)
-    if assign_on == "ball":
+    if recipe.assign_on == "ball":
         points = points / points.norm(dim=1, keepdim=True).clamp_min(1)
-    if form == "k_means":
+    if recipe.codebook_init == "k_means":
         from sklearn.cluster import KMeans  # a second of importing that few runs need
 
         found = KMeans(count, n_init=1, max_iter=20, random_state=seed).fit(points.double().numpy())

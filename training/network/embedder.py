@@ -25,6 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 PoolingName = Literal["gap", "gap_gmp", "gem"]
+Device = torch.device | str
 
 LEAST: Final = 1e-6
 """What features below it count as in the generalised mean, which has no negative ones."""
@@ -75,33 +76,20 @@ class Pooling(nn.Module):
 class Embedder(nn.Module):
     """Backbone, pooling, bias-free 1x1 convolution, and the histogram operator beside it."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        *,
-        image_size: int,
-        dimension: int,
-        prototypes: int,
-        assignment_scale: float,
-        assign_on: AssignOn,
-        pooling: PoolingName = "gap",
-        reconstructs: bool = False,
-    ) -> None:
+    def __init__(self, backbone: Backbone, recipe: Recipe) -> None:
         super().__init__()
         self.backbone = backbone
-        self.image_size = image_size
-        self.dimension = dimension
-        self.assignment_scale = assignment_scale
-        self.assign_on: AssignOn = assign_on
-        self.mean = backbone.mean
-        self.std = backbone.std
-        self.grid = _grid(backbone, image_size)  # (h, w): locations are read row by row
-        self.pooling: PoolingName = pooling
-        self.reconstructs = reconstructs
-        self.pool = Pooling(pooling)
+        self.image_size, self.dimension = recipe.image_size, recipe.dimension
+        self.assignment_scale = recipe.assignment_scale
+        self.assign_on: AssignOn = recipe.assign_on
+        self.mean, self.std = backbone.mean, backbone.std
+        self.grid = _grid(backbone, recipe.image_size)  # (h, w): locations are read row by row
+        self.pooling: PoolingName = recipe.pooling
+        self.reconstructs = recipe.reconstruction_weight > 0
+        self.pool = Pooling(recipe.pooling)
         # before GAP this 1x1 convolution equals a linear layer after it
-        self.head = nn.Conv2d(backbone.channels, dimension, 1, bias=False)
-        self.codebook = nn.Parameter(torch.randn(prototypes, dimension) / dimension**0.5)
+        self.head = nn.Conv2d(backbone.channels, self.dimension, 1, bias=False)
+        self.codebook = nn.Parameter(torch.randn(recipe.prototypes, self.dimension) / self.dimension**0.5)
         # x / 255, minus mean, over std, as one product and one sum
         scale = 1 / (255 * torch.tensor(self.std)).view(1, 3, 1, 1)
         shift = -(torch.tensor(self.mean) / torch.tensor(self.std)).view(1, 3, 1, 1)
@@ -163,32 +151,20 @@ def build_embedder(recipe: Recipe) -> Embedder:
     """Build the embedder as training starts it: the recipe's weights, the rest drawn from its seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        return Embedder(
-            build_backbone(recipe.backbone, recipe.weights, image_size=recipe.image_size),
-            image_size=recipe.image_size,
-            dimension=recipe.dimension,
-            prototypes=recipe.prototypes,
-            assignment_scale=recipe.assignment_scale,
-            assign_on=recipe.assign_on,
-            pooling=recipe.pooling,
-            reconstructs=recipe.reconstruction_weight > 0,
-        )
+        backbone = build_backbone(recipe.backbone, recipe.weights, image_size=recipe.image_size)
+        return Embedder(backbone, recipe)
 
 
 # The network as functions of arrays, in evaluation mode: from pixels, uint8 (B, S, S, 3), or with `mapped`
 # from the backbone's own maps (B, C, h, w), as from a `FeatureSet`.
 
 
-def embedder_function(
-    embedder: Embedder, device: torch.device | str = "cpu", *, mapped: bool = False
-) -> Embed:
+def embedder_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
     """Give the function from images to embeddings (B, d)."""
     return _function(embedder, device, mapped, lambda images: embedder(images, mapped=mapped).embeddings)
 
 
-def describer_function(
-    embedder: Embedder, device: torch.device | str = "cpu", *, mapped: bool = False
-) -> Embed:
+def describer_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
     """Give the function from images to embeddings and histograms side by side, (B, d + m)."""
 
     def describe(images: Tensor) -> Tensor:
@@ -198,26 +174,22 @@ def describer_function(
     return _function(embedder, device, mapped, describe)
 
 
-def locations_function(
-    embedder: Embedder, device: torch.device | str = "cpu", *, mapped: bool = False
-) -> Embed:
+def locations_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
     """Give the function from images to local features (B, n, d)."""
     return _function(embedder, device, mapped, lambda images: embedder(images, mapped=mapped).locations)
 
 
-def pooled_function(embedder: Embedder, device: torch.device | str = "cpu", *, mapped: bool = False) -> Embed:
+def pooled_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
     """Give the function from images to the backbone's own features, pooled, (B, C)."""
     return _function(embedder, device, mapped, lambda images: embedder.pooled(images, mapped=mapped))
 
 
-def maps_function(embedder: Embedder, device: torch.device | str = "cpu") -> Embed:
+def maps_function(embedder: Embedder, device: Device = "cpu") -> Embed:
     """Give the function from pixels to what the others take with `mapped`, (B, C, h, w)."""
     return _function(embedder, device, False, lambda images: embedder.backbone(images))
 
 
-def _function(
-    embedder: Embedder, device: torch.device | str, mapped: bool, run: Callable[[Tensor], Any]
-) -> Embed:
+def _function(embedder: Embedder, device: Device, mapped: bool, run: Callable[[Tensor], Any]) -> Embed:
     @torch.no_grad()
     def wrapper(images: NDArray[Any]) -> NDArray[Any]:
         training = embedder.training
