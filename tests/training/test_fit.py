@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import training.loop.fit
-import training.loop.objective
 import training.loop.run
+import training.losses.objective
 import training.train
 from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
@@ -34,7 +34,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step(
         calls.append(1)
         return histograms.sum() * (float("nan") if len(calls) == 6 else 1)  # the watch calls, too
 
-    monkeypatch.setattr(training.loop.objective, "cross_batch_loss", spoiled)
+    monkeypatch.setattr(training.losses.objective, "cross_batch_loss", spoiled)
     out = tmp_path / "wild"
     with pytest.raises(BadSetting, match=r"nan.* at step 4 \(epoch 2, batch 2\).*epoch 1 is kept"):
         run(Settings(recipe=recipe, data=data, out=out))

@@ -13,9 +13,9 @@ from torch import Tensor
 from serving.errors import BadSetting
 from tests import oracles
 from training.loop.checkpoint import load_module
-from training.loop.objective import Objective, Terms
 from training.losses.loss import build_loss
 from training.losses.metrix import Pairs, draw_pairs, mix, mixed_loss
+from training.losses.objective import Objective, Terms
 from training.method.cross_batch import cross_batch_loss, split_classes
 from training.method.prototypes import fit_prototypes
 from training.recipes.recipe import Recipe

@@ -9,8 +9,8 @@ import pytest
 
 import training.loop.logbook
 from tests.training.drawn import draw_folder
-from training.loop.objective import Objective
 from training.loop.run import read_record
+from training.losses.objective import Objective
 from training.recipes.recipe import Recipe
 from training.recipes.recipe_file import RECIPES, head_comment, load_recipe, recipe_names
 from training.train import Settings, run

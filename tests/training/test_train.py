@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import training.loop.fit
-import training.loop.objective
 import training.loop.run
+import training.losses.objective
 import training.train
 from serving.catalog.catalog import read, select
 from serving.errors import AlreadyExists, BadData, BadSetting, NotFound

@@ -15,8 +15,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training.data.feature_cache import FeatureSet
 from training.data.pictures import Pictures, Stream, class_numbers, embed_pictures, viewing_decoder
 from training.data.sampler import draw_sample
-from training.loop.objective import Objective
 from training.loop.processes import BATCHNORMS, sync_batchnorm
+from training.losses.objective import Objective
 from training.method.histogram import start_codebook
 from training.network.embedder import Embedder, build_embedder, locations_function, pooled_function
 from training.network.head_init import closed_form_head

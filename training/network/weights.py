@@ -188,9 +188,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and _is_plain(value) for name, value in state.items()
-    ):
+    plain = isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values())
+    if not plain or not all(isinstance(name, str) for name in state):
         raise BadArtifact(f"{path} does not hold a table of names to plain tensors")
     return dict(state)
 
@@ -207,15 +206,6 @@ def _check_digest(path: Path) -> None:
             f"{path} is not the file that its name says: its SHA-256 begins with {digest[: len(found[1])]};"
             " download it again, or rename it if the end of its name means something else"
         )
-
-
-def _is_plain(value: object) -> bool:
-    """Tell whether something is a tensor of numbers that lie in memory, one after the other."""
-    return (
-        isinstance(value, Tensor)
-        and value.layout is torch.strided
-        and not (value.is_quantized or value.is_meta or value.is_complex())
-    )
 
 
 def _fit_by_timm(body: nn.Module, state: Mapping[str, Tensor], source: str) -> Mapping[str, Tensor]:
