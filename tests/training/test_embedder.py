@@ -10,8 +10,7 @@ from torch import Tensor
 from serving.errors import BadSetting
 from training.method.histogram import histogram
 from training.network.embedder import LEAST, Embedder, Pooling, PoolingName, build_embedder, generalised_mean
-from training.recipes.recipe import Recipe
-from training.recipes.settings.network import AssignOn
+from training.recipes.recipe import AssignOn, Recipe
 
 RECIPE = Recipe(image_size=16, dimension=12, prototypes=5)
 MEAN, MEAN_AND_MAXIMUM = Pooling("gap"), Pooling("gap_gmp")

@@ -23,8 +23,7 @@ from training.method.histogram import (
     start_codebook,
 )
 from training.network.embedder import build_embedder
-from training.recipes.recipe import Recipe
-from training.recipes.settings.network import AssignOn, CodebookInit
+from training.recipes.recipe import AssignOn, CodebookInit, Recipe
 from training.train import Settings, run
 
 WAYS: list[AssignOn] = ["unit", "raw", "ball"]

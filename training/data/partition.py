@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from serving.catalog.catalog import Catalog, Row, SplitRule, read, select
 from serving.errors import BadData
-from training.evaluation.exact_search import ExactSearch, unit_rows
+from training.evaluation.metrics import ExactSearch, unit_rows
 from training.recipes.recipe import Recipe
 
 __all__ = [

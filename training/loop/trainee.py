@@ -21,8 +21,6 @@ from training.method.histogram import start_codebook
 from training.network.embedder import Embedder, build_embedder, locations_function, pooled_function
 from training.network.head_init import closed_form_head
 from training.recipes.recipe import Recipe
-from training.recipes.settings.objective import ObjectiveSettings
-from training.recipes.settings.steps import StepSettings
 
 __all__ = [
     "Trainee", "average_weights", "build_network", "build_optimizer", "clip", "freeze_batchnorm",
@@ -227,7 +225,7 @@ def _batchnorms(module: nn.Module) -> Iterable[nn.Module]:
     return (layer for layer in module.modules() if isinstance(layer, BATCHNORMS))
 
 
-def rate_factor(step: int, steps: int, recipe: StepSettings, *, per_epoch: int = 1) -> float:
+def rate_factor(step: int, steps: int, recipe: Recipe, *, per_epoch: int = 1) -> float:
     """Give the share of the peak learning rate at `step` of `steps`, counted from 0.
 
     A line up to 1 over the warm-up, then half a cosine down to 0, or 1 throughout, or `drop_factor` for each
@@ -243,7 +241,7 @@ def rate_factor(step: int, steps: int, recipe: StepSettings, *, per_epoch: int =
     return _half_cosine((step - warmup) / (steps - warmup))
 
 
-def xml_weight(step: int, steps: int, recipe: ObjectiveSettings) -> float:
+def xml_weight(step: int, steps: int, recipe: Recipe) -> float:
     """Give lambda at `step` of `steps`, counted from 0.
 
     A line up to `xml_weight` over the warm-up, then as it is, or down to 0 in a line or half a cosine.

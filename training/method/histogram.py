@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.method.precision import full_precision
-from training.recipes.recipe import Recipe
-from training.recipes.settings.network import AssignOn
+from training.recipes.recipe import AssignOn, Recipe
 
 __all__ = ["Metric", "assign", "covering_radius", "exact_histogram", "histogram", "start_codebook"]
 

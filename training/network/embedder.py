@@ -16,8 +16,7 @@ from training.data.pictures import Embed
 from training.method.histogram import histogram
 from training.network.backbone import Backbone, build_backbone
 from training.network.weights import first_line
-from training.recipes.recipe import Recipe
-from training.recipes.settings.network import AssignOn
+from training.recipes.recipe import AssignOn, Recipe
 
 __all__ = [
     "LEAST", "Embedder", "Features", "Pooling", "PoolingName", "build_embedder", "describer_function",
