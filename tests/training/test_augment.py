@@ -13,8 +13,7 @@ from serving.catalog.catalog import read
 from tests.serving.test_parquet import make_parquet
 from tests.serving.test_webdataset import make_tar
 from tests.training.drawn import draw_folder
-from training.data.augment import Augmentation
-from training.data.dataset import Draws, TrainingSet
+from training.data.augment import Augmentation, Draws, TrainingSet
 from training.data.pictures import Pictures, training_decoder
 from training.data.sampler import PKSampler
 from training.recipes.recipe import Recipe
@@ -52,14 +51,6 @@ def test_a_draw_is_the_same_in_any_thread() -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda seed: augmentation(image, seed), range(200)))
     np.testing.assert_array_equal(found, expected)
-
-
-def test_a_draw_seeds_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_devices(seed: int) -> None:
-        raise AssertionError("seeding every device takes longer than the augmentation itself")
-
-    monkeypatch.setattr(torch, "manual_seed", all_devices)
-    Augmentation(RECIPE)(np.zeros((16, 16, 3), np.uint8), 7)
 
 
 def test_no_augmentation_is_the_image_itself() -> None:

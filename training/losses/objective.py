@@ -13,12 +13,17 @@ from torch import Tensor, nn
 
 from serving.errors import BadSetting
 from training.losses.loss import build_loss
-from training.losses.memory import Memory
 from training.losses.metrix import Pairs, mixed_loss
-from training.method.cross_batch import cross_batch_loss, fit_targets, split_classes
-from training.method.past import Past
+from training.losses.pairwise import Memory
+from training.method.cross_batch import (
+    cross_batch_loss,
+    fit_targets,
+    gradient_share,
+    split_classes,
+    watch_term,
+)
 from training.method.prototypes import fit_prototypes
-from training.method.term import gradient_share, watch_term
+from training.method.recursion import Past
 from training.recipes.recipe import Recipe
 
 __all__ = ["Objective", "Terms"]
@@ -35,12 +40,7 @@ class Terms(NamedTuple):
 class Objective(nn.Module):
     """Losses on whole batches; memory and recursion are buffers, so that a checkpoint holds them.
 
-    Args:
-        recipe: All settings.
-        classes: Number of training classes.
-
-    Raises:
-        BadSetting: If a setting of the loss is unknown, or the loss cannot be used with memory or mixing.
+    An unknown setting of the loss, or a loss that cannot be used with memory or mixing, is a `BadSetting`.
     """
 
     def __init__(self, recipe: Recipe, *, classes: int) -> None:
@@ -63,12 +63,12 @@ class Objective(nn.Module):
         self.memory = Memory(recipe.dimension, size) if size else None
         # with quarter_turns, labels are class + turn * kinds, and the turns of a class are never parted
         self._kinds = classes // 4 if recipe.quarter_turns else classes
-        recursive = recipe.xml_weight > 0 and recipe.xml_prototypes == "recursion"
-        self.past = (
-            Past(self._kinds, recipe.prototypes, recipe.dimension, decay=recipe.recursion_decay)
-            if recursive
-            else None
-        )
+        self.past: Past | None = None
+        if recipe.xml_weight and recipe.xml_prototypes == "recursion":
+            self.past = Past(self._kinds, recipe.prototypes, recipe.dimension, decay=recipe.recursion_decay)
+        self._fit: dict[str, Any] = {
+            "ridge": recipe.ridge, "ridge_on": recipe.ridge_on, "fit_on": recipe.fit_on, "past": self.past,
+        }  # fmt: skip
 
     def forward(
         self,
@@ -98,9 +98,9 @@ class Objective(nn.Module):
         if self.memory is not None and step >= self._recipe.memory_start:
             dml = dml + self._recipe.memory_weight * self._against(self.memory, embeddings, labels)
         if mixed is not None:
-            dml = dml + self._recipe.mixing_weight * mixed_loss(
-                embeddings, labels, *mixed, **self._options_of_mixing()
-            )
+            options: dict[str, Any] = dict(self._recipe.loss_options)
+            options.pop("epsilon", None)  # of the miner, which mixed examples have none of
+            dml = dml + self._recipe.mixing_weight * mixed_loss(embeddings, labels, *mixed, **options)
         total, xml = dml, dml.new_zeros(())
         if self._recipe.xml_weight:
             xml = self._xml(embeddings, histograms, labels, halves)
@@ -122,29 +122,15 @@ class Objective(nn.Module):
         weight: float,
         seed: int,
     ) -> dict[str, float]:
-        """Measure what the XML term makes of a batch that is not remembered yet.
-
-        Args:
-            embeddings: Raw, float (B, d).
-            histograms: float (B, m).
-            labels: int64 (B,).
-            leaves: What both come from, to compare the gradients by.
-            weight: λ at this step.
-            seed: Draws the halves.
+        """Measure what the XML term makes of a batch, as `forward` takes it, that is not remembered yet.
 
         Returns:
-            What `watch_term` gives, and with XML `xml_gradient_share`: its gradient over that of the loss on
-            the batch's own embeddings, where that has one.
+            What `watch_term` gives, and with XML `xml_gradient_share`: its gradient by the `leaves` over that
+            of the loss on the batch's own embeddings, where that has one.
         """
         kinds = labels % self._kinds
-        told = watch_term(
-            histograms.detach(),
-            embeddings.detach(),
-            labels,
-            split_classes(kinds, torch.Generator().manual_seed(seed))[0],
-            kinds=kinds,
-            **self._fit,
-        )
+        first, _ = split_classes(kinds, torch.Generator().manual_seed(seed))
+        told = watch_term(histograms.detach(), embeddings.detach(), labels, first, kinds=kinds, **self._fit)
         if told and self._recipe.xml_weight:
             xml = self._xml(embeddings, histograms, labels, torch.Generator().manual_seed(seed))
             pull = gradient_share(self.loss(embeddings, labels), xml, leaves, weight=weight)
@@ -162,23 +148,10 @@ class Objective(nn.Module):
 
     def _xml(self, embeddings: Tensor, histograms: Tensor, labels: Tensor, halves: torch.Generator) -> Tensor:
         """L_XML (eq. 2.11), by prototypes of the batch alone or of all batches so far."""
+        kinds = labels % self._kinds
         return cross_batch_loss(
-            histograms,
-            embeddings,
-            labels,
-            self.loss,
-            generator=halves,
-            kinds=labels % self._kinds,
-            **self._fit,
+            histograms, embeddings, labels, self.loss, generator=halves, kinds=kinds, **self._fit
         )
-
-    @property
-    def _fit(self) -> dict[str, Any]:
-        """Say how prototypes are fitted, for `cross_batch_loss` and `watch_term`."""
-        recipe = self._recipe
-        return {
-            "ridge": recipe.ridge, "ridge_on": recipe.ridge_on, "fit_on": recipe.fit_on, "past": self.past,
-        }  # fmt: skip
 
     def _reconstruction(self, histograms: Tensor, embeddings: Tensor) -> Tensor:
         """Mean of ‖Vz − y‖² over the batch that V is fitted to (eq. 2.8); embeddings get no gradient."""
@@ -186,7 +159,3 @@ class Objective(nn.Module):
         targets = fit_targets(embeddings.detach(), recipe.fit_on).float()
         fitted = fit_prototypes(histograms, targets, ridge=recipe.ridge, ridge_on=recipe.ridge_on)
         return (histograms @ fitted.T - targets).square().sum(dim=1).mean()
-
-    def _options_of_mixing(self) -> dict[str, Any]:
-        """Give the options of multi-similarity that its form for mixed examples has too."""
-        return {name: value for name, value in self._recipe.loss_options.items() if name != "epsilon"}

@@ -1,8 +1,9 @@
-"""BN-Inception: Ioffe and Szegedy, arXiv 1502.03167, as in the published `bn_inception-239d2248.pth`.
+"""Networks that timm does not have: ResNet-20 for small pictures, and BN-Inception.
 
-Layers have that file's names. It takes BGR pixels in 0..255 less (104, 117, 128). The framework that it was
-trained in counts BatchNorm's momentum the other way round: 0.9 there is 0.1 in torch, and 0.9 in torch makes
-the running statistics those of the last batch.
+ResNet-20 is the CIFAR form of He et al., arXiv 1512.03385, section 4.2. BN-Inception is that of Ioffe and
+Szegedy, arXiv 1502.03167, as in the published `bn_inception-239d2248.pth`, whose names its layers have. It
+takes BGR pixels in 0..255 less (104, 117, 128). The framework that it was trained in counts BatchNorm's
+momentum the other way round: 0.9 there is 0.1 in torch, where 0.9 would keep the last batch's statistics.
 """
 
 from typing import NamedTuple
@@ -11,10 +12,67 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["BNInception"]
+__all__ = ["BLOCKS", "BNInception", "ResNet20"]
+
+_WIDTHS = (16, 32, 64)  # channels of the three stages; the map shrinks by 2 between them
+_DEEP = 3  # blocks a stage: 6 * 3 + 2 = 20 layers with the stem and the (absent) classifier
 
 
-class _Block(NamedTuple):
+class _Residual(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters (option A of section 3.3)."""
+
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.stride = width_out // width_in  # 1 inside a stage, 2 at the first block of the next one
+        self.grown = width_out - width_in
+        self.conv1 = nn.Conv2d(width_in, width_out, 3, stride=self.stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width_out)
+        self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width_out)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Map (B, width_in, h, w) to (B, width_out, h / stride, w / stride)."""
+        shortcut = maps
+        if self.grown:  # every second pixel, new channels zero
+            shortcut = functional.pad(maps[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.grown))
+        out = functional.relu(self.bn1(self.conv1(maps)))
+        return functional.relu(self.bn2(self.conv2(out)) + shortcut)
+
+
+class ResNet20(nn.Module):
+    """Images to a feature map of 64 channels at a quarter of their size; no classifier."""
+
+    num_features = _WIDTHS[-1]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, _WIDTHS[0], 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(_WIDTHS[0])
+        blocks: list[nn.Module] = []
+        width_in = _WIDTHS[0]
+        for width in _WIDTHS:
+            for _ in range(_DEEP):
+                blocks.append(_Residual(width_in, width))
+                width_in = width
+        self.blocks = nn.Sequential(*blocks)
+        _start(self)
+
+    @property
+    def middle(self) -> nn.Module:
+        """The fifth of the nine blocks."""
+        return self.blocks[len(self.blocks) // 2]
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
+        """Tell which stage a parameter belongs to, in timm's form: the stem, then the blocks."""
+        return {"stem": r"^conv|^bn", "blocks": r"^blocks\.(\d+)"}
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images, float32 (B, 3, S, S), to features (B, 64, S/4, S/4)."""
+        features: Tensor = self.blocks(functional.relu(self.bn(self.conv(images))))
+        return features
+
+
+class _Inception(NamedTuple):
     """Output channels of one inception block; without `one` and `projection` it halves the map."""
 
     name: str
@@ -28,16 +86,16 @@ class _Block(NamedTuple):
 
 
 BLOCKS = (
-    _Block("3a", 64, 64, 64, 64, 96, 32),
-    _Block("3b", 64, 64, 96, 64, 96, 64),
-    _Block("3c", 0, 128, 160, 64, 96, 0, "maximum"),
-    _Block("4a", 224, 64, 96, 96, 128, 128),
-    _Block("4b", 192, 96, 128, 96, 128, 128),
-    _Block("4c", 160, 128, 160, 128, 160, 128),
-    _Block("4d", 96, 128, 192, 160, 192, 128),
-    _Block("4e", 0, 128, 192, 192, 256, 0, "maximum"),
-    _Block("5a", 352, 192, 320, 160, 224, 128),
-    _Block("5b", 352, 192, 320, 192, 224, 128, "maximum"),
+    _Inception("3a", 64, 64, 64, 64, 96, 32),
+    _Inception("3b", 64, 64, 96, 64, 96, 64),
+    _Inception("3c", 0, 128, 160, 64, 96, 0, "maximum"),
+    _Inception("4a", 224, 64, 96, 96, 128, 128),
+    _Inception("4b", 192, 96, 128, 96, 128, 128),
+    _Inception("4c", 160, 128, 160, 128, 160, 128),
+    _Inception("4d", 96, 128, 192, 160, 192, 128),
+    _Inception("4e", 0, 128, 192, 192, 256, 0, "maximum"),
+    _Inception("5a", 352, 192, 320, 160, 224, 128),
+    _Inception("5b", 352, 192, 320, 192, 224, 128, "maximum"),
 )
 HALF = "4b"  # five of the ten blocks
 
@@ -56,9 +114,7 @@ class BNInception(nn.Module):
         for block in BLOCKS:
             width = self._add_block(block, width)
         self.middle = nn.Identity()  # where the rest of the network can be given other maps
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):  # arXiv 1502.01852
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        _start(self)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
         """Tell which stage a parameter belongs to, in timm's form: the stem, then the blocks 3, 4 and 5."""
@@ -79,7 +135,7 @@ class BNInception(nn.Module):
         self.add_module(name, convolution)
         self.add_module(f"{name}_bn", nn.BatchNorm2d(width_out, momentum=0.1))
 
-    def _add_block(self, block: _Block, width: int) -> int:
+    def _add_block(self, block: _Inception, width: int) -> int:
         """Add the layers of a block for `width` channels, and tell how many channels it gives."""
         prefix, stride = f"inception_{block.name}_", 1 if block.one else 2
         if block.one:
@@ -97,7 +153,7 @@ class BNInception(nn.Module):
         normed: Tensor = self.get_submodule(f"{name}_bn")(self.get_submodule(name)(maps))
         return functional.relu(normed, inplace=True)
 
-    def _inception(self, block: _Block, maps: Tensor) -> Tensor:
+    def _inception(self, block: _Inception, maps: Tensor) -> Tensor:
         """Run a block: its branches' channels stand side by side."""
         prefix = f"inception_{block.name}_"
         found = [self._layer(f"{prefix}1x1", maps)] if block.one else []
@@ -115,3 +171,9 @@ class BNInception(nn.Module):
 def _halve(maps: Tensor) -> Tensor:
     """Take the maximum of 3x3, every second pixel; an incomplete window at the edge counts."""
     return functional.max_pool2d(maps, 3, stride=2, ceil_mode=True)
+
+
+def _start(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):  # arXiv 1502.01852
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
