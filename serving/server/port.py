@@ -21,15 +21,15 @@ class Port:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Take the port; `number` tells which, should any have been meant. Blocks while a name is looked up.
+        """Take the port; `number` tells which, should any have been meant.
 
         Args:
             settings: With the host, the port, and whether other machines may reach it; where there are
                 several workers, they may listen on it while it is held.
 
         Raises:
-            BadSetting: if the host may not be used.
-            Unavailable: if the port is in use.
+            BadSetting: The host may not be used.
+            Unavailable: The port is in use.
         """
         host, port, shared = settings.host, settings.port, settings.workers > 1
         encrypted = settings.tls_certificate is not None

@@ -1,7 +1,8 @@
 """The model files that a server is told of: looked at anew whenever models are loaded."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,66 +14,33 @@ if TYPE_CHECKING:  # it brings an engine, which whoever imports only the setting
     from serving.model.spec import ModelSpec
     from serving.settings import Settings
 
-__all__ = ["Library", "Source", "Sources", "served_name"]
+__all__ = ["ModelFile", "ModelRepository", "ModelSources", "served_name"]
 
 
-class Source(Protocol):
+@dataclass(frozen=True, slots=True)
+class ModelFile:
     """A model that can be served."""
 
-    @property
-    def name(self) -> str:
-        """The name to serve it by; that of its spec when empty."""
-
-    @property
-    def place(self) -> str:
-        """Where it is, as a message names it."""
-
-    @property
-    def stamp(self) -> Hashable:
-        """What is another when the file is another."""
-
-    def load(self) -> "Encoder":
-        """Load it; blocks.
-
-        Raises:
-            CrossbatchError: if it cannot be served.
-        """
+    name: str
+    """The name to serve it by; that of its spec when empty."""
+    place: str
+    """Where it is, as a message names it."""
+    stamp: Hashable
+    """What is another when the file is another."""
+    load: "Callable[[], Encoder]"
 
 
-class Sources(Protocol):
+class ModelSources(Protocol):
     """Where a server finds its models."""
 
-    def look(self) -> Sequence[Source]:
-        """Tell which models there are now, in the order in which they are served; blocks.
-
-        Raises:
-            CrossbatchError: if there are none, or a file is not there.
-        """
+    def look(self) -> Sequence[ModelFile]:
+        """Tell which models there are now, in the order in which they are served."""
 
     def hide(self, text: str) -> str:
         """Take out of a message where the models lie, which a caller need not know."""
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    name: str
-    path: Path
-    stamp: Hashable
-    settings: "Settings"
-
-    @property
-    def place(self) -> str:
-        return str(self.path)
-
-    def load(self) -> "Encoder":
-        from serving.model.encoder import Encoder
-
-        settings = self.settings
-        threads = settings.threads or max(1, usable_cores() // settings.workers)
-        return Encoder(self.path, threads=threads, device=settings.device)
-
-
-class Library:
+class ModelRepository:
     """The files that the words of `--model` stand for: FILE, FOLDER or NAME=FILE.
 
     Those of a folder are served by their files' names without `.onnx`.
@@ -82,16 +50,16 @@ class Library:
         """Keep what was said; nothing is looked at yet."""
         self._settings = settings
 
-    def look(self) -> Sequence[Source]:
+    def look(self) -> Sequence[ModelFile]:
         """Tell which files there are now; those of a folder by name.
 
         Raises:
-            NotFound: if one is not there.
-            BadSetting: if a folder holds none, or a word says something else.
-            BadArtifact: if one cannot be read.
+            NotFound: One is not there.
+            BadSetting: A folder holds none, or a word says something else.
+            BadArtifact: One cannot be read.
         """
         return [
-            _File(name, path, _stamp(path), self._settings)
+            ModelFile(name, str(path), _stamp(path), partial(_load, path, self._settings))
             for word in self._settings.model
             for name, path in _files(word)
         ]
@@ -110,6 +78,13 @@ class Library:
 def served_name(spec: "ModelSpec") -> str:
     """Name a model that was given no name, another way for each precision of one run."""
     return spec.name if spec.precision == "fp32" else f"{spec.name}-{spec.precision}"
+
+
+def _load(path: Path, settings: "Settings") -> "Encoder":
+    from serving.model.encoder import Encoder
+
+    threads = settings.threads or max(1, usable_cores() // settings.workers)
+    return Encoder(path, threads=threads, device=settings.device)
 
 
 def _files(word: str) -> list[tuple[str, Path]]:
