@@ -1,6 +1,6 @@
 """Every stub of a server on one channel, messages for it, and what its errors must look like."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,3 +91,14 @@ def fields_of(failure: pytest.ExceptionInfo[Any]) -> list[str]:
         if each.Unpack(bad):
             return [violation.field for violation in bad.field_violations]
     return []
+
+
+def refusal_of(
+    call: Callable[[], Any], code: str, *, reason: str = "", fields: list[str] | None = None
+) -> str:
+    """Make a call that must be refused, check how, and return the message; the reason is mostly the code."""
+    with pytest.raises(grpc.RpcError) as failure:
+        call()
+    if fields is not None:
+        assert fields_of(failure) == fields
+    return refused(code, failure, reason or code)

@@ -11,26 +11,13 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery.search.filter import AnyOf, Equal, Exists, Not, Range
 from serving.rpc.filters import filter_message
-from serving.rpc.services import arrivals
-from tests.serving.stubs import Stubs, fields_of, image, item, refused
-
-
-def test_bytes_that_are_no_item_are_named_by_their_place(stubs: Stubs) -> None:
-    stubs.create("birds")
-    raw: Any = stubs.channel.unary_unary("/crossbatch.v1.GalleryService/UpsertItems")
-    request = arrivals.UnreadItems(gallery="birds", items=[item("a").SerializeToString(), b"\xff"])
-    with pytest.raises(grpc.RpcError) as failure:
-        raw(request.SerializeToString(), timeout=10)
-    refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
-    assert fields_of(failure) == ["items[1]"]
+from tests.serving.stubs import Stubs, image, item, refusal_of
 
 
 def test_bytes_that_are_no_message_are_a_bad_argument_and_not_our_bug(stubs: Stubs) -> None:
     for method in ("RetrievalService/Embed", "RetrievalService/Search", "GalleryService/UpsertItems"):
         raw: Any = stubs.channel.unary_unary(f"/crossbatch.v1.{method}")
-        with pytest.raises(grpc.RpcError) as failure:
-            raw(b"\xff\xff\xff\xff", timeout=10)
-        refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
+        refusal_of(lambda raw=raw: raw(b"\xff\xff\xff\xff", timeout=10), "INVALID_ARGUMENT")  # type: ignore[misc]
     unknown: Any = stubs.channel.unary_unary("/crossbatch.v1.RetrievalService/Nothing")
     with pytest.raises(grpc.RpcError) as failure:
         unknown(b"", timeout=10)
@@ -87,10 +74,3 @@ def test_fuzzed_messages_never_show_a_bug_of_ours(stubs: Stubs) -> None:
 
     fuzz()
     assert stubs.embed(b"x").results[0].vector
-
-
-def test_a_reply_past_the_limit_is_refused_with_advice(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.rpc.pieces.MAX_MESSAGE_BYTES", 100)
-    with pytest.raises(grpc.RpcError) as failure:
-        stubs.embed(*[b"x"] * 10)
-    assert "split the call" in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
