@@ -34,7 +34,7 @@ Outcome: TypeAlias = NDArray[np.float32] | Exception
 """A unit vector float32 (d,), or why there is none."""
 
 NICENESS = 10
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.25
 """How often a call that waits looks whether anybody waits for it still."""
 SMOOTHING = 0.2
 MARGIN = 1.2
@@ -248,9 +248,10 @@ class ModelInstances:
         return made
 
     def _submit(self, images: "Sequence[bytes | NDArray[np.uint8]]", call: Call) -> list[Outcome]:
-        work = _Work(images, call)
+        call.check()
         if not images:
             return []
+        work = _Work(images, call)
         with self._changed:
             self._check_room(work)
             self._works.append(work)

@@ -84,7 +84,7 @@ class Server:
         settings: Settings,
         *,
         worker: int = 0,
-        asked_to_reload: Callable[[], None] = lambda: None,
+        asked_to_reload: Callable[[], object] = lambda: None,
     ) -> None:
         """Put the parts together; nothing runs yet.
 

@@ -1,6 +1,5 @@
 """Several processes on one port: started, replaced when they die, told to load anew, drained."""
 
-import fcntl
 import json
 import logging
 import os
@@ -10,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, cast
@@ -25,7 +24,7 @@ from serving.rpc.address import written_address
 from serving.server.port import Port
 from serving.settings import Settings
 
-__all__ = ["Generations", "Supervisor"]
+__all__ = ["Supervisor", "touch"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,42 +36,6 @@ LOAD_SECONDS = 600.0
 """Longest time to load every model and open every gallery; a worker that takes longer is killed."""
 END_SECONDS = 5.0
 """Beyond the grace, to flush and to close; what has not ended by then is killed."""
-LOOK_SECONDS = 0.2
-
-
-class Generations:
-    """Files in a folder, one a process, each touched when its process wants all others to load anew."""
-
-    def __init__(self, folder: Path, number: int) -> None:
-        """Take note of what they are now.
-
-        Args:
-            folder: Where they are.
-            number: Of the own process; 0 for the supervisor.
-        """
-        self._folder = folder
-        self._own = str(number)
-        self._seen = self._look()
-
-    def touch(self) -> None:
-        """Let all other processes load anew."""
-        (self._folder / self._own).write_text(str(time.time_ns()))
-
-    def has_changed(self) -> bool:
-        """Tell whether another process has asked for that since the last time."""
-        before, self._seen = self._seen, self._look()
-        return self._seen != before
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Load anew one process after the other, so that the others have the cores meanwhile."""
-        with (self._folder / "turn").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def _look(self) -> dict[str, str]:
-        names = [path.name for path in self._folder.iterdir() if path.name.isdigit()]
-        return {name: (self._folder / name).read_text() for name in names if name != self._own}
 
 
 class Supervisor:
@@ -88,7 +51,8 @@ class Supervisor:
         self.metrics_address = ""
         self._settings = settings
         self._folder = TemporaryDirectory(prefix="crossbatch-")
-        self._generations = Generations(Path(self._folder.name), 0)
+        self._generation = Path(self._folder.name, "generation")
+        self._generation.touch()
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._asked = threading.Event()  # set when a reload is asked for: what was amiss may be mended
@@ -146,17 +110,16 @@ class Supervisor:
 
     def reload(self) -> None:
         """Let the workers load anew, one after the other; each logs what comes of it."""
-        self._generations.touch()
+        touch(self._generation)
         self._asked.set()
 
     def _begin(self, number: int) -> None:
         """Start a worker; its settings travel by a pipe, as other users see a command line."""
-        folder = self._folder.name
         share = str(max(1, usable_cores() // self._settings.workers))
         # FAISS would search with every core in every worker. prometheus_client reads the other one.
         variables = {"OMP_NUM_THREADS": share} | os.environ
         if self._settings.metrics_port is not None:
-            variables["PROMETHEUS_MULTIPROC_DIR"] = folder
+            variables["PROMETHEUS_MULTIPROC_DIR"] = self._folder.name
         process = self._workers[number] = subprocess.Popen(
             [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
@@ -165,7 +128,11 @@ class Supervisor:
             start_new_session=True,
             env=variables,
         )
-        told = {"worker": number, "settings": self._settings.model_dump(mode="json"), "folder": folder}
+        told = {
+            "worker": number,
+            "settings": self._settings.model_dump(mode="json"),
+            "generation": str(self._generation),
+        }
         stdin = cast(IO[bytes], process.stdin)
         with suppress(BrokenPipeError):  # one that has ended already is noticed when it should serve
             stdin.write(json.dumps(told).encode() + b"\n")
@@ -223,6 +190,12 @@ class Supervisor:
             process.wait()
         while self._stops:
             self._stops.pop()()
+
+
+def touch(generation: Path) -> None:
+    """Let all workers load anew, which watch the time of this file."""
+    now = time.time_ns()  # that of the file system goes by ticks
+    os.utime(generation, ns=(now, now))
 
 
 def _by(status: int) -> str:

@@ -4,6 +4,7 @@ It is told its number and its settings by a line on standard input, which stays 
 supervisor lives, and says by a line on standard output that it serves, or why it does not.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -18,12 +19,14 @@ from typing import Any
 from serving.errors import CrossbatchError
 from serving.observability.logs import configure_logs
 from serving.server.signals import Signals, live, reload_safely
-from serving.server.supervisor import LOOK_SECONDS, Generations
+from serving.server.supervisor import touch
 from serving.settings import Settings
 
 __all__ = ["main"]
 
 logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.2  # between two looks at whether another process has been told to load anew
 
 
 def main() -> int:
@@ -40,7 +43,7 @@ def main() -> int:
     configure_logs(settings.log_level, worker=number)
     signals = Signals(once=True)
     try:
-        return _serve(number, settings, Path(told["folder"]), signals)
+        return _serve(number, settings, Path(told["generation"]), signals)
     except CrossbatchError as error:
         _say(failed=str(error))
     except OSError as error:
@@ -49,16 +52,20 @@ def main() -> int:
     return 2
 
 
-def _serve(number: int, settings: Settings, folder: Path, signals: Signals) -> int:
+def _serve(number: int, settings: Settings, generation: Path, signals: Signals) -> int:
     # Here, as imports take time in which the signals must work.
     from serving.engine.repository import ModelRepository
     from serving.gallery.directory import GalleryDirectory
     from serving.server.server import Server
 
-    generations = Generations(folder, number)
+    seen = generation.stat().st_mtime_ns
     directory = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
     server = Server(
-        ModelRepository(settings), directory, settings, worker=number, asked_to_reload=generations.touch
+        ModelRepository(settings),
+        directory,
+        settings,
+        worker=number,
+        asked_to_reload=lambda: touch(generation),
     )
 
     def begin() -> None:
@@ -67,11 +74,14 @@ def _serve(number: int, settings: Settings, folder: Path, signals: Signals) -> i
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
     def follow() -> None:
-        """Load anew whenever another process wants all to."""
+        """Load anew when all are to, one process after the other, so that the others have the cores."""
+        nonlocal seen
         while True:
             time.sleep(LOOK_SECONDS)
-            if generations.has_changed():
-                with generations.turn():
+            if (now := generation.stat().st_mtime_ns) != seen:
+                seen = now
+                with generation.open() as file:
+                    fcntl.flock(file, fcntl.LOCK_EX)
                     reload_safely(server)
 
     def leave() -> None:
