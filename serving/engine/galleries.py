@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from serving.engine.instances import ModelInstances
 from serving.engine.models import ModelRegistry, fits
-from serving.errors import CrossbatchError, DeadlineExceeded, Mismatch, ModelMismatch, Overloaded
+from serving.errors import Cancelled, CrossbatchError, Mismatch, ModelMismatch, Overloaded
 from serving.observability.call import Call
 
 if TYPE_CHECKING:  # both bring an engine, which whoever imports only the settings does not need
@@ -266,8 +266,9 @@ class _Build:
 
     def advance(self, stage: str, done: int, total: int) -> None:
         """Note how far it is; raises, which ends the work, when nobody waits for it any more."""
-        if self.left or self._call.is_late():
-            raise DeadlineExceeded("The index was not made anew in the time that the call had.")
+        if self.left:
+            raise Cancelled("Nobody waits for the index any more.")
+        self._call.check()
         if self.reached != (stage, done, total):
             self.reached = (stage, done, total)
             self.changed.set()

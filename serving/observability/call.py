@@ -1,6 +1,7 @@
 """A call while it passes through the server: who makes it, how long he waits, where its time goes."""
 
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,10 @@ class Stages:
             self.starts[stage] = began
 
 
+def _always() -> bool:
+    return True
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """Made when a call comes in; its fields fill up until it ends."""
@@ -54,16 +59,9 @@ class Call:
     stages: Stages = field(default_factory=Stages)
     began: float = field(default_factory=time.monotonic)
     ended: CrossbatchError | None = None
-    """Why nobody waits any more, once that is so."""
-
-    def leave(self) -> None:
-        """Note that the caller hung up, or that his time is over; gRPC calls this at the end of each call."""
-        if self.ended is None:
-            self.ended = _late() if self.is_late() else Cancelled("The caller left before the reply.")
-
-    def is_late(self) -> bool:
-        """Tell whether the deadline has passed."""
-        return self.deadline is not None and time.monotonic() >= self.deadline
+    """Why nobody waits any more, where the server itself gave the call up."""
+    is_active: Callable[[], bool] = _always
+    """Tells whether the caller still waits, as far as gRPC knows."""
 
     def check(self) -> None:
         """Raise why nobody waits any more, if that is so.
@@ -75,16 +73,14 @@ class Call:
         """
         if self.ended is not None:
             raise self.ended
-        if self.is_late():
-            raise _late()
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise DeadlineExceeded("The deadline passed before the work was done; give the call more time.")
+        if not self.is_active():
+            raise Cancelled("The caller left before the reply.")
 
     def remaining(self, longest: float) -> float:
         """Return the seconds that a wait may last: until the deadline, and `longest` at most."""
         return longest if self.deadline is None else max(0.0, min(longest, self.deadline - time.monotonic()))
-
-
-def _late() -> DeadlineExceeded:
-    return DeadlineExceeded("The deadline passed before the work was done; give the call more time.")
 
 
 current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)

@@ -152,8 +152,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         call.peer = context.peer()
         left = context.time_remaining()
         call.deadline = None if left is None else time.monotonic() + left
-        if not context.add_callback(call.leave):
-            call.leave()
+        call.is_active = context.is_active
         context.set_trailing_metadata(((REQUEST_ID, request_id.get()),))
         self._log.began(call)
         with self._changed:

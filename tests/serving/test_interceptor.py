@@ -98,7 +98,7 @@ def test_a_stream_passes_whole_and_ends_when_its_caller_leaves(running: Running)
     next(replies)
     replies.cancel()
     assert running.interceptor.wait_idle(5)
-    assert until(lambda: running.service.calls[-1].ended)
+    assert until(lambda: not running.service.calls[-1].is_active())
 
 
 def test_what_a_service_raises_becomes_its_status(running: Running, caplog: pytest.LogCaptureFixture) -> None:
