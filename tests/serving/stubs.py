@@ -93,12 +93,13 @@ def fields_of(failure: pytest.ExceptionInfo[Any]) -> list[str]:
     return []
 
 
-def refusal_of(
-    call: Callable[[], Any], code: str, *, reason: str = "", fields: list[str] | None = None
-) -> str:
-    """Make a call that must be refused, check how, and return the message; the reason is mostly the code."""
+def refusal_of(call: Callable[[], Any], code: str, *fields: str, reason: str = "") -> str:
+    """Make a call that must be refused, for these fields if any; return the message.
+
+    The reason is that of the code's own class where none is given.
+    """
     with pytest.raises(grpc.RpcError) as failure:
         call()
-    if fields is not None:
-        assert fields_of(failure) == fields
+    if fields:
+        assert fields_of(failure) == list(fields)
     return refused(code, failure, reason or code)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import grpc
 import pytest
 
 from protos import gallery_service_pb2 as pb
-from protos import retrieval_service_pb2 as retrieval_pb
 from serving.engine import galleries as executor
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
@@ -35,19 +33,8 @@ MODEL: dict[str, Any] = {"model_name": "fake", "fingerprint": "a" * 64, "dimensi
 
 @pytest.fixture
 def galleries(tmp_path: Path) -> GalleryDirectory:
+    """The folder that is served, as another process sees it."""
     return GalleryDirectory(tmp_path)
-
-
-@pytest.fixture
-def running(galleries: GalleryDirectory) -> Iterator[Server]:
-    with serving(FakeEncoder(), galleries, grace=5) as running:
-        yield running
-
-
-@pytest.fixture
-def stubs(running: Server) -> Iterator[Stubs]:
-    with connected(running.address) as stubs:
-        yield stubs
 
 
 def switch(stubs: Stubs, name: str, other: str) -> pb.Gallery:
@@ -250,22 +237,6 @@ def test_progress_is_told_at_least_once_a_second_and_at_most_ten_times(
     assert low < times[4] - times[1] < high
 
 
-def test_the_end_of_a_rebuild_is_told_at_once_however_seldom_the_rest_is(
-    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executor, "SELDOM", 10.0)
-    slow = Slow(monkeypatch, steps=False)
-    stubs.create("birds")
-    stream = build(stubs, "birds")
-    while next(stream).stage != "train":
-        pass
-    slow.finish.set()
-    began = time.monotonic()
-    *_, last = stream
-    assert last.HasField("gallery")
-    assert time.monotonic() - began < 5
-
-
 @pytest.mark.parametrize("end", ["cancelled", "late", "gone"])
 def test_a_rebuild_that_nobody_waits_for_is_broken_off_and_leaves_the_index(
     running: Server, stubs: Stubs, slow: Slow, galleries: GalleryDirectory, end: str
@@ -415,40 +386,3 @@ def test_a_switch_that_waits_for_a_rebuild_keeps_nobody_waiting_and_gives_up_in_
             said = refusal_of(call.result, "RESOURCE_EXHAUSTED", reason="OVERLOADED")
             assert str(tmp_path) not in said
         assert time.monotonic() - began < 3
-
-
-def test_a_switch_fails_no_call_that_is_searching_or_storing(stubs: Stubs) -> None:
-    for name in ("birds", "next"):
-        stubs.create(name)
-        stubs.upsert(name, item("a"))
-    faults: list[BaseException] = []
-    done = [0]
-    over = threading.Event()
-
-    def again(call: Callable[[], Any]) -> None:
-        try:
-            while not over.is_set():
-                call()
-                done[0] += 1
-        except BaseException as error:
-            faults.append(error)
-
-    works: list[Callable[[], Any]] = [
-        lambda: found(stubs, "birds"),
-        lambda: stubs.search("birds", retrieval_pb.Query(key="a")),
-        lambda: stubs.upsert("birds", item("b"), item("c", image=b"c")),
-        lambda: stubs.galleries.GetItem(pb.GetItemRequest(gallery="birds", key="a")),
-    ]
-    threads = [threading.Thread(target=again, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for _ in range(5):
-        switch(stubs, "birds", "next")
-        time.sleep(0.05)
-        roll_back(stubs, "birds")
-        time.sleep(0.05)
-    over.set()
-    for thread in threads:
-        thread.join(10)
-    assert not faults
-    assert done[0] > 20

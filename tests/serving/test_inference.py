@@ -31,15 +31,7 @@ from tests.serving.inference_calls import (
     raw_infer,
     tensor,
 )
-from tests.serving.rpc_fakes import (
-    DIMENSION,
-    SIZE,
-    FakeEncoder,
-    FakeSources,
-    FakeSpec,
-    serving,
-    until,
-)
+from tests.serving.rpc_fakes import DIMENSION, SIZE, FakeEncoder, FakeSources, FakeSpec, serving, until
 from tests.serving.stubs import Stubs, connected, refusal_of
 
 PHOTOS = [b"photo %d" % i for i in range(3)]
@@ -339,7 +331,7 @@ def test_a_tensor_that_is_not_as_the_metadata_says_is_refused_by_name(
     stubs: Stubs, encoder: FakeEncoder
 ) -> None:
     for fault, (request, field, told) in BAD.items():
-        said = refusal_of(lambda request=request: infer(stubs, request), "INVALID_ARGUMENT", fields=[field])  # type: ignore[misc]
+        said = refusal_of(lambda request=request: infer(stubs, request), "INVALID_ARGUMENT", field)  # type: ignore[misc]
         assert said.startswith(f"{field}: "), fault
         assert told in said
         assert len(said) < 300
@@ -362,7 +354,7 @@ def test_one_bad_image_refuses_the_call_and_tells_its_place(stubs: Stubs, output
     """A tensor has no place for an error."""
     request = of_files(b"1", b"bad", b"3", b"", outputs=asking(*outputs))
     fields = ["encoded[1]", "encoded[3]"]
-    said = refusal_of(lambda: infer(stubs, request), "INVALID_ARGUMENT", reason="BAD_IMAGE", fields=fields)
+    said = refusal_of(lambda: infer(stubs, request), "INVALID_ARGUMENT", *fields, reason="BAD_IMAGE")
     assert said.startswith("encoded[1]: ")
     assert "secret" not in refusal_of(lambda: infer(stubs, of_files(b"1", b"bug")), "INTERNAL")
 
