@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.errors import BadSetting, NotFound
 from serving.gallery.store.schema import FILE_NAME
-from serving.observability.logs import configure_logs
+from serving.observability.logs import configure_logs, flush_logs
 from serving.server.signals import Signals, ignore_hangups, live
 from serving.server.supervisor import Supervisor
 from serving.settings import Settings
@@ -49,9 +49,12 @@ def run(settings: Settings) -> dict[str, Any]:
         sys.stdout.flush()
         logger.info("serving on %s", server.address, extra={"address": server.address})
 
-    live(server, signals, settings.grace, serving=announce)
-    seconds = time.monotonic() - began
-    logger.info("stopped after %.0f s", seconds)
+    try:
+        live(server, signals, settings.grace, serving=announce)
+        seconds = time.monotonic() - began
+        logger.info("stopped after %.0f s", seconds)
+    finally:
+        flush_logs()
     return {"address": server.address, "seconds": round(seconds, 3)}
 
 

@@ -32,6 +32,7 @@ from serving.engine.repository import ModelSources
 from serving.errors import Draining, Unavailable
 from serving.observability.access_log import AccessLog
 from serving.observability.audit import AuditLog
+from serving.observability.logs import flush_logs
 from serving.observability.metrics import Metrics, keep_fresh, serve_metrics
 from serving.observability.tracing import tracer_of
 from serving.rpc.address import written_address
@@ -328,6 +329,6 @@ def _channel_options(settings: Settings) -> list[tuple[str, int]]:
 
 def _end_now() -> None:
     """End the process while an engine is at work; Python would abort it (status 134) were it to finalize."""
-    logging.shutdown()
+    flush_logs()
     sys.stdout.flush()
     os._exit(0)

@@ -165,7 +165,7 @@ class Supervisor:
         while True:
             began = time.monotonic()
             process = self._workers[number]
-            status = process.wait()
+            status = _wait(process)
             if self._stopping.is_set():
                 return
             mark_process_dead(process.pid, self._folder.name)  # type: ignore[no-untyped-call]
@@ -187,9 +187,16 @@ class Supervisor:
     def _end(self) -> None:
         for process in list(self._workers.values()):
             process.kill()
-            process.wait()
+            _wait(process)
         while self._stops:
             self._stops.pop()()
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> int:
+    """Wait until a process has ended, and close the pipes to it."""
+    with suppress(BrokenPipeError), process:  # it may not have taken all that it was told
+        process.wait()
+    return process.returncode
 
 
 def touch(generation: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import CrossbatchError
-from serving.observability.logs import configure_logs
+from serving.observability.logs import configure_logs, flush_logs
 from serving.server.signals import Signals, live, reload_safely
 from serving.server.supervisor import touch
 from serving.settings import Settings
@@ -49,6 +49,8 @@ def main() -> int:
     except OSError as error:
         what = error.strerror or type(error).__name__
         _say(failed=f"{error.filename}: {what}" if error.filename else what)
+    finally:
+        flush_logs()
     return 2
 
 

@@ -269,9 +269,7 @@ def test_a_call_that_would_come_too_late_behind_others_is_refused_at_once() -> N
         waiting = [begin(model.embed, [b"%d" % i], call_of(20)) for i in range(40)]
         until(lambda: model.waiting >= 38)
         began = time.monotonic()
-        with pytest.raises(
-            Overloaded, match=r"3\d images wait, for about .* and the call has 0.20 s"
-        ):
+        with pytest.raises(Overloaded, match=r"3\d images wait, for about .* and the call has 0.20 s"):
             model.embed([b"late"], call_of(0.2))
         assert time.monotonic() - began < 0.1
         enough = begin(model.embed, [b"enough"], call_of(20))
