@@ -130,6 +130,7 @@ def test_galleries_are_listed_page_by_page(stubs: Stubs) -> None:
         seen.append("".join(each.name for each in reply.galleries))
         token = reply.next_page_token
     assert (seen, token) == (["ab", "cd", "e"], "")
+    assert "a, b, c, d, e" in refusal_of(lambda: stubs.search("f", image(b"x")), "NOT_FOUND")
 
 
 def test_one_damaged_gallery_blocks_neither_the_start_nor_its_own_removal(tmp_path: Path) -> None:

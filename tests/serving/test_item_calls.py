@@ -94,6 +94,17 @@ def test_an_item_is_read_whole(stubs: Stubs) -> None:
     refusal_of(lambda: get(stubs, ""), "INVALID_ARGUMENT", "key")
 
 
+def test_items_come_and_go_and_are_seen_at_once(stubs: Stubs) -> None:
+    reply = stubs.upsert("birds", item("a", image=b"a"), item("b"))
+    assert reply.stored == 2
+    assert reply.timings.encode_us > 0
+    assert stubs.search("birds", image(b"a"), k=1).results[0].hits[0].key == "a"
+    stubs.upsert("birds", item("a", label="new"))
+    assert stubs.search("birds", image(b"a"), k=1).results[0].hits[0].label == "new"
+    assert delete(stubs, "a", "zzz") == 1
+    assert [hit.key for hit in stubs.search("birds", image(b"a")).results[0].hits] == ["b"]
+
+
 def test_every_bad_item_is_named_and_nothing_stored(stubs: Stubs, encoder: FakeEncoder) -> None:
     huge, much = item("much"), item("huge")
     huge.metadata.update({"l": [0] * 200_000})
@@ -109,12 +120,13 @@ def test_every_bad_item_is_named_and_nothing_stored(stubs: Stubs, encoder: FakeE
         (item("good"), ""),
         (item("good"), "items[8].key"),
         (item("photo", image=b"bad"), ""),
+        (item("nothing", image=b""), "items[10].image"),
     ]
     fields = [field for _, field in bad if field]
     refusal_of(lambda: stubs.upsert("birds", *(each for each, _ in bad)), "INVALID_ARGUMENT", *fields)
     assert not encoder.decoded  # nothing was spent on the images
     refusal_of(
-        lambda: stubs.upsert("birds", item("good"), item("x", image=b"bad"), item("y", image=b"")),
+        lambda: stubs.upsert("birds", item("good"), item("x", image=b"bad"), item("y", image=b"bad")),
         "INVALID_ARGUMENT",
         "items[1].image",
         "items[2].image",

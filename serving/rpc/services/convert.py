@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.engine.instances import Explanation
-from serving.errors import BadArtifact, CrossbatchError, InvalidArgument, NotFound
+from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.info import GalleryInfo
 from serving.gallery.item import Hit, Item, check_item, check_key, check_keys
+from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import Call
 from serving.rpc.filters import filter_of
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PAGE, MAX_EXCLUDED, MAX_HITS, MAX_K, MAX_PAGE
@@ -129,20 +130,25 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
                 violations.append(Violation(f"{place}.key", InvalidArgument(same)))
             if message.metadata.ByteSize() > MAX_METADATA_MESSAGE:
                 raise InvalidArgument("The metadata is more than 64 KiB as JSON; store less with the item.")
-            metadata = plain_of(message.metadata)
-            item = check_item(
-                Item(message.key, stand_in, message.label, message.uri, metadata), dimension=dimension
-            )
+            vector = stand_in
             match message.WhichOneof("content"):
                 case "image":
-                    read.images[i] = message.image
+                    place, read.images[i] = f"{place}.image", message.image
+                    if not 0 < (size := len(message.image)) <= MAX_BYTES:
+                        raise BadImage(f"The image has {size:,} bytes; send one of 1 to {MAX_BYTES:,}.")
                 case "vector":
                     place = f"{place}.vector"
-                    bare = Item(message.key, vector_of(message.vector))
-                    item = replace(item, vector=check_item(bare, dimension=dimension).vector)
+                    vector = vector_of(message.vector)
                 case _:
                     raise InvalidArgument("The item is empty; give an image or a vector.")
-            read.items.append(item)
+            item = Item(message.key, vector, message.label, message.uri, plain_of(message.metadata))
+            try:
+                read.items.append(check_item(item, dimension=dimension))
+            except InvalidArgument:
+                content, place = place, f"items[{i}]"
+                check_item(replace(item, vector=stand_in), dimension=dimension)
+                place = content  # as all else is right
+                raise
             if message.HasField("expected_version"):
                 read.expected[message.key] = message.expected_version
         except CrossbatchError as error:
