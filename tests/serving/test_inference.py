@@ -45,7 +45,8 @@ def encoder() -> FakeEncoder:
 @pytest.fixture
 def running(encoder: FakeEncoder, tmp_path: Path) -> Iterator[Server]:
     plain = FakeEncoder(FakeSpec(name="plain", fingerprint="b" * 64))
-    with serving(FakeSources({"": encoder, "plain": plain}), GalleryDirectory(tmp_path)) as running:
+    models = FakeSources({"": encoder, "plain": plain})
+    with serving(models, GalleryDirectory(tmp_path), threads=1) as running:
         yield running
 
 
