@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3
 """A switch to another model in the middle of each of so many tries is no accident."""
+READERS, WRITERS = 8, 4
+"""Most calls that read, and that write, galleries at once: more would only fight for the interpreter, each
+with a connection of its own to SQLite; and no search waits for a disk to confirm a write."""
 MOST_BUILDS = 2
 """Most rebuilds at once; each takes every core, and memory for all vectors of its gallery."""
 MOST_UPKEEP = 32
@@ -43,10 +46,19 @@ class GalleryExecutor:
         self.directory = directory
         self._models = models
         self._path = re.compile(re.escape(str(directory.path)) + r"(/|(?![\w.-]))")
+        self._readers = threading.BoundedSemaphore(READERS)
+        self._writers = threading.BoundedSemaphore(WRITERS)
         self._builds = threading.BoundedSemaphore(MOST_BUILDS)
         self._upkeep = threading.BoundedSemaphore(MOST_UPKEEP)
 
-    def using(self, name: str, work: "Callable[[Gallery, ModelInstances], T]", *, model: str = "") -> T:
+    def using(
+        self,
+        name: str,
+        work: "Callable[[Gallery, ModelInstances], T]",
+        *,
+        model: str = "",
+        writes: bool = False,
+    ) -> T:
         """Work on the gallery that has a name now, with the model that fits it.
 
         The work is begun anew where another gallery took the name meanwhile, so that a switch fails no call.
@@ -55,13 +67,15 @@ class GalleryExecutor:
             name: Of the gallery.
             work: What to do.
             model: Name of the model that must fit; any that is served when empty.
+            writes: Whether the work writes to the gallery.
 
         Raises:
             NotFound: There is none of that name, or no such model.
             Mismatch: It belongs to another model or is damaged.
             CrossbatchError: What the work raises.
         """
-        return self._named(name, lambda gallery: work(gallery, self._models.fitting(gallery, model)))
+        with self._writers if writes else self._readers:
+            return self._named(name, lambda gallery: work(gallery, self._models.fitting(gallery, model)))
 
     def with_model(self, name: str, work: "Callable[[Meta, ModelInstances], T]", *, model: str = "") -> T:
         """Do work with the model that fits a gallery, held meanwhile.
@@ -91,9 +105,14 @@ class GalleryExecutor:
                     raise
 
     def on_gallery_of(
-        self, name: str, instances: ModelInstances, work: "Callable[[Gallery, ModelInstances], T]"
+        self,
+        name: str,
+        instances: ModelInstances,
+        work: "Callable[[Gallery, ModelInstances], T]",
+        *,
+        writes: bool = False,
     ) -> T:
-        """Work on the gallery that has a name now, if it is one of this very model.
+        """Work, as `using` does, on the gallery that has a name now, if it is one of this very model.
 
         Raises:
             NotFound: There is none of that name.
@@ -105,7 +124,8 @@ class GalleryExecutor:
             gallery.check_model(instances.spec)
             return work(gallery, instances)
 
-        return self._named(name, checked)
+        with self._writers if writes else self._readers:
+            return self._named(name, checked)
 
     def upkeep(self, work: Callable[[], T]) -> T:
         """Change a gallery as a whole (switch, roll back, remove), which may wait for locks.

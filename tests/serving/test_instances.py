@@ -141,7 +141,7 @@ def test_pixels_are_embedded_as_their_file_is() -> None:
     pixels = np.stack([encoder.preprocess(each) for each in (b"one", b"two", b"three")])
     with running(encoder) as model:
         found = model.encode(pixels, call_of())
-    np.testing.assert_array_equal(found, [vector_for(each) for each in (b"one", b"two", b"three")])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found, [vector_for(each) for each in (b"one", b"two", b"three")])
 
 
 @pytest.mark.parametrize(

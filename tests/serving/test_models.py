@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Changing(FakeSources):
         self.gate.set()
 
     def look(self) -> list[ModelFile]:
-        return [replace(each, load=lambda each=each: self._load(each)) for each in super().look()]
+        return [replace(each, load=partial(self._load, each)) for each in super().look()]
 
     def _load(self, file: ModelFile) -> Any:
         self.loads.append(file.name)

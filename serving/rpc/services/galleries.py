@@ -126,7 +126,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
             call.check()
             began = time.monotonic()
             versions = self._galleries.on_gallery_of(
-                request.gallery, model, lambda gallery, _: _stored(gallery, upsert)
+                request.gallery, model, lambda gallery, _: _stored(gallery, upsert), writes=True
             )
             call.stages.spent("gallery", began, time.monotonic() - began)
             return versions
@@ -150,7 +150,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         expected = dict(zip(keys, versions, strict=False))
         with self._admission.admit(call):
             deleted = self._galleries.using(
-                request.gallery, lambda gallery, _: gallery.delete(keys, expected=expected)
+                request.gallery, lambda gallery, _: gallery.delete(keys, expected=expected), writes=True
             )
         return pb.DeleteItemsResponse(deleted=deleted)
 
