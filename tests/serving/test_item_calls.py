@@ -42,15 +42,13 @@ def stubs(encoder: FakeEncoder, galleries: GalleryDirectory) -> Iterator[Stubs]:
         yield stubs
 
 
-def get(stubs: Stubs, key: str, **options: Any) -> pb.GetItemResponse:
-    request = pb.GetItemRequest(**({"gallery": "birds", "key": key} | options))
-    reply: pb.GetItemResponse = stubs.galleries.GetItem(request, timeout=10)
-    return reply
+def get(stubs: Stubs, key: str, **options: Any) -> Any:
+    return stubs.galleries.GetItem(pb.GetItemRequest(**({"gallery": "birds", "key": key} | options)))
 
 
 def delete(stubs: Stubs, *keys: str, expected: tuple[int, ...] = ()) -> int:
     request = pb.DeleteItemsRequest(gallery="birds", keys=keys, expected_versions=expected)
-    return int(stubs.galleries.DeleteItems(request, timeout=10).deleted)
+    return int(stubs.galleries.DeleteItems(request).deleted)
 
 
 def pages(stubs: Stubs, **options: Any) -> Iterator[pb.ListItemsResponse]:

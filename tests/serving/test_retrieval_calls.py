@@ -34,16 +34,12 @@ def encoder() -> FakeEncoder:
     return FakeEncoder(FakeSpec(prototypes=5))
 
 
-def explain(stubs: Stubs, *images: bytes, model: str = "") -> pb.ExplainResponse:
-    reply: pb.ExplainResponse = stubs.retrieval.Explain(
-        pb.ExplainRequest(images=images, model=model), timeout=10
-    )
-    return reply
+def embed(stubs: Stubs, *images: bytes, model: str = "") -> Any:
+    return stubs.retrieval.Embed(pb.EmbedRequest(images=images, model=model))
 
 
-def embed(stubs: Stubs, *images: bytes, model: str = "") -> pb.EmbedResponse:
-    reply: pb.EmbedResponse = stubs.retrieval.Embed(pb.EmbedRequest(images=images, model=model), timeout=10)
-    return reply
+def explain(stubs: Stubs, *images: bytes, model: str = "") -> Any:
+    return stubs.retrieval.Explain(pb.ExplainRequest(images=images, model=model))
 
 
 # --- Embed and Explain --------------------------------------------------------------------------------------

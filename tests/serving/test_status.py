@@ -65,22 +65,6 @@ def test_each_error_has_one_error_info_and_comes_back_as_itself(kind: type[Cross
     assert str(back) == "Found this; expected that."
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [
-        (errors.BadImage, "INVALID_ARGUMENT"),
-        (errors.NotFound, "NOT_FOUND"),
-        (errors.AlreadyExists, "ALREADY_EXISTS"),
-        (errors.ModelMismatch, "FAILED_PRECONDITION"),
-        (errors.Overloaded, "RESOURCE_EXHAUSTED"),
-        (errors.Draining, "UNAVAILABLE"),
-        (errors.DeadlineExceeded, "DEADLINE_EXCEEDED"),
-    ],
-)
-def test_codes_are_those_of_the_design(kind: type[CrossbatchError], code: str) -> None:
-    assert code_of(kind("x")).name == code
-
-
 def test_a_class_that_is_not_in_the_table_takes_the_code_of_its_parent() -> None:
     class Odd(errors.BadImage):
         pass

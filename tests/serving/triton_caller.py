@@ -6,7 +6,6 @@ Arguments: the address of the server; a file of pixels, uint8 (3, S, S, 3). Prin
 # mypy: ignore-errors
 # since tritonclient is not where the types are checked
 
-import asyncio
 import json
 import queue
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -73,22 +71,12 @@ def at_once(client: Any) -> list[Any]:
     return [each for _, each in sorted(done.get(timeout=10) for _ in range(CONCURRENT))]
 
 
-async def with_asyncio(address: str) -> Any:
-    async with triton_aio.InferenceServerClient(address) as client:
-        return (await client.infer("fake", [files(PHOTOS[0])])).as_numpy("embeddings").tolist()
-
-
 def refusals(client: Any, pixels: Any) -> dict[str, Any]:
     calls = {
         "model": lambda: client.infer("other", [files(b"1")]),
-        "metadata": lambda: client.get_model_metadata("other"),
         "version": lambda: client.infer("fake", [files(b"1")], model_version="2"),
-        "shape": lambda: client.infer("fake", [tensor("images", "UINT8", pixels[:, 1:])]),
         "type": lambda: client.infer("fake", [tensor("images", "FP32", pixels.astype(np.float32))]),
         "image": lambda: client.infer("fake", [files(b"photo 0", b"bad")]),
-        "output": lambda: client.infer(
-            "fake", [files(b"1")], outputs=[triton.InferRequestedOutput("logits")]
-        ),
         "extension": lambda: client.get_model_config("fake"),
     }
     told = {}
@@ -119,7 +107,6 @@ def main(address: str, path: str) -> None:
             "at once": at_once(client),
             "refusals": refusals(client, pixels),
         }
-    told["asyncio"] = asyncio.run(with_asyncio(address))
     print(json.dumps(told | {"contract": contract()}))  # noqa: T201
 
 
