@@ -1,7 +1,6 @@
 """The calls on items over real sockets: filters, versions, reading one item and all of them page by page."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from serving.rpc.filters import filter_message
 from serving.rpc.services import galleries as calls
 from serving.rpc.wire import bytes_of, plain_of, vector_of
 from tests.pictures import encoded, picture
-from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, until, vector_for
+from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
 from tests.serving.stubs import Stubs, connected, image, item, refusal_of
 
 MODEL: dict[str, Any] = {"model_name": "fake", "fingerprint": "a" * 64, "dimension": DIMENSION}
@@ -308,34 +307,6 @@ def test_a_label_comes_once_when_hits_are_grouped(stubs: Stubs) -> None:
 
 
 # --- while a gallery is switched ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["switch", "anew"])
-def test_a_call_that_meets_a_switch_works_on_the_gallery_that_has_the_name(
-    stubs: Stubs, encoder: FakeEncoder, galleries: GalleryDirectory, tmp_path: Path, way: str
-) -> None:
-    stubs.upsert("birds", item("old"))
-    encoder.encode_gate.clear()
-    late = pb.UpsertItemsRequest(gallery="birds", items=[item("late", image=b"late")])
-    upsert = stubs.galleries.UpsertItems.future(late, timeout=20)
-    query = retrieval_pb.SearchRequest(gallery="birds", queries=[image(b"new")], k=1)
-    search = stubs.retrieval.Search.future(query, timeout=20)
-    until(lambda: encoder.encoding)
-    time.sleep(0.1)  # both have their gallery
-    with GalleryDirectory(tmp_path) as operator:  # as another process would
-        if way == "switch":
-            operator.create("next", **MODEL)
-            operator.switch("birds", "next")
-        else:
-            operator.drop("birds")
-            operator.create("birds", **MODEL)
-    stubs.upsert("birds", item("new"))
-    encoder.encode_gate.set()
-    assert upsert.result().stored == 1
-    assert search.result().results[0].hits[0].key == "new"
-    assert [each.key for each in listed(stubs)] == ["late", "new"]
-    if way == "switch":
-        assert [each.key for each in galleries.get("next").list()] == ["old"]
 
 
 class Late(GalleryDirectory):

@@ -87,15 +87,6 @@ def test_no_images_too_many_and_another_model_are_refused_before_any_is_decoded(
     assert encoder.decoded == []
 
 
-def test_a_failing_batch_fails_its_members_and_the_next_call_works(
-    stubs: Stubs, encoder: FakeEncoder
-) -> None:
-    encoder.failing = RuntimeError("secret")
-    assert "secret" not in refusal_of(lambda: stubs.embed(b"1", b"2"), "INTERNAL")
-    encoder.failing = None
-    assert stubs.embed(b"1", b"2").results[1].vector
-
-
 def test_a_photograph_larger_than_grpcs_own_limit_arrives_and_one_past_ours_is_refused(
     stubs: Stubs, encoder: FakeEncoder
 ) -> None:
@@ -241,21 +232,6 @@ def test_too_many_and_no_inputs_are_refused(stubs: Stubs) -> None:
         refusal_of(call, "INVALID_ARGUMENT", field)
 
 
-def test_a_search_whose_reply_would_be_too_large_is_refused_with_advice(
-    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stubs.create("birds")
-    items = [item(f"{i}") for i in range(20)]
-    for each in items:
-        each.metadata.update({"text": "x" * 60_000})
-    stubs.upsert("birds", *items)
-    monkeypatch.setattr(retrieval, "MAX_MESSAGE_BYTES", 1_000_000)
-    queries = image(b"x"), image(b"y")
-    said = refusal_of(lambda: stubs.search("birds", *queries), "INVALID_ARGUMENT", "k")
-    assert "fewer neighbours" in said
-    assert len(stubs.search("birds", *queries, k=5).results[1].hits) == 5
-
-
 # --- how neighbours are written -----------------------------------------------------------------------------
 
 
@@ -309,8 +285,9 @@ def test_an_item_that_is_replaced_between_two_blocks_is_told_as_it_is_then(
 def test_a_search_stops_as_soon_as_its_reply_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval, "MAX_MESSAGE_BYTES", 11_000_000)
     gallery = FakeGallery(*[{"text": "x" * 10_000} for _ in range(200)])
-    with pytest.raises(Refusal, match="fewer neighbours or send fewer queries"):
+    with pytest.raises(Refusal, match="fewer neighbours or send fewer queries") as failure:
         found_by(gallery, [UNIT] * 256, k=200)
+    assert failure.value.violations[0].field == "k"
     assert gallery.asked == [5, 5]  # of 256; 5 x 200 hits fit, 10 x 200 do not
     assert len(found_by(gallery, [UNIT] * 4, k=200).results) == 4
 
