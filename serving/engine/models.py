@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serving.engine.instances import InstanceLimits, ModelInstances
+from serving.engine.instances import ModelInstances
 from serving.engine.repository import ModelFile, ModelSources, served_name
+from serving.engine.waiting import InstanceLimits
 from serving.errors import Draining, Mismatch, ModelMismatch, NotFound
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need

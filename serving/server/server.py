@@ -26,9 +26,10 @@ from protos import (
 )
 from serving.cores import usable_cores
 from serving.engine.galleries import GalleryExecutor
-from serving.engine.instances import InstanceLimits, step_back
+from serving.engine.instances import step_back
 from serving.engine.models import Change, ModelRegistry
 from serving.engine.repository import ModelSources
+from serving.engine.waiting import InstanceLimits
 from serving.errors import Draining, Unavailable
 from serving.observability.access_log import AccessLog
 from serving.observability.audit import AuditLog

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.engine.instances import NICENESS, Explanation, InstanceLimits, ModelInstances
+from serving.engine.instances import NICENESS, Explanation, ModelInstances
+from serving.engine.waiting import InstanceLimits
 from serving.errors import (
     BadImage,
     Cancelled,
