@@ -233,7 +233,7 @@ class ModelInstances:
             found = [error] * len(wanted)
         ended = time.monotonic()
         # By all cores it is quicker than any image is under load.
-        self._queue.done(0 if alone else len(batch), ended - began)
+        self._queue.done(len(batch), ended - began, typical=not alone)
         for (_, work, number), outcome in zip(wanted, found, strict=True):
             work.call.stages.spent("encode", started, ended - started)
             work.settle(number, outcome)

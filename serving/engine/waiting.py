@@ -97,7 +97,8 @@ class WaitingImages:
         self.images = 0
         """How many wait."""
         self._works: deque[Work] = deque()  # the one whose turn is next comes first
-        self._busy = 0
+        self._busy = 0  # threads that have a batch
+        self._taken = 0  # images of their batches
         self._pace = 0.0  # seconds that an instance takes for an image
         self._changed = threading.Condition()
         self._closed = False
@@ -150,13 +151,15 @@ class WaitingImages:
                 while self._works and len(batch) < share:
                     self._take_one(batch)
             self._busy += 1
+            self._taken += len(batch)
         return batch
 
-    def done(self, images: int, seconds: float) -> None:
-        """Note that a thread is free again, and how long it took for so many images; 0 for none to count."""
+    def done(self, images: int, seconds: float, *, typical: bool = True) -> None:
+        """Note that a thread is free again, and for a typical batch of so many images how long that took."""
         with self._changed:
             self._busy -= 1
-            if images:
+            self._taken -= images
+            if typical:
                 self._pace += (SMOOTHING if self._pace else 1.0) * (seconds / images - self._pace)
 
     def close(self) -> None:
@@ -187,7 +190,7 @@ class WaitingImages:
             return
         # Calls take turns: one with few images waits for no more than as many of each other call.
         others = min(self.images, images * len(self._works))
-        wait = MARGIN * (others + images) * self._pace / self.limits.instances
+        wait = MARGIN * (self._taken + others + images) * self._pace / self.limits.instances
         if wait > (left := call.deadline - time.monotonic()):
             raise Overloaded(
                 f"{self.images} images wait, for about {wait:.2f} s, and the call has {left:.2f} s left; "
