@@ -83,11 +83,6 @@ class GalleryExecutor:
         The work is begun anew if it finds, as `on_gallery_of` does, that the gallery's name has gone to one
         of another model since: it must not have stored anything then.
 
-        Args:
-            name: Of the gallery.
-            work: Gets what the gallery is made for, and the model.
-            model: Name of the model that must fit; any that is served when empty.
-
         Raises:
             NotFound: There is no gallery of that name, or no such model.
             ModelMismatch: No model fits, or the gallery's changed again and again.
@@ -155,7 +150,7 @@ class GalleryExecutor:
         Args:
             name: Of the gallery.
             index: The type wanted from now on; None for that which was wanted before.
-            recall: The recall wanted from now on; None for that which was wanted before.
+            recall: The recall wanted; likewise.
             call: Who waits for it.
 
         Yields:
@@ -199,13 +194,7 @@ class GalleryExecutor:
             raise build.failure
 
     def check_kept(self, before: Sequence[ModelInstances], after: Sequence[ModelInstances]) -> None:
-        """Find out whether each gallery that one of the models fits keeps one that does.
-
-        Galleries that cannot be opened, and those that none fitted before, do not count.
-
-        Args:
-            before: The models as they are.
-            after: The models as they would be.
+        """Find out whether each gallery that one of the models fits before keeps one that does after.
 
         Raises:
             Mismatch: One does not; names the galleries and their models.
@@ -251,11 +240,7 @@ class GalleryExecutor:
         return error
 
     def close(self) -> None:
-        """Close the galleries.
-
-        Raises:
-            CrossbatchError: One cannot be closed.
-        """
+        """Close the galleries."""
         self.directory.close()
 
     def _named(self, name: str, work: "Callable[[Gallery], T]") -> T:

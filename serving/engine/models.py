@@ -74,11 +74,7 @@ class ModelRegistry:
         self._stopping = False
 
     def start(self) -> None:
-        """Load every model and warm it up; blocks.
-
-        Raises:
-            CrossbatchError: One cannot be served.
-        """
+        """Load every model and warm it up."""
         self.reload()
 
     def stop(self) -> None:
@@ -98,9 +94,6 @@ class ModelRegistry:
 
         Args:
             agreed: Given the models as they are and as they would be; what it raises refuses the reload.
-
-        Returns:
-            What is served since, and what no more.
 
         Raises:
             Draining: The server is stopping.
@@ -132,11 +125,7 @@ class ModelRegistry:
         return tuple(served.instances for served in self._served.values())
 
     def get(self, name: str = "") -> ModelInstances:
-        """Return a model; the first one for an empty name.
-
-        Raises:
-            NotFound: No model has that name; names those that are served.
-        """
+        """Return a model; the first one for an empty name; raises NotFound, which names those there are."""
         return self._get(name).instances
 
     def fitting(self, gallery: "Gallery", name: str = "") -> ModelInstances:
@@ -158,11 +147,7 @@ class ModelRegistry:
 
     @contextmanager
     def holding(self, name: str = "") -> Iterator[ModelInstances]:
-        """Use a model while the block runs; should it be replaced meanwhile, it goes when the block ends.
-
-        Raises:
-            NotFound: No model has that name.
-        """
+        """Use a model while the block runs; should it be replaced meanwhile, it goes when the block ends."""
         with self._guard:
             served = self._get(name)
             served.holders += 1

@@ -94,14 +94,11 @@ class Server:
             sources: Where the models are.
             directory: The folder of galleries; an absolute path.
             settings: Everything else.
-            worker: The number of this process among its like, whose metrics their supervisor serves; 0 for
-                a process that is alone.
-            asked_to_reload: Called when a client has let this process load anew, which its like know
-                nothing of.
+            worker: The number of this process among its like; 0 for one that is alone.
+            asked_to_reload: Called when a client has let this process load anew; its like know nothing of it.
 
         Raises:
-            BadSetting: Traces are asked for that cannot be sent.
-            CrossbatchError: The keys, certificates or the audit log cannot be used.
+            CrossbatchError: The keys, certificates, audit log or collector of traces cannot be used.
         """
         self.address = ""
         self.metrics_address = ""
@@ -135,9 +132,7 @@ class Server:
         Where there are several workers, their supervisor has the port and each of them listens on it.
 
         Raises:
-            BadSetting: The host may not be used.
-            Unavailable: The port is in use.
-            CrossbatchError: A model cannot be served.
+            CrossbatchError: The host or port may not be used, or a model cannot be served.
         """
         try:
             port = Port(self._settings) if self._settings.workers == 1 else None
@@ -157,11 +152,7 @@ class Server:
         """Say NOT_SERVING, refuse new work, finish what runs, and end.
 
         Args:
-            grace: Seconds that running calls have, after the delay that is set; those that are not done by
-                then are given up.
-
-        Raises:
-            CrossbatchError: A gallery cannot be closed.
+            grace: Seconds that running calls have, after the delay that is set; then they are given up.
         """
         self._stopping = True
         self._health.enter_graceful_shutdown()
@@ -184,11 +175,7 @@ class Server:
     def reload(self) -> Change:
         """Look at the model files and the folder of galleries again; no call fails for it.
 
-        Returns:
-            Which models are served since, and which no more.
-
         Raises:
-            Draining: The server is stopping.
             CrossbatchError: A model cannot be served, or a gallery would lose the last one that fits it;
                 then everything stays as it was.
         """

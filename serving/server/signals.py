@@ -55,8 +55,7 @@ class Signals:
         """Listen from now on.
 
         Args:
-            once: Whether to pass over a second signal to stop. A worker does, which its supervisor tells to
-                stop, and systemd and the like tell too.
+            once: Whether to pass over a second signal to stop, as a worker does: systemd tells it, too.
         """
         self._once = once
         self.ready = False
@@ -98,9 +97,6 @@ def live(server: Serves, signals: Signals, grace: float, *, serving: Callable[[]
         signals: Of this process.
         grace: Seconds that running calls have once it is told to stop.
         serving: Called when it answers.
-
-    Raises:
-        CrossbatchError: It cannot start.
     """
     _keep_little()
     started: Future[None] = Future()
@@ -139,11 +135,10 @@ def reload_safely(server: Serves) -> None:
 
 
 def _keep_little() -> None:
-    """Tell glibc's allocator to keep little of what is freed, for as long as the process lives.
+    """Tell glibc's allocator to keep little of what is freed.
 
-    Threads come and go with each reload, and by default each new one may begin a pool of its own, up to eight
-    for each core: a server with a model of 16 MB that is loaded anew again and again holds about 350 MB
-    without this, and 240 MB with it.
+    By default each new thread may begin a pool of its own, up to eight for each core: a server with a model
+    of 16 MB that is loaded anew again and again holds about 350 MB without this, and 240 MB with it.
     """
     option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if option is not None:

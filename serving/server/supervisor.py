@@ -87,11 +87,7 @@ class Supervisor:
             threading.Thread(target=self._keep, args=(number,), name=f"keep {number}", daemon=True).start()
 
     def stop(self, grace: float) -> None:
-        """Let every worker drain, and end those that have not done so a while after the grace.
-
-        Args:
-            grace: Seconds that running calls have.
-        """
+        """Let every worker drain, and end those that have not done so a while after the grace, in seconds."""
         self._stopping.set()
         self._asked.set()
         for process in list(self._workers.values()):
@@ -139,11 +135,7 @@ class Supervisor:
             stdin.flush()
 
     def _await_serving(self, number: int) -> None:
-        """Wait until a worker serves.
-
-        Raises:
-            Unavailable: It has ended before, or takes too long.
-        """
+        """Wait until a worker serves; raises Unavailable if it ends before, or takes too long."""
         process = self._workers[number]
         with selectors.DefaultSelector() as selector, cast(IO[bytes], process.stdout) as said:
             selector.register(said, selectors.EVENT_READ)

@@ -14,7 +14,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from serving.errors import CrossbatchError
 from serving.observability.logs import configure_logs, flush_logs
@@ -35,6 +34,8 @@ def main() -> int:
     Returns:
         The exit status: 0, 2 if it could not start, 1 if it cannot embed any more.
     """
+    said = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what libraries print
     told = json.loads(sys.stdin.readline() or "{}")
     if not told:  # the supervisor ended before it said anything
         return 0
@@ -43,18 +44,18 @@ def main() -> int:
     configure_logs(settings.log_level, worker=number)
     signals = Signals(once=True)
     try:
-        return _serve(number, settings, Path(told["generation"]), signals)
+        return _serve(number, settings, Path(told["generation"]), signals, said)
     except CrossbatchError as error:
-        _say(failed=str(error))
+        _say(said, failed=str(error))
     except OSError as error:
         what = error.strerror or type(error).__name__
-        _say(failed=f"{error.filename}: {what}" if error.filename else what)
+        _say(said, failed=f"{error.filename}: {what}" if error.filename else what)
     finally:
         flush_logs()
     return 2
 
 
-def _serve(number: int, settings: Settings, generation: Path, signals: Signals) -> int:
+def _serve(number: int, settings: Settings, generation: Path, signals: Signals, said: int) -> int:
     # Here, as imports take time in which the signals must work.
     from serving.engine.repository import ModelRepository
     from serving.gallery.directory import GalleryDirectory
@@ -71,7 +72,7 @@ def _serve(number: int, settings: Settings, generation: Path, signals: Signals) 
     )
 
     def begin() -> None:
-        _say(serving=server.address)
+        _say(said, serving=server.address)
         for work in (follow, leave):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
@@ -106,10 +107,9 @@ def _listen(signals: Signals) -> None:
     signals.stop(signal.SIGTERM)
 
 
-def _say(**said: Any) -> None:
+def _say(pipe: int, **told: str) -> None:
     with suppress(BrokenPipeError):  # that the supervisor is gone shows elsewhere
-        sys.stdout.write(json.dumps(said) + "\n")
-        sys.stdout.flush()
+        os.write(pipe, json.dumps(told).encode() + b"\n")
 
 
 if __name__ == "__main__":
