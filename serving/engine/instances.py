@@ -74,6 +74,7 @@ class ModelInstances:
         self._failed = failed
         self._queue = WaitingImages(limits)
         self._threads: list[threading.Thread] = []
+        self._gpu = threading.Lock()
         self._explaining = threading.BoundedSemaphore()
         self._decoding = threading.BoundedSemaphore(limits.instances)
 
@@ -242,7 +243,10 @@ class ModelInstances:
 
     def _encode(self, images: NDArray[np.uint8], threads: int) -> NDArray[np.float32]:
         """Run the model on images (B, S, S, 3), on all cores where `threads` is 0."""
-        if threads == 0 or self._limits.instances == 1 or self.encoder.device != "cpu":
+        if self.encoder.device != "cpu":
+            with self._gpu:  # runs side by side would each take memory of it
+                return self.encoder.encode(images)
+        if threads == 0 or self._limits.instances == 1:
             return self.encoder.encode(images)
         return self.encoder.encode(images, threads=threads)
 

@@ -347,24 +347,3 @@ def test_a_stop_waits_for_no_load_beyond_the_grace_however_many_asked(
     assert slow.loads == 1
     for call in calls:
         assert call.code().name in ("UNAVAILABLE", "CANCELLED")
-
-
-@pytest.mark.parametrize("way", ["expired", "cancelled"])
-def test_a_request_that_is_given_up_frees_its_place_before_the_batch_that_runs_has_ended(
-    running: Server, stubs: Stubs, a: FakeEncoder, way: str
-) -> None:
-    """Not so in triton server#7512, and in #6920 it is computed besides."""
-    a.encode_gate.clear()
-    blocking = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"first"]), timeout=10)
-    until(lambda: a.encoding)
-    late = stubs.retrieval.Embed.future(
-        retrieval_pb.EmbedRequest(images=[b"1", b"2", b"3"]), timeout=0.2 if way == "expired" else 10
-    )
-    until(lambda: running.admission.inputs == 4)
-    if way == "cancelled":
-        late.cancel()
-    until(lambda: running.admission.inputs == 1)
-    a.encode_gate.set()
-    blocking.result()
-    stubs.embed(b"after")
-    assert a.encoded == 2
