@@ -60,7 +60,8 @@ class AccessLog:
         if self._tracer is not None:
             self._tracer.record(call, code, seconds, reason, context.invocation_metadata() or ())
         peer = told_peer(call.peer)
-        self._audit.record(call, code, seconds, peer)
+        if call.writes:
+            self._audit.record(call, code, seconds, peer)
         if refused and not self._has_line(code, reason):
             return
         told = {"rpc": call.rpc, "code": code, "milliseconds": round(seconds * 1e3, 3), "inputs": call.inputs}

@@ -41,9 +41,7 @@ class AuditLog:
                 raise disk_error(error, f"the file {path}") from error
 
     def record(self, call: Call, code: str, seconds: float, peer: str) -> None:
-        """Note a call that has ended; one that is no write is passed over."""
-        if not call.writes:
-            return
+        """Note a write that has ended."""
         told = {
             "client": call.client,
             "peer": peer,

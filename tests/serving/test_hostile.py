@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -57,7 +58,7 @@ def test_a_message_that_is_too_long_is_refused(stubs: Stubs) -> None:
 
 
 def test_a_call_that_ends_before_its_message_is_none(running: Server, stubs: Stubs) -> None:
-    empty = stubs.channel.stream_unary("/crossbatch.v1.RetrievalService/Embed")
+    empty: Any = stubs.channel.stream_unary("/crossbatch.v1.RetrievalService/Embed")
     with pytest.raises(grpc.RpcError) as failure:
         empty(iter(()), timeout=5)
     assert failure.value.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)

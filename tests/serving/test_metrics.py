@@ -175,7 +175,7 @@ def test_galleries_past_a_hundred_are_told_together(tmp_path: Path) -> None:
     with Crowd(tmp_path) as galleries:
         galleries.create("g", model_name="fake", fingerprint="a" * 64, dimension=DIMENSION)
         using = galleries.using
-        galleries.using = lambda name, work: using("g", work)  # type: ignore[method-assign, assignment]
+        galleries.using = lambda name, work: using("g", work)  # type: ignore[method-assign]
         metrics = Metrics()
         metrics.refresh(Admission(10), [Model()], galleries)  # type: ignore[list-item]
     found = values(generate_latest(metrics.registry).decode())
