@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,11 +92,10 @@ def _read_arrays(*paths: Path) -> list[dict[str, Any]]:
             raise BadData(f"{path} is larger than {_MOST_BYTES >> 20} MiB; take the published file")
     command = [sys.executable, "-P", "-c", _LOAD, *map(os.fspath, paths)]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # each thread of its own would take memory
-    try:
+    told = errors = b""
+    with suppress(subprocess.TimeoutExpired):
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False, env=environment)
         told, errors = done.stdout, done.stderr
-    except subprocess.TimeoutExpired as error:
-        told, errors = error.stdout or b"", b""
     found = [json.loads(line) for line in told.splitlines()]
     if len(found) < len(paths):
         damaged = "of version 7.3" if b"matlab v7.3" in errors else "damaged or no .mat file"

@@ -370,6 +370,15 @@ def test_damaged_file_is_a_message(tmp_path: Path, damage: Callable[[bytes], byt
     refused(tmp_path, r"cars_annos\.mat is damaged or no \.mat file, and cannot be read; take the published")
 
 
+def test_large_or_endless_file_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_cars(tmp_path) / "cars_annos.mat"
+    monkeypatch.setattr("serving.catalog.cars._SECONDS", 1e-3)
+    refused(tmp_path, r"cars_annos\.mat is damaged or no \.mat file, and cannot be read")
+    with open(path, "r+b") as file:
+        file.truncate((1 << 26) + 1)
+    refused(tmp_path, r"cars_annos\.mat is larger than 64 MiB; take the published file")
+
+
 def test_without_scipy_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_cars(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)

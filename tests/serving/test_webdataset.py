@@ -106,8 +106,7 @@ _NAMES = st.text(_PLAIN, min_size=1, max_size=60) | _LONG
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.dictionaries(_NAMES, st.binary(max_size=1500), min_size=1, max_size=6),
-    st.sampled_from(["gnu", "pax"]),
+    st.dictionaries(_NAMES, st.binary(max_size=1500), min_size=1, max_size=6), st.sampled_from(["gnu", "pax"])
 )
 def test_any_set_of_members_gives_the_same_bytes_back(
     tmp_path: Path, samples: dict[str, bytes], form: Literal["gnu", "pax"]
