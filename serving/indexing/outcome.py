@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from serving.catalog.catalog import Catalog, Row
 from serving.errors import InvalidArgument
-from serving.gallery.identity import ModelIdentity
+from serving.gallery.info import ModelIdentity
 from serving.gallery.item import MAX_THUMBNAIL_BYTES, Item, Source, check_item, check_key
-from serving.gallery.metadata import metadata_json
+from serving.gallery.validation import metadata_json
 from serving.model.preprocess import thumbnail
 
 __all__ = ["Bad", "Changed", "EncoderLike", "Examiner", "Fresh", "Outcome", "Retold", "Unchanged"]

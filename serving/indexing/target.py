@@ -5,9 +5,9 @@ from functools import partial
 from serving.errors import AlreadyExists, BadSetting, NotFound
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
-from serving.gallery.identity import ModelIdentity
 from serving.gallery.index.factory import check_type
 from serving.gallery.index.kind import AUTOMATIC
+from serving.gallery.info import ModelIdentity
 
 __all__ = ["THUMBNAIL_SIDE", "Target"]
 

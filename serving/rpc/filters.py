@@ -5,8 +5,18 @@ from collections.abc import Iterable
 from protos import retrieval_service_pb2 as pb
 from serving.client.given import many, text
 from serving.errors import InvalidArgument
-from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, Value
-from serving.gallery.search.filter_bounds import check_filter
+from serving.gallery.search.filter import (
+    AllOf,
+    AnyOf,
+    Equal,
+    Exists,
+    Filter,
+    In,
+    Not,
+    Range,
+    Value,
+    check_filter,
+)
 from serving.rpc.limits import MAX_FILTER_CONDITIONS
 
 __all__ = ["filter_message", "filter_of"]

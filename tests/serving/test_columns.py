@@ -22,9 +22,9 @@ from serving.gallery.search.filter import (
     In,
     Not,
     Range,
+    check_filter,
     kind_of,
 )
-from serving.gallery.search.filter_bounds import check_filter
 
 # Few of each, so that fields meet values; each kind has a value that another could be taken for.
 NAMES = st.sampled_from(["a", "b", "", "$or", "é", "\U0001f426"]) | st.text(max_size=2)
@@ -134,9 +134,7 @@ def test_mask_is_what_a_loop_finds(
 ) -> None:
     whole = columns_of(items)
     rest = items[cut:]
-    extended = columns_of(items[:cut]).extended(
-        [label for label, _ in rest], [json.dumps(metadata) for _, metadata in rest]
-    )
+    extended = Columns.joined([columns_of(items[:cut]), columns_of(rest)])
     for filter in filters:
         check_filter(filter)
         expected = [holds(label, metadata, filter) for label, metadata in items]

@@ -32,7 +32,7 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.index.build import build_index
 from serving.gallery.index.index import Index
-from serving.gallery.metadata import MAX_METADATA_BYTES
+from serving.gallery.validation import MAX_METADATA_BYTES
 
 MANUAL = RebuildPolicy(automatic=False)
 EAGER = RebuildPolicy(least=8, share=0.0)
@@ -353,7 +353,7 @@ def test_index_published_while_another_is_opened_is_taken_instead(
             first.rebuild()  # and the file that was about to be opened is gone
         return Index(path, **more)
 
-    monkeypatch.setattr("serving.gallery.search.view.Index", slow)
+    monkeypatch.setattr("serving.gallery.search.snapshot.Index", slow)
     assert [hit.key for hit in second.search(ONE[None], 5)[0]] == ["k0", "k1"]
     assert second.info().index_items == 2
     assert len(set(opened)) == 2
@@ -381,7 +381,7 @@ def test_searches_go_on_while_one_loads_a_new_index(
     writer.upsert([Item("k1", vectors[2])])
     writer.rebuild()
     writer.info()
-    monkeypatch.setattr("serving.gallery.search.view.Index", slow)
+    monkeypatch.setattr("serving.gallery.search.snapshot.Index", slow)
     first: list[Any] = []
     loader = threading.Thread(target=lambda: first.extend(gallery.search(vectors[:1], 10)[0]))
     loader.start()
@@ -414,8 +414,8 @@ def test_who_is_two_publications_behind_waits_for_the_index_with_a_limit(
     gallery.delete([f"k{i}" for i in range(10)])
     gallery.rebuild()
     gallery.rebuild()
-    monkeypatch.setattr("serving.gallery.search.view._PATIENCE", 0.05)
-    with behind._view._loading, pytest.raises(Overloaded, match="being loaded"):
+    monkeypatch.setattr("serving.gallery.search.snapshot._PATIENCE", 0.05)
+    with behind._snapshots._loading, pytest.raises(Overloaded, match="being loaded"):
         behind.search(vectors[:1], 30)
     assert len(behind.search(vectors[:1], 30)[0]) == 20
     behind.close()
@@ -441,7 +441,7 @@ def test_index_is_loaded_once_by_however_many_wait(gallery: Gallery, monkeypatch
         time.sleep(0.1)
         return Index(path, **more)
 
-    monkeypatch.setattr("serving.gallery.search.view.Index", slow)
+    monkeypatch.setattr("serving.gallery.search.snapshot.Index", slow)
     found: list[int] = []
     threads = [
         threading.Thread(target=lambda: found.append(len(gallery.search(ONE[None], 5)[0]))) for _ in range(6)
@@ -466,7 +466,7 @@ def test_metadata_is_parsed_once_for_each_item_found(
         parsed.append(text)
         return real(text)
 
-    monkeypatch.setattr("serving.gallery.store.record.json.loads", loads)
+    monkeypatch.setattr("serving.gallery.store.transaction.json.loads", loads)
     found = gallery.search(np.tile(ONE, (20, 1)), 5)
     assert [[hit.metadata["i"] for hit in hits] for hits in found] == [[0, 1, 10, 11, 12]] * 20
     assert sum(text.count('"i"') for text in parsed) == 5

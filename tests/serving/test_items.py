@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from serving.errors import BadArtifact, Conflict, InvalidArgument, NotFound
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.gallery import MAX_PAGE, Gallery, Item, RebuildPolicy
 from serving.gallery.item import MAX_KEY_BYTES, MAX_THUMBNAIL_BYTES, Source
-from serving.gallery.items import MAX_PAGE
 from serving.gallery.store.schema import MAX_THUMBNAIL_SIDE
 
 MANUAL = RebuildPolicy(automatic=False)
@@ -337,7 +336,7 @@ def test_item_that_was_altered_on_the_disk_is_told_by_its_key(gallery: Gallery, 
         connection.execute(f"UPDATE items SET {column} = {ALTERATIONS[column]} WHERE key = 'k1'")
     key = "k2" if column == "key" else "k1"
     assert gallery.get(["k0"])[0].key == "k0"
-    gallery._view.retire()  # or what is in memory would do
+    gallery._snapshots.retire()  # or what is in memory would do
     for use in (
         lambda: gallery.get([key]),
         lambda: gallery.list(),

@@ -184,7 +184,7 @@ def test_a_gallery_that_somebody_else_works_on_is_not_at_hand(tmp_path: Path) ->
         galleries.get("birds")
         unit = vector_for(b"a")[None]
         assert galleries.at_once("birds", lambda each: each.search(unit, 1, at_once=True)) == [[]]
-        with gallery._view._guard:
+        with gallery._snapshots._guard:
             began = time.monotonic()
             with pytest.raises(NotAtHand):
                 gallery.search(unit, 1, at_once=True)

@@ -16,8 +16,7 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as pb
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.search.filter import MAX_LEVELS, AllOf, AnyOf, Equal, Filter, Not
-from serving.gallery.search.filter_bounds import MAX_FILTER_BYTES
+from serving.gallery.search.filter import MAX_FILTER_BYTES, MAX_LEVELS, AllOf, AnyOf, Equal, Filter, Not
 from serving.rpc.filters import filter_message, filter_of
 from serving.rpc.limits import MAX_FILTER_CONDITIONS
 from serving.rpc.parts import LARGE, MAX_PARTS, check_parts, fields_of

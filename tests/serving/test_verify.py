@@ -19,7 +19,7 @@ from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.index.kind import Facts
 from serving.gallery.item import Source
 from serving.gallery.search.columns import Columns
-from serving.gallery.store.publication import PUBLISHED, publication_checksum
+from serving.gallery.store.schema import PUBLISHED, publication_checksum
 from serving.gallery.store.store import Store
 from serving.gallery.verify import Verification, verify
 

@@ -18,8 +18,7 @@ from serving.gallery.index.draft import Draft
 from serving.gallery.index.kind import EXACT, Facts, IndexDamaged
 from serving.gallery.index.policy import RebuildPolicy
 from serving.gallery.search.columns import Columns, ColumnsDamaged
-from serving.gallery.store.damage import sound
-from serving.gallery.store.schema import FILE_NAME
+from serving.gallery.store.schema import FILE_NAME, sound
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Block, Reader, State
 

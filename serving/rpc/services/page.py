@@ -6,7 +6,7 @@ from protos import gallery_service_pb2 as pb
 from serving.engine.workers import check_time
 from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.item import Item
-from serving.gallery.metadata import MAX_METADATA_BYTES
+from serving.gallery.validation import MAX_METADATA_BYTES
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.wire import bytes_of, struct_of
 

@@ -18,7 +18,7 @@ from serving.engine.pipeline import Outcome, Pipeline
 from serving.engine.shelf import Shelf
 from serving.errors import CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.at_hand import NotAtHand
-from serving.gallery.unit import unit_rows
+from serving.gallery.validation import normalize_queries
 from serving.observability.call import Stages
 from serving.rpc.admission import Admission
 from serving.rpc.boundary import deadline_of
@@ -201,7 +201,9 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         given = [query.vector for query in queries if query.HasField("vector")]
         if len(given) == len(queries):  # one check of all takes a fraction of the time
             with suppress(InvalidArgument, ValueError):
-                return list(unit_rows(np.stack([vector_of(each) for each in given]), dimension=dimension))
+                return list(
+                    normalize_queries(np.stack([vector_of(each) for each in given]), dimension=dimension)
+                )
         return [
             embedded[i] if i in embedded else self._given_vector(gallery, dimension, query)
             for i, query in enumerate(queries)
@@ -212,7 +214,9 @@ class Retrieval(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         try:
             match query.WhichOneof("source"):
                 case "vector":
-                    rows: NDArray[np.float32] = unit_rows(vector_of(query.vector)[None], dimension=dimension)
+                    rows: NDArray[np.float32] = normalize_queries(
+                        vector_of(query.vector)[None], dimension=dimension
+                    )
                     return rows.reshape(dimension)
                 case "key":
                     return gallery.get([query.key])[0].vector
