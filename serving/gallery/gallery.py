@@ -143,6 +143,7 @@ class Gallery:
         """Return what the gallery is and how it stands."""
         with self._snapshots.open() as (snapshot, _):
             index, state, meta = snapshot.index, snapshot.state, self.meta
+            dead, newer_dead = snapshot.dead, snapshot.growing.dead
             facts = index.facts if index else Facts()
             previous = state.previous_name
             if previous in ("", self.name) or not (self.path.with_name(previous) / FILE_NAME).is_file():
@@ -153,9 +154,9 @@ class Gallery:
                 model_name=meta.model_name,
                 fingerprint=meta.fingerprint,
                 dimension=meta.dimension,
-                items=snapshot.count,
-                fresh=snapshot.fresh_count,
-                deleted=snapshot.dead_count,
+                items=int((~dead).sum()),
+                fresh=int((~newer_dead).sum()),
+                deleted=int(dead.sum()),
                 index_type=facts.type,
                 wanted_index=state.wanted_index,
                 recall=facts.recall,
@@ -217,7 +218,7 @@ class Gallery:
         keys = [] if exclude == () else check_keys(exclude)
         demanded = None if filter is None else check_filter(filter)
         with self._snapshots.open(at_once=at_once) as (snapshot, reader):
-            if demanded is not None and snapshot.count:
+            if demanded is not None and not snapshot.dead.all():
                 check_kinds(demanded, snapshot.kinds_of)
             found = snapshot.search(
                 queries,

@@ -245,17 +245,6 @@ def test_what_an_approximate_type_does_not_find_is_looked_for(asked: list[tuple[
     assert hits[:200] == loop(VECTORS[0], 200, list(range(COUNT)), -1.0, False)[:200]
 
 
-def test_approximate_types_are_asked_and_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_module, "_VISITED", 2)
-    shares = []
-    for type_ in TYPES[1:4]:
-        found = snapshot_of(type_, ALIVE).search(VECTORS[:100], 5, minimum_score=-1.0)
-        for query, hits in zip(VECTORS[:100], found, strict=True):
-            least = loop(query, 5, list(range(len(VECTORS))), -1.0, False)[4][1]
-            shares.append(np.mean([score >= least for _, score in hits[:5]]))
-    assert np.mean(shares) > 0.8
-
-
 MANUAL = RebuildPolicy(automatic=False)
 
 

@@ -61,20 +61,9 @@ class Snapshot:
         return self.sealed.index if self.sealed else None
 
     @property
-    def dead_count(self) -> int:
-        """The number of deleted or replaced vectors that are still held."""
-        sealed = int(np.count_nonzero(self.sealed.dead)) if self.sealed else 0
-        return sealed + int(np.count_nonzero(self.growing.dead))
-
-    @property
-    def fresh_count(self) -> int:
-        """The number of live items newer than the index."""
-        return int(np.count_nonzero(~self.growing.dead))
-
-    @property
-    def count(self) -> int:
-        """The number of live items."""
-        return self.fresh_count + (int(np.count_nonzero(~self.sealed.dead)) if self.sealed else 0)
+    def dead(self) -> Mask:
+        """Which of the items held are deleted or replaced, bool (n + f,)."""
+        return np.concatenate([self.sealed.dead, self.growing.dead]) if self.sealed else self.growing.dead
 
     def follows(self, state: State) -> bool:
         """Tell whether the store keeps all that has happened between this snapshot and a later state.
@@ -118,13 +107,8 @@ class Snapshot:
     ) -> list[list[tuple[int, float]]]:
         """Find, for each unit query (Q, d), every item that may be among its k best.
 
-        Args:
-            queries: float32 (Q, d).
-            k: How many items; with `by_label`, how many labels.
-            minimum_score: The least score.
-            excluded: The seqs of items that are passed over.
-            filter: What the items must fulfil, checked.
-            by_label: Whether only the best item of each label counts; those without one count each.
+        The seqs of `excluded` are passed over; `filter` is checked. With `by_label`, only the best item of each
+        label counts; those without one count each.
 
         Returns:
             For each query pairs (seq, score), best first: the k best, and everything that ties with the last
@@ -302,16 +286,12 @@ class SnapshotCache:
                 )
                 damaged = True
         # Without an index everything is read from the store, where what was removed is no more.
-        covered = state.covers_seq if sealed else 0
-        known = sealed.columns.label_names if sealed else TextTable.of([])
-        beginning = Snapshot(
-            replace(state, last_seq=covered, last_removal=state.covers_removal),
-            state.generation,
-            sealed,
-            GrowingSegment.empty(self._store.meta.dimension, known),
-            damaged,
+        covered = replace(
+            state, last_seq=state.covers_seq if sealed else 0, last_removal=state.covers_removal
         )
-        return beginning.advanced(state, reader)
+        known = sealed.columns.label_names if sealed else TextTable.of([])
+        growing = GrowingSegment.empty(self._store.meta.dimension, known)
+        return Snapshot(covered, state.generation, sealed, growing, damaged).advanced(state, reader)
 
     def _load_sealed(self, state: State, file: Path) -> SealedSegment:
         facts = Facts.from_json(state.index_facts)
