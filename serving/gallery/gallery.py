@@ -80,21 +80,11 @@ class Gallery:
         policy: RebuildPolicy | None = None,
         device: str = "cpu",
     ) -> Self:
-        """Make a new, empty gallery and open it; the folder appears complete or not at all.
+        """Make a new, empty gallery for vectors of a model and open it; AlreadyExists: there is something.
 
-        Args:
-            path: Its folder.
-            model_name: The model that its vectors come from.
-            fingerprint: That model's.
-            dimension: Of the vectors.
-            thumbnail_side: Longer side in pixels of the thumbnails stored with its items; 0: it keeps none.
-            index: The index that is built: "auto", "exact" or a FAISS factory string.
-            recall: The recall@10 that an index chosen by "auto" is to reach.
-            policy: When the index is made anew by itself.
-            device: Where it is searched: "cpu", or "cuda" for the first GPU.
-
-        Raises:
-            AlreadyExists: There is something at `path`.
+        The folder appears complete or not at all. `thumbnail_side` is the longer side in pixels of pictures
+        kept with items, 0: none. The index is "auto", which is to reach this recall@10, "exact" or a FAISS
+        factory string; `policy` tells when it is made anew. The device is "cpu", or "cuda" for the first GPU.
         """
         dimension = check_whole(dimension, "the dimension", least=1, most=MAX_DIMENSION)
         side = check_whole(thumbnail_side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
@@ -360,13 +350,10 @@ class Gallery:
         """Make the index anew from the store and publish it; searches go on meanwhile.
 
         Args:
-            index: The type wanted from now on: "auto", "exact" or a FAISS factory string.
+            index: The type wanted from now on, as `create` tells.
             recall: The recall at 10 wanted from now on.
             whole: Whether to build it anew even where adding what is newer would do.
             progress: Called with the stage, what is done of it and its total; what it raises ends the work.
-
-        Raises:
-            Overloaded: Another rebuild did not end, or the disk is full.
         """
         if index is not None:
             check_text(index, "type of the index", least=0, most=MAX_KEY_BYTES)

@@ -61,11 +61,7 @@ class ModelIdentity(Protocol):
 
 
 def check_model(gallery: str, meta: Meta, model: ModelIdentity) -> None:
-    """Accept the model a gallery was made with, and a file of lower precision made from it.
-
-    Raises:
-        ModelMismatch: It is another model; both are named.
-    """
+    """Accept the model a gallery was made with, and a file of lower precision made from it."""
     theirs = (model.fingerprint, model.fp32_fingerprint)
     if meta.fingerprint in theirs and meta.dimension == model.dimension:
         return

@@ -70,8 +70,6 @@ def names_change(folder: Path) -> Iterator[None]:
 
     Raises:
         Overloaded: Galleries were being opened all the time.
-        ReadOnly: The folder cannot be read.
-        Unavailable: The folder cannot be locked.
     """
     with ExitStack() as stack:
         try:

@@ -72,25 +72,15 @@ class TextTable:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Labels and metadata of n items in e entries and g groups; it never changes and is thread-safe.
+    """Labels and metadata of n items in e entries and g groups; it never changes and is thread-safe."""
 
-    Attributes:
-        values: float64 (e,), ascending within a group.
-        bounds: Where each group begins, and where the last one ends, int64 (g + 1,).
-        groups: Four times the field's place in `names`, plus the kind's in `_KINDS`, int64 (g,), ascending.
-        names: The fields.
-        label_names: All strings, the labels among them.
-        positions: Whose entries they are, int32 (e,).
-        label_codes: Where each item's label stands in `label_names`, int32 (n,); -1 where it is empty.
-    """
-
-    values: NDArray[np.float64]
-    bounds: NDArray[np.int64]
-    groups: NDArray[np.int64]
-    names: TextTable
-    label_names: TextTable
-    positions: NDArray[np.int32]
-    label_codes: NDArray[np.int32]
+    values: NDArray[np.float64]  # (e,), ascending within a group
+    bounds: NDArray[np.int64]  # (g + 1,): where each group begins, and where the last one ends
+    groups: NDArray[np.int64]  # (g,), ascending: 4 times the field's place in `names`, plus the kind's
+    names: TextTable  # of the fields
+    label_names: TextTable  # all strings, the labels among them
+    positions: NDArray[np.int32]  # (e,): whose entries they are
+    label_codes: NDArray[np.int32]  # (n,): where each item's label stands in `label_names`; -1: it is empty
     _masks: dict[str, Mask] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -108,19 +98,7 @@ class Columns:
     @staticmethod
     def joined(parts: Sequence["Columns"]) -> "Columns":
         """Return the columns of the items of all parts, one after the other."""
-        return _sorted(
-            [
-                _Entries(
-                    list(part.names),
-                    list(part.label_names),
-                    np.repeat(part.groups, np.diff(part.bounds)),
-                    part.values,
-                    part.positions,
-                    part.label_codes,
-                )
-                for part in parts
-            ]
-        )
+        return _sorted([part._entries() for part in parts])
 
     def save(self, path: Path) -> str:
         """Write a file that `load` maps, whole or not at all, on disk; returns its checksum."""
@@ -189,6 +167,11 @@ class Columns:
                 self._masks.clear()
             self._masks[key] = mask
         return mask
+
+    def _entries(self) -> "_Entries":
+        groups = np.repeat(self.groups, np.diff(self.bounds))
+        tables = list(self.names), list(self.label_names)
+        return _Entries(*tables, groups, self.values, self.positions, self.label_codes)
 
     def _evaluated(self, filter: Filter) -> Mask:
         """Return the mask of a filter in an array of its own."""

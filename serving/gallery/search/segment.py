@@ -119,25 +119,15 @@ def _is_enough(positions: NDArray[np.int64], labels: NDArray[np.int32] | None, k
 
 @dataclass(frozen=True, slots=True)
 class GrowingSegment:
-    """The f items newer than the index, in the order they were written; what is appended makes a new segment.
+    """The f items newer than the index, as they were written; what is appended makes a new segment."""
 
-    Attributes:
-        vectors: Unit vectors, float32 (f, d).
-        seqs: int64 (f,), ascending.
-        dead: Which of them are deleted or replaced, bool (f,).
-        labels: The number of each one's label, int64 (f,); -1 where it is empty.
-        known: The labels numbered by their place in the index's columns.
-        columns: What they hold, in parts of falling size, so that n appends sort O(n log n) entries in all.
-        numbers: Those labels and all others that were met; shared by all that are made of one another.
-    """
-
-    vectors: NDArray[np.float32]
-    seqs: NDArray[np.int64]
-    dead: Mask
-    labels: NDArray[np.int64]
-    known: TextTable
-    columns: tuple[Columns, ...] = ()
-    numbers: dict[str, int] = field(default_factory=dict)
+    vectors: NDArray[np.float32]  # (f, d), of unit norm
+    seqs: NDArray[np.int64]  # (f,), ascending
+    dead: Mask  # (f,): which are deleted or replaced
+    labels: NDArray[np.int64]  # (f,): the number of each one's label; -1: it is empty
+    known: TextTable  # the labels that are numbered by their place in the index's columns
+    columns: tuple[Columns, ...] = ()  # in parts of falling size, so that n appends sort O(n log n) entries
+    numbers: dict[str, int] = field(default_factory=dict)  # of all labels met; shared with those made of this
 
     @staticmethod
     def empty(dimension: int, known: TextTable) -> "GrowingSegment":

@@ -40,20 +40,13 @@ class Snapshot:
     """A state, ready to search; arrays are views that no later snapshot writes to.
 
     An item's place is its position in the sealed segment, or behind the n of that, in the growing one.
-
-    Attributes:
-        state: The state it stands for.
-        generation: The publication that `sealed` comes from; that of the state, or the one before.
-        sealed: What the published index covers, or None.
-        growing: The items newer than that.
-        damaged: The published files could not be read, and everything is in `growing`.
     """
 
     state: State
-    generation: int
-    sealed: SealedSegment | None
-    growing: GrowingSegment
-    damaged: bool = False
+    generation: int  # the publication that `sealed` comes from: that of the state, or the one before
+    sealed: SealedSegment | None  # what the published index covers
+    growing: GrowingSegment  # the f items newer than that
+    damaged: bool = False  # the published files could not be read, and everything is in `growing`
 
     @property
     def index(self) -> Index | None:
@@ -107,8 +100,8 @@ class Snapshot:
     ) -> list[list[tuple[int, float]]]:
         """Find, for each unit query (Q, d), every item that may be among its k best.
 
-        The seqs of `excluded` are passed over; `filter` is checked. With `by_label`, only the best item of each
-        label counts; those without one count each.
+        The seqs of `excluded` are passed over; `filter` is checked. With `by_label`, only the best item of
+        each label counts; those without one count each.
 
         Returns:
             For each query pairs (seq, score), best first: the k best, and everything that ties with the last

@@ -12,12 +12,10 @@ the gallery up to some `seq` and removal catches up by two range scans.
 """
 
 import json
-import secrets
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,13 +36,12 @@ __all__ = [
     "PUBLISHED",
     "SCHEMA",
     "UNREADABLE",
+    "Connection",
     "Meta",
     "altered",
     "damaged",
     "item_checksum",
     "item_of",
-    "metadata_of",
-    "new_meta",
     "publication_checksum",
     "read_meta",
     "record_of",
@@ -167,26 +164,17 @@ def sound(path: Path, what: str) -> Iterator[None]:
         raise unreadable(path, what, error) from error
 
 
-class _Connection(Protocol):
-    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any: ...
+class Connection(Protocol):
+    """What is used here of a connection of SQLite."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any:
+        """Carry out one statement."""
+
+    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Any:
+        """Carry out one statement for each of the parameters."""
 
 
-def new_meta(
-    *, model_name: str, fingerprint: str, dimension: int, thumbnail_side: int
-) -> dict[str, str | int]:
-    """Return what stands in the table meta of a new gallery."""
-    return {
-        "format_version": FORMAT_VERSION,
-        "id": secrets.token_hex(16),
-        "model_name": model_name,
-        "fingerprint": fingerprint,
-        "dimension": dimension,
-        "thumbnail_side": thumbnail_side,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def read_meta(connection: _Connection, path: Path) -> Meta:
+def read_meta(connection: Connection, path: Path) -> Meta:
     """Return what an open file is made for; BadArtifact: it is damaged, no gallery, or of another format."""
     with sound(path, "its table meta"):
         tables = connection.execute("SELECT name FROM sqlite_schema WHERE name = 'meta'").fetchall()
@@ -227,7 +215,10 @@ def item_of(record: Sequence[Any], path: Path, dimension: int) -> Item:
         row = vectors_of([vector], path, dimension)[0]
         if item_checksum(key, label, uri, metadata, vector) != checksum:
             raise altered(path, f"the item {key!r}")
-        return Item(key, row, label, uri, metadata_of(metadata), source=source_of(*source), version=seq)
+        held = json.loads(metadata)
+        if not isinstance(held, dict):
+            raise TypeError("its metadata is no JSON object")
+        return Item(key, row, label, uri, held, source=source_of(*source), version=seq)
 
 
 def item_checksum(key: str, label: str, uri: str, metadata: str, vector: bytes) -> int:
@@ -248,14 +239,6 @@ def source_of(origin: object, size: object, mtime_ns: object, digest: object) ->
         case str(), int(), int(), bytes():
             return Source(origin, size, mtime_ns, digest)
     raise TypeError("a column of its source is of another kind")
-
-
-def metadata_of(text: str) -> dict[str, Any]:
-    """Return the metadata of its JSON text; TypeError or ValueError: it is no object, or no JSON."""
-    found: dict[str, Any] = json.loads(text)
-    if not isinstance(found, dict):
-        raise TypeError("it is no JSON object")
-    return found
 
 
 def vectors_of(blobs: Sequence[bytes], path: Path, dimension: int) -> NDArray[np.float32]:

@@ -9,16 +9,18 @@ long as somebody who may write has the gallery open. On a file system that is it
 """
 
 import os
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from serving.errors import AlreadyExists, BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
 from serving.gallery.disk import TOO_MANY_OPEN, are_descriptors_out, disk_error, is_full
 from serving.gallery.lock import names_stay
-from serving.gallery.store.schema import DETACH, SCHEMA, damaged, new_meta, read_meta
+from serving.gallery.store.schema import DETACH, FORMAT_VERSION, SCHEMA, damaged, read_meta
 from serving.gallery.store.transaction import Reader, Writer
 
 __all__ = ["Replaced", "Store", "create_store", "refusal"]
@@ -55,9 +57,15 @@ def create_store(
     recall: float = 0.99,
 ) -> None:
     """Make a new, empty store in a file that does not exist yet, on disk when this returns."""
-    meta = new_meta(
-        model_name=model_name, fingerprint=fingerprint, dimension=dimension, thumbnail_side=thumbnail_side
-    )
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "id": secrets.token_hex(16),
+        "model_name": model_name,
+        "fingerprint": fingerprint,
+        "dimension": dimension,
+        "thumbnail_side": thumbnail_side,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             # Three rows of 512 floats a page; one of 4096 bytes would hold a single one.
@@ -162,7 +170,10 @@ class Store:
             with self._borrowed() as connection:
                 try:
                     connection.execute("VACUUM INTO ?", (str(path),))
-                    _detach(path)
+                    with closing(sqlite3.connect(path, isolation_level=None)) as copy:
+                        copy.execute("PRAGMA journal_mode=WAL")
+                        copy.execute("PRAGMA synchronous=FULL")
+                        copy.executescript(f"BEGIN; {DETACH} COMMIT")
                 except sqlite3.Error as error:
                     if _code(error) in _OF_COPY:
                         raise refusal(error, path) from error
@@ -332,11 +343,3 @@ def _gone(path: Path, error: OSError) -> NotFound | Unavailable:
     if isinstance(error, FileNotFoundError):
         return NotFound(f"the gallery file {path} is gone; it was dropped while it was open")
     return Unavailable(f"the gallery file {path} cannot be read ({error.strerror}); check the disk")
-
-
-def _detach(path: Path) -> None:
-    """Make of a copy a gallery of its own, which has no index, and was never switched to."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.executescript(f"BEGIN; {DETACH} COMMIT")
