@@ -132,7 +132,7 @@ class Gallery:
     def info(self) -> GalleryInfo:
         """Return what the gallery is and how it stands."""
         with self._snapshots.open() as (snapshot, _):
-            index, state, meta = snapshot.index, snapshot.state, self.meta
+            index, state, meta = snapshot.sealed.index, snapshot.state, self.meta
             dead, newer_dead = snapshot.dead, snapshot.growing.dead
             facts = index.facts if index else Facts()
             previous = state.previous_name

@@ -57,22 +57,22 @@ def published(type_: str) -> SealedSegment:
         index = Index(Path(folder) / "index", checksum=checksum, dimension=D, facts=Facts(type=type_))
         columns = Columns.of(LABELS[:COUNT], TEXTS[:COUNT])
         columns = Columns.load(Path(folder) / "columns", columns.save(Path(folder) / "columns"))
-        return SealedSegment(index, columns, np.zeros(COUNT, np.bool_))
+        return SealedSegment.of(index, columns)
 
 
 def snapshot_of(type_: str | None, dead: NDArray[np.bool_]) -> Snapshot:
     """Return a state with these items deleted; without a type all are in the fresh part."""
-    sealed = published(type_) if type_ else None
-    count = COUNT if sealed else 0
+    sealed = published(type_) if type_ else SealedSegment.empty(D)
+    count = len(sealed.dead)
     state = State(1, 1, "", "", count, 0, 0, "{}", "exact", 1.0, "", "", 0, 0)
     blocks = [
         Block(SEQS[part], VECTORS[part], LABELS[part], TEXTS[part])
         for part in (slice(count, count + 30), slice(count + 30, count + 31), slice(count + 31, None))
     ]
-    growing = GrowingSegment.empty(D, (sealed.columns if sealed else Columns.of([], [])).label_names)
+    growing = GrowingSegment.empty(D, sealed.columns.label_names)
     for block in blocks:
         growing = growing.advanced([block], SEQS[dead], Path("gallery"))
-    return Snapshot(state, 1, sealed and replace(sealed, dead=dead[:count]), growing)
+    return Snapshot(state, 1, replace(sealed, dead=dead[:count]), growing)
 
 
 EVERY = Columns.of(LABELS, TEXTS)  # tested against a loop of its own

@@ -34,24 +34,37 @@ _VISITED = 12  # allowed rows that cost as much to score as an approximate type 
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """The n items that the published index covers, and which of them are deleted or replaced, bool (n,).
+    """The n items that the published index covers; none where there is no index.
 
     Not every FAISS type can delete, nor take a list of what is allowed. So more are fetched than wanted and
     those that are not allowed are thrown out; or, where few are allowed, these are scored one by one.
     """
 
-    index: Index
+    index: Index | None
+    vectors: NDArray[np.float32]  # (n, d), of unit norm
+    seqs: NDArray[np.int64]  # (n,), ascending
+    dead: Mask  # (n,): which are deleted or replaced
     columns: Columns
-    dead: Mask
+
+    @staticmethod
+    def of(index: Index, columns: Columns) -> "SealedSegment":
+        """Return the segment of an index and its columns, all of it live."""
+        return SealedSegment(index, index.matrix, index.seqs, np.zeros(len(index), np.bool_), columns)
+
+    @staticmethod
+    def empty(dimension: int) -> "SealedSegment":
+        """Return the segment of no item."""
+        vectors, columns = np.empty((0, dimension), np.float32), Columns.of([], [])
+        return SealedSegment(None, vectors, np.empty(0, np.int64), np.zeros(0, np.bool_), columns)
 
     def without(self, removed: NDArray[np.int64]) -> "SealedSegment":
         """Return the segment with these seqs dead as well."""
-        return replace(self, dead=_marked(self.dead, self.index.seqs, removed))
+        return replace(self, dead=_marked(self.dead, self.seqs, removed))
 
     def barred(self, filter: Filter | None, excluded: NDArray[np.int64]) -> Mask:
         """Tell which items no answer may hold, bool (n,)."""
         barred = self.dead if filter is None else self.dead | ~self.columns.mask(filter)
-        return _marked(barred, self.index.seqs, excluded) if len(excluded) else barred
+        return _marked(barred, self.seqs, excluded) if len(excluded) else barred
 
     def nearest(self, queries: NDArray[np.float32], k: int, barred: Mask, *, by_label: bool) -> list[Near]:
         """Find candidates for the k best items that are not barred (n,), of each query (Q, d).
@@ -64,7 +77,7 @@ class SealedSegment:
         labels = self.columns.label_codes if by_label else None
         index, size = self.index, len(barred)
         allowed = size - int(np.count_nonzero(barred))
-        if not allowed:
+        if index is None or not allowed:
             return [(np.empty(0, np.float32), np.empty(0, np.int64), -np.inf)] * len(queries)
         # By chance more may be barred among those fetched than of all: two standard deviations.
         chance = 2 * math.sqrt(k * (size - allowed) / allowed)
@@ -99,7 +112,7 @@ class SealedSegment:
         own = None if labels is None else distinct(labels[allowed], allowed)
         step = max(1, _PRODUCTS // len(allowed))
         for start in range(0, len(queries), step):
-            for scores in product(queries[start : start + step], self.index.matrix, allowed):
+            for scores in product(queries[start : start + step], self.vectors, allowed):
                 best = np.flatnonzero(scores >= kth(scores, k, own) - 2 * SCORE_ERROR)
                 yield scores[best], allowed[best], -np.inf
 

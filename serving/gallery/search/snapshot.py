@@ -18,7 +18,7 @@ from serving.errors import Overloaded
 from serving.gallery.at_hand import NotAtHand
 from serving.gallery.index.index import SCORE_ERROR, Index
 from serving.gallery.index.kind import Facts, IndexDamaged
-from serving.gallery.search.columns import Columns, ColumnsDamaged, Mask, TextTable
+from serving.gallery.search.columns import Columns, ColumnsDamaged, Mask
 from serving.gallery.search.filter import LABEL, Filter
 from serving.gallery.search.ranking import distinct, exact_scores, kth, ranked
 from serving.gallery.search.segment import GrowingSegment, Near, SealedSegment
@@ -30,7 +30,6 @@ __all__ = ["Snapshot", "SnapshotCache"]
 _PATIENCE = 10.0  # seconds to wait for the index that another caller loads
 _PRODUCTS = 1 << 22  # entries of a matrix of scores made at once
 _NONE = -2.0  # below every cosine, above the score of an item that is not allowed
-_NOTHING: Near = (np.empty(0, np.float32), np.empty(0, np.int64), -np.inf)
 
 _log = logging.getLogger(__name__)
 
@@ -44,19 +43,14 @@ class Snapshot:
 
     state: State
     generation: int  # the publication that `sealed` comes from: that of the state, or the one before
-    sealed: SealedSegment | None  # what the published index covers
+    sealed: SealedSegment  # what the published index covers
     growing: GrowingSegment  # the f items newer than that
     damaged: bool = False  # the published files could not be read, and everything is in `growing`
 
     @property
-    def index(self) -> Index | None:
-        """The published index, or None."""
-        return self.sealed.index if self.sealed else None
-
-    @property
     def dead(self) -> Mask:
         """Which of the items held are deleted or replaced, bool (n + f,)."""
-        return np.concatenate([self.sealed.dead, self.growing.dead]) if self.sealed else self.growing.dead
+        return np.concatenate([self.sealed.dead, self.growing.dead])
 
     def follows(self, state: State) -> bool:
         """Tell whether the store keeps all that has happened between this snapshot and a later state.
@@ -72,7 +66,7 @@ class Snapshot:
         return replace(
             self,
             state=state,
-            sealed=self.sealed.without(removed) if self.sealed else None,
+            sealed=self.sealed.without(removed),
             growing=self.growing.advanced(newer, removed, reader.path),
         )
 
@@ -109,16 +103,14 @@ class Snapshot:
             it is the k best that the index finds; never fewer than there are.
         """
         seqs = np.array(sorted(excluded), np.int64)
-        barred = self.sealed.barred(filter, seqs) if self.sealed else np.zeros(0, np.bool_)
+        barred = self.sealed.barred(filter, seqs)
         newer_barred = self.growing.barred(filter, seqs)
         found = []
         step = max(1, _PRODUCTS // max(1, len(newer_barred), k))
         for start in range(0, len(queries), step):
             block = queries[start : start + step]
             newer = self.growing.scores(block, newer_barred)
-            near = [_NOTHING] * len(block)
-            if self.sealed:
-                near = self.sealed.nearest(block, k, barred, by_label=by_label)
+            near = self.sealed.nearest(block, k, barred, by_label=by_label)
             for query, candidates, scores in zip(block, near, newer, strict=True):
                 found.append(self._best(query, k, minimum_score, barred, candidates, scores, by_label))
         return found
@@ -135,7 +127,7 @@ class Snapshot:
     ) -> list[tuple[int, float]]:
         """Rank what is near in the sealed segment, and the growing items by their scores `newer` (f,)."""
         scores, places, floor = near
-        count, growing = len(barred), self.growing
+        sealed, growing, count = self.sealed, self.growing, len(barred)
         least = max(kth(scores, k, self._labels(places) if by_label else None), minimum, _NONE)
         if len(newer):
             passing = np.flatnonzero(newer >= least - SCORE_ERROR)
@@ -144,16 +136,12 @@ class Snapshot:
             least = max(kth(scores, k, self._labels(places) if by_label else None), least)
         least -= SCORE_ERROR
         places = places[scores >= least]
-        if floor > least and self.sealed:  # something that was not fetched may belong
-            others = self.sealed.index.within(query, least - SCORE_ERROR)
+        if floor > least and sealed.index:  # something that was not fetched may belong
+            others = sealed.index.within(query, least - SCORE_ERROR)
             places = np.union1d(places, others[~barred[others]])
-        rest = places[places >= count] - count
-        seqs, vectors = growing.seqs[rest], growing.vectors[rest]
-        if self.sealed:
-            main, index = places[places < count], self.sealed.index
-            seqs = np.concatenate([index.seqs[main], seqs])
-            vectors = np.concatenate([index.matrix[main], vectors])
-        exact = exact_scores(query, vectors)
+        main, rest = places[places < count], places[places >= count] - count
+        seqs = np.concatenate([sealed.seqs[main], growing.seqs[rest]])
+        exact = exact_scores(query, np.concatenate([sealed.vectors[main], growing.vectors[rest]]))
         order = ranked(exact, k, minimum, self._labels(places) if by_label else None)
         return list(zip(seqs[order].tolist(), exact[order].tolist(), strict=True))
 
@@ -162,17 +150,12 @@ class Snapshot:
 
         Places in the sealed segment come before those in the growing one.
         """
-        count = len(self.sealed.dead) if self.sealed else 0
-        labels = self.growing.labels[places[places >= count] - count]
-        if self.sealed:
-            main = self.sealed.columns.label_codes[places[places < count]]
-            labels = np.concatenate([main, labels])
-        return distinct(labels, places)
+        count = len(self.sealed.dead)
+        main = self.sealed.columns.label_codes[places[places < count]]
+        return distinct(np.concatenate([main, self.growing.labels[places[places >= count] - count]]), places)
 
-    def _columns(self) -> Iterator[Columns]:
-        if self.sealed:
-            yield self.sealed.columns
-        yield from self.growing.columns
+    def _columns(self) -> tuple[Columns, ...]:
+        return self.sealed.columns, *self.growing.columns
 
 
 class SnapshotCache:
@@ -264,7 +247,7 @@ class SnapshotCache:
 
     def _load(self, state: State, reader: Reader) -> Snapshot | None:
         """Return the snapshot of another generation, or None if a newer one was published meanwhile."""
-        sealed, damaged = None, False
+        sealed, damaged = SealedSegment.empty(self._store.meta.dimension), False
         if state.index_file:
             file = self._store.path.parent / state.index_file
             try:
@@ -279,11 +262,9 @@ class SnapshotCache:
                 )
                 damaged = True
         # Without an index everything is read from the store, where what was removed is no more.
-        covered = replace(
-            state, last_seq=state.covers_seq if sealed else 0, last_removal=state.covers_removal
-        )
-        known = sealed.columns.label_names if sealed else TextTable.of([])
-        growing = GrowingSegment.empty(self._store.meta.dimension, known)
+        last_seq = 0 if sealed.index is None else state.covers_seq
+        covered = replace(state, last_seq=last_seq, last_removal=state.covers_removal)
+        growing = GrowingSegment.empty(self._store.meta.dimension, sealed.columns.label_names)
         return Snapshot(covered, state.generation, sealed, growing, damaged).advanced(state, reader)
 
     def _load_sealed(self, state: State, file: Path) -> SealedSegment:
@@ -298,4 +279,4 @@ class SnapshotCache:
         columns = Columns.load(file.with_suffix(".columns"), facts.columns_checksum)
         if len(columns) != len(index):
             raise ColumnsDamaged(f"{file} has {len(index)} items and the columns beside it {len(columns)}")
-        return SealedSegment(index, columns, np.zeros(len(index), np.bool_))
+        return SealedSegment.of(index, columns)
