@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.svg import BLUE, GREEN, GREY, VERMILION, text, write_svg
+from benchmarks.svg import BLUE, GREEN, GREY, VERMILION, Markup, element, text, write_svg
 from training.method.assignment import assign, covering_radius, exact_histogram
-from training.report.markup import Markup, element
 
 __all__ = ["Cover", "cover", "main"]
 

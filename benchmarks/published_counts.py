@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from serving.catalog.catalog import read_listed
-from serving.catalog.listing import Listed
+from serving.catalog.published import Listed
 
 Counts = Mapping[str, tuple[int, int]]
 """Images and classes by split; the split of what is of no class is empty. The devkit's are by folder."""

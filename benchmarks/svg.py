@@ -1,14 +1,43 @@
 """What the figures of docs/figures/ share: an SVG that stands by itself, colours that all can tell."""
 
+import html
 from pathlib import Path
 
-from training.report.markup import Markup, element
-
-__all__ = ["BLUE", "GREEN", "GREY", "INK", "ORANGE", "VERMILION", "text", "write_svg"]
+__all__ = ["BLUE", "GREEN", "GREY", "INK", "ORANGE", "VERMILION", "Markup", "element", "text", "write_svg"]
 
 # of the palette of Okabe and Ito, which the colour-blind can tell apart
 BLUE, GREEN, ORANGE, VERMILION = "#0072b2", "#009e73", "#e69f00", "#d55e00"
 INK, GREY = "#222", "#8a8a8a"
+
+
+class Markup(str):
+    """Text that is XML already."""
+
+    __slots__ = ()
+
+
+def element(name: str, /, *children: str, **attributes: str | float | None) -> Markup:
+    """Make an element; text is escaped, `Markup` is taken as it is.
+
+    Args:
+        name: Its tag.
+        children: In order.
+        attributes: `fill_opacity` is `fill-opacity`; None is left out, numbers have two decimals at the most.
+    """
+    given = "".join(
+        f' {key.replace("_", "-")}="{_told(value)}"' for key, value in attributes.items() if value is not None
+    )
+    if not children:
+        return Markup(f"<{name}{given}/>")
+    return Markup(f"<{name}{given}>{''.join(map(_told, children))}</{name}>")
+
+
+def _told(value: str | float) -> str:
+    if isinstance(value, Markup):
+        return value
+    if isinstance(value, float):
+        value = f"{value:.2f}".rstrip("0").rstrip(".")
+    return html.escape(str(value))
 
 
 def text(

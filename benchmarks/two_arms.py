@@ -20,23 +20,22 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.svg import GREY, INK, text, write_svg
+from benchmarks.svg import GREY, INK, Markup, element, text, write_svg
 from serving.catalog.catalog import Row, select
 from serving.errors import BadSetting
 from training.data.partition import read_own
 from training.evaluation.fitted import fitted_figures
 from training.loop.run import load_run
-from training.report.findings import embed_split, find_assignments, measure
-from training.report.histograms import class_histograms
-from training.report.maps import MAP, SIDE, tiles
-from training.report.markup import Markup, element, percent
-from training.report.picture import thumbnails
+from training.report.figures import jpeg, map_colours, thumbnails
+from training.report.findings import class_histograms, embed_split, find_assignments, measure
 
 __all__ = ["Arm", "look", "main"]
 
 FIGURES = ("map_at_r", "recall_at_1", "map_c", "map_x", "halvings", "distinct")
 _PANEL, _LEFT, _GAP, _TOP, _HEAT = 430, 46, 26, 66, 300
 _LEVELS = 24
+_PICTURE, _SIDE = 160, 100.0
+"""Side of a picture, in pixels of its own and in a drawing before it is scaled."""
 _DARK = (8, 48, 107)
 """The colour of the largest share; none is white."""
 
@@ -83,7 +82,7 @@ def look(name: str, folder: Path, *, data: Path | None, halvings: int, images: i
     measured = measure(found)
     fitted = fitted_figures(
         torch.from_numpy(found.histograms),
-        found.embeddings,
+        torch.from_numpy(found.embeddings),
         found.labels,
         draws=halvings,
     )
@@ -97,8 +96,8 @@ def look(name: str, folder: Path, *, data: Path | None, halvings: int, images: i
         means=class_histograms(found.histograms, found.labels, len(found.classes)),
         classes=found.classes,
         mapped=mapped,
-        assignments=assignments.reshape(len(mapped), *run.embedder.grid),
-        pictures=thumbnails(mapped, run.recipe, side=MAP),
+        assignments=assignments,
+        pictures={key: jpeg(pixels) for key, pixels in thumbnails(mapped, run.recipe, side=_PICTURE).items()},
     )
 
 
@@ -116,15 +115,26 @@ def _arm(arm: Arm, left: float, largest: float) -> Iterator[Markup]:
     for i, (row, found) in enumerate(zip(arm.mapped, arm.assignments, strict=True)):
         x = left + i * (side + 8)
         anchor = f"image-{left:.0f}-{i}"  # shown twice, but held once: a data URI is long
-        image = element("image", id=anchor, href=arm.pictures.get(row.key), width=SIDE, height=SIDE)
-        frame = element("rect", width=SIDE, height=SIDE, fill="none", stroke="#bbb")
+        image = element("image", id=anchor, href=arm.pictures.get(row.key), width=_SIDE, height=_SIDE)
+        frame = element("rect", width=_SIDE, height=_SIDE, fill="none", stroke="#bbb")
         again = element("use", href=f"#{anchor}")
-        numbers = element("g", *tiles(found), font_size=6, text_anchor="middle", fill=INK)
-        scale = f"scale({side / SIDE:.4f})"
+        numbers = element("g", *_tiles(found), font_size=6, text_anchor="middle", fill=INK)
+        scale = f"scale({side / _SIDE:.4f})"
         yield element("g", image, frame, transform=f"translate({x:.2f} {top}) {scale}")
         yield element(
             "g", again, numbers, frame, transform=f"translate({x:.2f} {top + side + 8:.2f}) {scale}"
         )
+
+
+def _tiles(found: NDArray[np.uint8]) -> Iterator[Markup]:
+    """Colour the places of a map, (h, w), over a square, and number them where it is not too wide."""
+    tall, wide = _SIDE / found.shape[0], _SIDE / found.shape[1]
+    colours = map_colours(found)
+    for (y, x), prototype in np.ndenumerate(found):
+        fill = f"#{bytes(colours[y, x]).hex()}"
+        yield element("rect", x=x * wide, y=y * tall, width=wide, height=tall, fill=fill, fill_opacity=0.55)
+        if found.shape[1] <= 12:
+            yield element("text", str(prototype), x=(x + 0.5) * wide, y=(y + 0.5) * tall + 1.8)
 
 
 def _heat(means: NDArray[np.float64], left: float, largest: float) -> Iterator[Markup]:
@@ -162,7 +172,7 @@ def _scale(largest: float, left: float, top: float) -> Iterator[Markup]:
         )
     yield element("rect", x=left + 26, y=top, width=5 * (_LEVELS + 1), height=12, fill="none", stroke="#bbb")
     yield text("0", left + 18, top + 10, anchor="end")
-    yield text(percent(largest, 0), left + 34 + 5 * (_LEVELS + 1), top + 10)
+    yield text(f"{largest:.0%}", left + 34 + 5 * (_LEVELS + 1), top + 10)
 
 
 def draw(path: Path, arms: Sequence[Arm], *, credit: str) -> None:
@@ -186,8 +196,8 @@ def draw(path: Path, arms: Sequence[Arm], *, credit: str) -> None:
     if credit:
         parts.append(text(credit, _LEFT, bottom + 10, size=11, fill=GREY))
     label = " ".join(
-        f"{arm.name}: MAP@R {percent(arm.figures['map_at_r'], 1)}, MAP_c {percent(arm.figures['map_c'], 1)},"
-        f" MAP_x {percent(arm.figures['map_x'], 1)}."
+        f"{arm.name}: MAP@R {arm.figures['map_at_r']:.1%}, MAP_c {arm.figures['map_c']:.1%},"
+        f" MAP_x {arm.figures['map_x']:.1%}."
         for arm in arms
     )
     told = f"Mean histograms of {len(arms[0].classes)} unseen classes over prototypes. {label}"

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from serving.client.async_client import AsyncClient
-from serving.client.client import Hit
+from serving.client import AsyncClient, Hit
 from serving.errors import BadImage, DeadlineExceeded, Overloaded, Unavailable
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from serving.client.client import Client, Hit
+from serving.client import Client
 from serving.errors import CrossbatchError, InvalidArgument, Unauthenticated
 from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
@@ -18,7 +18,6 @@ from serving.variables import variable_of
 
 __all__ = ["Settings", "remark", "render", "run"]
 
-_ONLY_INPUT = "input 0: "
 _VARIABLE = variable_of("search", "api_key")
 _NO_KEY = (
     f"The server wants an API key, and none was given; put it into the variable {_VARIABLE} (or give "
@@ -28,7 +27,7 @@ _WRONG_KEY = (
     f"The server does not know the API key that {_VARIABLE} or --api-key gives, or it was revoked; "
     "`crossbatch keys` lists and makes them where the server is."
 )
-RETRIES = 4  # less than a second: a person is told soon that no server is there
+RETRIES = 2  # less than a second: a person is told soon that no server is there
 
 
 class Settings(BaseModel):
@@ -100,17 +99,13 @@ class Settings(BaseModel):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Ask the server.
-
-    Returns:
-        The photo or the key that was searched for and its hits, nearest first.
-
-    Raises:
-        BadImage: if the photo cannot be read.
-        CrossbatchError: if the server is not there or refuses.
-    """
+    """Ask the server: gives what was searched for and its hits, nearest first."""
     photo, key = settings.photo, settings.key
-    with _in_words_of_the_command(settings), _client(settings) as client:
+    same = ("tls", "ca", "certificate", "private_key", "insecure", "timeout")
+    options = {name: getattr(settings, name) for name in same}
+    if settings.api_key is not None:
+        options["api_key"] = settings.api_key.get_secret_value()
+    with _in_words_of_the_command(settings), Client(settings.address, retries=RETRIES, **options) as client:
         (hits,) = client.search(
             settings.gallery,
             images=None if photo is None else [photo],
@@ -128,17 +123,23 @@ def run(settings: Settings) -> dict[str, Any]:
         "gallery": settings.gallery,
         "filter": settings.filter,
         "show": list(settings.show),
-        "hits": [_told(rank, hit) for rank, hit in enumerate(hits, start=1)],
+        "hits": [
+            {
+                "rank": rank,
+                "score": round(hit.score, 6),
+                "label": hit.label,
+                "key": hit.key,
+                "version": hit.version,
+                "uri": hit.uri,
+                "metadata": dict(hit.metadata),
+            }
+            for rank, hit in enumerate(hits, start=1)
+        ],
     }
 
 
 def render(result: dict[str, Any]) -> str:
-    """Lay the hits out in a table.
-
-    Returns:
-        A head and one line a hit: rank, score, label, the metadata that is to be shown, key, and the URI
-        where it says more than the key.
-    """
+    """Lay the hits out in a table: rank, score, label, what is to be shown, key, and URI if it says more."""
     if not result["hits"]:
         passing = " that passes the filter" if result["filter"] else ""
         sought = result["photo"] or result["key"]
@@ -156,7 +157,13 @@ def render(result: dict[str, Any]) -> str:
         for hit in result["hits"]
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(_line(row, widths) for row in rows)
+    signs = (">", ">", *"<" * (len(widths) - 2))  # the two numbers go to the right
+    return "\n".join(
+        "  ".join(
+            f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    )
 
 
 def remark(result: dict[str, Any]) -> str | None:
@@ -178,53 +185,17 @@ def _in_words_of_the_command(settings: Settings) -> Iterator[None]:
     except Unauthenticated as error:
         raise error.saying(_WRONG_KEY if settings.api_key else _NO_KEY) from error
     except CrossbatchError as error:
-        photo = settings.photo
         names = "|".join(Settings.model_fields)
-        text = re.sub(rf"\b({names})=(?:True\b|\.\.\.|(?=['\"]))", _flag, str(error))
-        if text.startswith(_ONLY_INPUT):
-            named = "" if photo is None else f"{photo}: "
-            text = named + text.removeprefix(_ONLY_INPUT)
-        error.args = (text, *error.args[1:])
+        text = re.sub(rf"\b({names})=(True\b|\.\.\.|(?=['\"]))", _flag, str(error))
+        only = f"{settings.photo}: " if settings.photo else ""
+        error.args = (re.sub("^input 0: ", lambda _: only, text), *error.args[1:])
         raise
 
 
 def _flag(found: re.Match[str]) -> str:
-    return f"--{found[1].replace('_', '-')}{'' if found[0][-1] != '=' else ' '}"
-
-
-def _client(settings: Settings) -> Client:
-    return Client(
-        settings.address,
-        timeout=settings.timeout,
-        retries=RETRIES,
-        api_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
-        tls=settings.tls,
-        ca=settings.ca,
-        certificate=settings.certificate,
-        private_key=settings.private_key,
-        insecure=settings.insecure,
-    )
-
-
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    """Lay out a row: the two numbers before it to the right, all but the last column padded."""
-    numbers = [f"{cell:>{width}}" for cell, width in zip(row[:2], widths[:2], strict=True)]
-    words = [f"{cell:<{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
-    return "  ".join([*numbers, *words]).rstrip()
+    return f"--{found[1].replace('_', '-')}{'' if found[2] else ' '}"
 
 
 def _worded(value: Any) -> str:
     """Write a value of the metadata as one would say it, on one line."""
     return " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).split())
-
-
-def _told(rank: int, hit: Hit) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "score": round(hit.score, 6),
-        "label": hit.label,
-        "key": hit.key,
-        "version": hit.version,
-        "uri": hit.uri,
-        "metadata": dict(hit.metadata),
-    }

@@ -17,7 +17,7 @@ from benchmarks.driving.served import Failed
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
 from serving.gallery.index.index import Index
-from serving.gallery.index.kind import Facts
+from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
 from serving.model.spec import ModelSpec
@@ -66,7 +66,7 @@ def bare(galleries: Path) -> Index:
             state = reader.state()
     finally:
         store.close()
-    file, facts = galleries / GALLERY / state.index_file, Facts.from_json(state.index_facts)
+    file, facts = galleries / GALLERY / state.index_file, IndexMetadata.from_json(state.index_facts)
     return Index(file, checksum=state.index_checksum, dimension=store.meta.dimension, facts=facts)
 
 

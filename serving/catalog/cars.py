@@ -8,16 +8,19 @@ Classes 1 to 98 train and 99 to 196 test. Which of its folders an image lies in 
 split of classification, in which every class is on both sides.
 """
 
+import importlib.util
+import json
 import os
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from serving.catalog.listing import Listed, check, locate, published_number
-from serving.catalog.matlab import read_arrays
-from serving.catalog.rows import Catalog
-from serving.errors import BadData
+from serving.catalog.published import Listed, check, published_number
+from serving.errors import BadData, BadSetting
 
-__all__ = ["find", "parse", "read"]
+__all__ = ["find_cars", "parse_cars"]
 
 _CLASSES: Final = 196
 _TRAIN: Final = 98
@@ -25,45 +28,51 @@ _ANNOTATIONS: Final = "cars_annos.mat"
 _TRAIN_LIST: Final = "cars_train_annos.mat"
 _TEST_LISTS: Final = ("cars_test_annos_withlabels.mat", "cars_test_annos.mat")
 _META: Final = "cars_meta.mat"
+_MOST_BYTES: Final = 1 << 26  # of a file; the published ones have less than 1 MiB
+_SECONDS: Final = 60
+# SciPy's reader can end the whole process, or ask for any amount of memory, on a file of which one byte is
+# damaged. So it runs in a process of its own, which may take 4 GiB, and tells a line of each file.
+_LOAD: Final = """
+import contextlib, json, resource, sys
+from scipy.io import loadmat
+with contextlib.suppress(ValueError):
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 32, resource.getrlimit(resource.RLIMIT_AS)[1]))
+for path in sys.argv[1:]:
+    found = loadmat(path, variable_names=["annotations", "class_names"], simplify_cells=True)
+    print(json.dumps(found, default=lambda it: it.tolist() if hasattr(it, "tolist") else str(it)), flush=True)
+"""
 
 
-def find(root: Path) -> Path | None:
+def find_cars(root: Path) -> Path | None:
     """Return `root` if annotations of either layout are in it or in its folder devkit."""
     names = (_ANNOTATIONS, _TRAIN_LIST, *_TEST_LISTS)
     return root if any(_file(root, name) for name in names) else None
 
 
-def parse(folder: Path) -> list[Listed]:
+def parse_cars(folder: Path) -> list[Listed]:
     """Return the images that the annotations name; the disk is not asked for them.
 
     Images of the test folder are of no class where only `cars_test_annos.mat` is there, which names none.
 
     Raises:
         BadData: The annotations do not hold.
+        BadSetting: SciPy is not installed.
     """
     whole, train = _file(folder, _ANNOTATIONS), _file(folder, _TRAIN_LIST)
     if whole is not None and (train is None or os.path.isdir(folder / "car_ims")):
-        content = read_arrays(whole, ("annotations", "class_names"))
+        (content,) = _read_arrays(whole)
         return check(_listed(whole, content, "relative_im_path", "", _names(whole, content)), whole)
     meta, test = _file(folder, _META), _file(folder, *_TEST_LISTS)
     if train is None or test is None:
         wanted = _TRAIN_LIST if train is None else _TEST_LISTS[1]
         raise BadData(f"{folder} holds neither {_ANNOTATIONS} nor devkit/{wanted}; take the published files")
-    names = _names(meta, read_arrays(meta, ("class_names",))) if meta is not None else {}
+    of_train, of_test, *of_meta = _read_arrays(train, test, *([meta] if meta else []))
+    names = _names(meta, of_meta[0]) if meta else {}
     listed = [
-        *_listed(train, read_arrays(train, ("annotations",)), "fname", "cars_train/", names),
-        *_listed(test, read_arrays(test, ("annotations",)), "fname", "cars_test/", names),
+        *_listed(train, of_train, "fname", "cars_train/", names),
+        *_listed(test, of_test, "fname", "cars_test/", names),
     ]
     return check(listed, train.parent)
-
-
-def read(folder: Path) -> Catalog:
-    """Return a row for each listed image that is there; `folder` is the data set's.
-
-    Raises:
-        BadData: The annotations do not hold, or none of their images is there.
-    """
-    return locate(folder, "cars", parse(folder))
 
 
 def _file(folder: Path, *names: str) -> Path | None:
@@ -72,27 +81,50 @@ def _file(folder: Path, *names: str) -> Path | None:
     return next((place for place in places if os.path.isfile(place)), None)
 
 
+def _read_arrays(*paths: Path) -> list[dict[str, Any]]:
+    """Read .mat files: cells as lists, structs as dicts, an array of one as its value."""
+    if importlib.util.find_spec("scipy") is None:
+        raise BadSetting(
+            "SciPy is not installed, which the format cars needs; install scipy, or crossbatch[train]"
+        )
+    for path in paths:
+        if os.path.getsize(path) > _MOST_BYTES:
+            raise BadData(f"{path} is larger than {_MOST_BYTES >> 20} MiB; take the published file")
+    command = [sys.executable, "-P", "-c", _LOAD, *map(os.fspath, paths)]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # each thread of its own would take memory
+    told = errors = b""
+    with suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False, env=environment)
+        told, errors = done.stdout, done.stderr
+    found = [json.loads(line) for line in told.splitlines()]
+    if len(found) < len(paths):
+        damaged = "of version 7.3" if b"matlab v7.3" in errors else "damaged or no .mat file"
+        raise BadData(f"{paths[len(found)]} is {damaged}, and cannot be read; take the published file")
+    return found
+
+
 def _listed(
     path: Path, content: dict[str, Any], image: str, below: str, names: dict[int, str]
 ) -> list[Listed]:
     """Return the images of one file; `image` is the field with their paths, which lie `below` a folder."""
-    annotations = content["annotations"]
-    fields = annotations[0] if annotations and isinstance(annotations[0], dict) else ()
-    if image not in fields:
-        raise BadData(
-            f"the annotations of {path} have no field {image!r} but {', '.join(fields) or 'none at all'};"
-            " take the published file"
-        )
-    paths = [_text(annotation[image]) for annotation in annotations]
-    if "class" not in fields and image == "fname" and path.name == _TEST_LISTS[1]:
-        return [Listed(below + each, "", "") for each in paths]
-    if "class" not in fields:
-        raise BadData(f"the annotations of {path} have no field 'class'; take the published file")
+    annotations = content.get("annotations", [])
+    annotations = [annotations] if isinstance(annotations, dict) else annotations  # an array of one
+    is_struct = isinstance(annotations, list) and annotations and isinstance(annotations[0], dict)
+    fields = annotations[0] if is_struct else {}
+    has_labels = "class" in fields or path.name != _TEST_LISTS[1]
+    for name in (image, "class") if has_labels else (image,):
+        if name not in fields:
+            raise BadData(
+                f"the annotations of {path} have no field {name!r} but {', '.join(fields) or 'none at all'};"
+                " take the published file"
+            )
     listed = []
-    for number, (each, annotation) in enumerate(zip(paths, annotations, strict=True), 1):
-        value = published_number(_text(annotation["class"]), _CLASSES, f"annotation {number} of {path}")
-        label = names.get(value, f"{value:03d}")
-        listed.append(Listed(below + each, label, "train" if value <= _TRAIN else "test"))
+    for number, each in enumerate(annotations, 1):
+        label, split = "", ""
+        if has_labels:
+            value = published_number(_text(each["class"]), _CLASSES, f"annotation {number} of {path}")
+            label, split = names.get(value, f"{value:03d}"), "train" if value <= _TRAIN else "test"
+        listed.append(Listed(below + _text(each[image]), label, split))
     return listed
 
 
@@ -101,16 +133,15 @@ def _names(path: Path, content: dict[str, Any]) -> dict[int, str]:
 
     A slash in a name (Ram C/V Cargo Van) becomes a dash: in a label it would part a folder from a class.
     """
-    names = [_text(value) for value in content["class_names"]]
-    if len(names) != _CLASSES or not all(names):
-        raise BadData(
-            f"{path} has {sum(map(bool, names))} class names and not {_CLASSES}; take the published file"
-        )
+    found = content.get("class_names", [])
+    names = [name for name in found if isinstance(name, str) and name]
+    if len(names) != _CLASSES:
+        raise BadData(f"{path} has {len(names)} class names and not {_CLASSES}; take the published file")
     return {number: f"{number:03d}.{name.replace('/', '-')}" for number, name in enumerate(names, 1)}
 
 
 def _text(value: object) -> str:
-    """Return the one value of an array as text, a whole number in digits; nothing where there is no such."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], int | float):
-        return str(int(value[0])) if value[0] == value[0] // 1 else str(value[0])
-    return value if isinstance(value, str) else ""
+    """Return a text or a number as text, a whole number in digits; nothing where it is neither."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, str | int | float) else ""

@@ -1,67 +1,56 @@
 """A data set on disk as rows (key, image, label, split); images are found here and decoded elsewhere.
 
-Each format has a file here; `auto` finds out which it is. Published lists and tables are
-known by their names and first lines; without any it is `cifar10`, where folders say so, or `folder`.
+Each format has a reader beside this file; `auto` finds out which it is. Published lists and tables are known
+by their names and first lines; without any it is `cifar10`, where folders say so, or `folder`.
 
 An image of no class can be indexed, and neither trains nor tests. `docs/catalogues.md` tells it all.
 """
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
-from typing import Final, Literal, Protocol, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
-from serving.catalog import cars, cifar10, csv_table, cub, folder, inshop, parquet, sop, webdataset
-from serving.catalog.listing import Listed
+from serving.catalog import folder, parquet, published, webdataset
+from serving.catalog.cars import find_cars, parse_cars
+from serving.catalog.published import Listed
 from serving.catalog.rows import Catalog, Row
 from serving.catalog.split import Split, SplitRule, select, select_missing
-from serving.catalog.table import find_table
-from serving.catalog.tree import SUFFIXES, grow
-from serving.catalog.walk import is_visible, walk
+from serving.catalog.table import find_table, read_table
+from serving.catalog.walk import SUFFIXES, is_visible, walk
 from serving.errors import BadData, BadSetting
 
 __all__ = [
-    "FORMATS",
-    "SUFFIXES",
-    "Catalog",
-    "Format",
-    "Layout",
-    "Row",
-    "Split",
-    "SplitRule",
-    "read",
-    "read_listed",
-    "select",
-    "select_missing",
-]
+    "FORMATS", "SUFFIXES", "Catalog", "Format", "Layout", "Row", "Split", "SplitRule", "read", "read_listed",
+    "select", "select_missing",
+]  # fmt: skip
 
 Layout = Literal["folder", "csv", "cifar10", "cub", "cars", "sop", "inshop", "webdataset", "parquet"]
 Format = Literal["auto", Layout]
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
 
-class _Lists(Protocol):
-    """What a layout with published lists offers."""
+class _Lists(NamedTuple):
+    """A layout with published lists."""
 
-    def find(self, root: Path) -> Path | None: ...
-
-    def parse(self, folder: Path) -> list[Listed]: ...
-
-    def read(self, folder: Path) -> Catalog: ...
-
-
-class _Packed(Protocol):
-    """What a layout of files that hold many images offers."""
-
-    @property
-    def ENDINGS(self) -> tuple[str, ...]: ...  # noqa: N802  # a constant of the module
-
-    def read(self, root: Path, only: Path | None) -> Catalog: ...
+    find: Callable[[Path], Path | None]
+    parse: Callable[[Path], list[Listed]]
+    folders: tuple[str, ...] = ("",)
+    """Where the images may lie, from the folder that `find` gives."""
 
 
-_PUBLISHED: Final[Mapping[str, _Lists]] = {"cub": cub, "cars": cars, "sop": sop, "inshop": inshop}
-_PACKED: Final[Mapping[str, _Packed]] = {"webdataset": webdataset, "parquet": parquet}
+_PUBLISHED: Final[Mapping[str, _Lists]] = {
+    "cub": _Lists(published.find_cub, published.parse_cub, ("images",)),
+    "cars": _Lists(find_cars, parse_cars),
+    "sop": _Lists(published.find_sop, published.parse_sop),
+    "inshop": _Lists(published.find_inshop, published.parse_inshop, ("", "Img")),
+}
+_PACKED: Final[Mapping[str, Callable[[Path, Path | None], Catalog]]] = {
+    "webdataset": webdataset.read,
+    "parquet": parquet.read,
+}
+_ENDINGS: Final = {"csv": (".csv",), "webdataset": webdataset.ENDINGS, "parquet": parquet.ENDINGS}
 
 
 def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Catalog:
@@ -75,16 +64,17 @@ def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Cata
     Raises:
         BadData: No such folder, not readable, no image in it, a table or list that does not hold, or several
             formats that fit.
-        BadSetting: `format` is not one of `FORMATS`, or not that of the file.
+        BadSetting: `format` is not one of `FORMATS`, or not that of the file, or needs a library that is not
+            installed.
     """
     if format not in FORMATS:
         raise BadSetting(f"the format {format!r} is not known; give one of {', '.join(FORMATS)}")
-    root = Path(os.path.abspath(os.fspath(root)))
-    if (ours := _format_of(root)) and root.is_file():
+    root = Path(os.path.abspath(root))
+    if _format_of(root) and root.is_file():
         root, table = root.parent, root if table is None else table
     _check_folder(root)
     if table is not None:
-        table = Path(os.path.abspath(os.fspath(table)))
+        table = Path(os.path.abspath(table))
         ours = _format_of(table) or "csv"
         if format not in ("auto", ours):
             raise BadSetting(f"{table} is of the format {ours} and not {format!r}; give that format, or auto")
@@ -94,23 +84,18 @@ def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Cata
     elif format == "csv":
         table = find_table(root, required=True)
     if format == "csv" and table is not None:
-        return csv_table.read(root, table)
+        return read_table(root, table)
     if format in _PACKED:
-        return _PACKED[format].read(root, table)
+        return _PACKED[format](root, table)
     if format in _PUBLISHED:
-        return _PUBLISHED[format].read(_PUBLISHED[format].find(root) or root)
-    tree = grow(root)
-    if format == "cifar10" or (format == "auto" and cifar10.fits(tree)):
-        return cifar10.read(tree)
-    return folder.read(tree)
+        lists = _PUBLISHED[format]
+        home = lists.find(root) or root
+        return published.locate(home, format, lists.parse(home), lists.folders)
+    return folder.read(root, format)
 
 
 def read_listed(root: Path, format: str) -> list[Listed]:
     """Return what the published lists at `root` name, whether the images are there or not.
-
-    Args:
-        root: The folder.
-        format: One of the formats that have published lists.
 
     Raises:
         BadData: The lists are not there or do not hold.
@@ -118,20 +103,18 @@ def read_listed(root: Path, format: str) -> list[Listed]:
     """
     if format not in _PUBLISHED:
         raise BadSetting(f"the format {format!r} has no published lists; give one of {', '.join(_PUBLISHED)}")
-    return _PUBLISHED[format].parse(_PUBLISHED[format].find(root) or root)
+    lists = _PUBLISHED[format]
+    return lists.parse(lists.find(root) or root)
 
 
 def _find_format(root: Path) -> tuple[str, Path | None]:
-    """Return the one format that the lists or packed files in a folder are of, else `auto`; and its table.
-
-    Raises:
-        BadData: Several formats fit.
-    """
+    """Return the one format that the lists or packed files in a folder are of, else `auto`; and its table."""
     table = find_table(root, required=False)
     homes = {name: home for name, lists in _PUBLISHED.items() if (home := lists.find(root)) is not None}
     fitting = [*homes, *(["csv"] if table else [])]
     # Lists in a folder within speak for all of `root` only where no other folder is beside it.
-    if any(home != root for home in homes.values()) and _folders(root) > 1:
+    within = any(home != root for home in homes.values())
+    if within and sum(is_visible(name) and (root / name).is_dir() for name in os.listdir(root)) > 1:
         fitting.append("folder")
     fitting = fitting or _packed_formats(root)
     if len(fitting) > 1:
@@ -143,41 +126,26 @@ def _find_format(root: Path) -> tuple[str, Path | None]:
 
 
 def _packed_formats(root: Path) -> list[str]:
-    """Return the formats of the packed files in a folder; none where it holds an image that is not packed.
-
-    Raises:
-        BadData: A folder cannot be read.
-    """
-    found = set[str]()
-    for path, kind in walk(root, SUFFIXES):
-        if kind == "file" and path.suffix.lower() in SUFFIXES:
-            return []
-        if kind == "file":
-            found.add(_format_of(path))
-    return sorted(found & _PACKED.keys())
+    """Return the formats of the packed files in a folder; none where it holds an image that is not packed."""
+    files = [path for path, kind in walk(root) if kind == "file"]
+    if any(path.suffix.lower() in SUFFIXES for path in files):
+        return []
+    return sorted({_format_of(path) for path in files} & _PACKED.keys())
 
 
 def _format_of(path: PurePath) -> str:
     """Return the format of a file that holds or names many images, by its name; empty for another file."""
     name = path.name.lower()
-    packed = (format for format, layout in _PACKED.items() if name.endswith(layout.ENDINGS))
-    return "csv" if name.endswith(".csv") else next(packed, "")
-
-
-def _folders(root: Path) -> int:
-    return sum(is_visible(name) and os.path.isdir(os.path.join(root, name)) for name in os.listdir(root))
+    return next((format for format, endings in _ENDINGS.items() if name.endswith(endings)), "")
 
 
 def _check_folder(root: Path) -> None:
     try:
         mode = root.stat().st_mode
     except (OSError, ValueError) as error:
-        raise BadData(f"the data folder {root} cannot be read: {_reason(error)}") from error
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise BadData(f"the data folder {root} cannot be read: {reason}") from error
     if not stat.S_ISDIR(mode):
         raise BadData(
             f"{root} is a file; give the folder that holds the images, or a .csv, .tar or .parquet file"
         )
-
-
-def _reason(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or str(error)).lower()

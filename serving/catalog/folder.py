@@ -1,11 +1,109 @@
-"""The format `folder`: a class is a folder, nested as deep as one likes; the label is the folder's path."""
+"""The formats `folder` and `cifar10`: images in class folders, with or without split folders above them.
 
-from serving.catalog.rows import Catalog
-from serving.catalog.tree import Tree, tree_catalog
+In `folder` a class is a folder, nested as deep as one likes; the label is the folder's path. In `cifar10`
+class folders lie below split folders, `train/<class>/x.jpg` and `test/<class>/x.jpg`, and a class is the
+same in all of them, so that no copy of it is taken for another class.
+"""
+
+import os
+from collections.abc import Sequence, Set
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from serving.catalog.picture import File
+from serving.catalog.rows import SPLITS, Catalog, Row, make_catalog, path_text
+from serving.catalog.walk import SUFFIXES, walk
+from serving.errors import BadData
 
 __all__ = ["read"]
 
+_WRAPPERS: Final = frozenset(
+    ("data", "dataset", "image", "images", "img", "imgs", "jpg", "photos", "pictures")
+)
 
-def read(tree: Tree) -> Catalog:
-    """Return a row for each image, its folder as its label."""
-    return tree_catalog(tree, "folder", lambda folder: (folder, ""))
+
+def read(root: Path, format: str = "auto") -> Catalog:
+    """Return a row for each image below a folder: as `folder`, `cifar10`, or `auto`, whichever it is."""
+    found = list(walk(root))
+    named = [(path, kind) for path, kind in found if path.suffix.lower() in SUFFIXES]
+    images = [path for path, kind in named if kind == "file"]
+    dangling = [path for path, kind in named if kind == "dangling"]
+    if not images:
+        others = sum(kind != "empty folder" for _, kind in found) - len(dangling)
+        raise BadData(
+            f"{root} holds no image: looked below it for {', '.join(sorted(SUFFIXES))} and found "
+            f"{others} other files and {len(dangling)} links to nothing"
+        )
+    wrapper = _wrapper(images)
+    folders = {path: _below(path.parent, wrapper) for path in (*images, *dangling)}
+    classes = {folders[path] for path in images if folders[path].parts}
+    has_splits = format != "folder" and _has_splits(classes)
+    if has_splits or format == "cifar10":
+        _check_splits(root, classes, has_splits)
+
+    def row(path: PurePosixPath) -> Row:
+        folder, split = folders[path], ""
+        if has_splits and folder.parts:
+            folder, split = PurePosixPath(*folder.parts[1:]), SPLITS[folder.parts[0].lower()]
+        key = path_text(os.path.relpath(path, wrapper))
+        return Row(key, File(root / path), path_text(folder) if folder.parts else "", split)
+
+    empty = [_below(path, wrapper) for path, kind in found if kind == "empty folder"]
+    return make_catalog(
+        root / wrapper,
+        "cifar10" if has_splits else "folder",
+        [row(path) for path in images],
+        empty=[path_text(path) for path in empty if path.parts],
+        absent=[row(path) for path in dangling],
+    )
+
+
+def _wrapper(images: Sequence[PurePosixPath]) -> PurePosixPath:
+    """Return the folder that wraps every class folder and says nothing about any, such as CUB's `images`.
+
+    Images beside it are passed over.
+    """
+    folders = {path.parent.parts for path in images}
+    depth = 0
+    while len(tops := {parts[depth] for parts in folders if len(parts) > depth}) == 1:
+        if (top := tops.pop()).lower() not in _WRAPPERS:
+            break
+        depth += 1
+        folders = {parts for parts in folders if parts[depth - 1 : depth] == (top,)}
+    return PurePosixPath(*next(iter(folders))[:depth])
+
+
+def _below(folder: PurePosixPath, wrapper: PurePosixPath) -> PurePosixPath:
+    """Return a folder's path below the wrapper; what lies beside that is of no class, as if it lay in it."""
+    return folder.relative_to(wrapper) if folder.is_relative_to(wrapper) else PurePosixPath()
+
+
+def _has_splits(classes: Set[PurePosixPath]) -> bool:
+    """Tell whether there are two split folders or more, and class folders in one at least.
+
+    One alone may be a class of vehicles; class folders beside several fit, and are refused later.
+    """
+    tops = {each.parts[0].lower() for each in classes}
+    deep = {each.parts[0].lower() for each in classes if len(each.parts) > 1}
+    return len(tops & SPLITS.keys()) > 1 and bool(deep & SPLITS.keys())
+
+
+def _check_splits(root: Path, classes: Set[PurePosixPath], has_splits: bool) -> None:
+    """Refuse images that lie in no split folder, or in folders beside those."""
+    tops = sorted({each.parts[0] for each in classes})
+    others = [top for top in tops if top.lower() not in SPLITS]
+    if not has_splits:
+        raise BadData(
+            f"{root} is not laid out as train/<class>/ and test/<class>/: its images lie below "
+            f"{_named(tops) or 'no folder'}; read it as folder"
+        )
+    if others:
+        raise BadData(
+            f"{root} holds the split folders {_named([top for top in tops if top not in others])} and"
+            f" beside them the folders {_named(others)}: move these into one of those, or away (or read it as"
+            " folder, where train/a and test/a are two classes)"
+        )
+
+
+def _named(folders: list[str]) -> str:
+    return ", ".join(map(path_text, folders[:5])) + (" and others" if len(folders) > 5 else "")

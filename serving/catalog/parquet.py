@@ -1,181 +1,316 @@
 """The format `parquet`: tables whose rows hold an image's bytes, or its path, and what belongs to it.
 
-Labels, keys and metadata are read with the catalogue; an image when it is asked for.
+Labels, keys and metadata are read with the catalogue; images when they are asked for, a run of rows at a
+time, of which the last few are kept. A parquet file has no way to one row: whoever asks for rows in order
+reads each run once; whoever jumps about in more than what is kept, each time anew from the beginning of a
+row group. pyarrow is imported in this file alone.
 """
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from serving.catalog.arrow import ParquetTable
-from serving.catalog.cells import Cell, Column
-from serving.catalog.picture import File, Picture
-from serving.catalog.rows import SPLITS, Catalog, Row, make_catalog
-from serving.catalog.shards import Shard, find_shards
-from serving.catalog.walk import which_are_files
-from serving.errors import BadData
+from serving.catalog.picture import File, check_length
+from serving.catalog.rows import Catalog, Row, known_split, make_catalog
+from serving.catalog.table import plain_value, with_one_type
+from serving.catalog.walk import Shard, find_shards, sort_out
+from serving.errors import BadData, BadImage, BadSetting, CrossbatchError
 
-__all__ = ["ENDINGS", "read"]
+__all__ = ["ENDINGS", "KEPT_BYTES", "RUN_BYTES", "Cell", "Column", "read"]
 
 ENDINGS: Final[tuple[str, ...]] = (".parquet",)
+RUN_BYTES: Final = 32 << 20
+"""How many bytes of images are read in one go: about, as a row group says only what all of it has."""
+KEPT_BYTES: Final = 64 << 20
+_MOST_STREAMS: Final = 8  # row groups that are being read
+_BUFFER: Final = 1 << 20  # bytes read at once; without it a whole column of a row group is
 _IMAGES: Final = ("image", "img", "path")
-_LABELS: Final = ("label", "class")
 
 
 def read(root: Path, only: Path | None = None) -> Catalog:
-    """Return a row for each row of the tables.
-
-    Args:
-        root: The folder.
-        only: The one file to read, where not all below the folder are wanted.
-
-    Raises:
-        BadData: There is no such file, one is damaged or has no column of images, a cell does not hold what
-            its column says, a key comes twice, or no image is there.
-        BadSetting: pyarrow is not installed.
-    """
-    rows, absent, places = list[Row](), list[Row](), dict[str, str]()
+    """Return a row for each row of the tables below `root`, or of `only` that one."""
+    rows, absent = list[Row](), list[Row]()
     for shard in find_shards(root, only, ENDINGS):
-        found = list(_rows(shard))
-        for number, row in enumerate(found):
-            place = f"row {number} of {shard.path}"
-            if places.setdefault(row.key, place) != place:
-                raise BadData(f"{place} has the key {row.key!r} again, as {places[row.key]}")
-        paths = [row.image.path for row in found if isinstance(row.image, File)]
-        there = which_are_files(root, [_below(root, path, shard) for path in paths]) if paths else ()
-        for row, is_there in zip(found, there or [True] * len(found), strict=True):
-            (rows if is_there else absent).append(row)
-    if not rows:
-        told = (
-            f"none of their {len(absent)} images is there ({absent[0].image})"
-            if absent
-            else "they have no rows"
-        )
-        raise BadData(f"the parquet files of {only or root} give no image: {told}")
-    return make_catalog(root, "parquet", rows, absent=absent, table=only)
-
-
-def _rows(shard: Shard) -> Iterator[Row]:
-    """Yield the rows of one file, in order."""
-    changed = _stamp(shard.path)
-    table = ParquetTable(shard.path)
-    try:
-        image = _image_column(table, shard.path)
-        named = {name.lower(): name for name in table.kinds}
-        label, key, split = (_first(named, names) for names in (_LABELS, ("key",), ("split",)))
-        labels = _labels(table, label, shard)
-        keys = _keys(table, key, shard)
-        splits = _splits(table, split, shard)
-        metadata = {
-            name: table.values(name)
-            for name, kind in table.kinds.items()
-            if kind not in ("bytes", "other") and name not in (image, label, key, split)
-        }
-        pictures = _pictures(table, image, shard, changed)
-    finally:
-        table.close()
-    for number, picture in enumerate(pictures):
-        own = {name: values[number] for name, values in metadata.items() if values[number] is not None}
-        yield Row(keys[number], picture, labels[number], splits[number], own)
-
-
-def _image_column(table: ParquetTable, path: Path) -> str:
-    """Return the name of the column with the images' bytes, or else of that with their paths."""
-    for kind in ("bytes", "text"):
-        fitting = {name.lower(): name for name in table.kinds if table.kinds[name] == kind}
-        if name := _first(fitting, _IMAGES):
-            return name
-        if kind == "bytes" and len(fitting) == 1:
-            return next(iter(fitting.values()))
-        if kind == "bytes" and fitting:
+        try:
+            found = _rows(shard)
+        except CrossbatchError:
+            raise
+        except Exception as error:  # pyarrow may raise anything on bytes that it did not expect
             raise BadData(
-                f"the parquet file {path} has several columns of bytes, {', '.join(fitting.values())}; call"
-                " that of the images image"
+                f"the parquet file {shard.path} cannot be read, or is damaged: {_reason(error)}"
+            ) from error
+        if found and isinstance(found[0].image, File):
+            found, gone = sort_out(root, found, shard.path)
+            absent += gone
+        rows += found
+    if not rows:
+        told = f"none of their {len(absent)} images is there ({absent[0].image})" if absent else ""
+        raise BadData(f"the parquet files of {only or root} give no image: {told or 'they have no rows'}")
+    return make_catalog(root, "parquet", with_one_type(rows), absent=absent, table=only)
+
+
+def _rows(shard: Shard) -> list[Row]:
+    """Return the rows of one file, in order."""
+    path, found = shard.path, os.stat(shard.path)
+    with _open(path) as file:
+        schema, count = file.schema_arrow, file.metadata.num_rows
+        types = {field.name: field.type for field in schema}
+        if len(types) < len(schema):
+            raise BadData(f"the parquet file {path} has two columns of one name; give each its own")
+        kinds = {name: _kind(of) for name, of in types.items()}
+        singles = [name for name, kind in kinds.items() if kind in ("number", "text", "value")]
+        image = _image_column(types, kinds, path)
+        table = file.read(columns=singles, use_threads=False)
+        values = {name: _python(table.column(name)) for name in singles}
+    named = {name.lower(): name for name in types}
+    label = named.get("label", named.get("class", ""))
+    key, split = named.get("key", ""), named.get("split", "")
+    for name, what in ((label, "labels"), (key, "keys"), (split, "splits")):
+        if name and kinds[name] not in ("number", "text"):
+            raise BadData(
+                f"the column {name} of {path} is of the type {types[name]}; give {what} as text or as numbers"
             )
-    told = ", ".join(f"{name} ({of})" for name, of in table.types.items())
+    names = _class_names(schema, label)
+    leaf = f"{image}.bytes" if types[image].num_fields else image
+    column = Column(path, leaf, found.st_size, found.st_mtime_ns)
+    rows = []
+    for number in range(count):
+        where, own = f"row {number} of {path}", {name: cells[number] for name, cells in values.items()}
+        given_key = _text(own.pop(key)) if key else f"{shard.name}/{number:08}"
+        if not given_key:
+            raise BadData(f"{where} has an empty key; each row needs its own key")
+        picture = _file(own.pop(image), path, where) if image in values else Cell(column, number)
+        side = known_split(_text(own.pop(split)), where) if split else shard.split
+        of_class = _label(own.pop(label), names, where) if label else ""
+        metadata = {name: value for name, value in own.items() if value is not None}
+        rows.append(Row(given_key, picture, of_class, side, metadata))
+    return rows
+
+
+def _image_column(types: Mapping[str, Any], kinds: Mapping[str, str], path: Path) -> str:
+    """Return the name of the column with the images' bytes, or else of that with their paths."""
+    fitting = [
+        name
+        for kind in ("bytes", "text")
+        for wanted in _IMAGES
+        for name in types
+        if kinds[name] == kind and name.lower() == wanted
+    ]
+    of_bytes = [name for name in types if kinds[name] == "bytes"]
+    if fitting and (kinds[fitting[0]] == "bytes" or not of_bytes):
+        return fitting[0]
+    if len(of_bytes) == 1:
+        return of_bytes[0]
+    told = ", ".join(f"{name} ({str(of)[:80]})" for name, of in types.items())
     raise BadData(
-        f"the parquet file {path} has no column of images: bytes, {{bytes, path}}, or paths in a column image"
-        f" or path; it has {told or 'no columns'}"
+        f"the parquet file {path} has {'several' if of_bytes else 'no'} columns of images: bytes, {{bytes,"
+        f" path}}, or paths in a column image or path; call one image; it has {told or 'no columns'}"
     )
 
 
-def _pictures(table: ParquetTable, name: str, shard: Shard, changed: tuple[int, int]) -> list[Picture]:
-    """Return where the image of each row is."""
-    if table.kinds[name] == "bytes":
-        column = Column(shard.path, f"{name}.bytes" if name in table.structs else name, *changed)
-        places = ((group, index) for group, count in enumerate(table.groups) for index in range(count))
-        return [Cell(column, row, group, index) for row, (group, index) in enumerate(places)]
-    found = list[Picture]()
-    for number, value in enumerate(table.values(name)):
-        if not value or "\0" in value:
-            raise BadData(f"row {number} of {shard.path} has the path {value!r}; give that of an image")
-        found.append(File(Path(os.path.normpath(shard.path.parent / value))))
-    return found
+def _file(value: str | None, path: Path, where: str) -> File:
+    if not value or "\0" in value:
+        raise BadData(f"{where} has the path {value!r}; give that of an image")
+    return File(Path(os.path.normpath(path.parent / value)))
 
 
-def _labels(table: ParquetTable, name: str, shard: Shard) -> list[str]:
-    """Return the class of each row, empty where it has none: null or, among whole numbers, below 0."""
-    if not name:
-        return [""] * sum(table.groups)
-    if table.kinds[name] not in ("text", "whole number"):
-        raise BadData(
-            f"the column {name} of {shard.path} is of the type {table.types[name]}; give labels as text or as"
-            " whole numbers"
-        )
-    values, names = table.values(name), table.class_names.get(name, [])
-    if table.kinds[name] == "text":
-        return ["" if value is None else str(value).strip() for value in values]
-    numbers = [-1 if value is None else int(value) for value in values]
-    for row, number in enumerate(numbers):
-        if names and number >= len(names):
-            raise BadData(
-                f"row {row} of {shard.path} has the {name} {number}, but the file names {len(names)} classes"
-            )
-    return ["" if number < 0 else names[number] if names else str(number) for number in numbers]
+def _label(value: object, names: Sequence[str], where: str) -> str:
+    """Return a class's name, empty where there is none: null or, among whole numbers, below 0."""
+    if not isinstance(value, int):
+        return _text(value)
+    if names and value >= len(names):
+        raise BadData(f"{where} has the label {value}, and the file names {len(names)} classes")
+    return "" if value < 0 else names[value] if names else str(value)
 
 
-def _keys(table: ParquetTable, name: str, shard: Shard) -> list[str]:
-    """Return the key of each row: its own, or else the file's path and its number."""
-    if not name:
-        return [f"{shard.name}/{row:08}" for row in range(sum(table.groups))]
-    if table.kinds[name] not in ("text", "whole number"):
-        raise BadData(
-            f"the column {name} of {shard.path} is of the type {table.types[name]}; give keys as text"
-        )
-    keys = ["" if value is None else str(value).strip() for value in table.values(name)]
-    if "" in keys:
-        raise BadData(f"row {keys.index('')} of {shard.path} has an empty key; each row needs its own key")
-    return keys
-
-
-def _splits(table: ParquetTable, name: str, shard: Shard) -> list[str]:
-    """Return the side of each row: what its column says, or else the file's name."""
-    if not name:
-        return [shard.split] * sum(table.groups)
-    found = list[str]()
-    for row, value in enumerate(table.values(name)):
-        given = "" if value is None else str(value).strip().lower()
-        if given and given not in SPLITS:
-            raise BadData(
-                f"row {row} of {shard.path} has the split {value!r}; give train, test, query, gallery or none"
-            )
-        found.append(SPLITS.get(given, ""))
-    return found
-
-
-def _first(named: dict[str, str], names: Sequence[str]) -> str:
-    return next((named[name] for name in names if name in named), "")
-
-
-def _below(root: Path, path: Path, shard: Shard) -> str:
-    if not path.is_relative_to(root):
-        raise BadData(f"{shard.path} names the image {str(path)!r}, which is not below {root}")
-    return os.path.relpath(path, root)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
+def _class_names(schema: Any, column: str) -> list[str]:
+    """Return the classes' names of a column of numbers where the package datasets has written them."""
     try:
-        return File(path).stamp()
-    except OSError as error:
-        raise BadData(f"the parquet file {path} cannot be read: {error.strerror or error}") from error
+        names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][column]["names"]
+        return [str(name) for name in names]
+    except (KeyError, TypeError, ValueError, RecursionError):  # written by something else
+        return []
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _open(path: Path) -> Any:
+    """Open a file for reading bit by bit; a `pyarrow.parquet.ParquetFile`."""
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise BadSetting(
+            "pyarrow is not installed, which the format parquet needs; install crossbatch[parquet]"
+        ) from error
+    return parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.strip().split("\n")[0].rstrip(".")
+
+
+def _kind(of: Any) -> str:
+    """Say what a type is: `bytes` of images, whole `number`, `text`, another single `value`, or `other`."""
+    from pyarrow import types
+
+    if types.is_dictionary(of):
+        kind = _kind(of.value_type)
+        return "other" if kind == "bytes" else kind
+    if types.is_struct(of):  # {bytes, path}, as the package datasets writes images
+        index = of.get_field_index("bytes")
+        return "bytes" if index >= 0 and _kind(of.field(index).type) == "bytes" else "other"
+    tests = {
+        "number": (types.is_integer,),
+        "text": (types.is_string, types.is_large_string, types.is_string_view),
+        "bytes": (types.is_binary, types.is_large_binary, types.is_binary_view),
+        "value": (types.is_floating, types.is_boolean, types.is_decimal, types.is_temporal),
+    }
+    found = next((kind for kind, holds in tests.items() if any(test(of) for test in holds)), "other")
+    return "other" if types.is_duration(of) or types.is_interval(of) else found
+
+
+def _python(column: Any) -> list[Any]:
+    """Return a column as values that JSON has a form for, None where there is none."""
+    import pyarrow
+    from pyarrow import types
+
+    of = column.type
+    if types.is_timestamp(of):  # Python knows no nanoseconds
+        column = column.cast(pyarrow.timestamp("us", of.tz), safe=False)
+    elif types.is_time64(of):
+        column = column.cast(pyarrow.time64("us"), safe=False)
+    values = column.to_pylist()
+    if types.is_temporal(of):
+        return [None if value is None else value.isoformat() for value in values]
+    if types.is_decimal(of):
+        values = [None if value is None else float(value) for value in values]
+    return [plain_value(value) for value in values]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The images of one file, of that size and time of change when its rows were listed."""
+
+    file: Path
+    name: str
+    """With the field's name behind a point, where it is one of a struct."""
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """An image that is a cell of a parquet file."""
+
+    column: Column
+    row: int
+
+    def __str__(self) -> str:
+        return f"row {self.row} of {self.column.file}"
+
+    @property
+    def path(self) -> Path:
+        """The file's path and, as if it were a folder, the number of the row."""
+        return self.column.file / f"{self.row:08}"
+
+    def read_bytes(self) -> bytes:
+        """Return the bytes of the cell, if the file is the one that was listed."""
+        try:
+            data = _runs.read(self)
+        except CrossbatchError:
+            raise
+        except Exception as error:  # pyarrow may raise anything
+            if isinstance(error, OSError) and error.strerror:  # the disk's own
+                raise
+            raise OSError(f"{self} cannot be read: {_reason(error)}") from error
+        if not data:
+            raise BadImage(f"{self} holds no image: its cell is {'empty' if data == b'' else 'null'}")
+        return data
+
+    def stamp(self) -> tuple[int, int]:
+        """Return the size in bytes and the time of change in nanoseconds of the file."""
+        return self.column.size, self.column.mtime_ns
+
+
+class _Stream:
+    """The runs of the row group that holds a cell; row `at` comes next, and `end` is behind the last."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.column = column = cell.column
+        found = os.stat(column.file)
+        if (found.st_size, found.st_mtime_ns) != (column.size, column.mtime_ns):
+            raise OSError(f"{column.file} has changed since its rows were listed")
+        file = _open(column.file)
+        self.at = group = 0
+        while self.at + (about := file.metadata.row_group(group)).num_rows <= cell.row:
+            self.at, group = self.at + about.num_rows, group + 1
+        self.end = self.at + about.num_rows
+        chunks = map(about.column, range(about.num_columns))
+        size = sum(each.total_uncompressed_size for each in chunks if each.path_in_schema == column.name)
+        rows = max(1, min(about.num_rows, RUN_BYTES * about.num_rows // max(size, 1)))
+        self._runs: Iterator[Any] = file.iter_batches(rows, row_groups=[group], columns=[column.name])
+
+    def next(self) -> Any:
+        """Return the images of the next run, an array of binaries."""
+        run = next(self._runs, None)
+        if run is None:
+            raise OSError(f"its row group ends at row {self.at} and not {self.end}")
+        self.at += run.num_rows
+        images = run.column(0)
+        return images.flatten()[0] if images.type.num_fields else images
+
+
+class _Runs:
+    """The runs of rows that were read last, for all threads of a process."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew; the lock, too, which a thread of a parent process may have held."""
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[Column, int], Any] = {}  # by their first row
+        self._streams: list[_Stream] = []
+
+    def read(self, cell: Cell) -> bytes | None:
+        """Return the bytes of a cell, None where it is null."""
+        with self._lock:
+            start, run = self._find(cell) or self._read_on(cell)
+        data = run[cell.row - start].as_buffer()
+        if data is None:
+            return None
+        check_length(data.size)
+        return bytes(data)
+
+    def _find(self, cell: Cell) -> tuple[int, Any] | None:
+        for (column, start), run in reversed(self._kept.items()):  # rows come mostly in order
+            if 0 <= cell.row - start < len(run) and column == cell.column:
+                return start, run
+        return None
+
+    def _read_on(self, cell: Cell) -> tuple[int, Any]:
+        fitting = (each for each in self._streams if each.column == cell.column)
+        stream = next((each for each in fitting if each.at <= cell.row < each.end), None) or _Stream(cell)
+        # Left out while it is used: one that fails is opened anew by whoever comes next.
+        others = [each for each in self._streams if each is not stream]
+        self._streams = others
+        start, run = 0, ()
+        while stream.at <= cell.row:
+            start, run = stream.at, stream.next()
+            self._kept[cell.column, start] = run  # those on the way, too: another thread is after them
+        while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
+            del self._kept[next(iter(self._kept))]
+        if stream.at < stream.end:
+            self._streams = [*others, stream][-_MOST_STREAMS:]
+        return start, run
+
+
+_runs = _Runs()
+os.register_at_fork(after_in_child=_runs.forget)

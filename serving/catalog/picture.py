@@ -12,11 +12,7 @@ __all__ = ["File", "Member", "Picture", "check_length"]
 
 
 def check_length(length: int) -> int:
-    """Return the length of an image in bytes, where it is not too long to read.
-
-    Raises:
-        BadImage: It is longer than `MAX_BYTES`.
-    """
+    """Return the length of an image in bytes, or raise BadImage where it is longer than `MAX_BYTES`."""
     if length > MAX_BYTES:  # found before the bytes fill the memory
         raise BadImage(f"the file has {length} bytes; the limit is {MAX_BYTES}")
     return length
@@ -25,7 +21,7 @@ def check_length(length: int) -> int:
 class Picture(Protocol):
     """An image that was there when the catalogue was read, and may hold anything.
 
-    Compares by value and can be pickled, since worker processes may be handed it. As text it is `path`.
+    It compares by value and can be pickled for worker processes. As text it says where it is.
     """
 
     @property
@@ -37,16 +33,13 @@ class Picture(Protocol):
 
         Raises:
             BadImage: It is longer than `MAX_BYTES`.
-            OSError: It cannot be read, or not whole.
+            OSError: It cannot be read, not whole, or its file has changed since it was listed.
         """
 
     def stamp(self) -> tuple[int, int]:
         """Return size in bytes and time of change in nanoseconds: with other bytes, one of them is another.
 
-        Of a part, the time is that of the file that holds it.
-
-        Raises:
-            OSError: It is not there.
+        Of a part, the time is that of the file that holds it. Raises OSError where it is not there.
         """
 
 
@@ -60,12 +53,7 @@ class File:
         return str(self.path)
 
     def read_bytes(self) -> bytes:
-        """Return the bytes of the file.
-
-        Raises:
-            BadImage: It is longer than `MAX_BYTES`.
-            OSError: It cannot be read, or not whole.
-        """
+        """Return the bytes of the file."""
         with open(self.path, "rb") as file:
             length = check_length(os.fstat(file.fileno()).st_size)
             data = file.read(length + 1)
@@ -74,11 +62,7 @@ class File:
         return data
 
     def stamp(self) -> tuple[int, int]:
-        """Return size in bytes and time of change in nanoseconds.
-
-        Raises:
-            OSError: It is not there.
-        """
+        """Return size in bytes and time of change in nanoseconds."""
         found = os.stat(self.path)
         return found.st_size, found.st_mtime_ns
 
@@ -88,12 +72,9 @@ class Member:
     """An image that lies in a file with others, in one piece and as it is: in a tar, say."""
 
     archive: Path
-    """Absolute path of the file."""
     name: str
     offset: int
-    """Where its first byte is."""
     size: int
-    """How many bytes it has."""
     mtime_ns: int
     """Time of the archive's last change when its members were listed."""
 
@@ -106,24 +87,16 @@ class Member:
         return self.archive / self.name
 
     def read_bytes(self) -> bytes:
-        """Return the bytes of the member, if the archive is the one that was listed.
-
-        Raises:
-            BadImage: It is longer than `MAX_BYTES`.
-            OSError: It cannot be read, or not whole, or the archive is another.
-        """
+        """Return the bytes of the member, if the archive is the one that was listed."""
         check_length(self.size)
-        with open(self.archive, "rb", buffering=0) as file:
+        with open(self.archive, "rb") as file:
             if os.fstat(file.fileno()).st_mtime_ns != self.mtime_ns:
                 raise OSError(f"{self.archive} has changed since its members were listed")
             file.seek(self.offset)
-            pieces, left = [], self.size
-            while left and (piece := file.read(left)):
-                pieces.append(piece)
-                left -= len(piece)
-        if left:
-            raise OSError(f"{self.path} has {self.size} bytes, of which {self.size - left} could be read")
-        return b"".join(pieces)
+            data = file.read(self.size)
+        if len(data) < self.size:
+            raise OSError(f"{self.path} has {self.size} bytes, of which {len(data)} could be read")
+        return data
 
     def stamp(self) -> tuple[int, int]:
         """Return the member's size in bytes and the archive's time of change in nanoseconds."""

@@ -7,18 +7,14 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from serving.catalog.picture import Picture
+from serving.errors import BadData
 
-__all__ = ["SPLITS", "Catalog", "Row", "make_catalog", "path_text"]
+__all__ = ["SPLITS", "Catalog", "Row", "known_split", "make_catalog", "path_text"]
 
 SPLITS: Final = {
-    "train": "train",
-    "test": "test",
-    "query": "query",
-    "gallery": "gallery",
-    "val": "",
-    "valid": "",
-    "validation": "",
-}
+    "train": "train", "test": "test", "query": "query", "gallery": "gallery",
+    "val": "", "valid": "", "validation": "",
+}  # fmt: skip
 """What a data set may call its sides, in lower case, and what they are here."""
 
 
@@ -62,7 +58,7 @@ class Catalog:
 
     def path_of(self, row: Row) -> str:
         """Return the POSIX path of a row's image from the root: what may be told to others."""
-        return path_text(PurePosixPath(os.path.relpath(row.image.path, self.root)))
+        return path_text(os.path.relpath(row.image.path, self.root))
 
 
 def make_catalog(
@@ -74,11 +70,25 @@ def make_catalog(
     absent: Sequence[Row] = (),
     table: Path | None = None,
 ) -> Catalog:
-    """Return a catalogue with its rows and empty classes sorted."""
+    """Return a catalogue with its rows and empty classes sorted, or raise BadData where a key comes twice."""
+    first = dict[str, Row]()
+    for row in (*rows, *absent):
+        if first.setdefault(row.key, row) is not row:
+            raise BadData(
+                f"the key {row.key!r} is that of {first[row.key].image} and again of {row.image}; each image"
+                " needs its own"
+            )
     ordered = sorted(rows, key=lambda row: row.key)
     return Catalog(root, format, tuple(ordered), tuple(sorted(empty)), table, tuple(absent))
 
 
-def path_text(path: PurePosixPath) -> str:
+def known_split(given: str, where: str) -> str:
+    """Return the side that a table's cell names, or raise BadData where it is none."""
+    if given and given.lower() not in SPLITS:
+        raise BadData(f"{where} has the split {given!r}; give train, test, query, gallery or none")
+    return SPLITS.get(given.lower(), "")
+
+
+def path_text(path: str | PurePosixPath) -> str:
     """Return a path as text that any store and wire can hold; a byte that is not UTF-8 is written as hex."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

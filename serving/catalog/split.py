@@ -42,8 +42,7 @@ def select(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[Row, ...]:
     """Return the rows of one side of the split, sorted by key.
 
     `test` is all that is unseen, queries and gallery included; `query` and `gallery` are those rows of it
-    that the data set itself calls so. Rows without a label are of no class, so they are in `all` and in no
-    side; `Catalog.unlabelled` counts them.
+    that the data set itself calls so. Rows without a label are in `all` and in no side.
 
     Raises:
         BadData: The data set cannot be cut that way, or that side of it is empty.
@@ -54,24 +53,15 @@ def select(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[Row, ...]:
     if not found:  # only a split of the data set's own can have an empty side
         named = Counter(row.split or "on no side" for row in catalog.rows if row.label)
         counts = ", ".join(f"{name} {count}" for name, count in sorted(named.items()))
-        advice = (
-            "take the split test"
-            if split in ("query", "gallery")
-            else "cut it by class or folder (split_by of a recipe)"
-        )
-        raise BadData(
-            f"{catalog.root} names no{' unseen' if rule.by != 'given' else ''} image with a label as {split}"
-            f" ({counts}); {advice}"
-        )
+        wanted = f"{'' if rule.by == 'given' else ' unseen'} image with a label as {split}"
+        own = split in ("query", "gallery")
+        advice = "take the split test" if own else "cut it by class or folder (split_by of a recipe)"
+        raise BadData(f"{catalog.root} names no{wanted} ({counts}); {advice}")
     return found
 
 
 def select_missing(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[str, ...]:
-    """Return those of `Catalog.missing` that belong to one side of the split.
-
-    Raises:
-        BadData: The data set cannot be cut that way.
-    """
+    """Return those of `Catalog.missing` that belong to one side of the split; raises as `select` does."""
     if split == "all":
         return catalog.missing
     found = _side(catalog.absent, split, rule, _training_groups(catalog, rule))

@@ -1,19 +1,28 @@
-"""A table of text on disk (csv) as lines of named cells, with every fault named by its line."""
+"""The format `csv`, a table of images, and what other tables share with it: texts, columns, single values.
+
+Its columns are `path` (or `image`) and `label`, `split` and `key` if wanted; any other is metadata.
+"""
 
 import csv
 import io
+import json
 import math
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from serving.catalog.picture import File
+from serving.catalog.rows import Catalog, Row, known_split, make_catalog, path_text
+from serving.catalog.walk import sort_out
 from serving.errors import BadData
 
-__all__ = ["column_reader", "find_table", "plain_value", "read_lines", "read_text"]
+__all__ = ["find_table", "plain_value", "read_table", "read_text", "with_one_type"]
 
+_NEEDED: Final = (("path", "image"), ("label",))  # of each one
 # No leading zeros: 007 is a name. At most 15 digits: on the wire metadata are doubles, which hold no more.
 _INTEGER: Final = re.compile(r"-?(0|[1-9]\d{0,14})")
 _DECIMAL: Final = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?")
@@ -22,11 +31,7 @@ _MOST_BYTES: Final = 1 << 30  # the table is read whole
 
 
 def find_table(root: Path, *, required: bool) -> Path | None:
-    """Return the `.csv` file in the folder `root` that names images and labels, if there is one.
-
-    Raises:
-        BadData: More than one does; or none does and one is `required`.
-    """
+    """Return the one `.csv` file in the folder `root` that names images and labels, if there is one."""
     fitting = []
     try:
         names = sorted(name for name in os.listdir(root) if name.lower().endswith(".csv") and name[0] != ".")
@@ -36,7 +41,7 @@ def find_table(root: Path, *, required: bool) -> Path | None:
             with open(root / name, "rb") as file:
                 header = file.readline(1 << 16).decode("utf-8-sig", "replace")
             columns = {column.strip(' "\r\n').lower() for column in re.split("[,;\t]", header)}
-            if "label" in columns and columns & {"path", "image"}:
+            if all(columns & set(each) for each in _NEEDED):
                 fitting.append(name)
     except OSError as error:
         raise BadData(f"the data folder {root} cannot be read: {error.strerror or error}") from error
@@ -48,72 +53,49 @@ def find_table(root: Path, *, required: bool) -> Path | None:
     return root / fitting[0] if fitting else None
 
 
-def read_lines(table: Path, *, needed: Sequence[tuple[str, ...]] = ()) -> list[tuple[int, dict[str, str]]]:
-    """Read a comma-, semicolon- or tab-separated UTF-8 table whose first line names the columns.
-
-    Args:
-        table: The file.
-        needed: Column names that must be there, in any case; of each tuple one.
-
-    Returns:
-        Line number and stripped cells by column name, for each line that is not blank.
-
-    Raises:
-        BadData: Not readable, not UTF-8, a column missing or twice, or a line of another length.
-    """
-    text = read_text(table, "table")
-    first = text.partition("\n")[0]
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
-    try:
-        header = [name.strip() for name in next(lines, [])]
-        _check_header(table, header, needed)
-        found = []
-        for line in lines:
-            if not line:
-                continue
-            if len(line) != len(header):
-                raise BadData(
-                    f"line {lines.line_num} of {table} has {len(line)} cells; line 1 has {len(header)}"
-                )
-            cells = (cell.strip() for cell in line)
-            found.append((lines.line_num, dict(zip(header, cells, strict=True))))
-    except csv.Error as error:
-        raise BadData(f"line {lines.line_num} of {table} is not a line of a table: {error}") from error
-    return found
+def read_table(root: Path, table: Path) -> Catalog:
+    """Return a row for each line of the table whose image is there; paths start at `root`."""
+    lines = _read_lines(table)
+    found, numbers = list[Row](), dict[str, int]()
+    extra = {
+        name: _column_reader([cells[name] for _, cells in lines])
+        for name in (lines[0][1] if lines else ())
+        if name.lower() not in {"path", "image", "label", "split", "key"}
+    }
+    for number, cells in lines:
+        where, named = f"line {number} of {table}", {name.lower(): cell for name, cell in cells.items()}
+        path = named.get("path", named.get("image", ""))
+        image = os.path.normpath(os.path.join(root, path))
+        if not path or "\0" in path or not image.startswith(os.path.join(root, "")):
+            raise BadData(f"{where} names the image {path!r}, which is not below {root}")
+        key = named.get("key", path_text(os.path.relpath(image, root)))
+        if not key or numbers.setdefault(key, number) != number:
+            told = f"the key {key!r} again, as on line {numbers[key]}" if key else "an empty key"
+            raise BadData(f"{where} has {told}; each row needs its own key")
+        split = known_split(named.get("split", ""), where)
+        metadata = {name: kind(cells[name]) for name, kind in extra.items() if cells[name]}
+        found.append(Row(key, File(Path(image)), named["label"], split, metadata))
+    rows, absent = sort_out(root, found, table)
+    if not rows:
+        first = [os.path.relpath(row.image.path, root) for row in absent[:3]]
+        told = f"none of its {len(absent)} images is there: {first}" if absent else "it has no rows"
+        raise BadData(f"the table {table} gives no image below {root}: {told}")
+    return make_catalog(root, "csv", rows, absent=absent, table=table)
 
 
 def read_text(path: Path, what: str) -> str:
-    """Read a whole file as UTF-8 text, with or without a byte-order mark.
-
-    Args:
-        path: The file.
-        what: What to call it in messages.
-
-    Raises:
-        BadData: Not there, not readable, too large, or not UTF-8.
-    """
+    """Read a whole file as UTF-8 text, with or without a byte-order mark; messages call it `what`."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise BadData(f"the {what} {path} is larger than {_MOST_BYTES >> 20} MiB; cut it into several")
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise BadData(
-            f"the {what} {path} cannot be read: {(error.strerror or str(error)).lower()}"
-        ) from error
+        reason = (error.strerror or str(error)).lower()
+        raise BadData(f"the {what} {path} cannot be read: {reason}") from error
     except UnicodeDecodeError as error:
         raise BadData(
             f"the {what} {path} is not UTF-8 text at byte {error.start}; save it as UTF-8"
         ) from error
-
-
-def column_reader(values: Sequence[str]) -> Callable[[str], str | int | float | bool]:
-    """Return what reads a filled cell of a column, all as one type: so a filter compares like with like."""
-    filled = [value for value in values if value]
-    if all(value.lower() in _TRUTHS for value in filled):
-        return lambda value: _TRUTHS[value.lower()]
-    if all(_INTEGER.fullmatch(value) for value in filled):
-        return int
-    return float if all(_DECIMAL.fullmatch(value) for value in filled) else str
 
 
 def plain_value(value: object) -> str | int | float | bool | None:
@@ -128,11 +110,72 @@ def plain_value(value: object) -> str | int | float | bool | None:
     return value if isinstance(value, str | int) else None
 
 
-def _check_header(table: Path, header: Sequence[str], needed: Sequence[tuple[str, ...]]) -> None:
+def with_one_type(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with metadata of one type a field, so that a filter compares like with like.
+
+    Numbers are decimals where one is; a field that has anything else beside them, or truths, is text.
+    """
+    types = defaultdict[str, set[type]](set)
+    for row in rows:
+        for name, value in row.metadata.items():
+            types[name].add(type(value))
+    made: dict[str, Callable[[Any], str | float]] = {
+        name: float if found == {int, float} else _as_text for name, found in types.items() if len(found) > 1
+    }
+    if not made:
+        return list(rows)
+    return [
+        replace(
+            row, metadata={name: made[name](it) if name in made else it for name, it in row.metadata.items()}
+        )
+        for row in rows
+    ]
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _column_reader(values: Sequence[str]) -> Callable[[str], str | int | float | bool]:
+    """Return what reads a filled cell of a column, all as one type."""
+    filled = [value for value in values if value]
+    if all(value.lower() in _TRUTHS for value in filled):
+        return lambda value: _TRUTHS[value.lower()]
+    if all(_INTEGER.fullmatch(value) for value in filled):
+        return int
+    return float if all(_DECIMAL.fullmatch(value) for value in filled) else str
+
+
+def _read_lines(table: Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the number and the stripped cells, by column name, of each line that is not blank.
+
+    The first line names the columns; cells are parted by comma, semicolon or tab, whichever it has most of.
+    """
+    text = read_text(table, "table")
+    first = text.partition("\n")[0]
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
+    found = []
+    try:
+        header = [name.strip() for name in next(lines, [])]
+        _check_header(table, header)
+        for line in lines:
+            if line and len(line) != len(header):
+                raise BadData(
+                    f"line {lines.line_num} of {table} has {len(line)} cells; line 1 has {len(header)}"
+                )
+            if line:
+                cells = (cell.strip() for cell in line)
+                found.append((lines.line_num, dict(zip(header, cells, strict=True))))
+    except csv.Error as error:
+        raise BadData(f"line {lines.line_num} of {table} is not a line of a table: {error}") from error
+    return found
+
+
+def _check_header(table: Path, header: Sequence[str]) -> None:
     columns = [name.lower() for name in header]
     if twice := [name for name, count in Counter(columns).items() if count > 1]:
         raise BadData(f"the table {table} has the column {twice[0]!r} twice")
-    lacking = [" or ".join(names) for names in needed if not set(names) & set(columns)]
+    lacking = [" or ".join(names) for names in _NEEDED if not set(names) & set(columns)]
     if lacking:
         raise BadData(
             f"the table {table} lacks the column {' and the column '.join(lacking)}; "

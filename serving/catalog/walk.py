@@ -1,31 +1,33 @@
-"""Every file below a folder, once, whatever links lead there; and which files of a list are there."""
+"""What lies on disk: every file below a folder once, which files of a list are there, packed files."""
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
+from serving.catalog.rows import SPLITS, Row, path_text
 from serving.errors import BadData
 
-__all__ = ["is_visible", "walk", "which_are_files"]
+__all__ = ["SUFFIXES", "Shard", "find_shards", "is_visible", "sort_out", "walk", "which_are_files"]
 
-_NOT_OURS: Final = frozenset({"__MACOSX"})
+SUFFIXES: Final = frozenset(  # of images, in any case
+    (".avif", ".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+)
 _NO_SUCH_FOLDER: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP))
+_WORD: Final = re.compile(r"[^\W\d_]+")
 
 
 def walk(
-    root: Path, suffixes: Collection[str]
+    root: Path, suffixes: Collection[str] = SUFFIXES
 ) -> Iterator[tuple[PurePosixPath, Literal["file", "dangling", "empty folder"]]]:
     """Yield what lies below `root`, hidden names left out, as paths relative to it.
 
     Links to folders are followed after all real folders, and a folder is entered once however many
-    ways lead to it, so that a loop of links ends and a real path wins over a linked one.
-
-    Args:
-        root: The folder.
-        suffixes: In lower case; a folder with neither a file of these nor a folder in it is empty.
+    ways lead to it, so that a loop of links ends and a real path wins over a linked one. A folder with
+    neither a file of these suffixes nor a folder in it is empty.
 
     Raises:
         BadData: A folder cannot be read.
@@ -38,52 +40,81 @@ def walk(
             if (found.st_dev, found.st_ino) in seen:
                 continue
             seen.add((found.st_dev, found.st_ino))
-            with os.scandir(root / here) as entries:
-                visible = sorted(
-                    (entry for entry in entries if is_visible(entry.name)),
-                    key=lambda entry: entry.name,
-                    reverse=True,
-                )
+            with os.scandir(root / here) as listing:
+                entries = {entry.name: entry for entry in listing if is_visible(entry.name)}
             images = folders = False
-            for entry in visible:
-                kind = _kind(entry)
+            for name in sorted(entries, reverse=True):
+                kind = _kind(entries[name])
                 if kind == stat.S_IFDIR:
                     folders = True
-                    (linked if entry.is_symlink() else real).append(here / entry.name)
+                    (linked if entries[name].is_symlink() else real).append(here / name)
                 elif kind == stat.S_IFREG:
-                    images |= os.path.splitext(entry.name)[1].lower() in suffixes
-                    yield here / entry.name, "file"
+                    images |= os.path.splitext(name)[1].lower() in suffixes
+                    yield here / name, "file"
                 else:
-                    yield here / entry.name, "dangling"
+                    yield here / name, "dangling"
             if not images and not folders and here.parts:
                 yield here, "empty folder"
         except OSError as error:
-            raise BadData(
-                f"the folder {root / here} cannot be read: {(error.strerror or str(error)).lower()}"
-            ) from error
+            raise _unreadable(root / here, error) from error
 
 
 def is_visible(name: str) -> bool:
     """Tell whether a file or folder of this name is the user's own: neither hidden nor left by macOS."""
-    return name[0] != "." and name not in _NOT_OURS
+    return name[0] != "." and name != "__MACOSX"
 
 
 def which_are_files(root: Path, paths: Sequence[str]) -> list[bool]:
-    """Tell which paths below `root` are files, asking the disk once a folder rather than once a file.
-
-    Raises:
-        BadData: A folder cannot be read.
-    """
-    listed: dict[str, frozenset[str] | None] = {}
+    """Tell which paths below `root` are files, asking the disk once a folder rather than once a file."""
+    listed = {
+        folder: _files(os.path.join(root, folder)) for folder in {it.rpartition("/")[0] for it in paths}
+    }
     found = []
     for path in paths:
         folder, _, name = path.rpartition("/")
-        if folder not in listed:
-            listed[folder] = _files(os.path.join(root, folder))
         names = listed[folder]
         # A name that the listing lacks may still open: some file systems fold case or compose accents.
         found.append(names is not None and (name in names or os.path.isfile(os.path.join(root, path))))
     return found
+
+
+def sort_out(root: Path, rows: Sequence[Row], source: Path) -> tuple[list[Row], list[Row]]:
+    """Return the rows whose files are there, below `root`, and the others; `source` has named them."""
+    for row in rows:
+        if not row.image.path.is_relative_to(root):
+            raise BadData(f"{source} names the image {str(row.image)!r}, which is not below {root}")
+    there = which_are_files(root, [os.path.relpath(row.image.path, root) for row in rows])
+    found, absent = list[Row](), list[Row]()
+    for row, is_there in zip(rows, there, strict=True):
+        (found if is_there else absent).append(row)
+    return found, absent
+
+
+class Shard(NamedTuple):
+    """One file of a packed data set, which holds many images."""
+
+    path: Path
+    name: str
+    """POSIX path from the root."""
+    split: str
+    """What its folder's name or the beginning of its own says; empty where neither names a side."""
+
+
+def find_shards(root: Path, only: Path | None, endings: tuple[str, ...]) -> list[Shard]:
+    """Return the packed files below `root` whose names end so (in lower case), sorted; or `only` that one."""
+    if only is not None:
+        return [_shard(root, PurePosixPath(os.path.relpath(only, root)))]
+    files = (path for path, kind in walk(root) if kind == "file")
+    found = sorted(path for path in files if path.name.lower().endswith(endings))
+    if not found:
+        raise BadData(f"{root} holds no file that ends in {endings[0]}; give the folder that does")
+    return [_shard(root, path) for path in found]
+
+
+def _shard(root: Path, path: PurePosixPath) -> Shard:
+    first = _WORD.match(path.name.lower())
+    words = [first[0] if first else "", *(part.lower() for part in reversed(path.parts[:-1]))]
+    return Shard(root / path, path_text(path), next((SPLITS[word] for word in words if word in SPLITS), ""))
 
 
 def _kind(entry: os.DirEntry[str]) -> int:
@@ -104,6 +135,8 @@ def _files(folder: str) -> frozenset[str] | None:
     except OSError as error:
         if error.errno in _NO_SUCH_FOLDER:
             return None
-        raise BadData(
-            f"the folder {folder} cannot be read: {(error.strerror or str(error)).lower()}"
-        ) from error
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(folder: str | Path, error: OSError) -> BadData:
+    return BadData(f"the folder {folder} cannot be read: {(error.strerror or str(error)).lower()}")

@@ -10,28 +10,18 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from serving.catalog.picture import Member
 from serving.catalog.rows import Catalog, Row, make_catalog, path_text
-from serving.catalog.shards import Shard, find_shards
-from serving.catalog.table import plain_value
-from serving.catalog.tree import SUFFIXES
+from serving.catalog.table import plain_value, with_one_type
+from serving.catalog.walk import SUFFIXES, Shard, find_shards
 from serving.errors import BadData
 
 __all__ = ["ENDINGS", "read"]
 
-ENDINGS: Final[tuple[str, ...]] = (
-    ".tar",
-    ".tar.gz",
-    ".tgz",
-    ".tar.bz2",
-    ".tbz2",
-    ".tar.xz",
-    ".txz",
-    ".tar.zst",
-)
-"""What the names of tars end in; the compressed ones are found so that they can be refused."""
+_COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+ENDINGS: Final[tuple[str, ...]] = (".tar", *_COMPRESSED)  # the latter are found so that they can be refused
 _MAGIC: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _NAME: Final = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)  # sample and field, as WebDataset has them
 _META: Final = re.compile(r"__[^/]*__($|/)")
@@ -39,7 +29,6 @@ _TEXTS: Final = ("cls", "json", "label", "txt")
 """Fields that are read at once; each names the class where none before it does."""
 _MOST_BYTES: Final = 1 << 20  # of such a field
 _INTEGER: Final = re.compile(r"[+-]?\d{1,18}", re.ASCII)
-_BLOCK: Final = 512
 
 
 @dataclass(slots=True)
@@ -53,59 +42,56 @@ class _Sample:
 
 
 def read(root: Path, only: Path | None = None) -> Catalog:
-    """Return a row for each sample that has an image.
-
-    Args:
-        root: The folder.
-        only: The one tar to read, where not all below the folder are wanted.
-
-    Raises:
-        BadData: There is no tar, one is damaged, compressed or cut off, a sample comes twice, a field does
-            not hold what its ending says, or there is no image.
-    """
-    rows, absent, places = list[Row](), list[Row](), dict[str, Member]()
-    endings = set[str]()
+    """Return a row for each sample that has an image, in the tars below `root` or in `only` that one."""
+    rows, absent, endings = list[Row](), list[Row](), set[str]()
     for shard in find_shards(root, only, ENDINGS):
         samples = dict[str, _Sample]()
         for key, ending, member, info in _members(shard):
             endings.add(ending)
             if "." + ending in SUFFIXES or ending in _TEXTS:
-                _check_member(member, info)
-                _add(samples.setdefault(key, _Sample()), ending, member, is_file=info.isreg())
+                _add(samples.setdefault(key, _Sample()), ending, member, info)
         for key, sample in samples.items():
-            if sample.image is None:
-                continue
-            if places.setdefault(key, sample.image) is not sample.image:
-                raise BadData(
-                    f"the sample {key!r} is in {places[key].archive} and again in {shard.path}; each sample"
-                    " needs its own name"
-                )
-            label, metadata = _told(sample.texts, sample.image)
-            row = Row(key, sample.image, label, shard.split, metadata)
-            (absent if sample.is_absent else rows).append(row)
+            if sample.image is not None:
+                label, metadata = _label_and_metadata(sample.texts, sample.image)
+                row = Row(key, sample.image, label, shard.split, metadata)
+                (absent if sample.is_absent else rows).append(row)
     if not rows:
         raise BadData(
             f"the tars of {only or root} hold no image: their members end in"
             f" {', '.join('.' + each for each in sorted(endings)[:10]) or 'nothing'}, none in .jpg or such"
         )
-    return make_catalog(root, "webdataset", rows, absent=absent, table=only)
+    return make_catalog(root, "webdataset", with_one_type(rows), absent=absent, table=only)
 
 
-def _add(sample: _Sample, ending: str, member: Member, *, is_file: bool) -> None:
+def _add(sample: _Sample, ending: str, member: Member, info: tarfile.TarInfo) -> None:
     """Add a member to its sample; what is no file, such as a link, is not followed."""
+    parts = PurePosixPath(member.name).parts
+    if ".." in parts or parts[0] == "/" or info.issparse():
+        raise BadData(
+            f"the member {member.name!r} of {member.archive} is no plain path, or has holes (sparse)"
+        )
     if ending not in _TEXTS:
         if sample.image is not None:
             raise BadData(f"{member} and {sample.image} are of one sample; each sample has one image")
-        sample.image, sample.is_absent = member, not is_file
-    elif is_file:
+        sample.image, sample.is_absent = member, not info.isreg()
+    elif info.isreg():
         if ending in sample.texts:
             raise BadData(f"{member} is there twice; each member may be there once")
         sample.texts[ending] = _text(member)
 
 
-def _told(texts: Mapping[str, str], image: Member) -> tuple[str, dict[str, str | int | float | bool]]:
+def _label_and_metadata(
+    texts: Mapping[str, str], image: Member
+) -> tuple[str, dict[str, str | int | float | bool]]:
     """Return the class that the fields of a sample name, if one does, and the metadata."""
-    given = _object(texts.get("json", "{}"), image)
+    try:
+        given = json.loads(texts.get("json", "{}"))
+    except (ValueError, RecursionError) as error:
+        raise BadData(f"the .json of {image} is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise BadData(
+            f"the .json of {image} holds {texts['json'][:80]!r}; give an object of names and values"
+        )
     name = next((name for name in ("label", "class") if given.get(name) is not None), "")
     if "cls" in texts:
         if not _INTEGER.fullmatch(texts["cls"]):
@@ -122,16 +108,6 @@ def _told(texts: Mapping[str, str], image: Member) -> tuple[str, dict[str, str |
     if "txt" in texts and (name or texts.keys() & {"cls", "label"}):
         metadata.setdefault("txt", texts["txt"])  # a caption, as the class is named elsewhere
     return label, metadata
-
-
-def _object(text: str, image: Member) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadData(f"the .json of {image} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise BadData(f"the .json of {image} holds {text[:80]!r}; give an object of names and values")
-    return found
 
 
 def _text(member: Member) -> str:
@@ -151,7 +127,12 @@ def _members(shard: Shard) -> Iterator[tuple[str, str, Member, tarfile.TarInfo]]
     try:
         with open(shard.path, "rb") as file:
             changed = os.fstat(file.fileno()).st_mtime_ns
-            _check_plain(file.read(8), shard.path)
+            beginning = file.read(8)
+            if packed := [name for magic, name in _MAGIC.items() if beginning.startswith(magic)]:
+                raise BadData(
+                    f"the tar {shard.path} is compressed ({packed[0]}), so that no image in it can be read"
+                    " alone; decompress it to a .tar, or unpack it"
+                )
             file.seek(0)
             tar = tarfile.open(  # noqa: SIM115  # has nothing to close but the file
                 fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape"
@@ -174,34 +155,15 @@ def _members(shard: Shard) -> Iterator[tuple[str, str, Member, tarfile.TarInfo]]
         raise BadData(f"the tar {shard.path} cannot be read, or is damaged or cut off: {told}") from error
 
 
-def _check_plain(beginning: bytes, path: Path) -> None:
-    for magic, name in _MAGIC.items():
-        if beginning.startswith(magic):
-            raise BadData(
-                f"the tar {path} is compressed ({name}), so that no image in it can be read alone;"
-                " decompress it to a .tar, or unpack it"
-            )
-
-
-def _check_member(member: Member, info: tarfile.TarInfo) -> None:
-    parts = PurePosixPath(member.name).parts
-    if ".." in parts or parts[0] == "/" or "\0" in member.name:
-        raise BadData(
-            f"the tar {member.archive} has the member {member.name!r}, which is no plain path in it"
-        )
-    if info.issparse():
-        raise BadData(f"{member} is stored with holes (sparse); write the tar again without --sparse")
-
-
 def _check_end(file: BinaryIO, at: int) -> None:
     """Check that the last header was followed by the end mark, and that by nothing.
 
     `tarfile` takes a damaged header for the end, and a file that was cut between two members for a whole one.
     """
     file.seek(at)
-    if len(rest := file.read(_BLOCK)) < _BLOCK:
+    if not (rest := file.read(tarfile.BLOCKSIZE)):
         raise tarfile.ReadError(f"its end mark is missing at byte {at}")
     while rest:
-        if rest.count(0) != len(rest):
+        if rest.strip(b"\0"):
             raise tarfile.ReadError(f"there is no header and no end at byte {at}")
         rest = file.read(1 << 20)

@@ -1,42 +1,138 @@
-"""What both clients are made of: an address, how it is trusted, and how patient a call is."""
+"""How both clients reach a server: channels, TLS and keys, retries by gRPC, and what a failed call means."""
 
-from collections.abc import Mapping
-from typing import Any, Self
+import asyncio
+import copy
+import json
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
-from serving.client.line import Line
-from serving.client.options import Options
-from serving.client.pem import Pem
-from serving.client.security import security_of
-from serving.rpc.limits import DEFAULT_PORT
+import grpc
+from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2_grpc
+from grpc_status import rpc_status
 
-__all__ = ["Connection"]
+from protos import gallery_service_pb2_grpc, model_service_pb2_grpc, retrieval_service_pb2_grpc
+from serving.errors import CrossbatchError, DeadlineExceeded, InvalidArgument, Unavailable
+from serving.rpc.limits import DEFAULT_PORT, MAX_MESSAGE_BYTES
+from serving.rpc.status import Violation, from_status, violations_of
+
+T = TypeVar("T")
+Pem: TypeAlias = bytes | str | Path
+"""Certificates or a private key in PEM: the bytes, or where they lie."""
+MOST_RETRIES = 4
+"""gRPC makes no more tries after the first."""
+CLOSED = "The client has been closed; make another one."
+
+_LOOPBACK = re.compile(r"unix:|unix-abstract:|(ipv4:)?127(\.\d+){3}:|localhost:|(ipv6:)?\[::1\]:")
+_ADDRESS = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|xds):.+|([^\s:/@\[\]]+|\[[\w:.%]+\]):[0-9]{1,5}")
+_OWN_HEADERS = re.compile(
+    r"authorization|x-request-id|content-type|te|user-agent|connection|host|grpc-.*|.*-bin"
+)
+_STUBS = (
+    retrieval_service_pb2_grpc.RetrievalServiceStub,
+    gallery_service_pb2_grpc.GalleryServiceStub,
+    model_service_pb2_grpc.ModelServiceStub,
+    health_pb2_grpc.HealthStub,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[T]):
+    """One call, made again after a lost reply if it is `repeatable`; `timeout` is the client's when None."""
+
+    method: str
+    message: Any
+    read: Callable[[Any], T]
+    repeatable: bool = True
+    timeout: float | None = None
 
 
 class Connection:
-    """A line to one server, taken by the first call and kept for all that follow.
+    """Channels to one server, which share a connection and differ in what gRPC tries again by itself."""
 
-    Every call has `timeout` seconds, retries included. A call that is refused for want of room, or that finds
-    no server, is made again while time is left, so that a server's restart, or a worker that dies, is ridden
-    out; `retries` bounds how often. A call that may have been carried out already is made again only where
-    that does no harm.
+    def __init__(self, api: Any, address: str, credentials: Any, patience: float) -> None:
+        self.address, self.encrypted = address, credentials is not None
+        self.answered, self.closed = False, False
+        self._api, self._credentials, self._patience = api, credentials, patience
+        self._channels: dict[Any, tuple[Any, dict[str, Any]]] = {}
+        self._process, self._lock = os.getpid(), threading.Lock()
 
-    Inputs beyond the limits of one call are sent in several, at most four at a time and together no more than
-    one call's worth; each of them has the whole `timeout`.
+    def method(self, name: str, retries: int, repeatable: bool) -> Any:
+        """Look up a method of the server, called with these retries.
 
-    What one call is to have otherwise it gets by `with_options`. Each method's call has one request id,
-    whatever number of calls to the server it takes: the one given, or one made for it. The server's log has
-    each of them under it, and an error has it as `request_id`.
+        Raises:
+            InvalidArgument: if the client has been closed, or was made before a fork.
+        """
+        if self.closed:
+            raise InvalidArgument(CLOSED)
+        if os.getpid() != self._process:
+            raise InvalidArgument("The client was made before a fork of this process; make a client in each.")
+        # A channel of grpc.aio belongs to one event loop.
+        loop = asyncio.get_running_loop() if self._api is grpc.aio else None
+        key = (loop, min(retries, MOST_RETRIES), repeatable)
+        with self._lock:
+            if key not in self._channels:
+                for ended in [each for each in self._channels if each[0] and each[0].is_closed()]:
+                    del self._channels[ended]
+                channel = self._channel(*key[1:])
+                methods = {name: each for stub in _STUBS for name, each in vars(stub(channel)).items()}
+                self._channels[key] = channel, methods
+            return self._channels[key][1][name]
 
-    It does not survive a fork: make a client in each process. A proxy that the environment names
-    (`http_proxy`, `https_proxy`, `no_proxy`) is used, but never for this machine itself.
-    """
+    def close(self) -> list[Any]:
+        """Begin no call any more; gives the channels that are to be closed."""
+        self.closed = True
+        return [channel for channel, _ in self._channels.values()] if os.getpid() == self._process else []
+
+    def _channel(self, retries: int, repeatable: bool) -> Any:
+        pause = min(self._patience, 10.0) / 100  # all four pauses together are 40 % of the timeout
+        policy = {
+            "maxAttempts": retries + 1,
+            "initialBackoff": f"{pause:.9f}s",
+            "maxBackoff": f"{27 * pause:.9f}s",
+            "backoffMultiplier": 3,
+            # A refused call was not carried out; what came of one whose connection broke, nobody knows.
+            "retryableStatusCodes": ["RESOURCE_EXHAUSTED", *["UNAVAILABLE"] * repeatable],
+        }
+        config = {"methodConfig": [{"name": [{}], **({"retryPolicy": policy} if retries else {})}]}
+        options = [
+            ("grpc.service_config", json.dumps(config)),
+            ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),
+            # gRPC's own 4 MiB refuse large replies; the server sets the same.
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
+            # A server that vanished without a word is noticed while a call waits for it.
+            ("grpc.keepalive_time_ms", 30_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            # A proxy of the environment leads out of this machine, and never back to it.
+            ("grpc.enable_http_proxy", 0 if _LOOPBACK.match(self.address) else 1),
+        ]
+        if self._credentials is None:
+            return self._api.insecure_channel(self.address, options=options)
+        return self._api.secure_channel(self.address, self._credentials, options=options)
+
+
+class BaseClient:
+    """A connection to one server, taken by the first call and kept for all that follow."""
+
+    _api: Any = grpc
 
     def __init__(
         self,
         address: str = f"127.0.0.1:{DEFAULT_PORT}",
         *,
         timeout: float = 10.0,
-        retries: int = 1_000_000,
+        retries: int = MOST_RETRIES,
         api_key: str | None = None,
         tls: bool = False,
         ca: Pem | None = None,
@@ -45,36 +141,40 @@ class Connection:
         insecure: bool = False,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Keep the address; the first call connects.
+        """Keep the address, HOST:PORT or a target in gRPC's own spelling; the first call connects.
 
-        Args:
-            address: HOST:PORT, or a target in gRPC's own spelling (`dns:///HOST:PORT`, `unix:/PATH`).
-            timeout: Seconds that a call has.
-            retries: Most tries after the first; by default more than any timeout has room for.
-            api_key: Sent with each call as `authorization: Bearer KEY`.
-            tls: Whether to use TLS with the system's authorities.
-            ca: PEM, bytes or a path: TLS with these authorities instead.
-            certificate: PEM of the client's own chain, for a server that wants one (mutual TLS).
-            private_key: PEM of that certificate's key.
-            insecure: Whether the key may be sent to another machine in plain text.
-            metadata: Own headers of each call, for a proxy or the server's traces; keys in lower case.
+        `timeout` is in seconds, for each call with its retries. `ca` are the authorities that TLS trusts in
+        place of the system's (`tls`), `certificate` and `private_key` are shown to a server that wants them.
+        `insecure` lets the API key leave this machine in plain text. `metadata` are headers of each call.
 
         Raises:
-            InvalidArgument: if an argument makes no sense, a file cannot be read, or the key would be sent to
-                another machine in plain text.
+            InvalidArgument: if an argument makes no sense, or a file cannot be read.
         """
-        self._options = Options(timeout, retries, {} if metadata is None else metadata)
-        security = security_of(
-            address,
-            api_key=api_key,
-            tls=tls,
-            ca=ca,
-            certificate=certificate,
-            private_key=private_key,
-            insecure=insecure,
-        )
-        self._line = Line(address, security)
-        self._shares = False
+        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+            raise InvalidArgument(
+                f"The address {address!r:.200} is not HOST:PORT; write it as 127.0.0.1:50051, "
+                "shop.example:443 or [::1]:50051, without http://."
+            )
+        if (certificate is None) != (private_key is None):
+            raise InvalidArgument(
+                "certificate=... and private_key=... belong together; give both, or neither."
+            )
+        credentials = None
+        if tls or ca is not None or certificate is not None:
+            pems = (_pem(ca, "ca"), _pem(private_key, "private_key"), _pem(certificate, "certificate"))
+            credentials = grpc.ssl_channel_credentials(*pems)
+        if api_key is not None and not (isinstance(api_key, str) and re.fullmatch(r"[!-~]+", api_key)):
+            raise InvalidArgument("The API key must be a string of visible ASCII characters without spaces.")
+        if api_key is not None and not (credentials or insecure or _LOOPBACK.match(address)):
+            raise InvalidArgument(
+                f"The API key would travel to {address} in plain text; use TLS by tls=True or ca=..., or say "
+                "insecure=True if the network is trusted."
+            )
+        self._key = [] if api_key is None else [("authorization", f"Bearer {api_key}")]
+        self._metadata: Mapping[str, str] = {}
+        self._owner = True
+        self._set(timeout, retries, {} if metadata is None else metadata, "")
+        self._connection = Connection(self._api, address, credentials, timeout)
 
     def with_options(
         self,
@@ -86,41 +186,154 @@ class Connection:
     ) -> Self:
         """Make a client with other options on the same connection, which costs next to nothing.
 
-        Closing it leaves the connection open; closing the client that it came from closes it, too.
-
-        Args:
-            timeout: Seconds that a call has; as before when None.
-            retries: Most tries after the first; as before when None.
-            metadata: Headers that are added to those there are, or take their place.
-            request_id: `x-request-id` of the calls, at most 64 visible ASCII characters; "" makes one for
-                each again.
-
-        Raises:
-            InvalidArgument: if an option makes no sense.
+        What is None stays as it was, and metadata is added to what there is. Calls send `request_id`, at most
+        64 visible ASCII characters, as `x-request-id`; "" makes one for each again. Closing the copy leaves
+        the connection open.
         """
-        client = object.__new__(type(self))
-        client.__dict__.update(vars(self))  # those of a subclass as well
-        client._shares = True
-        client._options = self._options.changed(
-            timeout=timeout, retries=retries, metadata=metadata, request_id=request_id
+        client = copy.copy(self)
+        client._owner = False
+        client._set(
+            self._timeout if timeout is None else timeout,
+            self._retries if retries is None else retries,
+            {} if metadata is None else metadata,
+            self._request_id if request_id is None else request_id,
         )
         return client
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Copied by hand it would hang up for the one that it was copied from.
-        raise TypeError(
-            f"A {type(self).__name__} holds a connection and cannot be pickled or copied; make one in each "
-            "process, or take with_options(...)."
-        )
-
-    def _hang_up(self) -> None:
-        if not self._shares:
-            self._line.close()
 
     @property
     def address(self) -> str:
         """Where the server is."""
-        return self._line.address
+        return self._connection.address
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
+
+    def _set(self, timeout: float, retries: int, metadata: Mapping[str, str], request_id: str) -> None:
+        numbers = isinstance(timeout, Real) and isinstance(retries, int)
+        if not numbers or not 0 < timeout <= 86_400 or retries < 0:
+            raise InvalidArgument(
+                f"timeout={timeout!r}, retries={retries!r} cannot make a call; the timeout must be above 0 "
+                "and at most 86,400 seconds, and retries 0 or more."
+            )
+        if not isinstance(request_id, str) or not re.fullmatch(r"[!-~]{0,64}", request_id):
+            raise InvalidArgument(
+                f"request_id cannot be {request_id!r:.100}; it must be at most 64 visible ASCII characters."
+            )
+        if not isinstance(metadata, Mapping):
+            raise InvalidArgument(f"metadata must be a mapping of strings; found {type(metadata).__name__}.")
+        for key, value in metadata.items():
+            own = not isinstance(key, str) or _OWN_HEADERS.fullmatch(key)
+            if own or not re.fullmatch(r"[0-9a-z_.-]+", key):
+                raise InvalidArgument(
+                    f"metadata cannot have the key {key!r:.80}; a key is of lower-case letters, digits, '-', "
+                    "'_' and '.', and none of gRPC's or the client's own (api_key=..., request_id=...)."
+                )
+            # The value is in no message: it may be a secret, and messages end in logs.
+            if not isinstance(value, str) or not re.fullmatch(r"[ -~]*", value):
+                raise InvalidArgument(f"The metadata {key!r} must be a string of printable ASCII characters.")
+        self._timeout, self._retries, self._request_id = timeout, retries, request_id
+        self._metadata = {**self._metadata, **metadata}
+
+    def _new_id(self) -> str:
+        return self._request_id or uuid.uuid4().hex[:16]
+
+    def _prepared(self, request: Request[Any], request_id: str) -> tuple[Any, dict[str, Any]]:
+        """Look up the method of a request, and what it is called with beside the message."""
+        method = self._connection.method(request.method, self._retries, request.repeatable)
+        headers = (*self._key, *self._metadata.items(), ("x-request-id", request_id))
+        # A server that has answered may be starting again, and is waited for; not for an hour, though, by
+        # long work that has a time of its own.
+        waits = self._connection.answered and self._retries > 0 and request.timeout is None
+        timeout = self._timeout if request.timeout is None else request.timeout
+        return method, {"timeout": timeout, "metadata": headers, "wait_for_ready": waits}
+
+    def _read(self, request: Request[T], reply: Any) -> T:
+        self._connection.answered = True
+        return request.read(reply)
+
+    def _error(self, failure: Any, request: Request[Any], request_id: str) -> CrossbatchError:
+        """Say what a failed call means: an error of the class that the server named, or the nearest one."""
+        timeout = self._timeout if request.timeout is None else request.timeout
+        error = _meaning_of(failure, self._connection, timeout)
+        error.code, trailing = failure.code().name, failure.trailing_metadata() or ()
+        error.request_id = next((str(value) for key, value in trailing if key == "x-request-id"), request_id)
+        error.add_note(f"request id {error.request_id}, {error.code}")
+        return error
+
+
+def faults_of(error: CrossbatchError) -> tuple[Violation, ...]:
+    """Read from the error of a call which fields the server complained about."""
+    status = _status_of(error.__cause__)
+    return () if status is None else violations_of(status)
+
+
+def _pem(given: Pem | None, what: str) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    try:
+        return Path(given).read_bytes()
+    except (OSError, ValueError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidArgument(f"{what}={str(given)!r} cannot be read ({reason}); check its path.") from error
+
+
+_FAULTS = (
+    (
+        "WRONG_VERSION_NUMBER|HTTP_REQUEST|WRONG_SSL_VERSION",
+        "seems to speak no TLS, and you do; leave out tls=True, ca=... and certificate=...",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED|BAD_SIGNATURE|certificate signature failure",
+        "shows a certificate that is not trusted; give its authority by ca=..., and see that it is valid",
+    ),
+    (
+        "Hostname Verification|Peer name",
+        "shows a certificate for another host name; call it by a name that its certificate has",
+    ),
+    (
+        "create security handshaker",
+        "was not asked, as gRPC cannot use what it was given: ca=..., certificate=... and private_key=... "
+        "must be PEM, the latter two belong together, and the key not be encrypted",
+    ),
+    (
+        "failed to connect.*(Socket closed|onnection reset|roken pipe|EOF)",
+        "hangs up before it answers; if it speaks TLS, give its authority by ca=..., or tls=True for the "
+        "system's; if it wants a client certificate, give one that it trusts by certificate=... and "
+        "private_key=...",
+    ),
+)
+
+
+def _meaning_of(failure: Any, connection: Connection, timeout: float) -> CrossbatchError:
+    code, details, there = failure.code(), failure.details() or "", f"The server at {connection.address}"
+    status = _status_of(failure)
+    if status is not None and status.details:
+        connection.answered = True
+        return from_status(status)
+    # From here on it is gRPC that speaks, not the server.
+    if connection.closed:
+        return InvalidArgument(CLOSED)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(f"{there} did not answer within {timeout:g} s.")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Unavailable(f"{there} does not know this call; it is no crossbatch server, or an older one.")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return InvalidArgument(f"The message is larger than {MAX_MESSAGE_BYTES:,} bytes; split the call.")
+    if code is not grpc.StatusCode.UNAVAILABLE:
+        return from_status(status_pb2.Status(code=code.value[0], message=details))
+    for words, meaning in _FAULTS:
+        if re.search(words, details):
+            return Unavailable(f"{there} {meaning} ({details}).")
+    return Unavailable(
+        f"No server answers at {connection.address} ({details}); start one with `crossbatch serve`, or give "
+        "its address."
+    )
+
+
+def _status_of(failure: Any) -> status_pb2.Status | None:
+    """The rich status of a failed call; None when there is none, or it contradicts the code."""
+    try:
+        status: status_pb2.Status | None = rpc_status.from_call(failure)
+    except (ValueError, AttributeError):
+        return None
+    return status

@@ -6,7 +6,6 @@ with another id. Both are made aside, verified, and then put in their places at 
 
 import errno
 import os
-import re
 import secrets
 import shutil
 import time
@@ -18,37 +17,26 @@ from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, NotFound
 from serving.gallery.disk import disk_error, sync
 from serving.gallery.folder import check_path, made_aside
 from serving.gallery.gallery import Gallery, RebuildPolicy
-from serving.gallery.index.build import Advance
+from serving.gallery.index.builder import Advance
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
 from serving.gallery.verify import verify
 
 __all__ = ["restore", "snapshot"]
 
-_BLOCK = 1 << 20  # bytes
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _STALE = 3600.0  # seconds
-_ENDS = ("", "-wal", "-shm", "-journal")  # of the files that SQLite makes beside one
 
 
 def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> int:
-    """Write the gallery at `path` to a new file, while writes go on, and verify the file.
+    """Write the gallery at `path` to a new file, while writes go on, and verify it; returns how many items.
 
-    Args:
-        path: The gallery's folder.
-        file: What to write; it appears whole and on disk, or not at all.
-        advance: Told the stage, how much of it is done, and of how much.
-
-    Returns:
-        How many items are in it.
+    The file appears whole and on disk, or not at all.
 
     Raises:
         NotFound: There is no gallery at `path`, or no folder for the file.
         AlreadyExists: There is something at `file`; it is left as it is.
-        InvalidArgument: The path of the file is not UTF-8.
         BadArtifact: The gallery is damaged.
-        ReadOnly: The file cannot be written there.
-        Overloaded: The disk is full.
     """
     check_path(file)
     with closing(Store(path / FILE_NAME)) as store, _written_once(file) as aside:
@@ -63,35 +51,31 @@ def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> i
 
 
 def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> int:
-    """Make a gallery of a snapshot and build its index; it appears complete or not at all.
+    """Make a gallery at `path` of a snapshot and build its index; returns how many items it has.
 
-    Args:
-        file: The snapshot.
-        path: Where the gallery comes, a free name.
-        advance: Told the stage, how much of it is done, and of how much.
-
-    Returns:
-        How many items it has.
+    The gallery appears complete or not at all.
 
     Raises:
         NotFound: There is no such file.
         AlreadyExists: There is something at `path`.
         InvalidArgument: What is there is a gallery in use, not a snapshot.
         BadArtifact: The snapshot is damaged, or of another format version.
-        ReadOnly: The folder cannot be written.
-        Overloaded: The disk is full.
     """
     if not file.is_file():
         raise NotFound(f"there is no snapshot {file}; give a file that crossbatch gallery snapshot wrote")
-    journal = file.with_name(f"{file.name}-wal")
-    if journal.exists():
+    if file.with_name(f"{file.name}-wal").exists():
         raise InvalidArgument(
             f"{file} is a gallery in use and not all of it is in that file; make a snapshot of the gallery "
             "by crossbatch gallery snapshot"
         )
     with made_aside(path) as aside:
         given = aside / "given"
-        _copy(file, given)
+        try:
+            source = file.open("rb")
+        except OSError as error:
+            raise Unavailable(f"the snapshot {file} cannot be read: {error.strerror}") from error
+        with source, given.open("xb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
         try:
             found = verify(given, advance=advance)
             if found.problems:
@@ -109,15 +93,6 @@ def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> in
     return found.items
 
 
-def _copy(file: Path, given: Path) -> None:
-    try:
-        source = file.open("rb")
-    except OSError as error:
-        raise Unavailable(f"the snapshot {file} cannot be read: {error.strerror}") from error
-    with source, given.open("xb") as target:
-        shutil.copyfileobj(source, target, _BLOCK)
-
-
 @contextmanager
 def _written_once(file: Path) -> Iterator[Path]:
     """Give a path to write a file to; when the block ends it is at `file`, on disk, unless one is there."""
@@ -126,9 +101,14 @@ def _written_once(file: Path) -> Iterator[Path]:
         raise NotFound(f"there is no folder {file.parent} to write {file.name} to; make it first")
     if os.path.lexists(file):
         raise AlreadyExists(taken)
-    _sweep(file)
-    aside = file.with_name(f".{file.name}.new-{secrets.token_hex(4)}")
+    for path in file.parent.glob(f".{file.name}.new-*"):  # what a crash has left
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - _STALE:
+                shutil.rmtree(path)
+    folder = file.with_name(f".{file.name}.new-{secrets.token_hex(4)}")
+    aside = folder / file.name
     try:
+        folder.mkdir(0o700)
         yield aside
         aside.chmod(aside.stat().st_mode & 0o644)
         sync(aside)
@@ -139,9 +119,7 @@ def _written_once(file: Path) -> Iterator[Path]:
     except OSError as error:
         raise disk_error(error, f"the file {file}") from error
     finally:
-        for end in _ENDS:
-            with suppress(OSError):
-                aside.with_name(aside.name + end).unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put(aside: Path, file: Path) -> None:
@@ -153,13 +131,3 @@ def _put(aside: Path, file: Path) -> None:
             raise
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))  # nobody else takes it now
         os.replace(aside, file)
-
-
-def _sweep(file: Path) -> None:
-    """Remove what a crash left of an earlier attempt to write this file."""
-    leftover = re.compile(rf"\.{re.escape(file.name)}\.new-[0-9a-f]{{8}}({'|'.join(_ENDS)})")
-    for path in list(file.parent.iterdir()):
-        if leftover.fullmatch(path.name):
-            with suppress(OSError):
-                if path.stat().st_mtime < time.time() - _STALE:
-                    path.unlink()

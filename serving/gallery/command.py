@@ -1,9 +1,8 @@
 """The command `crossbatch gallery`: look after the galleries of a folder."""
 
 import dataclasses
-import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -13,27 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.errors import BadSetting, CrossbatchError, NotFound
 from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory, check_name
-from serving.gallery.index.policy import RebuildPolicy
-from serving.gallery.listing import render
+from serving.gallery.index.rebuild import RebuildPolicy
 from serving.gallery.verify import verify
 from serving.progress import stages
 
 __all__ = ["Settings", "complaint", "render", "run"]
 
 _PATIENCE = 60.0  # seconds that a switch waits for a rebuild
-_WORDS = {
-    "list": (),
-    "info": ("NAME",),
-    "verify": ("NAME",),
-    "rebuild": ("NAME",),
-    "snapshot": ("NAME", "FILE"),
-    "restore": ("FILE", "NAME"),
-    "switch": ("NAME", "OTHER"),
-    "rollback": ("NAME",),
-    "drop": ("NAME",),
-}
-
-_log = logging.getLogger(__name__)
+_MOST_FIELDS = 40
 
 
 class Settings(BaseModel):
@@ -84,17 +70,18 @@ def run(settings: Settings) -> dict[str, Any]:
 
     Raises:
         BadSetting: A word or `--yes` is missing, or a word or flag too many.
-        NotFound: There is no such folder, gallery or file.
-        CrossbatchError: The gallery is damaged, or its folder cannot be written.
+        CrossbatchError: There is no such gallery or file, it is damaged, or cannot be written.
     """
-    _check_words(settings)
+    words = [word for word in (settings.name, settings.other) if word is not None]
+    _check_words(settings, words)
     if not settings.galleries.is_dir() and settings.action != "restore":
         raise NotFound(
             f"there is no folder {settings.galleries}; give the folder of galleries by --galleries"
         )
     # A command looks and goes: it leaves background work to the server.
     with GalleryDirectory(settings.galleries, policy=RebuildPolicy(automatic=False)) as directory:
-        return _ACTIONS[settings.action](directory, settings)
+        work, *_ = _ACTIONS[settings.action]
+        return {"action": settings.action, **work(directory, settings, *words)}
 
 
 def complaint(result: Mapping[str, Any]) -> str | None:
@@ -107,83 +94,69 @@ def complaint(result: Mapping[str, Any]) -> str | None:
     )
 
 
-def _check_words(settings: Settings) -> None:
-    wanted = _WORDS[settings.action]
-    given = [word for word in (settings.name, settings.other) if word is not None]
+def _check_words(settings: Settings, words: list[str]) -> None:
+    _, *wanted = _ACTIONS[settings.action]
     usage = " ".join(["crossbatch gallery", settings.action, *wanted])
-    if len(given) != len(wanted):
+    if len(words) != len(wanted):
         amount = ("no word", "one word", "two words")
         raise BadSetting(
-            f"{settings.action} needs {amount[len(wanted)]} after it, and {amount[len(given)]} came: {usage}"
+            f"{settings.action} needs {amount[len(wanted)]} after it, and {amount[len(words)]} came: {usage}"
         )
     if settings.action != "rebuild" and (settings.index is not None or settings.recall is not None):
         raise BadSetting(f"--index and --recall are for rebuild alone; leave them out: {usage}")
 
 
-def _list(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
+def _list(directory: GalleryDirectory, _: Settings) -> dict[str, Any]:
     entries = []
     for name in directory.names():
         with suppress(NotFound):  # dropped since the names were read
             entries.append(_entry(directory, name))
-    return {"action": "list", "galleries": entries}
+    return {"galleries": entries}
 
 
-def _info(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
-    gallery = directory.get(_name(settings))
-    return {
-        "action": "info",
-        "galleries": [{**dataclasses.asdict(gallery.info()), "fields": gallery.fields()}],
-    }
+def _info(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
+    gallery = directory.get(name)
+    return {"galleries": [{**dataclasses.asdict(gallery.info()), "fields": gallery.fields()}]}
 
 
-def _verify(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
-    name = _name(settings)
+def _verify(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
     with stages("item") as advance:
         found = verify(directory.path_of(name), advance=advance)
-    return {"action": "verify", "name": name, **dataclasses.asdict(found)}
+    return {"name": name, **dataclasses.asdict(found)}
 
 
-def _rebuild(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
-    gallery = directory.get(_name(settings))
+def _rebuild(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
+    gallery = directory.get(name)
     with stages("item") as advance:
         gallery.rebuild(settings.index, settings.recall, progress=advance)
-    return {"action": "rebuild", "galleries": [dataclasses.asdict(gallery.info())]}
+    return {"galleries": [dataclasses.asdict(gallery.info())]}
 
 
-def _snapshot(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
-    name, file = _name(settings), Path(settings.other or "")
+def _snapshot(directory: GalleryDirectory, _: Settings, name: str, file: str) -> dict[str, Any]:
+    path = Path(file)
     with stages("item") as advance:
-        items = snapshot(directory.path_of(name), file, advance=advance)
-    return {
-        "action": "snapshot",
-        "name": name,
-        "file": str(file),
-        "items": items,
-        "bytes": file.stat().st_size,
-    }
+        items = snapshot(directory.path_of(name), path, advance=advance)
+    return {"name": name, "file": str(path), "items": items, "bytes": path.stat().st_size}
 
 
-def _restore(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
-    file, name = Path(settings.name or ""), check_name(settings.other or "")
+def _restore(directory: GalleryDirectory, _: Settings, file: str, name: str) -> dict[str, Any]:
+    path = directory.path / check_name(name)
     with stages("item") as advance:
-        items = restore(file, directory.path / name, advance=advance)
-    return {"action": "restore", "name": name, "file": str(file), "items": items}
+        items = restore(Path(file), path, advance=advance)
+    return {"name": name, "file": str(Path(file)), "items": items}
 
 
-def _switch(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
-    name, other = _name(settings), settings.other or ""
+def _switch(directory: GalleryDirectory, _: Settings, name: str, other: str) -> dict[str, Any]:
     previous = check_name(name) in directory.names()
     directory.switch(name, other, timeout=_PATIENCE)
-    return {"action": "switch", "name": name, "other": other, "previous": other if previous else None}
+    return {"name": name, "other": other, "previous": other if previous else None}
 
 
-def _rollback(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
-    name = _name(settings)
-    return {"action": "rollback", "name": name, "other": directory.rollback(name, timeout=_PATIENCE)}
+def _rollback(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
+    return {"name": name, "other": directory.rollback(name, timeout=_PATIENCE)}
 
 
-def _drop(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
-    name = _name(settings)
+def _drop(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
     if not settings.yes:
         items = _entry(directory, name).get("items")
         count = "an unknown number of" if items is None else f"{items:,}"
@@ -194,26 +167,22 @@ def _drop(directory: GalleryDirectory, settings: Settings) -> dict[str, Any]:
         sys.stderr.write(f"drop the gallery {name} with {count} items for good? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            return {"action": "drop", "name": name, "dropped": False}
+            return {"name": name, "dropped": False}
     directory.drop(name)
-    return {"action": "drop", "name": name, "dropped": True}
+    return {"name": name, "dropped": True}
 
 
-_ACTIONS: Mapping[str, Callable[[GalleryDirectory, Settings], dict[str, Any]]] = {
-    "list": _list,
-    "info": _info,
-    "verify": _verify,
-    "rebuild": _rebuild,
-    "snapshot": _snapshot,
-    "restore": _restore,
-    "switch": _switch,
-    "rollback": _rollback,
-    "drop": _drop,
+_ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
+    "list": (_list,),
+    "info": (_info, "NAME"),
+    "verify": (_verify, "NAME"),
+    "rebuild": (_rebuild, "NAME"),
+    "snapshot": (_snapshot, "NAME", "FILE"),
+    "restore": (_restore, "FILE", "NAME"),
+    "switch": (_switch, "NAME", "OTHER"),
+    "rollback": (_rollback, "NAME"),
+    "drop": (_drop, "NAME"),
 }
-
-
-def _name(settings: Settings) -> str:
-    return settings.name or ""  # which names nothing; that there is one has been checked
 
 
 def _entry(directory: GalleryDirectory, name: str) -> dict[str, Any]:
@@ -223,6 +192,94 @@ def _entry(directory: GalleryDirectory, name: str) -> dict[str, Any]:
         raise
     except CrossbatchError as error:  # it hides no other gallery
         return {"name": name, "error": str(error)}
-    except Exception as error:  # nor does a bug that one gallery shows
-        _log.exception("the gallery %s cannot be described", name)
-        return {"name": name, "error": f"it cannot be described: {type(error).__name__} {error}"}
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """Return what a person reads of a result of `run` on a terminal."""
+    name, other, file = (result.get(key) for key in ("name", "other", "file"))
+    match result["action"]:
+        case "list":
+            return "\n".join(map(_line, result["galleries"])) or "no gallery"
+        case "info":
+            return _sheet(result["galleries"][0])
+        case "verify":
+            return _verification(result)
+        case "rebuild":
+            (entry,) = result["galleries"]
+            return f"the index of the gallery {entry['name']} is new\n{_sheet(entry)}"
+        case "snapshot":
+            size = f"{result['bytes'] / 1e6:,.1f} MB"
+            return f"wrote the {result['items']:,} items of the gallery {name} to {file} ({size})"
+        case "restore":
+            return f"made the gallery {name} with {result['items']:,} items of {file}"
+        case "switch" if result["previous"] is None:
+            return f"the gallery {other} is now {name}"
+        case "switch":
+            return (
+                f"the gallery {other} is now {name}, and the one before is {other}; "
+                f"to undo it: crossbatch gallery rollback {name}"
+            )
+        case "rollback":
+            return f"the gallery {name} is again the one before; the other is now {other}"
+    return f"{'dropped' if result['dropped'] else 'kept'} the gallery {name}"
+
+
+def _verification(result: Mapping[str, Any]) -> str:
+    problems = result["problems"]
+    first = (
+        f"verified the gallery {result['name']}: {result['items']:,} items ({result['indexed']:,} in the "
+        f"index, {result['fresh']:,} newer, {result['removals']:,} removals), "
+        f"{result['thumbnails']:,} thumbnails"
+    )
+    if not problems:
+        return f"{first}; no problem"
+    last = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
+    return "\n".join([first, *(f"  {problem}" for problem in problems), last])
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    if "error" in entry:
+        return f"{entry['name']}: {entry['error']}"
+    return (
+        f"{entry['name']}: {entry['items']:,} items of dimension {entry['dimension']}, "
+        f"model {entry['model_name']} ({entry['fingerprint'][:12]}); {entry['index_type']} index over "
+        f"{entry['index_items']:,}, {entry['fresh']:,} newer, {entry['deleted']:,} deleted; "
+        f"{(entry['index_bytes'] + entry['store_bytes']) / 1e6:,.1f} MB; created {entry['created']}"
+    )
+
+
+def _sheet(entry: Mapping[str, Any]) -> str:
+    """Return all that is known of one gallery, a line each."""
+    trials = (
+        f"{each['type']} {each['recall']:.4f} at {each['latency_ms']:.3f} ms" for each in entry["trials"]
+    )
+    lines = {
+        "items": f"{entry['items']:,} of dimension {entry['dimension']}; {entry['fresh']:,} newer than the "
+        f"index, {entry['deleted']:,} deleted and still in memory",
+        "fields": _fields(entry.get("fields", {})),
+        "model": f"{entry['model_name']}, fingerprint {entry['fingerprint']}",
+        "index": f"{entry['index_type']} over {entry['index_items']:,} items "
+        f"(wanted: {entry['wanted_index']})",
+        "recall@10": f"{entry['recall']:.4f} (wanted: {entry['wanted_recall']:g})",
+        "latency": f"{entry['latency_ms']:.3f} ms a query on one thread" if entry["latency_ms"] else "",
+        "parameters": ", ".join(f"{name} {value:g}" for name, value in entry["parameters"].items()),
+        "tried": "; ".join(trials),
+        "note": entry["note"],
+        "size": f"{entry['store_bytes'] / 1e6:,.1f} MB of items, "
+        f"{entry['index_bytes'] / 1e6:,.1f} MB of index",
+        "previous": entry["previous_name"] and f"{entry['previous_name']} (by rollback it is back)",
+        "published": f"{entry['generation']:,} times, format {entry['format_version']}",
+        "created": entry["created"],
+        "folder": entry["path"],
+    }
+    width = max(map(len, lines))
+    return "\n".join(
+        [entry["name"], *(f"  {label:<{width}}  {text}" for label, text in lines.items() if text)]
+    )
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    """Name the fields of the metadata and what each holds, as many as one reads."""
+    named = [f"{name} ({' or '.join(kinds) or 'object'})" for name, kinds in fields.items()]
+    more = f" and {len(named) - _MOST_FIELDS} more" if len(named) > _MOST_FIELDS else ""
+    return ", ".join(named[:_MOST_FIELDS]) + more

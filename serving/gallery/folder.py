@@ -1,36 +1,41 @@
-"""The folder of a gallery: how it comes, goes, and what a crash leaves of either.
+"""The folder of a gallery: how it comes, goes, and gets another name, and what a crash leaves of that.
 
 Making happens in `.<name>.new-<token>`, dropping in `.<name>.dropped-<token>`, both beside the gallery and
-turned into it, or from it, by one rename. Each is locked by who works on it, while he lives.
+turned into it, or from it, by one rename. Two galleries exchange their names in one step, so the one served
+before lies under the other's name. The one that takes a name notes first whose it was: by that note it is
+given back, one switch at a time.
 """
 
+import ctypes
 import errno
+import os
 import re
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from serving.errors import AlreadyExists, InvalidArgument
+from serving.errors import AlreadyExists, InvalidArgument, Mismatch, NotFound, Overloaded, Unavailable
 from serving.gallery.disk import disk_error, gallery_error, make_folder, sync
-from serving.gallery.lock import in_the_making, is_in_the_making, names_change
+from serving.gallery.lock import alone, in_the_making, is_in_the_making, names_change
 from serving.gallery.store.schema import FILE_NAME
-from serving.gallery.store.store import create_store
+from serving.gallery.store.store import Store, create_store
 
-__all__ = ["check_path", "drop_gallery", "is_taken", "made_aside", "make_gallery", "sweep"]
+__all__ = ["check_path", "drop_gallery", "give_back_name", "made_aside", "make_gallery", "sweep", "take_name"]
 
 _LEFTOVER = re.compile(r"\.[a-z0-9][a-z0-9_.-]{0,63}\.(new|dropped)-[0-9a-f]{8}")
 _STALE = 60.0  # seconds from when on one that nobody holds is a dead one's; it is held within milliseconds
+_AT_FDCWD = -100
+_EXCHANGE = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
+_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path that FAISS cannot open.
-
-    Raises:
-        InvalidArgument: It is not UTF-8.
-    """
+    """Raise InvalidArgument for a path that FAISS cannot open: one that is not UTF-8."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -39,33 +44,10 @@ def check_path(path: Path) -> None:
         ) from error
 
 
-def make_gallery(
-    path: Path,
-    *,
-    model_name: str,
-    fingerprint: str,
-    dimension: int,
-    thumbnail_side: int,
-    index: str,
-    recall: float,
-) -> None:
-    """Make an empty gallery, on disk when this returns; the folder appears complete or not at all.
-
-    Raises:
-        AlreadyExists: There is something at `path`.
-        ReadOnly: The folder cannot be written.
-        Overloaded: The disk is full.
-    """
+def make_gallery(path: Path, **made_for: Any) -> None:
+    """Make an empty gallery, as `create_store` tells, on disk when this returns, complete or not at all."""
     with made_aside(path) as aside:
-        create_store(
-            aside / FILE_NAME,
-            model_name=model_name,
-            fingerprint=fingerprint,
-            dimension=dimension,
-            thumbnail_side=thumbnail_side,
-            index=index,
-            recall=recall,
-        )
+        create_store(aside / FILE_NAME, **made_for)
 
 
 @contextmanager
@@ -79,7 +61,7 @@ def made_aside(path: Path) -> Iterator[Path]:
     """
     aside = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
     try:
-        if _lies_there(path):
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
             raise _taken(path)
         make_folder(path.parent)
         aside.mkdir()
@@ -94,28 +76,9 @@ def made_aside(path: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
-        if is_taken(path, error):
+        if _is_taken(path, error):
             raise _taken(path) from error
         raise disk_error(error, f"the gallery {path}") from error
-
-
-def _lies_there(path: Path) -> bool:
-    with suppress(FileNotFoundError):  # it was dropped in this moment
-        return path.is_file() or (path.is_dir() and any(path.iterdir()))
-    return False
-
-
-def _taken(path: Path) -> AlreadyExists:
-    if (path / FILE_NAME).is_file():
-        return AlreadyExists(
-            f"there is already a gallery called {path.name}; choose another name, or drop it first"
-        )
-    return AlreadyExists(f"there is already something at {path} that is no gallery; choose another name")
-
-
-def is_taken(path: Path, error: OSError) -> bool:
-    """Tell whether a folder could not get a name because something has it, or had it at that moment."""
-    return error.errno in (errno.ENOTEMPTY, errno.EEXIST) or path.exists()
 
 
 def drop_gallery(path: Path) -> None:
@@ -124,7 +87,6 @@ def drop_gallery(path: Path) -> None:
     Raises:
         NotFound: Somebody else was faster.
         ReadOnly: The folder cannot be written.
-        Unavailable: The disk fails.
     """
     aside = path.with_name(f".{path.name}.dropped-{secrets.token_hex(4)}")
     try:
@@ -136,20 +98,155 @@ def drop_gallery(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what crashes left in a folder of galleries; what cannot be removed stays.
+    """Remove what crashes left in a folder of galleries; what cannot be removed stays."""
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            found = _LEFTOVER.fullmatch(path.name)
+            with suppress(OSError):  # another process was faster, or may do what this one may not
+                if found and path.is_dir() and (found[1] == "dropped" or _is_stale(path)):
+                    shutil.rmtree(path, ignore_errors=True)
 
-    A half-made gallery is left alone while somebody makes it, and for a minute, as it may be new; one that
-    was dropped is nobody's, and may be removed by several at once.
+
+def take_name(path: Path, other: Path, *, timeout: float) -> None:
+    """Let the gallery at `other` have the name of `path`; a gallery that has it gets the other's name.
+
+    Raises:
+        AlreadyExists: It was switched already, and a second time would undo it; or no gallery has the name.
+        NotFound: One of them is not there.
+        ReadOnly: One of them cannot be written.
+        Overloaded: Somebody rebuilds or switches one of them for longer than `timeout` seconds.
+        Unavailable: The file system cannot do it.
     """
-    try:
-        entries = list(folder.iterdir())
-    except OSError:
+    if path == other:
+        raise InvalidArgument(f"the gallery {path.name} has that name already; give that of another")
+    if not (path / FILE_NAME).is_file():
+        _take_free_name(path, other, timeout)
         return
-    for path in entries:
-        found = _LEFTOVER.fullmatch(path.name)
-        with suppress(OSError):  # another process was faster, or may do what this one may not
-            if found and path.is_dir() and (found[1] == "dropped" or _is_stale(path)):
-                shutil.rmtree(path, ignore_errors=True)
+    with _held([path, other], timeout) as (current, coming):
+        if _previous(current) == (other.name, coming.meta.id):
+            raise AlreadyExists(
+                f"the gallery {path.name} has been switched with {other.name} already; "
+                f"to undo that, use rollback {path.name}"
+            )
+        with coming.write() as writer:
+            writer.name_taken(previous_name=other.name, previous_id=current.meta.id)
+        _exchange(current, coming)
+
+
+def give_back_name(path: Path, *, timeout: float) -> Path:
+    """Undo the switch by which the gallery at `path` got its name; returns where it lies now.
+
+    Raises:
+        NotFound: It did not get its name by a switch, or the gallery before is not there any more.
+        Mismatch: Another gallery lies where that one was.
+        CrossbatchError: What `take_name` raises.
+    """
+    with closing(Store(path / FILE_NAME)) as store:
+        name, gallery = _previous(store)
+    if name in ("", path.name):  # its own: a switch was broken off before anything changed
+        raise NotFound(f"the gallery {path.name} did not get its name by a switch; there is nothing to undo")
+    other = path.with_name(name)
+    if not (other / FILE_NAME).is_file():
+        raise NotFound(
+            f"the gallery that was {path.name} before lay at {other} and is gone; it cannot be brought back"
+        )
+    with _held([path, other], timeout) as (current, before):
+        if _previous(current) != (name, gallery):
+            raise Overloaded(f"the gallery {path.name} was switched in this moment; look, and try again")
+        if before.meta.id != gallery:
+            raise Mismatch(
+                f"the gallery {name} is not the one that was {path.name} before; to serve it all the same, "
+                f"use switch {path.name} {name}"
+            )
+        _exchange(current, before)
+    return other
+
+
+def _take_free_name(path: Path, other: Path, timeout: float) -> None:
+    with _held([other], timeout) as (coming,), coming.write() as writer:
+        writer.name_taken(previous_name="", previous_id="")  # an earlier switch was of another name
+        try:
+            with names_change(path.parent):
+                other.rename(path)  # fails where a folder that is not empty came first
+                sync(path.parent)
+        except OSError as error:
+            if _is_taken(path, error):
+                raise _taken(path) from error
+            raise gallery_error(error, other) from error
+
+
+@contextmanager
+def _held(paths: list[Path], timeout: float) -> Iterator[list[Store]]:
+    """Open galleries that nobody rebuilds or renames meanwhile; `timeout` is for all of them together."""
+    deadline = time.monotonic() + timeout
+    with ExitStack() as stack:
+        for path in sorted(paths):  # all in one order, so that no two wait for each other
+            if not (path / FILE_NAME).is_file():
+                raise NotFound(f"there is no gallery {path.name} in {path.parent}; check the name")
+            try:
+                stack.enter_context(alone(path, deadline - time.monotonic()))
+            except OSError as error:
+                raise gallery_error(error, path) from error
+        yield [stack.enter_context(closing(Store(path / FILE_NAME))) for path in paths]
+
+
+def _previous(store: Store) -> tuple[str, str]:
+    with store.read() as reader:
+        state = reader.state()
+    return state.previous_name, state.previous_id
+
+
+def _exchange(first: Store, second: Store) -> None:
+    """Exchange the folders of two galleries while nobody writes to either, or opens one."""
+    one, other = first.path.parent, second.path.parent
+    with first.write(), second.write(), names_change(one.parent):
+        try:
+            exchange_names(one, other)
+            sync(one.parent)
+        except FileNotFoundError as error:
+            raise NotFound(
+                f"{one.name} or {other.name} is not there any more; the gallery was dropped"
+            ) from error
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                raise Unavailable(
+                    f"the file system of {one} cannot exchange two folders in one step ({error.strerror}); "
+                    "keep the galleries on a local one (ext4, XFS, Btrfs, tmpfs, APFS)"
+                ) from error
+            raise disk_error(error, f"the names of {one} and {other}") from error
+
+
+def exchange_names(first: Path, second: Path) -> None:
+    """Give two folders of one file system each other's name at once, for which Python has no call.
+
+    Raises:
+        OSError: One is not there, or the system, the file system or the disk does not do it.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    names = ctypes.c_char_p(os.fsencode(first)), ctypes.c_char_p(os.fsencode(second))
+    try:
+        if sys.platform == "darwin":
+            failed = library.renamex_np(*names, _EXCHANGE)
+        else:
+            failed = library.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE)
+        number = ctypes.get_errno() if failed else 0
+    except AttributeError:
+        number = errno.ENOSYS
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
+def _taken(path: Path) -> AlreadyExists:
+    if (path / FILE_NAME).is_file():
+        return AlreadyExists(
+            f"there is already a gallery called {path.name}; choose another name, or drop it first"
+        )
+    return AlreadyExists(f"there is already something at {path} that is no gallery; choose another name")
+
+
+def _is_taken(path: Path, error: OSError) -> bool:
+    """Tell whether a folder could not get a name because something has it, or had it at that moment."""
+    return error.errno in (errno.ENOTEMPTY, errno.EEXIST) or path.exists()
 
 
 def _is_stale(path: Path) -> bool:

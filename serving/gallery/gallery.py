@@ -18,10 +18,10 @@ from numpy.typing import ArrayLike
 
 from serving.errors import InvalidArgument, NotFound
 from serving.gallery.folder import check_path, make_gallery
-from serving.gallery.index.build import Advance
+from serving.gallery.index.builder import Advance
 from serving.gallery.index.factory import check_recall, check_type
 from serving.gallery.index.index import require_faiss
-from serving.gallery.index.kind import Facts
+from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.info import GalleryInfo, ModelIdentity, check_model
 from serving.gallery.item import (
@@ -134,7 +134,7 @@ class Gallery:
         with self._snapshots.open() as (snapshot, _):
             index, state, meta = snapshot.sealed.index, snapshot.state, self.meta
             dead, newer_dead = snapshot.dead, snapshot.growing.dead
-            facts = index.facts if index else Facts()
+            facts = index.facts if index else IndexMetadata()
             previous = state.previous_name
             if previous in ("", self.name) or not (self.path.with_name(previous) / FILE_NAME).is_file():
                 previous = ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serving.errors import ModelMismatch
-from serving.gallery.index.kind import Trial
+from serving.gallery.index.metadata import Trial
 from serving.gallery.store.schema import Meta
 
 __all__ = ["GalleryInfo", "ModelIdentity", "check_model"]

@@ -2,48 +2,41 @@
 
     the file     SQLite's own check of its pages and tables
     the items    each one's checksum, texts and vector
-    the index    its checksum, what the gallery says of it, and item for item what it holds
+    the index    its checksum, and whether it holds the items that it is said to cover, as they are stored
     thumbnails   each one's checksum; it belongs to an item, and begins as a JPEG
 
 Nothing is changed. All is of one state, while writes go on. The memory needed does not grow with the vectors.
 """
 
+import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from serving.errors import BadArtifact
-from serving.gallery.comparison import Comparison
-from serving.gallery.index.build import Advance
+from serving.errors import BadArtifact, InvalidArgument
+from serving.gallery.index.builder import Advance
 from serving.gallery.index.index import Index
-from serving.gallery.index.kind import Facts, IndexDamaged
+from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
+from serving.gallery.item import check_key
 from serving.gallery.search.columns import Columns, ColumnsDamaged
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
-from serving.gallery.store.transaction import State
-from serving.gallery.stored import faults, shown
+from serving.gallery.store.transaction import Reader, State
 
 __all__ = ["Verification", "verify"]
 
 _JPEG = b"\xff\xd8\xff"
 _MOST = 20  # problems of one kind that are named; the others are counted
-_KINDS = {
-    "file": "faults of the file",
-    "item": "damaged items",
-    "index": "faults of the index",
-    "removal": "items that are noted as removed",
-    "counter": "items that are newer than the newest there ever was",
-    "missing": "items that are missing from the index",
-    "vector": "items with another vector in the index",
-    "label": "items with another label in the index",
-    "gone": "items in the index that are gone and not noted as removed",
-    "thumbnail": "faulty thumbnails",
-}
+_NORM_TOLERANCE = 1e-3  # of what is accepted as a unit vector
+
+StoredItem = tuple[Any, ...]
+"""A row of `Reader.as_stored`."""
 
 
 @dataclass(slots=True)
@@ -58,110 +51,184 @@ class Verification:
     problems: list[str] = field(default_factory=list)
 
 
-class _Findings:
-    """Problems by kind; after some of a kind they are only counted, so that a great many are no burden."""
-
-    def __init__(self) -> None:
-        self._named: list[str] = []
-        self._counts = Counter[str]()
-
-    def add(self, problems: Iterable[tuple[str, str]]) -> None:
-        """Take kinds and sentences."""
-        for kind, words in problems:
-            self._counts[kind] += 1
-            if self._counts[kind] <= _MOST:
-                self._named.append(words)
-
-    def sentences(self) -> list[str]:
-        """Return those that are named, and how many more there are of each kind."""
-        more = {kind: count - _MOST for kind, count in self._counts.items() if count > _MOST}
-        return self._named + [f"{count:,} more {_KINDS[kind]}" for kind, count in more.items()]
-
-
 def verify(path: Path, *, advance: Advance = lambda *_: None) -> Verification:
-    """Verify a gallery.
-
-    Args:
-        path: Its folder, or a single file: a snapshot.
-        advance: Told again and again how many items are verified, and of how many.
+    """Verify a gallery in a folder, or a snapshot in a file.
 
     Raises:
         NotFound: There is none.
         BadArtifact: It is so damaged that it cannot be opened, or of another format version.
         ReadOnly: This process may not write to it, and nobody has it open who may.
-        Unavailable: It cannot be read.
     """
     file = path / FILE_NAME if path.is_dir() else path
-    found, counts = _Findings(), Verification()
+    found, problems = Verification(), _Problems()
     with closing(Store(file)) as store:
-        found.add(("file", f"SQLite finds in {file.name}: {line}") for line in store.check())
+        for line in store.check():
+            problems.add("faults of the file", f"SQLite finds in {file.name}: {line}")
         try:
-            while not _pass(store, counts, found, advance):
+            while not _verify_state(store, found, problems, advance):
                 pass  # the index was replaced by a newer one before it could be opened
         except BadArtifact as error:  # SQLite cannot read on
-            found.add([("file", f"after {counts.items:,} items: {error}")])
-    counts.problems = found.sentences()
-    return counts
+            problems.add("faults of the file", f"after {found.items:,} items: {error}")
+    found.problems = problems.sentences()
+    return found
 
 
-def _pass(store: Store, counts: Verification, found: _Findings, advance: Advance) -> bool:
+class _Problems:
+    """Sentences by kind; after some of a kind they are only counted, so that a great many are no burden."""
+
+    def __init__(self) -> None:
+        self._named: list[str] = []
+        self._counts = Counter[str]()
+
+    def add(self, kind: str, sentence: str) -> None:
+        self._counts[kind] += 1
+        if self._counts[kind] <= _MOST:
+            self._named.append(sentence)
+
+    def sentences(self) -> list[str]:
+        more = {kind: count - _MOST for kind, count in self._counts.items() if count > _MOST}
+        return self._named + [f"{count:,} more {kind}" for kind, count in more.items()]
+
+
+def _verify_state(store: Store, found: Verification, problems: _Problems, advance: Advance) -> bool:
     """Read all of one state; returns False where its index is gone because a newer one was published."""
     with store.read() as reader:
         state = reader.state()
-        lost: list[tuple[str, str]] = []
-        index, columns = _published(store, state, lost)
-        if lost:
+        index: Index | None = None
+        try:
+            index = _published(store, state)
+        except (IndexDamaged, ColumnsDamaged) as error:
             store.check_name()
             with store.read() as newer:
                 if newer.state().generation != state.generation:
                     return False
-        found.add(lost)
-        removals = reader.removals_since(state.covers_removal)
-        counts.indexed, counts.removals = len(index) if index is not None else 0, len(removals)
-        comparison = Comparison(state, index, columns, removals)
-        total = reader.count()
-        for block in reader.as_stored():
-            wrong = faults(block, store.meta.dimension)
-            found.add(
-                ("item", f"the item {shown(row)}: {words}")
-                for row, words in zip(block, wrong, strict=True)
-                if words
-            )
-            found.add(comparison.items(block, np.array([not words for words in wrong])))
-            counts.items += len(block)
-            counts.fresh = comparison.fresh
-            advance("verify", counts.items, total)
-        found.add(comparison.rest())
-        for seq, jpeg, checksum, owned in reader.thumbnails_as_stored():
-            counts.thumbnails += 1
-            if not owned:
-                found.add([("thumbnail", f"the thumbnail {seq} belongs to no item")])
-            elif zlib.crc32(jpeg) != checksum:
-                found.add(
-                    [("thumbnail", f"the thumbnail {seq} has been altered: its checksum does not match")]
-                )
-            elif not jpeg.startswith(_JPEG):
-                found.add([("thumbnail", f"the thumbnail {seq} is no JPEG")])
+            problems.add("faults of the index", f"the index is lost: {error}")
+        _verify_items(store, reader, state, index, found, problems, advance)
+        _verify_thumbnails(reader, found, problems)
     return True
 
 
-def _published(
-    store: Store, state: State, lost: list[tuple[str, str]]
-) -> tuple[Index | None, Columns | None]:
-    """Open what is published in a state; what cannot be opened is added to `lost`."""
-    index, columns = None, None
+def _published(store: Store, state: State) -> Index | None:
     if not state.index_file:
-        return None, None
+        return None
     file = store.path.parent / state.index_file
-    facts = Facts()
+    known = IndexMetadata.from_json(state.index_facts)
+    columns = Columns.load(file.with_suffix(".columns"), known.columns_checksum)
+    index = Index(file, checksum=state.index_checksum, dimension=store.meta.dimension, facts=known)
+    if len(columns) != len(index):
+        raise ColumnsDamaged(f"it holds {len(index)} items, and the labels and metadata of {len(columns)}")
+    return index
+
+
+def _verify_items(
+    store: Store,
+    reader: Reader,
+    state: State,
+    index: Index | None,
+    found: Verification,
+    problems: _Problems,
+    advance: Advance,
+) -> None:
+    """Look at each item, and whether the index holds what it is said to cover, as it is stored."""
+    held: NDArray[np.int64] = np.empty(0, np.int64) if index is None else index.seqs  # (n,)
+    met = np.zeros(len(held), np.bool_)  # which of them are items
+    readable = index is not None or not state.index_file
+    removals = np.sort(reader.removals_since(state.covers_removal))
+    found.indexed, found.removals, total = len(held), len(removals), reader.count()
+    for block in reader.as_stored():
+        faults = _faults(block, store.meta.dimension)
+        seqs = np.array([row[0] for row in block], np.int64)  # (b,)
+        indexed, places = _places(seqs, held)
+        met[places[indexed]] = True
+        newer = seqs > state.covers_seq
+        differs = np.zeros(len(block), np.bool_)
+        if index is not None and len(held):
+            vectors = index.matrix[places].astype("<f4")  # (b, d)
+            differs |= [row[5] != each.tobytes() for row, each in zip(block, vectors, strict=True)]
+        whole = np.array([not fault for fault in faults])
+        for row, fault in zip(block, faults, strict=True):
+            if fault:
+                problems.add("damaged items", f"the item {_name(row)}: {fault}")
+        for words, wrong in (
+            ("is there, and is noted as removed", _places(seqs, removals)[0]),
+            ("is newer than the newest there ever was", seqs > state.last_seq),
+            ("is missing from the index", ~indexed & ~newer & readable),
+            ("has another vector in the index", indexed & whole & differs),
+        ):
+            for at in np.flatnonzero(wrong):
+                problems.add(f"items, each of which {words}", f"the item {_name(block[at])} {words}")
+        found.items += len(block)
+        found.fresh += int(newer.sum())
+        advance("verify", found.items, total)
+    if state.covers_seq > state.last_seq or state.covers_removal > state.last_removal:
+        problems.add("faults of the index", "the index is said to cover writes that never were")
+    if readable and state.index_count != len(held):
+        words = f"the index holds {len(held)} items, and is said to hold {state.index_count}"
+        problems.add("faults of the index", words)
+    if (held > state.covers_seq).any() or (np.diff(held) <= 0).any():
+        words = "the index holds items that are said to be newer than it is, or holds them in no order"
+        problems.add("faults of the index", words)
+    for seq in held[~met & ~_places(held, removals)[0]]:
+        words = f"the index holds version {seq} of an item, which is gone and not noted as removed"
+        problems.add("items in the index that are gone and not noted as removed", words)
+
+
+def _verify_thumbnails(reader: Reader, found: Verification, problems: _Problems) -> None:
+    for seq, jpeg, checksum, owned in reader.thumbnails_as_stored():
+        found.thumbnails += 1
+        words = ""
+        if not owned:
+            words = "belongs to no item"
+        elif zlib.crc32(jpeg) != checksum:
+            words = "has been altered: its checksum does not match"
+        elif not jpeg.startswith(_JPEG):
+            words = "is no JPEG"
+        if words:
+            problems.add("faulty thumbnails", f"the thumbnail {seq} {words}")
+
+
+def _faults(block: list[StoredItem], dimension: int) -> list[str]:
+    """Return what is wrong with each item of a block; empty where it is whole."""
+    found = [_fault(row, dimension) for row in block]
+    places = [place for place, words in enumerate(found) if not words]
+    vectors = np.frombuffer(b"".join(block[place][5] for place in places), "<f4").reshape(-1, dimension)
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms = np.sqrt(np.einsum("bd,bd->b", vectors, vectors, dtype=np.float64))  # (b,)
+    for which in np.flatnonzero(~(np.abs(norms - 1.0) <= _NORM_TOLERANCE)):  # the negation also finds NaN
+        found[places[which]] = (
+            f"its vector has norm {norms[which]:.6g}, expected 1"
+            if np.isfinite(vectors[which]).all()
+            else "its vector holds a value that is not finite"
+        )
+    return found
+
+
+def _fault(row: StoredItem, dimension: int) -> str:
+    _, key, label, uri, metadata, vector, checksum, sourced = row
+    if None in (key, label, uri, metadata, vector):
+        return "a part of it is missing"
+    if zlib.crc32(vector, zlib.crc32(b"\0".join((key, label, uri, metadata)))) != checksum:
+        return "its checksum is not that of its key, texts and vector: one of them was altered"
     try:
-        facts = Facts.from_json(state.index_facts)
-        index = Index(file, checksum=state.index_checksum, dimension=store.meta.dimension, facts=facts)
-    except IndexDamaged as error:
-        lost.append(("index", f"the index is lost: {error}"))
-    if facts.columns_checksum:
-        try:
-            columns = Columns.load(file.with_suffix(".columns"), facts.columns_checksum)
-        except ColumnsDamaged as error:
-            lost.append(("index", f"the labels and metadata of the index are lost: {error}"))
-    return index, columns
+        check_key(key.decode())
+        label.decode()
+        uri.decode()
+        if not isinstance(json.loads(metadata), dict):
+            return "its metadata is no JSON object"
+    except (ValueError, RecursionError, InvalidArgument) as error:
+        return f"a text of it cannot be read: {error}"
+    if len(vector) != 4 * dimension:
+        return f"its vector is {len(vector)} bytes long, expected {4 * dimension}"
+    return "" if sourced else "the file it was made from is not noted in full"
+
+
+def _name(row: StoredItem) -> str:
+    return repr((row[1] or b"").decode(errors="replace"))
+
+
+def _places(seqs: NDArray[np.int64], every: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which of `seqs` (b,) are among the ascending `every` (n,), bool (b,), and where, int64 (b,)."""
+    if not len(every):
+        return np.zeros(len(seqs), np.bool_), np.zeros(len(seqs), np.int64)
+    positions = np.minimum(np.searchsorted(every, seqs), len(every) - 1).astype(np.int64)
+    return every[positions] == seqs, positions

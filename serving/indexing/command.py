@@ -82,13 +82,11 @@ def run(settings: Settings) -> dict[str, Any]:
     """Index a data set.
 
     Returns:
-        `gallery`, `model`, `root` (below which the items' URIs are paths), `images` found on the wanted side
-        of the split; what became of them: `stored` (embedded), `updated` (label, URI or metadata alone),
-        `unchanged`, `changed` (left as they are for want of --sync), `skipped` (key, path and reason of
-        each), of which `kept` have an item of an earlier run that stays; `gone` (items whose image is gone,
-        left for want of --sync), `deleted`, `unlabelled` (images of no class that the split left out),
-        `empty` class folders, `report` (the file that lists the skipped, None where there are none), `items`
-        now in the gallery, `seconds`, `images_per_second`.
+        `gallery`, `model`, `root` (below which the items' URIs are paths), `format`, `table`, `labels`,
+        `images` found on the wanted side of the split; what became of them (see `Report`; `skipped` has the
+        key, path and reason of each); `unlabelled` (images of no class that the split left out), `empty`
+        class folders, `report` (the file that lists the skipped, None where there are none), `items` now in
+        the gallery, `seconds`, `images_per_second`.
 
     Raises:
         BadData: The data set cannot be read, or none of its images can.
@@ -101,30 +99,19 @@ def run(settings: Settings) -> dict[str, Any]:
         check_report(settings.report)
     catalog = read(settings.data, settings.format)
     encoder = Encoder(settings.model, threads=settings.threads, device=settings.device)
-    rows = select(catalog, settings.split, encoder.spec.split)
+    split, rule = settings.split, encoder.spec.split
+    rows = select(catalog, split, rule)
     began = time.monotonic()
     # The index is made once, at the end; rebuilding it on the way would only take time from the encoder.
     with GalleryDirectory(folder, policy=RebuildPolicy(automatic=False)) as directory:
-        target = Target(
-            directory,
-            name,
-            encoder.spec,
-            thumbnails=settings.thumbnails,
-            index=settings.index,
-            recall=settings.recall,
-        )
-        report = index_rows(
-            encoder,
-            catalog,
-            rows,
-            target,
-            split=settings.split,
-            sync=settings.sync,
-            batch=settings.batch,
-            threads=settings.threads,
-        )
-        missing = select_missing(catalog, settings.split, encoder.spec.split)
-        absent = [Skipped(path, path, "the data set names it, and it is not there") for path in missing]
+        wanted: dict[str, Any] = {"index": settings.index, "recall": settings.recall}
+        target = Target(directory, name, encoder.spec, thumbnails=settings.thumbnails, **wanted)
+        size: dict[str, Any] = {"batch": settings.batch, "threads": settings.threads}
+        report = index_rows(encoder, catalog, rows, target, split=split, sync=settings.sync, **size)
+        absent = [
+            Skipped(path, path, "the data set names it, and it is not there")
+            for path in select_missing(catalog, split, rule)
+        ]
         file = settings.report or folder / name / FILE_NAME
         if file.parent.is_dir():
             write_report(file, report.skipped + absent)
@@ -146,7 +133,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "images": len(rows) + len(absent),
         **asdict(report),
         "skipped": [asdict(each) for each in report.skipped + absent],
-        "unlabelled": catalog.unlabelled if settings.split != "all" else 0,
+        "unlabelled": catalog.unlabelled if split != "all" else 0,
         "empty": list(catalog.empty),
         "report": str(file) if report.skipped or absent else None,
         "items": items,

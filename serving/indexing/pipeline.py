@@ -4,8 +4,8 @@ Images are decoded a bounded number ahead of the encoder, and stored in the orde
 is broken off anywhere leaves whole items; the next one finds by their sources what is done.
 """
 
-from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
@@ -14,30 +14,21 @@ import numpy as np
 from serving.catalog.catalog import Catalog, Row
 from serving.cores import usable_cores
 from serving.errors import InvalidArgument
-from serving.gallery.item import Item, check_item
-from serving.indexing.gone import tidy
-from serving.indexing.lookup import looked_up
-from serving.indexing.origin import covered, kin, origin_of
-from serving.indexing.outcome import (
-    Bad,
-    Changed,
-    EncoderLike,
-    Examiner,
-    Fresh,
-    Outcome,
-    Retold,
-    Unchanged,
-)
+from serving.gallery.gallery import Gallery
+from serving.gallery.item import Item, Source, check_key
+from serving.indexing.examine import BadRow, Examiner, NewImage, Outcome, origins_within
 from serving.indexing.report import Report, Skipped
-from serving.indexing.storing import Storing, Write
-from serving.indexing.target import Target
+from serving.indexing.target import ItemWrite, Storing, Target, delete_items, keys_of, stored_of
+from serving.model.encoder import Encoder
 from serving.progress import progress
 
 __all__ = ["index_rows"]
 
+_LOOKED_UP = 256  # keys at once
+
 
 def index_rows(
-    encoder: EncoderLike,
+    encoder: Encoder,
     catalog: Catalog,
     rows: Sequence[Row],
     target: Target,
@@ -66,56 +57,54 @@ def index_rows(
     Raises:
         CrossbatchError: The gallery is damaged, or cannot be written.
     """
-    report, bad = Report(), list[tuple[Row, Bad]]()
-    examiner = Examiner(
-        encoder, catalog, origin_of(catalog, split), kin(catalog), sync, target.thumbnail_side
-    )
-    outcomes = _examined(examiner, looked_up(rows, target.gallery), ahead=2 * batch, threads=threads)
+    examiner = Examiner(encoder, catalog, split, sync=sync, thumbnail_side=target.thumbnail_side)
+    bad = {row.key: BadRow(reason, sure=True) for row in rows if (reason := _key_fault(row.key))}
+    fit = [row for row in rows if row.key not in bad]
+    outcomes = _examined(examiner, _looked_up(fit, target.gallery), ahead=2 * batch, threads=threads)
     steps: Iterable[None] = ()
     with (
-        Storing(target.made, sync=sync) as storing,
+        Storing(target, sync=sync) as storing,
         progress(steps, "index", total=len(rows), unit="image") as bar,
         closing(outcomes),
     ):
-        ready = list[tuple[Row, Fresh]]()
+        bar.update(len(bad))
+        ready, counts = list[tuple[Row, NewImage]](), Counter[str]()
         for row, outcome in outcomes:
             match outcome:
-                case Fresh():
+                case NewImage():
                     ready.append((row, outcome))
-                    if len(ready) == batch:
-                        storing.put(_encoded(examiner, ready, bad))
-                        ready = []
-                case Retold(item):
-                    storing.put([Write(item, embedded=False)])
-                case Unchanged(source):
-                    report.unchanged += 1
-                    if source:
-                        storing.put(sources={row.key: source})
-                case Changed():
-                    report.changed += 1
-                case Bad():
-                    bad.append((row, outcome))
+                case BadRow():
+                    bad[row.key] = outcome
+                case Item():
+                    storing.put([ItemWrite(outcome, embedded=False)])
+                case Source():
+                    counts["unchanged"] += 1
+                    storing.put(sources={row.key: outcome})
+                case _:
+                    counts[outcome] += 1
+            if len(ready) == batch:
+                storing.put(_encoded(encoder, catalog, ready))
+                ready = []
             bar.update(1)
         if ready:
-            storing.put(_encoded(examiner, ready, bad))
+            storing.put(_encoded(encoder, catalog, ready))
         storing.finish()
-    for name, count in storing.counts.items():
-        setattr(report, name, getattr(report, name) + count)
-    bad.sort(key=lambda pair: pair[0].key)
-    report.skipped = [Skipped(row.key, catalog.path_of(row), each.reason) for row, each in bad]
+    bad |= {key: BadRow(reason, sure=True) for key, reason in storing.refused.items()}
+    counts += storing.counts
     if target.gallery is not None:
-        unreadable = [row.key for row, each in bad if not each.sure]
-        spoilt = [row.key for row, each in bad if each.sure]
-        tidy(
-            target.gallery,
-            {row.key for row in rows},
-            covered(catalog, split),
-            report,
-            spoilt=spoilt,
-            unreadable=unreadable,
-            sync=sync and len(bad) < len(rows),
-        )
-    return report
+        sides = origins_within(catalog, split)
+        counts += _tidy(target.gallery, rows, bad, sides, sync=sync and len(bad) < len(rows))
+    skipped = [Skipped(row.key, catalog.path_of(row), bad[row.key].reason) for row in rows if row.key in bad]
+    return Report(skipped, **counts)
+
+
+def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[Row, Item | None]]:
+    """Yield each row with the item that is stored of a file under its key."""
+    for start in range(0, len(rows), _LOOKED_UP):
+        some = rows[start : start + _LOOKED_UP]
+        stored = stored_of(gallery, [row.key for row in some]) if gallery else {}
+        for row in some:
+            yield row, stored.get(row.key)
 
 
 def _examined(
@@ -136,26 +125,38 @@ def _examined(
         pool.shutdown(cancel_futures=True)
 
 
-def _encoded(
-    examiner: Examiner, ready: Sequence[tuple[Row, Fresh]], bad: list[tuple[Row, Bad]]
-) -> list[Write]:
-    """Embed images; those whose row cannot be stored go to `bad`."""
-    encoder = examiner.encoder
+def _encoded(encoder: Encoder, catalog: Catalog, ready: Sequence[tuple[Row, NewImage]]) -> list[ItemWrite]:
+    """Embed images, as one batch."""
     vectors = encoder.encode(np.stack([image.pixels for _, image in ready]))  # (B, d)
     writes = []
     for (row, image), vector in zip(ready, vectors, strict=True):
-        item = Item(
-            row.key,
-            vector,
-            row.label,
-            examiner.catalog.path_of(row),
-            row.metadata,
-            source=image.source,
-            thumbnail=image.thumbnail,
-            version=image.version,
-        )
-        try:
-            writes.append(Write(check_item(item, dimension=encoder.spec.dimension), embedded=True))
-        except InvalidArgument as error:  # metadata larger than may be, say
-            bad.append((row, Bad(str(error), sure=True)))
+        uri, more = catalog.path_of(row), (image.source, image.thumbnail, image.version)
+        writes.append(ItemWrite(Item(row.key, vector, row.label, uri, row.metadata, *more), embedded=True))
     return writes
+
+
+def _tidy(
+    gallery: Gallery, rows: Sequence[Row], bad: Mapping[str, BadRow], origins: Sequence[str], *, sync: bool
+) -> Counter[str]:
+    """Count, and delete with `sync`, the items of these origins that have no image any more."""
+    there, counts = {row.key for row in rows}, Counter[str]()
+    for origin in origins:
+        for keys in keys_of(gallery, origin):
+            gone = [key for key in keys if key not in there]
+            if sync:
+                counts["deleted"] += delete_items(gallery, gone, origins)
+            else:
+                counts["gone"] += len(gone)
+    possible = [key for key in bad if not _key_fault(key)]
+    if sync:  # files that could not be read may hold what they held: their items stay
+        counts["deleted"] += delete_items(gallery, [key for key in possible if bad[key].sure], origins)
+    counts["kept"] = len(stored_of(gallery, possible))
+    return counts
+
+
+def _key_fault(key: str) -> str:
+    try:
+        check_key(key)
+    except InvalidArgument as error:
+        return str(error)
+    return ""

@@ -4,7 +4,7 @@ import csv
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from serving.errors import BadSetting
@@ -28,6 +28,7 @@ class Skipped:
 class Report:
     """What indexing did; each row of the data set counts once, as one of the first five."""
 
+    skipped: list[Skipped]
     stored: int = 0
     """Images that were embedded, each on disk."""
     updated: int = 0
@@ -35,7 +36,6 @@ class Report:
     unchanged: int = 0
     changed: int = 0
     """Items that are no longer of their file as it is now, and were left as they are."""
-    skipped: list[Skipped] = field(default_factory=list)
     kept: int = 0
     """Skipped images of which an item of an earlier run stays."""
     gone: int = 0
@@ -69,9 +69,7 @@ def write_report(path: Path, skipped: list[Skipped]) -> None:
     """Write the report as CSV, complete or not at all; where nothing was skipped, remove it.
 
     Raises:
-        ReadOnly: The folder cannot be written.
-        Overloaded: The disk is full.
-        Unavailable: The disk fails.
+        CrossbatchError: The folder cannot be written, or the disk is full or fails.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

@@ -1,7 +1,7 @@
 """A model file at work: pixels in, embeddings out; the one place where ONNX Runtime is used."""
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -24,10 +24,10 @@ class Encoder:
     """One loaded model; all methods may be called from several threads at once."""
 
     def __init__(self, path: Path, *, threads: int = 0, device: Literal["cpu", "cuda"] = "cpu") -> None:
-        """Read, prove and load a model file.
+        """Read, prove and load an ONNX file.
 
         Args:
-            path: The ONNX file.
+            path: The file.
             threads: Threads that compute one batch; 0 takes one for each core this process may use.
             device: Where it runs; `cuda` is the first GPU.
 
@@ -48,21 +48,7 @@ class Encoder:
         self._check(self._session((_EMBEDDINGS,), self.threads))
 
     def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> NDArray[np.float32]:
-        """Embed a batch.
-
-        Args:
-            images: uint8 (B, S, S, 3), RGB, B at least 1, as `preprocess` gives them.
-            threads: Threads that compute it; 0 takes those that were said at first. Another number loads the
-                model a second time, once.
-
-        Returns:
-            float32 (B, d), rows of unit length.
-
-        Raises:
-            InvalidArgument: `images` has another shape or dtype.
-            Overloaded: The batch does not fit into memory.
-            BadArtifact: The graph fails on it.
-        """
+        """Embed a batch uint8 (B, S, S, 3) as float32 (B, d), rows of unit length; see `run`."""
         embeddings: NDArray[np.float32] = self.run(images, _EMBEDDINGS, threads=threads)[_EMBEDDINGS]
         return embeddings
 
@@ -70,13 +56,11 @@ class Encoder:
         """Compute the named outputs, and only the nodes that they need.
 
         Args:
-            images: uint8 (B, S, S, 3), RGB, B at least 1.
+            images: uint8 (B, S, S, 3), RGB, B at least 1, as `preprocess` gives them.
             outputs: Of `embeddings`, float32 (B, d); `histograms`, float32 (B, m); and `assignments`, uint8
                 (B, h, w). None named gives all that the model has.
-            threads: As `encode` takes them.
-
-        Returns:
-            One array for each name.
+            threads: Threads that compute it; 0 takes those that were said at first. Another number loads the
+                model a second time, once.
 
         Raises:
             InvalidArgument: `images` has another shape or dtype, or the model has no such output.
@@ -84,12 +68,7 @@ class Encoder:
             BadArtifact: The graph fails on it.
         """
         size = self.spec.image_size
-        if (
-            images.dtype != np.uint8
-            or images.ndim != 4
-            or images.shape[1:] != (size, size, 3)
-            or not len(images)
-        ):
+        if images.dtype != np.uint8 or images.shape[1:] != (size, size, 3) or not len(images):
             raise InvalidArgument(
                 f"the model {self.spec.name} takes images as uint8 (B, {size}, {size}, 3) with B at least 1, "
                 f"and was given {images.dtype} {images.shape}"
@@ -108,14 +87,7 @@ class Encoder:
         return dict(zip(names, found, strict=True))
 
     def preprocess(self, data: bytes) -> NDArray[np.uint8]:
-        """Decode one image file as this model wants it.
-
-        Returns:
-            uint8 (S, S, 3), RGB.
-
-        Raises:
-            BadImage: The bytes hold no image within the limits.
-        """
+        """Decode one image file as this model wants it: uint8 (S, S, 3), RGB; see `preprocess`."""
         spec = self.spec
         return preprocess(
             data, size=spec.image_size, crop_fraction=spec.crop_fraction, resampling=spec.resampling
@@ -135,10 +107,7 @@ class Encoder:
             self._sessions.clear()
 
     def _session(self, outputs: Collection[str], threads: int) -> Any:
-        """Return the session that computes those outputs and nothing else, loading it the first time.
-
-        Whoever asks for embeddings alone, as nearly everyone does, never loads another.
-        """
+        """Return the session that computes those outputs and nothing else, loading it the first time."""
         key = (frozenset(outputs), threads)
         with self._loading:
             if key not in self._sessions:
@@ -156,7 +125,13 @@ class Encoder:
         options.log_severity_level = 3  # errors; it writes to standard error past Python's logging
         providers: list[Any] = ["CPUExecutionProvider"]
         if self.device == "cuda":
-            _check_offered(self._runtime.get_available_providers())
+            offered = self._runtime.get_available_providers()
+            if "CUDAExecutionProvider" not in offered:
+                raise BadSetting(
+                    "the device cuda was asked for, and the installed ONNX Runtime offers"
+                    f" {', '.join(offered)}; install crossbatch[gpu] in place of crossbatch[cpu], or choose"
+                    " the device cpu"
+                )
             # The search for the fastest kernel is repeated for each new batch size, at 10 times a run's cost.
             providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
         try:
@@ -203,14 +178,6 @@ def _onnxruntime() -> Any:
             "ONNX Runtime is not installed; install crossbatch[cpu], or crossbatch[gpu] for an NVIDIA GPU"
         ) from error
     return onnxruntime
-
-
-def _check_offered(offered: Sequence[str]) -> None:
-    if "CUDAExecutionProvider" not in offered:
-        raise BadSetting(
-            f"the device cuda was asked for, and the installed ONNX Runtime offers {', '.join(offered)}; "
-            "install crossbatch[gpu] in place of crossbatch[cpu], or choose the device cpu"
-        )
 
 
 def _first_line(error: Exception) -> str:

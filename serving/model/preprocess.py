@@ -28,15 +28,8 @@ from PIL import Image, UnidentifiedImageError
 from serving.errors import BadImage, BadSetting
 
 __all__ = [
-    "FORMATS",
-    "MAX_BYTES",
-    "MAX_PIXELS",
-    "MAX_SIDE",
-    "RESAMPLINGS",
-    "open_rgb",
-    "preprocess",
-    "thumbnail",
-]
+    "FORMATS", "MAX_BYTES", "MAX_PIXELS", "MAX_SIDE", "RESAMPLINGS", "open_rgb", "preprocess", "thumbnail",
+]  # fmt: skip
 
 FORMATS: Final = ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF", "AVIF")
 RESAMPLINGS: Final = ("bilinear", "bicubic", "lanczos", "box", "hamming", "nearest")
@@ -92,25 +85,17 @@ def preprocess(data: bytes, *, size: int, crop_fraction: float, resampling: str)
     image = open_rgb(data, least=int(np.ceil(size / crop_fraction)))
     side = min(image.size) * crop_fraction
     left, top = (image.width - side) / 2, (image.height - side) / 2
-    try:
-        square = image.resize(
-            (size, size), Image.Resampling[resampling.upper()], box=(left, top, left + side, top + side)
-        )
-    except (MemoryError, ValueError) as error:
-        raise BadImage(f"the image, {_size(image)}, cannot be resized: {_reason(error)}") from error
-    return np.asarray(square, dtype=np.uint8)
+    box = (left, top, left + side, top + side)
+    return np.asarray(_resized(image, (size, size), resampling, box), dtype=np.uint8)
 
 
 def thumbnail(data: bytes, *, side: int, most_bytes: int) -> bytes:
-    """Decode an image and make a small picture of the whole of it.
+    """Decode an image and make a small JPEG file of the whole of it, upright, without metadata.
 
     Args:
         data: A whole image file.
         side: What the longer side of the result has at most, in pixels; no image is made larger.
         most_bytes: How large the result is at most; its quality is lowered until it is.
-
-    Returns:
-        A JPEG file, upright, without metadata.
 
     Raises:
         BadImage: The bytes hold no image within the limits, or none that can be made so small.
@@ -121,10 +106,7 @@ def thumbnail(data: bytes, *, side: int, most_bytes: int) -> bytes:
     image = open_rgb(data, least=side)
     scale = min(1.0, side / max(image.size))
     width, height = (max(1, round(length * scale)) for length in image.size)
-    try:
-        small = image.resize((width, height), Image.Resampling.BICUBIC)
-    except (MemoryError, ValueError) as error:
-        raise BadImage(f"the image, {_size(image)}, cannot be resized: {_reason(error)}") from error
+    small = _resized(image, (width, height), "bicubic")
     small.info.clear()  # a comment of the original would be written, too
     for quality in _QUALITIES:
         file = io.BytesIO()
@@ -135,15 +117,12 @@ def thumbnail(data: bytes, *, side: int, most_bytes: int) -> bytes:
 
 
 def open_rgb(data: bytes, *, least: int | None = None) -> Image.Image:
-    """Decode an image as upright RGB.
+    """Decode an image file as an upright, loaded image of mode RGB, 1 x 1 or larger.
 
     Args:
         data: A whole image file.
         least: The shorter side that the caller needs; a larger JPEG may come out smaller than it is, but
             not below this.
-
-    Returns:
-        An image of mode RGB, loaded, 1 x 1 or larger.
 
     Raises:
         BadImage: The bytes hold no image within the limits; the message names what was found.
@@ -180,6 +159,18 @@ def open_rgb(data: bytes, *, least: int | None = None) -> Image.Image:
             raise BadImage(f"the {image.format} image cannot be decoded: {_reason(error)}") from error
 
 
+def _resized(
+    image: Image.Image,
+    size: tuple[int, int],
+    resampling: str,
+    box: tuple[float, float, float, float] | None = None,
+) -> Image.Image:
+    try:
+        return image.resize(size, Image.Resampling[resampling.upper()], box=box)
+    except (MemoryError, ValueError) as error:
+        raise BadImage(f"the image, {_size(image)}, cannot be resized: {_reason(error)}") from error
+
+
 def _rgb(image: Image.Image) -> Image.Image:
     """Return any mode as RGB, transparent pixels over white."""
     if image.mode.startswith(("I", "F")):
@@ -193,7 +184,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _grey(image: Image.Image) -> Image.Image:
-    """Scale grey of more than 8 bits by the range of its type; Pillow's own conversion clips at 255.
+    """Scale grey of more than 8 bits by its range; Pillow's own conversion clips at 255.
 
     A 16-bit file says its range, 0 to 65,535. A 32-bit one does not: it is taken to be 16-bit where its
     values fit (a float 0 to 1, 0 to 255, or 16-bit), and otherwise from its own least to its own largest.
@@ -259,8 +250,7 @@ def _check_scans(data: bytes) -> None:
 def _mute_pillow() -> None:
     """Keep Pillow from warning about odd metadata, which is no concern of whoever sent the image.
 
-    `warnings.catch_warnings` would swap a list that all threads share, so one filter for Pillow's own
-    modules goes in front and stays; it is put back where someone else reset the list.
+    All threads share one list of filters, so one for Pillow's modules goes in front and stays.
     """
     rules: Sequence[tuple[Any, ...]] = warnings.filters
     if not rules or rules[0][3] != _PILLOW:

@@ -7,7 +7,7 @@ which was damaged, or edited by another program, is refused before anything runs
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -22,18 +22,9 @@ from serving.model.preprocess import RESAMPLINGS
 from serving.whole import read_whole
 
 __all__ = [
-    "FORMAT_VERSION",
-    "KEY",
-    "MAX_MODEL_BYTES",
-    "ModelSpec",
-    "bare",
-    "fingerprint",
-    "keep_outputs",
-    "output_names",
-    "read_model",
-    "read_spec",
-    "write_spec",
-]
+    "FORMAT_VERSION", "KEY", "MAX_MODEL_BYTES", "ModelSpec", "bare", "fingerprint", "keep_outputs",
+    "output_names", "read_model", "read_spec", "write_spec",
+]  # fmt: skip
 
 KEY: Final = "crossbatch"
 FORMAT_VERSION: Final = 1
@@ -96,20 +87,12 @@ class ModelSpec(BaseModel):
 
 
 def read_spec(path: Path) -> ModelSpec:
-    """Read the spec of a model file and prove that the file is the one it describes.
-
-    Raises:
-        NotFound: There is no such file.
-        BadArtifact: It is no model file, or its spec is missing, newer or damaged, or its weights are.
-    """
+    """Read the spec of a model file and prove that the file is the one it describes; see `read_model`."""
     return read_model(path)[1]
 
 
 def read_model(path: Path) -> tuple[bytes, ModelSpec]:
-    """Read a model file once, so that what runs is what was proven.
-
-    Returns:
-        The bytes of the file, and its spec.
+    """Read the bytes of a model file and its spec, at once, so that what runs is what was proven.
 
     Raises:
         NotFound: There is no such file.
@@ -145,11 +128,7 @@ def read_model(path: Path) -> tuple[bytes, ModelSpec]:
 
 
 def write_spec(model: onnx.ModelProto, spec: ModelSpec) -> None:
-    """Put `spec` into the model, in place of all metadata that it has.
-
-    Raises:
-        BadArtifact: The spec is that of another graph.
-    """
+    """Put `spec`, which must be that of this graph, into the model, in place of all metadata that it has."""
     found = fingerprint(model)
     if found != spec.fingerprint:
         raise BadArtifact(
@@ -198,12 +177,10 @@ def keep_outputs(data: bytes, outputs: Collection[str]) -> bytes:
                 needed.update(part.input if isinstance(part, onnx.NodeProto) else ())
     weights = [tensor for tensor in graph.initializer if tensor.name in needed]
     ports = [port for port in graph.output if port.name in outputs]
-    for field, kept in (
-        ("node", nodes[::-1]),
-        ("initializer", weights),
-        ("output", ports),
-        ("value_info", []),
-    ):
+    kept_fields: dict[str, Sequence[Message]] = {
+        "node": nodes[::-1], "initializer": weights, "output": ports, "value_info": (),
+    }  # fmt: skip
+    for field, kept in kept_fields.items():
         rest = [type(part).FromString(part.SerializeToString()) for part in kept]
         graph.ClearField(field)
         getattr(graph, field).extend(rest)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from protos import retrieval_service_pb2 as pb
-from serving.client.given import many, text
 from serving.errors import InvalidArgument
 from serving.gallery.search.filter import (
     AllOf,
@@ -31,10 +30,13 @@ def filter_message(condition: Filter) -> pb.Filter:
         InvalidArgument: if it is no filter, too large, or holds a value that cannot be sent.
     """
     try:
-        check_filter(condition)
+        return _written(check_filter(condition))
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"The filter holds a text that is not valid Unicode: {error.reason}."
+        ) from error
     except TypeError as error:
         raise InvalidArgument(f"The filter holds no list where it should: {error}.") from error
-    return _written(condition)
 
 
 def filter_of(message: pb.Filter) -> Filter:
@@ -63,19 +65,19 @@ class _Room:
 def _written(condition: Filter) -> pb.Filter:
     match condition:
         case Equal(field, value):
-            return pb.Filter(equal=pb.Filter.Equal(field=_field(field), value=_value_message(value)))
+            return pb.Filter(equal=pb.Filter.Equal(field=field, value=_value_message(value)))
         case In(field, values):
-            sent = [_value_message(value) for value in many(values, "The values of a condition")]
-            return pb.Filter(among=pb.Filter.Among(field=_field(field), values=sent))
+            sent = [_value_message(value) for value in values]
+            return pb.Filter(among=pb.Filter.Among(field=field, values=sent))
         case Range(field):
             bounds = {
                 name: _value_message(bound)
                 for name in _BOUNDS
                 if (bound := getattr(condition, name)) is not None
             }
-            return pb.Filter(range=pb.Filter.Range(field=_field(field), **bounds))
+            return pb.Filter(range=pb.Filter.Range(field=field, **bounds))
         case Exists(field):
-            return pb.Filter(exists=_field(field))
+            return pb.Filter(exists=field)
         case AllOf(filters):
             return pb.Filter(all_of=_several(filters))
         case AnyOf(filters):
@@ -90,14 +92,10 @@ def _several(filters: Iterable[Filter]) -> pb.Filter.Several:
 
 def _value_message(value: Value) -> pb.Filter.Value:
     if isinstance(value, str):
-        return pb.Filter.Value(string=text(value, "The value of a condition"))
+        return pb.Filter.Value(string=value)
     if isinstance(value, bool):
         return pb.Filter.Value(boolean=value)
     return pb.Filter.Value(number=float(value))
-
-
-def _field(name: str) -> str:
-    return text(name, "The field of a condition")
 
 
 def _read(message: pb.Filter, room: _Room) -> Filter:

@@ -23,32 +23,23 @@ from serving.errors import (
 from serving.gallery import archive
 from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery, RebuildPolicy
+from serving.gallery.gallery import Gallery
 from serving.gallery.store.store import Store
 from serving.gallery.verify import verify
 from tests.serving.test_full_disk import small_disk
-from tests.serving.test_verify import COUNT, DIMENSION, JPEG, flip, items, sql
+from tests.serving.test_verify import COUNT, JPEG, flip, items, made, sql
+from tests.serving.vectors import MANUAL, MODEL
 
 __all__ = ["small_disk"]
-
-MANUAL = RebuildPolicy(automatic=False)
 
 
 @pytest.fixture
 def gallery(tmp_path: Path) -> Iterator[Gallery]:
-    made = Gallery.create(
-        tmp_path / "galleries" / "birds",
-        model_name="m",
-        fingerprint="f" * 64,
-        dimension=DIMENSION,
-        thumbnail_side=64,
-        policy=MANUAL,
-    )
-    made.upsert(items())
-    made.rebuild()
-    made.delete(["k1"])
-    with closing(made):
-        yield made
+    with closing(made(tmp_path / "galleries" / "birds")) as gallery:
+        gallery.upsert(items())
+        gallery.rebuild()
+        gallery.delete(["k1"])
+        yield gallery
 
 
 def names(folder: Path) -> list[str]:
@@ -86,7 +77,7 @@ def test_there_and_back(gallery: Gallery, tmp_path: Path) -> None:
 
 
 def test_a_snapshot_of_an_empty_gallery(tmp_path: Path) -> None:
-    Gallery.create(tmp_path / "g" / "a", model_name="m", fingerprint="f", dimension=4, policy=MANUAL).close()
+    Gallery.create(tmp_path / "g" / "a", **MODEL, policy=MANUAL).close()
     assert snapshot(tmp_path / "g" / "a", tmp_path / "file") == 0
     assert restore(tmp_path / "file", tmp_path / "g" / "b") == 0
     assert verify(tmp_path / "g" / "b").problems == []
@@ -235,11 +226,11 @@ def test_an_interruption_leaves_nothing(
 
 def test_what_a_crash_left_is_swept(gallery: Gallery, tmp_path: Path) -> None:
     def leave(name: str, *, age: float) -> None:
-        (tmp_path / name).touch()
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file-wal").touch()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
 
     leave(".file.new-0123abcd", age=7200)
-    leave(".file.new-0123abcd-wal", age=7200)
     leave(".file.new-ffffffff", age=60)  # somebody may be writing it
     leave(".other.new-0123abcd", age=7200)
     leave("file.new-0123abcd", age=7200)

@@ -1,20 +1,49 @@
-"""Data sets on disk as rows: every format, and each way in which a folder or a table can be wrong."""
+"""Data sets on disk as rows: folders, tables, which format a folder is of, and the split."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from serving.catalog.catalog import Catalog, Row, SplitRule, read, select, select_missing
+from benchmarks import published_counts
+from serving.catalog.catalog import (
+    FORMATS,
+    Catalog,
+    Format,
+    Layout,
+    Row,
+    SplitRule,
+    read,
+    select,
+    select_missing,
+)
 from serving.catalog.picture import File
 from serving.catalog.rows import SPLITS
+from serving.catalog.walk import which_are_files
 from serving.errors import BadData, BadSetting
+from tests.serving.published import (
+    draw,
+    inshop_lines,
+    make_cars,
+    make_cars_devkit,
+    make_cub,
+    make_inshop,
+    make_sop,
+    write,
+)
+from tests.serving.test_parquet import make_parquet
+from tests.serving.test_webdataset import make_tar
+from training.loop.record import check_record
+
+GIVEN = SplitRule(by="given")
 
 
-def _touch(root: Path, *paths: str) -> Path:
+def touch(root: Path, *paths: str) -> Path:
     """Make files that are no images: a catalogue does not look inside."""
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -22,78 +51,77 @@ def _touch(root: Path, *paths: str) -> Path:
     return root
 
 
-def _labels(catalog: Catalog) -> dict[str, str]:
+def labels(catalog: Catalog) -> dict[str, str]:
     return {row.key: row.label for row in catalog.rows}
 
 
+def refused(root: Path, message: str, format: str = "auto") -> None:
+    with pytest.raises(BadData, match=message):
+        read(root, format)
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """Let a folder be one that may not be read; root may read everything, so no mode bits."""
+    real = os.scandir
+
+    def scandir(path: Path) -> object:
+        if str(path).endswith(folder):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+
+# --- folders ---------------------------------------------------------------------------------------------
+
+
 def test_folder_labels_are_paths_and_rows_are_sorted(tmp_path: Path) -> None:
-    _touch(tmp_path, "Latin/b/2.png", "Latin/b/10.png", "Greek/a/1.png", "top.PNG")
+    touch(tmp_path, "Latin/b/2.png", "Latin/b/10.png", "Greek/a/1.png", "top.PNG")
     catalog = read(tmp_path)
     assert catalog.format == "folder"
-    assert list(_labels(catalog).items()) == [
+    assert list(labels(catalog).items()) == [
         ("Greek/a/1.png", "Greek/a"),
         ("Latin/b/10.png", "Latin/b"),
         ("Latin/b/2.png", "Latin/b"),
         ("top.PNG", ""),
     ]
-    assert all(
-        row.image.path.is_absolute() and row.image.path.is_file() and row.split == "" for row in catalog.rows
-    )
+    assert all(row.image.path.is_absolute() and row.image.path.is_file() for row in catalog.rows)
+    assert {row.split for row in catalog.rows} == {""}
 
 
 def test_wrapping_folder_is_no_part_of_label_or_key(tmp_path: Path) -> None:
-    _touch(
-        tmp_path,
-        "Images/Tern/1.jpg",
-        "Images/Wren/1.jpg",
-        "Images/Wren/notes.txt",
-        "classes.txt",
-        "parts/x.txt",
-    )
-    above, inside = read(tmp_path), read(tmp_path / "Images")
-    assert above == inside
-    assert _labels(above) == {"Tern/1.jpg": "Tern", "Wren/1.jpg": "Wren"}
+    touch(tmp_path, "Images/Tern/1.jpg", "Images/Wren/1.jpg", "Images/Wren/notes.txt", "parts/x.txt")
+    assert labels(read(tmp_path)) == {"Tern/1.jpg": "Tern", "Wren/1.jpg": "Wren"}
+    assert read(tmp_path) == read(tmp_path / "Images")
+    assert labels(read(touch(tmp_path / "one", "Greek/a/1.png"))) == {"Greek/a/1.png": "Greek/a"}
 
 
-def test_single_class_folder_keeps_its_name(tmp_path: Path) -> None:
-    assert _labels(read(_touch(tmp_path, "Greek/a/1.png"))) == {"Greek/a/1.png": "Greek/a"}
-
-
-def test_suffixes_count_in_any_case_and_text_named_jpg_is_a_row(tmp_path: Path) -> None:
-    _touch(
-        tmp_path, "a/1.JPG", "a/2.jPeG", "a/3.webp", "a/4.TIF", "a/5.avif", "a/6.txt", "a/7.jpg.txt", "a/8"
-    )
-    assert [row.key for row in read(tmp_path).rows] == [
-        "a/1.JPG",
-        "a/2.jPeG",
-        "a/3.webp",
-        "a/4.TIF",
-        "a/5.avif",
-    ]
-
-
-def test_hidden_and_macos_files_are_left_out(tmp_path: Path) -> None:
-    _touch(tmp_path, "a/1.jpg", "a/._1.jpg", ".trash/2.jpg", "__MACOSX/a/1.jpg", "a/.DS_Store")
-    assert [row.key for row in read(tmp_path).rows] == ["a/1.jpg"]
+def test_which_files_are_images(tmp_path: Path) -> None:
+    images = ["a/1.JPG", "a/2.jPeG", "a/3.webp", "a/4.TIF", "a/5.avif"]
+    touch(tmp_path, *images, "a/6.txt", "a/7.jpg.txt", "a/8")
+    touch(tmp_path, "a/._1.jpg", ".trash/2.jpg", "__MACOSX/a/1.jpg", "a/.DS_Store")
+    assert [row.key for row in read(tmp_path).rows] == images
 
 
 def test_empty_class_folders_are_named(tmp_path: Path) -> None:
-    _touch(tmp_path, "images/a/1.jpg", "images/b/readme.txt")
+    touch(tmp_path, "images/a/1.jpg", "images/b/readme.txt")
     (tmp_path / "images/c/d").mkdir(parents=True)
     assert read(tmp_path).empty == ("b", "c/d")
 
 
 def test_links_are_followed_once_and_loops_end(tmp_path: Path) -> None:
-    root = _touch(tmp_path / "data", "b/1.jpg")
-    _touch(tmp_path / "elsewhere", "2.jpg")
+    root = touch(tmp_path / "data", "b/1.jpg")
+    touch(tmp_path / "elsewhere", "2.jpg")
     (root / "a").symlink_to(root / "b")  # a second way to b: the real one counts
     (root / "b/up").symlink_to(root)
     (root / "c").symlink_to(tmp_path / "elsewhere")
     (root / "b/circle.jpg").symlink_to("circle.jpg")
     (root / "b/gone.jpg").symlink_to("nothing")
     catalog = read(root)
-    assert _labels(catalog) == {"b/1.jpg": "b", "c/2.jpg": "c"}
+    assert labels(catalog) == {"b/1.jpg": "b", "c/2.jpg": "c"}
     assert catalog.missing == ("b/circle.jpg", "b/gone.jpg")
+    assert select_missing(catalog, "train", SplitRule()) == catalog.missing
+    assert select_missing(catalog, "test", SplitRule()) == ()
 
 
 def test_name_that_is_not_utf8_gets_a_key_that_is(tmp_path: Path) -> None:
@@ -105,15 +133,13 @@ def test_name_that_is_not_utf8_gets_a_key_that_is(tmp_path: Path) -> None:
     with open(folder + b"/1.jpg", "wb"):
         pass
     (row,) = read(tmp_path).rows
-    assert row.key == "caf\\xe9/1.jpg"
-    assert row.label.encode() == b"caf\\xe9"
-    assert row.image.read_bytes() == b""
+    assert (row.key, row.label, row.image.read_bytes()) == ("caf\\xe9/1.jpg", "caf\\xe9", b"")
 
 
 def test_stray_images_are_of_no_class_and_change_no_other_row(tmp_path: Path) -> None:
-    _touch(tmp_path, "data/images/a/1.jpg", "data/images/b/1.jpg", "data/images/c/1.jpg")
+    touch(tmp_path, "data/images/a/1.jpg", "data/images/b/1.jpg", "data/images/c/1.jpg")
     before = read(tmp_path)
-    _touch(tmp_path, "0.jpg", "data/1.jpg", "data/images/2.jpg")
+    touch(tmp_path, "0.jpg", "data/1.jpg", "data/images/2.jpg")
     after = read(tmp_path)
     assert (before.unlabelled, after.unlabelled) == (0, 3)
     assert [row for row in after.rows if row.label] == list(before.rows)
@@ -124,38 +150,27 @@ def test_stray_images_are_of_no_class_and_change_no_other_row(tmp_path: Path) ->
     assert len(select(after, "all", SplitRule())) == 6
 
 
-def test_stray_images_do_not_unmake_cifar10(tmp_path: Path) -> None:
-    _touch(tmp_path, "train/cat/1.jpg", "test/cat/1.jpg", "preview.png", "train/preview.png")
-    catalog = read(tmp_path)
-    assert (catalog.format, catalog.unlabelled) == ("cifar10", 2)
-    assert [row.key for row in select(catalog, "train", SplitRule(by="given"))] == ["train/cat/1.jpg"]
-    assert read(tmp_path, "cifar10") == catalog
-
-
-def test_cifar10_layout_may_be_wrapped(tmp_path: Path) -> None:
-    _touch(tmp_path, "data/train/cat/1.jpg", "data/test/cat/1.jpg")
-    assert read(tmp_path) == read(tmp_path / "data")
-    assert read(tmp_path).format == "cifar10"
-
-
 def test_cifar10_layout_names_the_split(tmp_path: Path) -> None:
-    _touch(tmp_path, "train/cat/1.jpg", "test/cat/1.jpg", "validation/dog/3.jpg", "README.md")
+    touch(tmp_path, "data/train/cat/1.jpg", "data/test/cat/1.jpg", "data/validation/dog/3.jpg")
+    touch(tmp_path, "preview.png", "data/train/preview.png", "README.md")
     catalog = read(tmp_path)
     assert catalog.format == "cifar10"
     assert [(row.key, row.label, row.split) for row in catalog.rows] == [
+        ("../preview.png", "", ""),
         ("test/cat/1.jpg", "cat", "test"),
         ("train/cat/1.jpg", "cat", "train"),
+        ("train/preview.png", "", "train"),
         ("validation/dog/3.jpg", "dog", ""),
     ]
-    assert read(tmp_path, "folder").rows[0].label == "test/cat"
+    assert [row.key for row in select(catalog, "train", GIVEN)] == ["train/cat/1.jpg"]
+    assert read(tmp_path, "cifar10") == catalog
+    assert read(tmp_path, "folder").rows[1].label == "test/cat"
 
 
-@pytest.mark.parametrize(
-    "folders", [("train", "val"), ("Train", "TEST"), ("test", "valid"), ("train", "query", "gallery")]
-)
+@pytest.mark.parametrize("folders", [("Train", "TEST"), ("test", "valid"), ("train", "query", "gallery")])
 def test_any_two_split_folders_hold_one_set_of_classes(tmp_path: Path, folders: tuple[str, ...]) -> None:
     """A copy of a class in another split folder is no class of its own, or the test would leak."""
-    _touch(tmp_path, *(f"{folder}/{label}/1.jpg" for folder in folders for label in ("cat", "dog")))
+    touch(tmp_path, *(f"{folder}/{label}/1.jpg" for folder in folders for label in ("cat", "dog")))
     catalog = read(tmp_path)
     assert catalog.format == "cifar10"
     assert {row.key: (row.label, row.split) for row in catalog.rows} == {
@@ -167,49 +182,52 @@ def test_any_two_split_folders_hold_one_set_of_classes(tmp_path: Path, folders: 
     assert {row.label for row in select(catalog, "test", SplitRule())} == {"dog"}
 
 
-def test_test_images_without_class_folders_are_of_no_class(tmp_path: Path) -> None:
-    _touch(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "test/1.jpg")
-    assert [(row.label, row.split) for row in read(tmp_path).rows] == [
-        ("", "test"), ("cat", "train"), ("dog", "train"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "paths", [("train/1.jpg", "test/1.jpg", "car/1.jpg"), ("train/steam/1.jpg", "car/sports/1.jpg")]
 )
 def test_a_train_is_a_class_as_a_car_is(tmp_path: Path, paths: tuple[str, ...]) -> None:
-    _touch(tmp_path, *paths)
-    catalog = read(tmp_path)
+    catalog = read(touch(tmp_path, *paths))
     assert catalog.format == "folder"
     assert {row.label for row in catalog.rows} == {path.rpartition("/")[0] for path in paths}
-    with pytest.raises(BadData, match=r"is not laid out as train/<class>/.* below car, "):
-        read(tmp_path, "cifar10")
+    refused(tmp_path, r"is not laid out as train/<class>/.* below car, ", "cifar10")
 
 
 @pytest.mark.parametrize("format", ["auto", "cifar10"])
 def test_class_folders_beside_split_folders_are_refused(tmp_path: Path, format: str) -> None:
-    _touch(tmp_path, "train/cat/1.jpg", "test/cat/1.jpg", "ship/2.jpg", "boat/red/1.jpg")
-    with pytest.raises(BadData, match=r"the split folders test, train and beside them .* boat, ship: "):
-        read(tmp_path, format)
-    assert {row.label for row in read(tmp_path, "folder").rows} == {
-        "train/cat",
-        "test/cat",
-        "ship",
-        "boat/red",
-    }
+    touch(tmp_path, "train/cat/1.jpg", "test/cat/1.jpg", "ship/2.jpg", "boat/red/1.jpg")
+    refused(tmp_path, r"the split folders test, train and beside them .* boat, ship: ", format)
+    assert {row.label for row in read(tmp_path, "folder").rows} >= {"train/cat", "test/cat", "ship"}
+
+
+@pytest.mark.parametrize("locked", ["", "/a"])
+def test_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: str) -> None:
+    touch(tmp_path, "a/1.jpg", "b/1.jpg")
+    deny(monkeypatch, f"{tmp_path}{locked}")
+    refused(tmp_path, "cannot be read: permission denied", "folder")
+
+
+def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.txt", "b/2.pdf")
+    refused(tmp_path, r"holds no image: looked .* \.jpg, .* 2 other files")
+    refused(tmp_path / "nowhere", r"nowhere cannot be read: no such file")
+    refused(tmp_path / "a/1.txt", r"1\.txt is a file; give the folder")
+    refused(tmp_path / "none.csv", "cannot be read")
+    refused(tmp_path, r"holds 0 \.csv tables", "csv")
+    with pytest.raises(BadSetting, match="'imagenet' is not known; give one of auto, folder, csv, cifar10"):
+        read(tmp_path, "imagenet")
 
 
 # --- tables ----------------------------------------------------------------------------------------------
 
 
-def _table(root: Path, text: str, name: str = "items.csv") -> Path:
+def table(root: Path, text: str, name: str = "items.csv") -> Path:
     (root / name).write_text(text, encoding="utf-8")
     return root
 
 
 def test_csv_gives_labels_splits_and_typed_metadata(tmp_path: Path) -> None:
-    _touch(tmp_path, "photos/1.jpg", "photos/2.jpg", "photos/three")
-    _table(
+    touch(tmp_path, "photos/1.jpg", "photos/2.jpg", "photos/three")
+    table(
         tmp_path,
         "\ufeffImage,Label,split,price,stock,sku,note\n"
         "photos/2.jpg, shoe ,train,9.5,3,007,\n"
@@ -218,165 +236,82 @@ def test_csv_gives_labels_splits_and_typed_metadata(tmp_path: Path) -> None:
         "photos/three,boot,,1e3,-4,x,c\n",
     )
     catalog = read(tmp_path)
-    assert catalog.format == "csv"
+    assert (catalog.format, catalog.table) == ("csv", tmp_path / "items.csv")
+    first, second, third = (tmp_path / "photos" / name for name in ("1.jpg", "2.jpg", "three"))
     assert catalog.rows == (
-        Row(
-            "photos/1.jpg",
-            File(tmp_path / "photos/1.jpg"),
-            "boot",
-            "test",
-            {"price": 10.0, "sku": "012", "note": "a, b"},
-        ),
-        Row(
-            "photos/2.jpg",
-            File(tmp_path / "photos/2.jpg"),
-            "shoe",
-            "train",
-            {"price": 9.5, "stock": 3, "sku": "007"},
-        ),
-        Row(
-            "photos/three",
-            File(tmp_path / "photos/three"),
-            "boot",
-            "",
-            {"price": 1e3, "stock": -4, "sku": "x", "note": "c"},
-        ),
+        Row("photos/1.jpg", File(first), "boot", "test", {"price": 10.0, "sku": "012", "note": "a, b"}),
+        Row("photos/2.jpg", File(second), "shoe", "train", {"price": 9.5, "stock": 3, "sku": "007"}),
+        Row("photos/three", File(third), "boot", "", {"price": 1e3, "stock": -4, "sku": "x", "note": "c"}),
     )
     assert isinstance(catalog.rows[0].metadata["price"], float)  # 10 in a column of decimals
 
 
-def test_numbers_with_leading_zeros_are_names(tmp_path: Path) -> None:
-    _table(
-        _touch(tmp_path, "1.jpg", "2.jpg"),
-        "path,label,sku,big\n1.jpg,a,007,12345678901234567890\n2.jpg,a,010,1\n",
-    )
-    assert [row.metadata for row in read(tmp_path).rows] == [
-        {"sku": "007", "big": "12345678901234567890"},
-        {"sku": "010", "big": "1"},
-    ]
-
-
 @pytest.mark.parametrize(
-    ("cell", "kind"),
-    [("9" * 15, int), ("-" + "9" * 15, int), ("1" + "0" * 15, str), ("9" * 17, str), ("9" * 18, str)],
+    ("cells", "expected"),
+    [
+        (("true", "FALSE"), (True, False)),
+        (("true", "1"), ("true", "1")),
+        (("9" * 15, "-1"), (10**15 - 1, -1)),
+        (("1" + "0" * 15, "1"), ("1" + "0" * 15, "1")),  # a double does not hold all of these
+        (("007", "010"), ("007", "010")),
+        (("1.10", "2"), (1.1, 2.0)),
+        (("1" * 16, "1.5"), ("1" * 16, "1.5")),
+        (("2024-01-31", ""), ("2024-01-31",)),
+    ],
 )
-def test_whole_numbers_that_a_double_cannot_hold_stay_text(tmp_path: Path, cell: str, kind: type) -> None:
-    _table(
-        _touch(tmp_path, "1.jpg", "2.jpg"), f"path,label,ean,mixed\n1.jpg,a,{cell},{cell}\n2.jpg,a,1,1.5\n"
-    )
-    metadata = read(tmp_path).rows[0].metadata
-    assert metadata["ean"] == kind(cell)
-    assert type(metadata["ean"]) is kind
-    assert kind is int or metadata["mixed"] == cell
-
-
-def test_truths_and_dates_in_a_table(tmp_path: Path) -> None:
-    _table(
-        _touch(tmp_path, "1.jpg", "2.jpg", "3.jpg"),
-        "path,label,new,mixed,day,at,bare\n"
-        "1.jpg,a,true,true,2024-01-31,2024-01-31T12:00:00Z,20240131\n"
-        "2.jpg,a,FALSE,1,1999-12-01,,\n"
-        "3.jpg,a,,,,,\n",
-    )
-    first, second, third = (row.metadata for row in read(tmp_path).rows)
-    assert first == {
-        "new": True,
-        "mixed": "true",
-        "day": "2024-01-31",
-        "at": "2024-01-31T12:00:00Z",
-        "bare": 20240131,
-    }
-    assert first["new"] is True
-    assert second == {"new": False, "mixed": "1", "day": "1999-12-01"}
-    assert third == {}
-
-
-def test_catalogue_names_the_table_that_was_read(tmp_path: Path) -> None:
-    _table(_touch(tmp_path, "a/1.jpg"), "path,label\na/1.jpg,a\n", "one.csv")
-    assert read(tmp_path).table == read(tmp_path / "one.csv").table == tmp_path / "one.csv"
-    relative = os.path.relpath(tmp_path / "one.csv")
-    assert read(tmp_path, table=Path(relative)).table == tmp_path / "one.csv"
-    assert read(tmp_path, "folder").table is None
-
-
-def test_csv_rows_without_a_label_train_nothing(tmp_path: Path) -> None:
-    _touch(tmp_path, *(f"{i}.jpg" for i in range(5)))
-    _table(
-        tmp_path, "path,label,split\n0.jpg,,train\n1.jpg, ,test\n2.jpg,a,train\n3.jpg,b,train\n4.jpg,c,test\n"
-    )
-    catalog = read(tmp_path)
-    assert catalog.unlabelled == 2
-    given = SplitRule(by="given")
-    assert [row.key for row in select(catalog, "train", SplitRule(train=1))] == ["2.jpg"]
-    assert [row.key for row in select(catalog, "test", SplitRule(train=1))] == ["3.jpg", "4.jpg"]
-    assert [row.key for row in select(catalog, "train", given)] == ["2.jpg", "3.jpg"]
-    assert [row.key for row in select(catalog, "test", given)] == ["4.jpg"]
-    assert len(select(catalog, "all", given)) == 5
-
-
-def test_csv_may_name_queries_and_gallery(tmp_path: Path) -> None:
-    _table(
-        _touch(tmp_path, *(f"{i}.jpg" for i in range(5))),
-        "path,label,split\n0.jpg,a,train\n1.jpg,b,Query\n2.jpg,b,gallery\n3.jpg,c,test\n4.jpg,c,val\n",
-    )
-    catalog, given = read(tmp_path), SplitRule(by="given")
-    assert [row.split for row in catalog.rows] == ["train", "query", "gallery", "test", ""]
-    assert _side(catalog, "query", given) == _side(catalog, "gallery", given) == "b"
-    assert _side(catalog, "test", given) == "bbc"
-
-
-def test_missing_images_are_told_by_side(tmp_path: Path) -> None:
-    _table(
-        _touch(tmp_path, "a.jpg", "b.jpg"),
-        "path,label,split\na.jpg,a,train\nb.jpg,b,test\nx.jpg,a,test\ny.jpg,b,train\nz.jpg,,train\nw.jpg,c,\n",
-    )
-    catalog, given = read(tmp_path), SplitRule(by="given")
-    assert select_missing(catalog, "all", given) == catalog.missing == ("w.jpg", "x.jpg", "y.jpg", "z.jpg")
-    assert select_missing(catalog, "train", given) == ("y.jpg",)
-    assert select_missing(catalog, "test", given) == ("x.jpg",)
-    assert select_missing(catalog, "train", SplitRule()) == ("x.jpg",)
-    assert select_missing(catalog, "test", SplitRule()) == ("w.jpg", "y.jpg")
-
-
-def test_missing_links_are_told_by_side(tmp_path: Path) -> None:
-    _touch(tmp_path, "images/a/1.jpg", "images/b/1.jpg")
-    (tmp_path / "images/b/gone.jpg").symlink_to("nothing")
-    (tmp_path / "gone.jpg").symlink_to("nothing")
-    catalog = read(tmp_path)
-    assert catalog.missing == ("../gone.jpg", "b/gone.jpg")
-    assert select_missing(catalog, "train", SplitRule()) == ()
-    assert select_missing(catalog, "test", SplitRule()) == ("b/gone.jpg",)
+def test_a_column_of_a_table_is_of_one_type(
+    tmp_path: Path, cells: tuple[str, str], expected: tuple[object, ...]
+) -> None:
+    touch(tmp_path, "1.jpg", "2.jpg")
+    table(tmp_path, f"path,label,x\n1.jpg,a,{cells[0]}\n2.jpg,a,{cells[1]}\n")
+    found = [value for row in read(tmp_path).rows for value in row.metadata.values()]
+    assert [(type(value), value) for value in found] == [(type(value), value) for value in expected]
 
 
 def test_csv_may_be_the_root_itself_or_be_named(tmp_path: Path) -> None:
-    _touch(tmp_path, "1.jpg", "2.jpg")
-    _table(tmp_path, "path;label;key\n1.jpg;a;K1\n", "one.csv")
-    _table(tmp_path, "path\tlabel\n2.jpg\tb\n", "two.csv")
+    touch(tmp_path, "1.jpg", "2.jpg")
+    table(tmp_path, "path;label;key\n1.jpg;a;K1\n", "one.csv")
+    assert read(tmp_path).table == read(tmp_path / "one.csv").table == tmp_path / "one.csv"
+    table(tmp_path, "path\tlabel\n2.jpg\tb\n", "two.csv")
     assert [row.key for row in read(tmp_path / "one.csv").rows] == ["K1"]
-    assert [row.key for row in read(tmp_path, "csv", table=tmp_path / "two.csv").rows] == ["2.jpg"]
-    with pytest.raises(BadData, match=r"2 \.csv tables .*one\.csv, two\.csv"):
-        read(tmp_path)
+    named = Path(os.path.relpath(tmp_path / "two.csv"))
+    assert [row.key for row in read(tmp_path, "csv", table=named).rows] == ["2.jpg"]
+    refused(tmp_path, r"2 \.csv tables .*one\.csv, two\.csv")
     with pytest.raises(BadSetting, match=r"one\.csv is of the format csv and not 'folder'"):
         read(tmp_path, "folder", table=tmp_path / "one.csv")
+    table(touch(tmp_path / "other", "a/1.jpg"), "id,text\n1,a\n")
+    assert read(tmp_path / "other").format == "folder"
 
 
-def test_csv_images_that_are_not_there_are_counted_and_named(tmp_path: Path) -> None:
-    _table(_touch(tmp_path, "1.jpg"), "path,label\n1.jpg,a\ngone.jpg,a\n1.jpg/x,b\n")
-    catalog = read(tmp_path)
-    assert len(catalog.rows) == 1
-    assert catalog.missing == ("1.jpg/x", "gone.jpg")
-
-
-def test_other_csv_beside_folders_is_no_table(tmp_path: Path) -> None:
-    _table(_touch(tmp_path, "a/1.jpg"), "id,text\n1,a\n")
-    assert read(tmp_path).format == "folder"
+def test_rows_without_a_label_or_an_image_are_told_and_train_nothing(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{i}.jpg" for i in range(6)))
+    lines = [
+        "0.jpg,,train",
+        "1.jpg,a,train",
+        "2.jpg,b,Query",
+        "3.jpg,b,gallery",
+        "4.jpg,c,test",
+        "5.jpg,c,val",
+    ]
+    lines += ["x.jpg,a,test", "y.jpg,b,train", "z.jpg,,train", "1.jpg/w,d,"]
+    catalog = read(table(tmp_path, "\n".join(["path,label,split", *lines])))
+    assert [row.split for row in catalog.rows] == ["train", "train", "query", "gallery", "test", ""]
+    assert catalog.unlabelled == 1
+    assert [side(catalog, each, GIVEN) for each in ("train", "test", "query", "gallery")] == [
+        "a", "bbc", "b", "b",
+    ]  # fmt: skip
+    assert [side(catalog, each, SplitRule(train=1)) for each in ("train", "test")] == ["a", "bbcc"]
+    assert len(select(catalog, "all", GIVEN)) == 6
+    assert catalog.missing == select_missing(catalog, "all", GIVEN) == ("1.jpg/w", "x.jpg", "y.jpg", "z.jpg")
+    assert select_missing(catalog, "train", GIVEN) == ("y.jpg",)
+    assert select_missing(catalog, "test", GIVEN) == ("x.jpg",)
+    assert select_missing(catalog, "train", SplitRule(train=1)) == ("x.jpg",)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("path,name\n1.jpg,a\n", "lacks the column label; its first line names path, name"),
-        ("file,class\n1.jpg,a\n", "lacks the column path or image and the column label"),
         ("", "lacks the column path or image and the column label; its first line names nothing"),
         ("path,label\n", "gives no image .* it has no rows"),
         ("path,label\ngone.jpg,a\n", "none of its 1 images is there: .'gone.jpg'."),
@@ -385,67 +320,149 @@ def test_other_csv_beside_folders_is_no_table(tmp_path: Path) -> None:
         ("path,label\n/etc/hosts,a\n", "line 2 .* which is not below"),
         ("path,label\n.,a\n", "line 2 .* which is not below"),
         ("path,label\n,a\n", "line 2 .* names the image '', which is not below"),
+        ("path,label\n\0,a\n", "line 2 .* which is not below"),
         ("path,label\n1.jpg\n", "line 2 .* has 1 cells; line 1 has 2"),
         ("path,label,split\n1.jpg,a,dev\n", "the split 'dev'; give train, test, query, gallery or none"),
-        ("path,label\n\0,a\n", "line 2 .* which is not below"),
         ("path,label\n1.jpg,a\n./1.jpg,b\n", "line 3 .* has the key '1.jpg' again, as on line 2"),
         ("path,label,key\n1.jpg,a,\n", "line 2 .* has an empty key"),
         ('path,label\n1.jpg,"a\n', "is not a line of a table"),
     ],
 )
 def test_bad_table_is_refused_by_line(tmp_path: Path, text: str, message: str) -> None:
-    _table(_touch(tmp_path, "1.jpg"), text)
-    with pytest.raises(BadData, match=message):
-        read(tmp_path, "csv")
+    refused(table(touch(tmp_path, "1.jpg"), text), message, "csv")
 
 
 def test_table_in_another_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_bytes("path,label\n1.jpg,café\n".encode("latin-1"))
-    with pytest.raises(BadData, match="not UTF-8 text at byte 20"):
-        read(tmp_path, "csv")
+    refused(tmp_path, "not UTF-8 text at byte 20", "csv")
 
 
-# --- what is not a data set ------------------------------------------------------------------------------
+# --- which format a folder is of -------------------------------------------------------------------------
+
+MAKERS: list[tuple[str, Callable[[Path], object]]] = [
+    ("cub", make_cub),
+    ("cars", make_cars),
+    ("sop", make_sop),
+    ("inshop", make_inshop),
+    ("webdataset", lambda root: make_tar(root / "train-0.tar", {"1.jpg": b"x", "1.cls": "0"})),
+    ("parquet", lambda root: make_parquet(root / "data/train-0.parquet", image=[b"x"], label=["a"])),
+    ("csv", lambda root: write(draw(root, ["a/1.jpg", "b/1.jpg"]) / "items.csv", "path,label", "a/1.jpg,a")),
+    ("cifar10", lambda root: draw(root, ["train/a/1.jpg", "test/a/1.jpg"])),
+    ("folder", lambda root: draw(root, ["a/1.jpg", "b/1.jpg"])),
+]
 
 
-def test_missing_folder_file_and_unknown_format_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match=r"nowhere cannot be read: no such file"):
-        read(tmp_path / "nowhere")
-    with pytest.raises(BadData, match=r"1\.jpg is a file; give the folder"):
-        read(_touch(tmp_path, "1.jpg") / "1.jpg")
-    with pytest.raises(BadSetting, match="'imagenet' is not known; give one of auto, folder, csv, cifar10"):
-        read(tmp_path, "imagenet")
-    with pytest.raises(BadData, match="cannot be read"):
-        read(tmp_path / "none.csv")
-    with pytest.raises(BadData, match=r"holds 0 \.csv tables"):
-        read(tmp_path, "csv")
+@pytest.mark.parametrize(("format", "make"), MAKERS)
+def test_each_layout_is_found_and_is_read_again_from_its_own_root(
+    tmp_path: Path, format: str, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path)
+    catalog = read(tmp_path)
+    assert catalog.format == format
+    assert read(catalog.root, format) == catalog
+    assert all(row.image.read_bytes() for row in catalog.rows)
+    assert [row.key for row in catalog.rows] == sorted(row.key for row in catalog.rows)
+    if format not in ("webdataset", "parquet"):
+        assert len(read(tmp_path, "folder").rows) >= len(catalog.rows)
 
 
-def test_folder_without_images_says_what_it_found(tmp_path: Path) -> None:
-    _touch(tmp_path, "a/1.txt", "b/2.pdf")
-    with pytest.raises(BadData, match=r"holds no image: looked .* \.jpg, .* 2 other files"):
-        read(tmp_path)
+def test_formats_are_declared_once_and_a_run_records_each_layout() -> None:
+    packed = ("webdataset", "parquet")
+    assert ("auto", "folder", "csv", "cifar10", "cub", "cars", "sop", "inshop", *packed) == FORMATS
+    assert get_args(Format) == ("auto", *get_args(Layout))
+    data: dict[str, object] = {
+        "root": "/d",
+        "table": None,
+        "train_classes": [],
+        "train_images": 0,
+        "digest": "0" * 64,
+    }
+    for format in get_args(Layout):
+        record = {"name": "n", "data": data | {"format": format}, "metrics": {}}
+        assert check_record(record, source="record.json") == record
 
 
-@pytest.mark.parametrize("locked", ["", "a"])
-def test_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: str) -> None:
-    _touch(tmp_path, "a/1.jpg", "b/1.jpg")
+def test_lists_of_the_same_names_in_another_form_leave_a_folder_a_folder(tmp_path: Path) -> None:
+    """A subset of CUB with commas in its lists, and NABirds with names for numbers, are found in the wild."""
+    for name, line in (
+        ("commas", "0, Black_footed_Albatross/0000.jpg"),
+        ("nabirds", "0000139e-21dc-4d0c-bfe1-4cae3c85c829 0817/0000139e21dc4d0cbfe14cae3c85c829.jpg"),
+    ):
+        root = draw(tmp_path / name, ["images/0817/1.jpg", "images/0818/1.jpg"])
+        write(root / "images.txt", line)
+        write(root / "image_class_labels.txt", "0, 0", "1, 0")
+        assert read(root).format == "folder"
+    write(
+        tmp_path / "alone" / "images.txt", "1 001.Black_footed_Albatross/1.jpg"
+    )  # beside none of the others
+    assert read(draw(tmp_path / "alone", ["a/1.jpg"])).format == "folder"
+
+
+def test_layout_that_could_be_two_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_cub(tmp_path / "CUB_200_2011")
+    draw(tmp_path, ["flowers/rose/1.jpg"])
+    refused(tmp_path, r"fits the formats cub and folder; say which .* or give the folder within")
+    assert (len(read(tmp_path, "cub").rows), len(read(tmp_path, "folder").rows)) == (10, 11)
+    make_sop(tmp_path)
+    write(tmp_path / "list_eval_partition.txt", *inshop_lines())
+    write(tmp_path / "mine.csv", "path,label", "flowers/rose/1.jpg,a")
+    refused(tmp_path, r"fits the formats cub and sop and inshop and csv and folder")
+    assert read(tmp_path / "mine.csv").format == "csv"
+    deny(monkeypatch, "chair_final")
+    refused(tmp_path, "chair_final cannot be read: permission denied", "sop")
+
+
+def test_folders_are_listed_once_and_not_asked_file_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, *(f"{folder}/{i}.jpg" for folder in "ab" for i in range(50)))
+    (tmp_path / "a" / "link.jpg").symlink_to("1.jpg")
+    (tmp_path / "a" / "circle.jpg").symlink_to("circle.jpg")
+    (tmp_path / "a" / "folder.jpg").mkdir()
+    asked: list[str] = []
     real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: asked.append(path) or real(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(os.path, "isfile", lambda path: asked.append(str(path)))
+    paths = [f"{folder}/{i}.jpg" for i in range(50) for folder in "ab"]
+    assert which_are_files(tmp_path, paths) == [True] * 100
+    assert sorted(asked) == [str(tmp_path / "a"), str(tmp_path / "b")]
+    monkeypatch.undo()
+    odd = ["a/circle.jpg", "a/folder.jpg", "a/gone.jpg", "c/1.jpg", "a/1.jpg/x", "x" * 5000 + "/1.jpg"]
+    assert which_are_files(tmp_path, ["a/link.jpg", *odd]) == [True] + [False] * 6
+    monkeypatch.setattr(os.path, "isfile", lambda path: Path(path).name.lower() == "1.jpg")  # case is folded
+    assert which_are_files(tmp_path, ["a/1.JPG", "a/gone.jpg"]) == [True, False]
 
-    def scandir(path: Path) -> object:  # root may read everything, so no mode bits
-        if Path(path) == tmp_path / locked:
-            raise PermissionError(13, "Permission denied")
-        return real(path)
 
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(BadData, match="cannot be read: permission denied"):
-        read(tmp_path, "folder")
+def test_published_counts_that_are_as_published_pass_and_others_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected: dict[tuple[str, str], published_counts.Counts] = {
+        ("CUB_200_2011", "cub"): {"train": (6, 3), "test": (4, 2)},
+        ("Cars196", "cars"): {"train": (4, 2), "test": (6, 3)},
+        ("Cars196/devkit", "cars"): {"cars_train": (5, 5), "cars_test": (5, 0)},
+        ("Elsewhere", "sop"): {"train": (1, 1)},
+    }
+    make_cub(tmp_path / "CUB_200_2011")
+    cars = tmp_path / "Cars196"
+    make_cars_devkit(cars, labelled=False)
+    for part, numbers in (("train", (1, 98, 1, 98)), ("test", (99, 174, 196, 99, 174, 196))):
+        rows = (f"{i} {number} 1 car_ims/{part}{i}.jpg" for i, number in enumerate(numbers))
+        write(cars / f"derived_cars196_{part}.txt", "image_id class_id super_class_id path", *rows)
+    assert published_counts.main(str(tmp_path), expected) == 0
+    told = capsys.readouterr().out
+    assert "Cars196 as cars, by a cars_annos.mat made from the derived lists: as published" in told
+    assert "Elsewhere: not there, not checked" in told
+    other = {("CUB_200_2011", "cub"): {"train": (6, 3)}}
+    assert published_counts.main(str(tmp_path), {**other}) == 1
+    told = capsys.readouterr().out
+    assert "  test            4 images       2 classes; published      0 and      0" in told
+    assert published_counts.main(str(cars), other) == 1  # nothing to count
 
 
 # --- the split -------------------------------------------------------------------------------------------
 
 
-def _catalog(labels: list[str], splits: list[str] | None = None) -> Catalog:
+def made(labels: list[str], splits: list[str] | None = None) -> Catalog:
     rows = (
         Row(str(i), File(Path("/x")), label, split)
         for i, (label, split) in enumerate(zip(labels, splits or [""] * len(labels), strict=True))
@@ -453,47 +470,42 @@ def _catalog(labels: list[str], splits: list[str] | None = None) -> Catalog:
     return Catalog(Path("/data"), "folder", tuple(rows))
 
 
-def _side(catalog: Catalog, split: str, rule: SplitRule) -> str:
+def side(catalog: Catalog, split: str, rule: SplitRule) -> str:
     return "".join(row.label for row in select(catalog, split, rule))  # type: ignore[arg-type]
 
 
 def test_split_by_class_takes_sorted_names_from_the_front() -> None:
-    catalog = _catalog(list("dacba"))
-    assert _side(catalog, "train", SplitRule()) == "aba"
-    assert _side(catalog, "test", SplitRule()) == "dc"
-    assert _side(catalog, "train", SplitRule(train=3)) == "acba"
-    assert _side(catalog, "all", SplitRule()) == "dacba"
-
-
-def test_share_rounds_down_but_not_for_binary_fractions() -> None:
+    catalog = made(list("dacba"))
+    assert [side(catalog, each, SplitRule()) for each in ("train", "test", "all")] == ["aba", "dc", "dacba"]
+    assert side(catalog, "train", SplitRule(train=3)) == "acba"
     names = [f"{i:03d}" for i in range(100)]
-    assert len(select(_catalog(names), "train", SplitRule(train=0.29))) == 29
-    assert len(select(_catalog(names[:5]), "train", SplitRule(train=0.5))) == 2
+    assert len(select(made(names), "train", SplitRule(train=0.29))) == 29  # in spite of binary fractions
+    assert len(select(made(names[:5]), "train", SplitRule(train=0.5))) == 2
 
 
 def test_split_by_folder_keeps_alphabets_whole() -> None:
-    catalog = _catalog(["Greek/a", "Greek/b", "Latin/a", "Tagalog/a"])
+    catalog = made(["Greek/a", "Greek/b", "Latin/a", "Tagalog/a"])
     rule = SplitRule(by="folder", train=1)
     assert [row.label for row in select(catalog, "train", rule)] == ["Greek/a", "Greek/b"]
     assert [row.label for row in select(catalog, "test", rule)] == ["Latin/a", "Tagalog/a"]
     with pytest.raises(BadData, match="no folders above its 2 class folders"):
-        select(_catalog(["a", "b"]), "train", rule)
+        select(made(["a", "b"]), "train", rule)
 
 
 def test_given_split_is_the_data_sets_own() -> None:
-    catalog = _catalog(list("aabb"), ["train", "test", "train", ""])
-    assert _side(catalog, "train", SplitRule(by="given")) == "ab"
-    assert _side(catalog, "test", SplitRule(by="given")) == "a"
-    with pytest.raises(
-        BadData, match=r"names no image with a label as test \(on no side 1, train 1\); cut it by class"
-    ):
-        select(_catalog(["a", "b"], ["train", ""]), "test", SplitRule(by="given"))
+    catalog = made(list("aabb"), ["train", "test", "train", ""])
+    assert [side(catalog, each, GIVEN) for each in ("train", "test")] == ["ab", "a"]
+    told = r"names no image with a label as test \(on no side 1, train 1\); cut it by class"
+    with pytest.raises(BadData, match=told):
+        select(made(["a", "b"], ["train", ""]), "test", GIVEN)
+    with pytest.raises(BadData, match=r"with a label as query \(on no side 2\); take the split test$"):
+        select(made(["a", "b"]), "query", GIVEN)
 
 
 @pytest.mark.parametrize(("labels", "train"), [("a", 0.5), ("abc", 3), ("abc", 0.2)])
 def test_split_that_leaves_a_side_empty_is_refused(labels: str, train: float) -> None:
     with pytest.raises(BadData, match=r"both sides need at least one|cannot be cut in two"):
-        select(_catalog(list(labels)), "train", SplitRule(train=train))
+        select(made(list(labels)), "train", SplitRule(train=train))
 
 
 @pytest.mark.parametrize("by", ["class", "folder", "given"])
@@ -501,7 +513,7 @@ def test_data_set_without_a_class_cannot_be_cut(by: str) -> None:
     rule = SplitRule.model_validate({"by": by})
     for cut in (select, select_missing):
         with pytest.raises(BadData, match="none of the 2 images of /data has a class"):
-            cut(_catalog(["", ""], ["train", "test"]), "train", rule)
+            cut(made(["", ""], ["train", "test"]), "train", rule)
 
 
 @pytest.mark.parametrize("train", [0, -1, 0.0, 1.5, True, "many", float("nan")])
@@ -522,7 +534,7 @@ def test_split_rule_survives_json() -> None:
     st.sampled_from(["class", "folder"]),
 )
 def test_train_and_test_part_the_rows_and_share_no_group(labels: list[str], by: str) -> None:
-    catalog = _catalog(labels)
+    catalog = made(labels)
     rule = SplitRule.model_validate({"by": by})
     if len({label if by == "class" else label[0] for label in labels}) < 2:
         return

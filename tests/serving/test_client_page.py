@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.client.client import (
+from serving.client import (
     BuildProgress,
     Client,
     Explanation,

@@ -1,11 +1,9 @@
-"""Uploads larger than one call: a few calls at once, in bounded memory, in order, ended by an error."""
+"""What a client's calls send, and long operations: a few calls at once, in order, ended by an error."""
 
-import asyncio
 import threading
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -14,23 +12,33 @@ import numpy as np
 import pytest
 
 from protos import gallery_service_pb2 as gallery_pb
+from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.client.async_client import AsyncClient
-from serving.client.client import Client, Item
-from serving.client.splitting import IN_FLIGHT, pieces_of
-from serving.errors import BadImage, Conflict, Unavailable
+from serving.client import BuildProgress, Client, Explanation, Item, Reloaded
+from serving.client.requests import CHUNK_BYTES, IN_FLIGHT, Chunk, Chunker
+from serving.errors import (
+    BadImage,
+    Conflict,
+    CrossbatchError,
+    InvalidArgument,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from serving.rpc.limits import MAX_INPUTS
+from serving.rpc.status import to_status
+from serving.rpc.wire import bytes_of
 from tests.serving.rpc_fakes import vector_for
 from tests.serving.scripts import scripted
 
 UNIT = vector_for(b"x")
+BIRDS = gallery_pb.Gallery(name="birds", items=3, dimension=8)
+FAKE = model_pb.Model(name="fake", fingerprint="a", dimension=8, prototypes=3)
 
 
 def stored(request: gallery_pb.UpsertItemsRequest) -> gallery_pb.UpsertItemsResponse:
     """Gives each item the number in its key as its version."""
-    return gallery_pb.UpsertItemsResponse(
-        stored=len(request.items), versions=[int(item.key) for item in request.items]
-    )
+    return gallery_pb.UpsertItemsResponse(versions=[int(item.key) for item in request.items])
 
 
 def embedded(request: retrieval_pb.EmbedRequest) -> retrieval_pb.EmbedResponse:
@@ -39,8 +47,17 @@ def embedded(request: retrieval_pb.EmbedRequest) -> retrieval_pb.EmbedResponse:
     return retrieval_pb.EmbedResponse(results=[retrieval_pb.EmbedResult(vector=each) for each in vectors])
 
 
-def items(number: int) -> Iterator[Item]:
-    return (Item(str(i), vector=UNIT) for i in range(number))
+def explained(request: retrieval_pb.ExplainRequest) -> retrieval_pb.ExplainResponse:
+    good = retrieval_pb.ExplainResult(
+        histogram=bytes_of(np.array([0.5, 0.25, 0.25])), assignments=bytes(range(6)), height=2, width=3
+    )
+    bad = retrieval_pb.ExplainResult(error=to_status(BadImage("no image")))
+    results = [bad if image == b"bad" else good for image in request.images]
+    return retrieval_pb.ExplainResponse(results=results, prototypes=3)
+
+
+def items(number: int, **fields: Any) -> Iterator[Item]:
+    return (Item(str(i), vector=UNIT, **fields) for i in range(number))
 
 
 class Counter:
@@ -59,12 +76,15 @@ class Counter:
         return self.answer(request)
 
 
-def test_an_upload_is_not_bound_by_round_trips_and_keeps_its_order() -> None:
-    counter = Counter(stored)
-    with scripted({"UpsertItems": counter}) as script, Client(script.address) as client:
+def test_a_long_operation_has_four_calls_on_their_way_and_keeps_its_order() -> None:
+    storing, embedding = Counter(stored), Counter(embedded)
+    with scripted({"UpsertItems": storing, "Embed": embedding}) as script, Client(script.address) as client:
         assert client.upsert("birds", items(1_500)) == list(range(1_500))
-    assert counter.most == IN_FLIGHT
-    assert max(len(each.items) for each in script.requests) * IN_FLIGHT <= MAX_INPUTS
+        assert max(len(each.items) for each in script.requests) * IN_FLIGHT <= MAX_INPUTS
+        assert len({each["x-request-id"] for each in script.metadata}) == 1
+        vectors = client.embed(b"x" * (i % 97 + 1) for i in range(1_000))
+    assert [int(each) for each in vectors[:, 0]] == [i % 97 + 1 for i in range(1_000)]
+    assert storing.most == embedding.most == IN_FLIGHT
 
 
 def test_what_fits_one_call_is_one_call_which_stores_all_or_none() -> None:
@@ -75,55 +95,30 @@ def test_what_fits_one_call_is_one_call_which_stores_all_or_none() -> None:
         assert len(script.requests) == 1 + 5
 
 
-def test_images_are_embedded_in_their_order_several_calls_at_a_time() -> None:
-    counter = Counter(embedded)
-    with scripted({"Embed": counter}) as script, Client(script.address) as client:
-        vectors = client.embed(b"x" * (i % 97 + 1) for i in range(1_000))
-    assert [int(each) for each in vectors[:, 0]] == [i % 97 + 1 for i in range(1_000)]
-    assert counter.most == IN_FLIGHT
+def test_chunks_are_as_small_as_all_on_their_way_may_be_together() -> None:
+    def chunks(number: int, size: int) -> list[Chunk]:
+        chunker = Chunker(256)
+        return [chunk for _ in range(number) for chunk in chunker.add(bytes(size))] + list(chunker.rest())
 
-
-def test_uploads_whose_sources_need_the_threads_of_the_loop_do_not_take_them() -> None:
-    """As files that are read through `asyncio.to_thread`."""
-
-    async def read() -> AsyncIterator[Item]:
-        for each in items(200):
-            await asyncio.to_thread(time.sleep, 0)
-            yield each
-
-    async def live(address: str) -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(2))
-        async with AsyncClient(address) as client:
-            uploads = asyncio.gather(*(client.upsert("birds", read()) for _ in range(4)))
-            assert await asyncio.wait_for(uploads, 15) == [list(range(200))] * 4
-
-    with scripted({"UpsertItems": stored}) as script:
-        asyncio.run(live(script.address))
-    until = time.monotonic() + 5
-    while [each for each in threading.enumerate() if each.name.startswith("crossbatch-client")]:
-        assert time.monotonic() < until, "a thread of a plan has outlived it"
-        time.sleep(0.01)
+    found = chunks(1_000, 1)
+    sizes = [len(chunk.inputs) for chunk in found]
+    assert (sum(sizes), max(sizes), found[-1].last, found[-2].last) == (1_000, 64, True, False)
+    assert [chunk.place for chunk in found] == [sum(sizes[:i]) for i in range(len(sizes))]
+    assert [(len(chunk.inputs), chunk.last) for chunk in chunks(256, 1)] == [(256, True)]
+    assert [len(chunk.inputs) for chunk in chunks(3, CHUNK_BYTES)] == [1, 1, 1]
+    assert chunks(0, 1) == []
 
 
 def test_memory_stays_bounded_while_a_large_upload_is_sent() -> None:
     size, number = 2**20, 120
-    made = count()
-
-    def photos() -> Iterator[Item]:
-        for i in range(number):
-            next(made)
-            yield Item(str(i), image=bytes(size))
-
     with scripted({"UpsertItems": stored}) as script, Client(script.address) as client:
         # The server of this test keeps no requests.
         script.requests = type("Nowhere", (), {"append": lambda *_: None})()
         tracemalloc.start()
-        client.upsert("birds", photos())
+        client.upsert("birds", (Item(str(i), image=bytes(size)) for i in range(number)))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert next(made) == number
-    assert peak < 70 * size, f"{peak / size:.0f} of {number} MiB were held at once"
+    assert peak < 90 * size, f"{peak / size:.0f} of {number} MiB were held at once"
 
 
 def test_no_more_is_taken_than_there_is_room_for() -> None:
@@ -133,13 +128,9 @@ def test_no_more_is_taken_than_there_is_room_for() -> None:
         assert gate.wait(10)
         return stored(request)
 
-    def some() -> Iterator[Item]:
-        for each in items(5_000):
-            next(taken)
-            yield each
-
     with scripted({"UpsertItems": slowly}) as script, Client(script.address) as client:
-        thread = threading.Thread(target=lambda: client.upsert("birds", some()))
+        some = (item for item in items(5_000) if next(taken) >= 0)
+        thread = threading.Thread(target=client.upsert, args=("birds", some))
         thread.start()
         deadline = time.monotonic() + 5
         while len(script.requests) < IN_FLIGHT and time.monotonic() < deadline:
@@ -169,38 +160,19 @@ def test_an_error_stops_an_upload_and_tells_how_far_it_got() -> None:
         assert len(script.requests) < 20
 
 
-def test_an_error_of_the_source_comes_after_what_was_on_its_way() -> None:
-    def breaking() -> Iterator[Item]:
+def test_an_error_of_the_source_is_raised_as_it_is() -> None:
+    def breaking(error: Exception | None) -> Iterator[Item]:
         yield from items(700)
+        if error is not None:
+            raise error
         yield Item("broken", image="/no/such/file")
 
     with scripted({"UpsertItems": stored}) as script, Client(script.address) as client:
         with pytest.raises(BadImage, match="cannot be read") as failure:
-            client.upsert("birds", breaking())
-        assert failure.value.stored == sum(len(each.items) for each in script.requests) == 640
-
-        def failing() -> Iterator[Item]:
-            yield from items(700)
-            raise ZeroDivisionError
-
+            client.upsert("birds", breaking(None))
+        assert 640 - IN_FLIGHT * 64 <= failure.value.stored <= 640
         with pytest.raises(ZeroDivisionError):
-            client.upsert("birds", failing())
-
-
-def test_of_two_items_with_one_key_the_later_one_wins() -> None:
-    finished: list[str] = []
-
-    def slow_at_first(request: gallery_pb.UpsertItemsRequest) -> Any:
-        time.sleep(0.15 if request.items[0].key == "0" else 0)
-        finished.extend(item.label for item in request.items if item.key == "7")
-        return stored(request)
-
-    twice = [*items(300)]
-    twice[7] = Item("7", vector=UNIT, label="earlier")
-    twice[100] = Item("7", vector=UNIT, label="later")
-    with scripted({"UpsertItems": slow_at_first}) as script, Client(script.address) as client:
-        assert len(client.upsert("birds", twice)) == 300
-    assert finished == ["earlier", "later"]
+            client.upsert("birds", breaking(ZeroDivisionError()))
 
 
 def test_within_an_upload_only_calls_without_condition_are_made_again() -> None:
@@ -215,20 +187,130 @@ def test_within_an_upload_only_calls_without_condition_are_made_again() -> None:
     with scripted({"UpsertItems": losing}) as script, Client(script.address) as client:
         assert client.upsert("birds", items(400)) == list(range(400))
         lost.add("128")
-        conditional = (Item(str(i), vector=UNIT, expected_version=0) for i in range(400))
         with pytest.raises(Unavailable) as failure:
-            client.upsert("birds", conditional)
+            client.upsert("birds", items(400, expected_version=0))
         assert failure.value.stored == 128
         assert not lost
 
 
-def test_pieces_are_as_small_as_all_on_their_way_may_be_together() -> None:
-    sizes = [len(piece.inputs) for piece in pieces_of(iter(range(1_000)), lambda _: 1, 256)]
-    assert sum(sizes) == 1_000
-    assert max(sizes) == 64
-    places = [piece.place for piece in pieces_of(iter(range(1_000)), lambda _: 1, 256)]
-    assert places == [sum(sizes[:i]) for i in range(len(sizes))]
-    (only,) = pieces_of(iter(range(256)), lambda _: 1, 256)
-    assert (len(only.inputs), only.last) == (256, True)
-    assert [piece.inputs for piece in pieces_of(iter("abc"), lambda _: 2**26, 256)] == [["a"], ["b"], ["c"]]
-    assert list(pieces_of(iter(()), lambda _: 1, 256)) == []
+def test_images_are_explained_at_most_32_a_call() -> None:
+    with scripted({"Explain": explained}) as script, Client(script.address) as client:
+        found = client.explain([b"x"] * 70, model="fake")
+        assert len(found) == 70
+        assert [found[0].histogram.dtype, found[0].assignments.dtype] == ["float32", "uint8"]
+        np.testing.assert_array_equal(found[69].histogram, [0.5, 0.25, 0.25])
+        np.testing.assert_array_equal(found[0].assignments, [[0, 1, 2], [3, 4, 5]])
+        assert {each.model for each in script.requests} == {"fake"}
+        assert max(len(each.images) for each in script.requests) <= 32
+        good, bad = client.explain([b"x", b"bad"], on_error="return")
+        assert (type(good), type(bad)) == (Explanation, BadImage)
+        assert client.explain([]) == []
+
+
+def test_two_explanations_overlap_by_their_common_prototypes() -> None:
+    def explanation(*shares: float) -> Explanation:
+        return Explanation(np.array(shares, np.float32), np.zeros((1, 1), np.uint8))
+
+    one, other = explanation(0.5, 0.5, 0.0), explanation(0.25, 0.0, 0.75)
+    assert one.overlap(other) == other.overlap(one) == 0.25
+    assert one.overlap(one) == 1
+    assert one.overlap(explanation(0, 0, 1)) == 0
+    with pytest.raises(InvalidArgument, match="same model"):
+        one.overlap(explanation(1.0))
+
+
+def test_a_field_that_no_item_has_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def found(request: retrieval_pb.SearchRequest) -> retrieval_pb.SearchResponse:
+        unknown = [] if request.filter.exists == "brand" else ["brnd"]
+        return retrieval_pb.SearchResponse(
+            results=[retrieval_pb.SearchResult() for _ in request.queries], unknown_fields=unknown
+        )
+
+    with scripted({"Search": found}) as script, Client(script.address) as client:
+        for field in ("brand", "brnd", "brnd"):
+            client.search("those of a test", keys=["a"], filter={field: {"$exists": True}})
+    (line,) = [record for record in caplog.records if "those of a test" in record.getMessage()]
+    assert "has the field 'brnd' of the filter" in line.getMessage()
+
+
+def test_each_call_sends_what_it_is_told() -> None:
+    answers: dict[str, Any] = {
+        "Embed": embedded,
+        "Search": lambda _: retrieval_pb.SearchResponse(results=[retrieval_pb.SearchResult()]),
+        "CreateGallery": lambda _: gallery_pb.CreateGalleryResponse(gallery=BIRDS),
+        "SwitchGallery": lambda _: gallery_pb.SwitchGalleryResponse(gallery=BIRDS),
+        "RollbackGallery": lambda _: gallery_pb.RollbackGalleryResponse(gallery=BIRDS, other="next"),
+        "GetModel": lambda _: model_pb.GetModelResponse(model=FAKE),
+        "ReloadModels": lambda _: model_pb.ReloadModelsResponse(models=[FAKE], loaded=["a"], removed=["b"]),
+    }
+    with scripted(answers) as script, Client(script.address) as client:
+        client.embed([b"x"], model="fake")
+        client.search("birds", images=[b"x"], model="fake")
+        assert client.create("birds", model="fake", recall=0.5, thumbnail_side=64).items == 3
+        assert client.embed([], model="fake").shape == (0, 8)
+        assert client.switch("birds", "next").items == client.rollback("birds").items == 3
+        fake = client.model()
+        assert (fake.name, fake.prototypes) == ("fake", 3)
+        assert client.reload() == Reloaded((fake,), ("a",), ("b",))
+        query = retrieval_pb.Query(image=b"x")
+        assert script.requests == [
+            retrieval_pb.EmbedRequest(images=[b"x"], model="fake"),
+            retrieval_pb.SearchRequest(gallery="birds", queries=[query], k=10, model="fake"),
+            gallery_pb.CreateGalleryRequest(
+                name="birds", model="fake", recall=0.5, thumbnail_side=64, index="auto"
+            ),
+            model_pb.GetModelRequest(name="fake"),
+            gallery_pb.SwitchGalleryRequest(name="birds", other="next"),
+            gallery_pb.RollbackGalleryRequest(name="birds"),
+            model_pb.GetModelRequest(),
+            model_pb.ReloadModelsRequest(),
+        ]
+
+
+def test_an_index_is_built_while_its_progress_is_read() -> None:
+    full = [Overloaded("another rebuild", retry_after=0.01)]
+
+    def build(request: gallery_pb.BuildIndexRequest) -> Any:
+        if full:
+            raise full.pop()
+        if request.name != "birds":
+            raise NotFound("no such gallery")
+        stages = [gallery_pb.BuildIndexResponse(stage="training", done=i, total=3) for i in range(3)]
+        return iter([*stages, gallery_pb.BuildIndexResponse(gallery=BIRDS)])
+
+    with scripted({"BuildIndex": build}) as script, Client(script.address) as client:
+        *progress, last = client.build_index("birds", index="exact", recall=0.9)
+        assert progress == [BuildProgress("training", i, 3) for i in range(3)]
+        assert last.gallery is not None
+        assert last.gallery.items == 3
+        assert script.requests[1] == gallery_pb.BuildIndexRequest(name="birds", index="exact", recall=0.9)
+        with pytest.raises(NotFound):
+            next(client.build_index("nowhere"))
+        with pytest.raises(InvalidArgument):
+            client.build_index("birds", index=5)  # type: ignore[arg-type]
+
+
+def test_leaving_the_progress_breaks_the_work_off_and_its_failure_is_ours() -> None:
+    broken_off = threading.Event()
+
+    def endless() -> Any:
+        try:
+            while True:
+                yield gallery_pb.BuildIndexResponse(stage="training")
+        finally:
+            broken_off.set()
+
+    def failing() -> Any:
+        yield gallery_pb.BuildIndexResponse(stage="training")
+        raise ZeroDivisionError
+
+    works = [failing, endless]
+    with scripted({"BuildIndex": lambda request: works.pop()()}) as script, Client(script.address) as client:
+        reading = client.build_index("birds")
+        assert next(reading).stage == "training"
+        reading.close()  # type: ignore[attr-defined]
+        assert broken_off.wait(5)
+        failed = client.build_index("birds")
+        assert next(failed).stage == "training"
+        with pytest.raises(CrossbatchError):
+            next(failed)

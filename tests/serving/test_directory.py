@@ -1,9 +1,9 @@
 """A folder of galleries, and the command that looks after it."""
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,7 @@ from serving.errors import (
 )
 from serving.gallery.directory import GalleryDirectory, check_name, split_path
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-
-MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
-AXES = np.eye(4, dtype=np.float32)
+from tests.serving.vectors import AXES, MANUAL, MODEL
 
 
 @pytest.fixture
@@ -37,38 +35,7 @@ def test_good_names(name: str) -> None:
     assert split_path(Path("x/y") / name) == (Path("x/y"), name)
 
 
-BAD_NAMES = [
-    "",
-    ".",
-    "..",
-    "../a",
-    "a/b",
-    "a..b",
-    "A",
-    "é",
-    "-a",
-    ".a",
-    "a" * 65,
-    "a\0",
-    "a\n",
-    "a b",
-    "/etc",
-]
-
-
-@pytest.mark.parametrize("name", [None, 5, b"a", ["a"], Path("a")])
-def test_names_of_another_kind_are_refused(directory: GalleryDirectory, name: Any) -> None:
-    calls: list[Callable[[], object]] = [
-        lambda: directory.get(name),
-        lambda: directory.path_of(name),
-        lambda: directory.drop(name),
-        lambda: directory.create(name, **MODEL),
-        lambda: directory.switch(name, "a"),
-        lambda: directory.rollback(name),
-    ]
-    for call in calls:
-        with pytest.raises(InvalidArgument, match="the name of a gallery must be a string, found "):
-            call()
+BAD_NAMES = ["", ".", "..", "../a", "a/b", "a..b", "A", "é", "-a", ".a", "a" * 65, "a\0", "a\n", "a b", "/e"]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -152,27 +119,8 @@ def test_damaged_gallery_hurts_no_other(directory: GalleryDirectory) -> None:
 
 def test_gallery_is_opened_once_by_many_threads(directory: GalleryDirectory) -> None:
     directory.create("a", **MODEL)
-    with GalleryDirectory(directory.path) as again:
-        found: list[Gallery] = []
-        threads = [threading.Thread(target=lambda: found.append(again.get("a"))) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 8
-        assert len(set(map(id, found))) == 1
-
-
-def test_names_that_are_not_there_leave_nothing_behind(directory: GalleryDirectory) -> None:
-    directory.create("a", **MODEL)
-    directory.drop("a")
-    for number in range(100):
-        for use in (directory.get, directory.drop):
-            with pytest.raises(NotFound):
-                use(f"n{number}")
-    with pytest.raises(InvalidArgument):
-        directory.create("b", **(MODEL | {"dimension": 0}))
-    assert not [name for name, value in vars(directory._handles).items() if isinstance(value, dict) and value]
+    with GalleryDirectory(directory.path) as again, ThreadPoolExecutor(8) as threads:
+        assert len(set(map(id, threads.map(again.get, ["a"] * 8)))) == 1
 
 
 def test_threads_that_want_one_name_take_turns(
@@ -188,12 +136,8 @@ def test_threads_that_want_one_name_take_turns(
 
     monkeypatch.setattr("serving.gallery.directory.drop_gallery", slow)
     directory.create("a", **MODEL)
-    threads = [threading.Thread(target=directory.drop, args=("a",)) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert directory._handles._turns == {}
+    with ThreadPoolExecutor(5) as threads:
+        assert list(threads.map(directory.drop, ["a"] * 5)) == [None] * 5
 
 
 def _open_files(folder: Path) -> int:
@@ -205,7 +149,7 @@ def _open_files(folder: Path) -> int:
 
 def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(tmp_path: Path) -> None:
     names = [f"g{number}" for number in range(12)]
-    with GalleryDirectory(tmp_path, policy=RebuildPolicy(automatic=False), most_open=3) as directory:
+    with GalleryDirectory(tmp_path, policy=MANUAL, most_open=3) as directory:
         held = {name: directory.create(name, **MODEL) for name in names}
         for name, gallery in held.items():  # those at rest too
             gallery.upsert([Item(name, AXES[0])])
@@ -232,31 +176,23 @@ def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(tmp_path: Path)
 
 def test_galleries_go_to_rest_while_they_are_in_use(tmp_path: Path) -> None:
     names = [f"g{number}" for number in range(4)]
-    failed: list[Exception] = []
     with GalleryDirectory(tmp_path, policy=RebuildPolicy(least=5, share=0.0), most_open=1) as directory:
         for name in names:
             directory.create(name, **MODEL)
 
         def work(seed: int) -> None:
             rng = np.random.default_rng(seed)
-            try:
-                for step in range(25):
-                    name = names[rng.integers(4)]
-                    gallery, key = directory.get(name), f"{seed}/{step}"
-                    gallery.upsert([Item(key, AXES[0], name)])
-                    assert gallery.get([key])[0].label == name
-                    (hits,) = gallery.search(AXES[:1], 2048)
-                    assert key in {hit.key for hit in hits}
-                    assert {hit.label for hit in hits} == {name}
-            except Exception as error:
-                failed.append(error)
+            for step in range(25):
+                name = names[rng.integers(4)]
+                gallery, key = directory.get(name), f"{seed}/{step}"
+                gallery.upsert([Item(key, AXES[0], name)])
+                assert gallery.get([key])[0].label == name
+                (hits,) = gallery.search(AXES[:1], 2048)
+                assert key in {hit.key for hit in hits}
+                assert {hit.label for hit in hits} == {name}
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failed == []
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(4)))  # which raises what one of them does
         assert sum(directory.get(name).info().items for name in names) == 100
 
 

@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
 
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
-from serving.client.client import Client, Item
+from serving.client import Client, Item
 from serving.gallery.directory import GalleryDirectory
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import reason_of

@@ -1,11 +1,15 @@
-"""Factory strings: what can be an index type, and what is refused in one sentence."""
+"""Index types: what can be one, what is refused in one sentence, and what is noted of one that was built."""
+
+import dataclasses
+import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import InvalidArgument
-from serving.gallery.index.factory import check_recall, check_type, full_type
+from serving.gallery.index.factory import INDEX_TYPES, check_recall, check_type, full_type
+from serving.gallery.index.metadata import IndexDamaged, IndexMetadata, Trial
 
 GOOD = {
     "exact": "exact",
@@ -21,42 +25,30 @@ GOOD = {
     "OPQ4_8,PQ4": "OPQ4_8,PQ4,RFlat",
     "PCA8,SQ8": "PCA8,SQ8,RFlat",
     "SQbf16": "SQbf16,RFlat",
-    "IVF64,RQ2x4": "IVF64,RQ2x4,RFlat",  # what is not of a common family is tried
 }
 BAD = {
-    "": "printable",
-    "x" * 101: "printable",
-    "IVF16,Flat\n": "printable",
-    "Flät": "printable",
-    "bogus": "could not parse",
-    "RFlat": "could not parse",
-    "Flat,Flat": "could not parse",
+    "": "expected HNSW with",
+    "x" * 101: "expected HNSW with",
+    "IVF16,Flat\n": "expected HNSW with",
+    "Flät": "expected HNSW with",
+    "PQ٤": "expected HNSW with",
+    "bogus": "expected HNSW with",
+    "RFlat": "expected HNSW with",
+    "IDMap,Flat": "expected HNSW with",
+    "LSQ8x8": "expected HNSW with",  # trains for hours
+    "SQ8,Refine(IVF4,Flat)": "expected HNSW with",  # FAISS dies of it
+    "PQ8x24": "expected HNSW with",
     "PQ5": "multiple",
     "IVF16,PQ5x4fs": "multiple",
-    "LSH": "inner product",
-    "IMI2x4,Flat": "inner product",
-    "IDMap,Flat": "leave it out",
-    "IDMap2,Flat": "leave it out",
-    "NSG16,Flat": "HNSW",
-    "PQ0": "0 in it",
-    "PQ8x0": "0 in it",
-    "HNSW0,Flat": "0 in it",
-    "IVF0,Flat": "0 in it",
-    "IVF99999999,Flat": "99999999",
-    "PQ8x24": "x24",
-    "PQ8x16": "x16",
-    "IVF1000000,Flat": "1000000",
-    "LSQ8x8": "take PQ",
-    "HNSW1": "at least 2 links",
-    "IVF4_HNSW1,Flat": "at least 2 links",
-    "SQ8,Refine(IVF4,Flat)": "dies of it",
-    "PQ8x4fs_131072": "not instantiated",
-    "IVF16,RQ128x12": "centroids",
-    "Pad1000,SQ8": "Pad1000",
-    "PLSQ2x4x8": "take PQ",
+    "PQ0": "PQ0 in it is not within 1 to",
+    "HNSW0,Flat": "HNSW0 in it is not within 2 to 512",
+    "HNSW1": "HNSW1",
+    "IVF4_HNSW1,Flat": "HNSW1",
     "HNSW100000,Flat": "HNSW100000",
-    "RR17,Flat": "RR17",
-    "PCA17,Flat": "PCA17",
+    "IVF0,Flat": "IVF0",
+    "IVF1000000,Flat": "IVF1000000",
+    "PCA17,Flat": "PCA17 in it is not within 1 to 16",
+    "OPQ4_17,PQ4": "_17 in it is not within 1 to 16",
 }
 
 
@@ -87,7 +79,46 @@ def test_any_text_is_taken_or_refused(text: str) -> None:
         assert "\n" not in str(error)  # noqa: PT017
 
 
+@settings(max_examples=25, deadline=None)
+@given(dimension=st.integers(1, 600), count=st.sampled_from([1500, 300_000]))
+def test_the_types_that_are_chosen_from_fit_any_dimension(dimension: int, count: int) -> None:
+    for each in INDEX_TYPES:
+        type_ = each.factory_string(dimension, count)
+        assert full_type(type_, dimension=dimension) == type_
+
+
 @pytest.mark.parametrize("recall", [0.0, -0.1, 1.01, float("nan")])
 def test_recall_out_of_range_is_refused(recall: float) -> None:
     with pytest.raises(InvalidArgument, match="wanted recall"):
         check_recall(recall)
+
+
+METADATA = IndexMetadata(
+    type="HNSW16,SQ8,RFlat",
+    wanted_recall=0.98,
+    recall=0.991,
+    queries=200,
+    latency_ms=0.25,
+    parameters={"efSearch": 64, "k_factor_rf": 2},
+    trials=(Trial("exact", 1.0, 2.0, 0.0), Trial("HNSW16,SQ8,RFlat", 0.99, 0.2, 1.5)),
+    note="why",
+    count=1000,
+    build_seconds=3.5,
+    extended=7,
+    columns_checksum="0" * 64,
+)
+
+
+def test_metadata_that_is_written_is_read() -> None:
+    assert IndexMetadata.from_json(METADATA.to_json()) == METADATA
+    assert IndexMetadata.from_json("{}") == IndexMetadata()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "null", "{", "[" * 10_000, '{"other": 1}', '{"type": 1}', '{"count": "1"}', '{"trials": [1]}']
+    + [json.dumps({field.name: None}) for field in dataclasses.fields(IndexMetadata)],
+)
+def test_any_other_metadata_is_damage(text: str) -> None:
+    with pytest.raises(IndexDamaged, match="cannot be read"):
+        IndexMetadata.from_json(text)

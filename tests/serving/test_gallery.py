@@ -30,7 +30,7 @@ from serving.errors import (
 )
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.index.build import build_index
+from serving.gallery.index.choice import build_index
 from serving.gallery.index.index import Index
 from serving.gallery.store.store import Store
 from serving.gallery.validation import MAX_METADATA_BYTES
@@ -459,11 +459,11 @@ def test_lost_publication_leaves_the_winners_file(gallery: Gallery, monkeypatch:
     def overtaken(*given: Any, **more: Any) -> Any:
         result = build_index(*given, **more)
         if winner.info().generation == 1:
-            monkeypatch.setattr("serving.gallery.index.renewal.build_index", build_index)
+            monkeypatch.setattr("serving.gallery.index.rebuild.build_index", build_index)
             winner.rebuild()
         return result
 
-    monkeypatch.setattr("serving.gallery.index.renewal.build_index", overtaken)
+    monkeypatch.setattr("serving.gallery.index.rebuild.build_index", overtaken)
     gallery.rebuild()
     with closing(Store(gallery.path / "gallery.sqlite")) as store, store.read() as reader:
         state = reader.state()
@@ -537,7 +537,7 @@ def test_background_rebuild_that_fails_is_logged_and_searches_go_on(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("serving.gallery.index.renewal.build_index", full)
+    monkeypatch.setattr("serving.gallery.index.rebuild.build_index", full)
     gallery = created(tmp_path / "a", policy=EAGER)
     gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(units(20))])
     with caplog.at_level(logging.WARNING):

@@ -1,26 +1,22 @@
 """Galleries are made, dropped, switched and written by many at once: nobody is told that a disk fails."""
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from serving.errors import AlreadyExists, CrossbatchError, Mismatch, NotFound, Overloaded
-from serving.gallery import folder, generation
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.gallery import Gallery, Item
 from serving.gallery.lock import names_change
 from serving.gallery.store.store import Replaced
+from tests.serving.vectors import AXES, MANUAL, MODEL
 
-MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
-AXES = np.eye(4, dtype=np.float32)
-MANUAL = RebuildPolicy(automatic=False)
 DESERVED = (NotFound, AlreadyExists, Mismatch, Overloaded, Replaced)
 STEPS, THREADS = 120, 6
 
@@ -55,11 +51,8 @@ def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(tmp_path:
                 except CrossbatchError as error:
                     failures.append(error)
 
-    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(use, range(THREADS)))
     assert failures == []
     assert done["well"] > STEPS
     assert done["well"] + done["late"] == STEPS * THREADS
@@ -88,8 +81,7 @@ def test_a_gallery_that_goes_before_its_name_changes_is_not_found(
     with GalleryDirectory(tmp_path, policy=MANUAL) as directory:
         for name in "ab":
             directory.create(name, **MODEL)
-        for module in (folder, generation):
-            monkeypatch.setattr(module, "names_change", too_late)
+        monkeypatch.setattr("serving.gallery.folder.names_change", too_late)
         with pytest.raises(NotFound):
             work(directory)
         assert directory.names() == ["a"]

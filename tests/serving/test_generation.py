@@ -1,23 +1,23 @@
 """A gallery takes another's name while threads and processes use both, and are killed at any moment."""
 
+import errno
 import os
-import random
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from serving.errors import (
     AlreadyExists,
     BadArtifact,
+    CrossbatchError,
     InvalidArgument,
     Mismatch,
     NotFound,
@@ -26,14 +26,11 @@ from serving.errors import (
     Unavailable,
 )
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.exchange import exchange
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.folder import exchange_names
+from serving.gallery.gallery import Gallery, Item
 from serving.gallery.lock import alone, names_change, names_stay
 from serving.gallery.store.store import Replaced, Store
-
-MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
-AXES = np.eye(4, dtype=np.float32)
-MANUAL = RebuildPolicy(automatic=False)
+from tests.serving.vectors import AXES, MANUAL, MODEL
 
 
 @pytest.fixture
@@ -139,24 +136,50 @@ def test_the_generation_before_is_known_by_its_id(directory: GalleryDirectory) -
     assert directory.rollback("birds") == "new"
 
 
-def test_a_switch_that_was_broken_off_is_none(
-    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [
+        (errno.EINVAL, Unavailable, "file system of .*birds cannot exchange two folders.*keep the galleries"),
+        (errno.ENOSYS, Unavailable, "cannot exchange"),
+        (errno.ENOENT, NotFound, "birds or new is not there any more|new or birds is not there any more"),
+        (errno.EACCES, ReadOnly, "permission denied"),
+        (errno.ENOSPC, Overloaded, "full"),
+        (errno.EIO, Unavailable, "check permissions and disk"),
+    ],
+)
+def test_a_switch_that_the_system_refuses_is_none(
+    directory: GalleryDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    kind: type[CrossbatchError],
+    words: str,
 ) -> None:
     made(directory, "birds", "new")
 
     def refused(*_: Path) -> None:
-        raise Unavailable("cannot exchange")
+        raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr("serving.gallery.generation.exchange", refused)
-        with pytest.raises(Unavailable):
+        patched.setattr("serving.gallery.folder.exchange_names", refused)
+        with pytest.raises(kind, match=words) as caught:
             directory.switch("birds", "new")
+    assert "\n" not in str(caught.value)
     for name in ("birds", "new"):
         assert content(directory, name) == name
         with pytest.raises(NotFound, match="nothing to undo"):
             directory.rollback(name)
     directory.switch("birds", "new")
     assert directory.rollback("birds") == "new"
+
+
+def test_names_are_exchanged_or_nothing_happens(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    with pytest.raises(FileNotFoundError):
+        exchange_names(tmp_path / "a", tmp_path / "c")
+    exchange_names(tmp_path / "a", tmp_path / "b")
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.glob("*/*"))] == ["a/b", "b/a"]
 
 
 def test_no_write_lands_in_what_lost_the_name(directory: GalleryDirectory) -> None:
@@ -189,24 +212,6 @@ def test_a_call_that_is_replaced_again_and_again_ends(directory: GalleryDirector
     with pytest.raises(Replaced):
         directory.using("birds", work)
     assert 2 <= len(tried) <= 20
-
-
-def run_all(*work: Callable[[], None]) -> None:
-    failed: list[BaseException] = []
-
-    def caught(function: Callable[[], None]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=caught, args=(function,)) for function in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
 
 
 def test_no_call_fails_while_its_gallery_is_switched(
@@ -255,7 +260,10 @@ def test_no_call_fails_while_its_gallery_is_switched(
         finally:
             done.set()
 
-    run_all(switch, lambda: write(0), lambda: write(1), search, search, rebuild)
+    with ThreadPoolExecutor(6) as threads:
+        running = [threads.submit(work) for work in (switch, partial(write, 0), partial(write, 1))]
+        running += [threads.submit(work) for work in (search, search, rebuild)]
+    assert [each.exception() for each in running] == [None] * 6
     assert len(written) > 20
     assert len(searched) > 20
     assert caplog.text == ""  # no index was looked for in the other gallery, or removed there
@@ -268,28 +276,9 @@ def test_no_call_fails_while_its_gallery_is_switched(
         stored[there].get([key])
 
 
-def test_switches_of_one_gallery_by_many_at_once(directory: GalleryDirectory) -> None:
-    made(directory, "a", "b", "c")
-    switched: list[int] = []
-
-    def work(*pair: str) -> None:
-        with GalleryDirectory(directory.path, policy=MANUAL) as other:
-            for step in range(10):
-                try:
-                    other.switch(*pair) if step % 2 == 0 else other.rollback(pair[0])
-                    switched.append(step)
-                except (AlreadyExists, NotFound, Mismatch, Overloaded):
-                    continue  # another was faster
-
-    run_all(lambda: work("a", "b"), lambda: work("b", "c"), lambda: work("c", "a"), lambda: work("b", "a"))
-    assert len(switched) > 4
-    assert sorted(content(directory, name) for name in "abc") == ["a", "b", "c"]
-
-
 OTHER = """
 import sys
 import numpy as np
-from contextlib import ExitStack, closing
 from pathlib import Path
 from serving.gallery.directory import GalleryDirectory
 
@@ -321,46 +310,6 @@ def test_another_process_sees_a_switch_at_its_next_call(directory: GalleryDirect
         process.stdin.close()
 
 
-SWITCHER = """
-import sys
-from contextlib import ExitStack, closing
-from pathlib import Path
-from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import RebuildPolicy
-
-with GalleryDirectory(Path(sys.argv[1]), policy=RebuildPolicy(automatic=False)) as directory:
-    if sys.argv[2] == "new":  # what a kill has left is taken up
-        directory.rollback("birds")
-    print("begun", flush=True)
-    while True:
-        directory.switch("birds", "new")
-        print("new", flush=True)
-        directory.rollback("birds")
-        print("birds", flush=True)
-"""
-
-
-def test_killed_while_switching_leaves_one_state_or_the_other(directory: GalleryDirectory) -> None:
-    made(directory, "birds", "new")
-    directory.close()
-    chance = random.Random(0)
-    state, changes = "birds", 0
-    for _ in range(10):
-        words = [sys.executable, "-c", SWITCHER, str(directory.path), state]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            lines = [process.stdout.readline() for _ in range(1 + chance.randrange(3))]
-            time.sleep(chance.uniform(0.0, 0.02))
-            os.kill(process.pid, signal.SIGKILL)
-            changes += len(lines + process.stdout.readlines()) - 1
-        with GalleryDirectory(directory.path, policy=MANUAL) as again:
-            assert again.names() == ["birds", "new"]
-            state = content(again, "birds")
-            assert {state, content(again, "new")} == {"birds", "new"}
-            again.get("birds").upsert([Item("w", AXES[2])])  # and it can be written
-    assert changes >= 10
-
-
 def test_names_stay_while_a_gallery_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.gallery.lock._MOVE", 0.05)
     with names_stay(tmp_path), names_stay(tmp_path), pytest.raises(Overloaded), names_change(tmp_path):
@@ -373,19 +322,6 @@ def test_names_stay_while_a_gallery_is_opened(tmp_path: Path, monkeypatch: pytes
         pass
     with pytest.raises(Unavailable, match="gone"), names_change(tmp_path / "gone"):
         pass
-
-
-def test_a_folder_that_cannot_be_written_says_so(
-    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made(directory, "birds", "new")
-
-    def refused(*_: object, **__: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("serving.gallery.lock.os.open", refused)
-    with pytest.raises(ReadOnly, match="permission denied"):
-        directory.switch("birds", "new")
 
 
 def test_a_gallery_is_opened_under_the_name_that_it_keeps(directory: GalleryDirectory) -> None:
@@ -419,7 +355,7 @@ def test_a_lock_is_that_of_the_gallery_which_has_the_name(tmp_path: Path) -> Non
         with alone(tmp_path / "a", 0.0):
             thread.start()
             time.sleep(0.1)  # it waits for the lock of what has the name now
-            exchange(tmp_path / "a", tmp_path / "b")
+            exchange_names(tmp_path / "a", tmp_path / "b")
         assert not held.wait(0.2)  # what has the name by now is locked, too
     thread.join()
     assert held.is_set()

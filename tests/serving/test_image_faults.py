@@ -86,31 +86,14 @@ def test_3_32_bit_grey_is_scaled_by_its_range(values: NDArray[Any], expected: li
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_4_both_byte_orders_of_16_bit_grey(order: str) -> None:
     """A TIFF of one 4 x 1 strip, written by hand: Pillow writes the order of the machine only."""
-    mark, shape = (b"II", "<") if order == "<" else (b"MM", ">")
-    tags = [
-        (256, 3, 4),
-        (257, 3, 1),
-        (258, 3, 16),
-        (259, 3, 1),
-        (262, 3, 1),
-        (273, 4, 8),
-        (278, 3, 1),
-        (279, 4, 8),
-    ]
+    mark = b"II" if order == "<" else b"MM"
+    shorts = {256: 4, 257: 1, 258: 16, 259: 1, 262: 1, 278: 1}  # width, height, bits, and so on
+    longs = {273: 8, 279: 8}  # where the strip begins, and its length
+    fields = [(tag, struct.pack(f"{order}HHIHH", tag, 3, 1, value, 0)) for tag, value in shorts.items()]
+    fields += [(tag, struct.pack(f"{order}HHII", tag, 4, 1, value)) for tag, value in longs.items()]
     strip = np.array([0, 257, 25_700, 65_535], f"{order}u2").tobytes()
-    entries = b"".join(
-        struct.pack(f"{shape}HHI", tag, kind, 1)
-        + (struct.pack(f"{shape}HH", value, 0) if kind == 3 else struct.pack(f"{shape}I", value))
-        for tag, kind, value in tags
-    )
-    data = (
-        mark
-        + struct.pack(f"{shape}HI", 42, 16)
-        + strip
-        + struct.pack(f"{shape}H", len(tags))
-        + entries
-        + b"\0" * 4
-    )
+    entries = struct.pack(f"{order}H", len(fields)) + b"".join(field for _, field in sorted(fields))
+    data = mark + struct.pack(f"{order}HI", 42, 16) + strip + entries + b"\0" * 4
     assert rgb(data)[0, :, 0].tolist() == [0, 1, 100, 255]
 
 

@@ -18,27 +18,28 @@ from serving.errors import BadSetting
 from serving.gallery.checksum import file_checksum
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.index import index as module
-from serving.gallery.index.draft import Draft
+from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.factory import full_type
 from serving.gallery.index.gpu import GpuMatrix
-from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.index.kind import EXACT, Facts, IndexDamaged
+from serving.gallery.index.index import SCORE_ERROR, Index, load_faiss, require_faiss
+from serving.gallery.index.metadata import EXACT, IndexDamaged, IndexMetadata
+from tests.serving.vectors import units
 
 
-def units(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
-    rows = np.random.default_rng(seed).standard_normal((count, dimension))
-    units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    return units
+def opened(path: Path, dimension: int, *, checksum: str = "", **more: Any) -> Index:
+    given = {"facts": IndexMetadata(), **more}
+    return Index(path, checksum=checksum or file_checksum(path), dimension=dimension, **given)
 
 
-def built(folder: Path, vectors: NDArray[np.float32], seqs: NDArray[np.int64], type_: str = EXACT) -> Index:
-    path = folder / "index-1.faiss"
-    draft = Draft(vectors.shape[1], threads=1)
-    half = len(seqs) // 2
-    draft.add(seqs[:half], vectors[:half])
-    draft.add(seqs[half:], vectors[half:])
-    draft.become(full_type(type_, dimension=vectors.shape[1]))
-    return Index(path, checksum=draft.save(path), dimension=vectors.shape[1], facts=Facts())
+def built(folder: Path, vectors: NDArray[np.float32], seqs: NDArray[np.int64], type_: str = EXACT) -> Path:
+    """Write an index, given in two blocks; its checksum is right."""
+    path, half, dimension = folder / "index-1.faiss", len(seqs) // 2, vectors.shape[1]
+    builder = IndexBuilder(dimension, threads=1)
+    builder.add(seqs[:half], vectors[:half])
+    builder.add(seqs[half:], vectors[half:])
+    builder.become(full_type(type_, dimension=dimension))
+    assert builder.save(path) == file_checksum(path)
+    return path
 
 
 @settings(max_examples=25, deadline=None)
@@ -47,7 +48,7 @@ def test_search_equals_brute_force(
     tmp_path_factory: pytest.TempPathFactory, count: int, dimension: int, queries: int
 ) -> None:
     vectors, asked = units(count, dimension), units(queries, dimension, 1)
-    index = built(tmp_path_factory.mktemp("index"), vectors, np.arange(count) * 3 + 7)
+    index = opened(built(tmp_path_factory.mktemp("i"), vectors, np.arange(count) * 3 + 7), dimension)
     assert index.seqs.tolist() == [3 * i + 7 for i in range(count)]
     scores, positions = index.search(asked, count)
     exact = asked.astype(np.float64) @ vectors.T.astype(np.float64)
@@ -56,29 +57,21 @@ def test_search_equals_brute_force(
     assert (np.diff(scores, axis=1) <= 0).all()
     assert index.exact
     assert np.array_equal(index.matrix, vectors)
-    above = index.within(asked[0], 0.2)
-    certain = set(np.flatnonzero(exact[0] > 0.2 + SCORE_ERROR))
-    possible = set(np.flatnonzero(exact[0] > 0.2 - SCORE_ERROR))
-    assert certain <= set(above.tolist()) <= possible
+    above = set(index.within(asked[0], 0.2).tolist())
+    assert set(np.flatnonzero(exact[0] > 0.2 + SCORE_ERROR)) <= above
+    assert above <= set(np.flatnonzero(exact[0] > 0.2 - SCORE_ERROR))
 
 
-TYPES = [
-    "PQ8x4fs",
-    "HNSW8,Flat",
-    "HNSW8,SQ8",
-    "IVF8,Flat",
-    "IVF8,PQ8x4fs,RFlat",
-    "SQ8",
-    "PCA8,SQ8",
-    "PQ2x4,Refine(SQ8)",
-]
-
-
-@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize(
+    "type_",
+    [
+        "PQ8x4fs", "HNSW8,Flat", "HNSW8,SQ8", "IVF8,Flat", "IVF8,PQ8x4fs,RFlat", "SQ8", "PCA8,SQ8",
+        "PQ2x4,Refine(SQ8)",
+    ],
+)  # fmt: skip
 def test_scores_are_exact_whatever_the_type(tmp_path: Path, type_: str) -> None:
-    vectors = units(700, 16)
-    seqs = np.arange(700) * 2 + 1
-    index = built(tmp_path, vectors, seqs, type_)
+    vectors, seqs = units(700, 16), np.arange(700) * 2 + 1
+    index = opened(built(tmp_path, vectors, seqs, type_), 16)
     assert not index.exact
     assert np.array_equal(index.matrix, vectors)
     assert np.array_equal(index.seqs, seqs)
@@ -98,7 +91,7 @@ def test_scores_are_exact_whatever_the_type(tmp_path: Path, type_: str) -> None:
 
 def test_scores_are_the_same_however_many_queries_there_are(tmp_path: Path) -> None:
     """FAISS multiplies few queries and many in different ways; batches of any size are to find the same."""
-    index, queries = built(tmp_path, units(3000, 32), np.arange(3000)), units(300, 32, seed=1)
+    index, queries = opened(built(tmp_path, units(3000, 32), np.arange(3000)), 32), units(300, 32, seed=1)
     scores, found = index.search(queries, 5)
     for size in (1, 2, 19, 20, 64):
         few, same = index.search(queries[:size], 5)
@@ -108,31 +101,30 @@ def test_scores_are_the_same_however_many_queries_there_are(tmp_path: Path) -> N
 
 def test_fewer_than_wanted_are_padded(tmp_path: Path) -> None:
     vectors = units(64, 8)
-    index = built(tmp_path, vectors, np.arange(64), "IVF16,Flat")  # one list of sixteen is searched
+    index = opened(
+        built(tmp_path, vectors, np.arange(64), "IVF16,Flat"), 8
+    )  # it searches one list of sixteen
     scores, positions = index.search(vectors[:5], 64)
     assert (positions == -1).any(axis=1).all()
     assert np.array_equal(positions == -1, scores == -np.inf)
 
 
-def test_parameters_are_set_once_and_raise_the_recall(tmp_path: Path) -> None:
+def test_parameters_raise_the_recall(tmp_path: Path) -> None:
     vectors = units(2000, 16)
-    narrow = built(tmp_path, vectors, np.arange(2000), "IVF64,PQ8x4fs")
-    path = tmp_path / "index-1.faiss"
-    facts = Facts(parameters={"nprobe": 64, "k_factor_rf": 20})
-    wide = Index(path, checksum=file_checksum(path), dimension=16, facts=facts)
+    path = built(tmp_path, vectors, np.arange(2000), "IVF64,PQ8x4fs")
+    wide = IndexMetadata(parameters={"nprobe": 64, "k_factor_rf": 20})
     best = np.argsort(-(vectors[:50] @ vectors.T), axis=1)[:, :10]
-    shares = [
-        np.mean([len(set(a) & set(b)) for a, b in zip(best, index.search(vectors[:50], 10)[1], strict=True)])
-        / 10
-        for index in (narrow, wide)
-    ]
+    shares = []
+    for facts in (IndexMetadata(), wide):
+        _, found = opened(path, 16, facts=facts).search(vectors[:50], 10)
+        shares.append(np.mean([len({*a} & {*b}) / 10 for a, b in zip(best, found, strict=True)]))
     assert shares[0] < 0.6
     assert shares[1] > 0.95
 
 
 def test_matrix_outlives_its_index(tmp_path: Path) -> None:
     vectors = units(3000, 32)
-    matrix = built(tmp_path, vectors, np.arange(3000), "PQ16x4fs").matrix
+    matrix = opened(built(tmp_path, vectors, np.arange(3000), "PQ16x4fs"), 32).matrix
     row = matrix[2999:]
     del matrix
     gc.collect()
@@ -140,27 +132,53 @@ def test_matrix_outlives_its_index(tmp_path: Path) -> None:
     assert np.array_equal(row, vectors[2999:])
 
 
-def test_file_that_was_read_can_be_added_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("type_", "parameters"),
+    [
+        ("exact", {}),
+        ("PQ8x4fs", {"k_factor_rf": 64}),
+        ("HNSW8,SQ8", {"efSearch": 64, "k_factor_rf": 2}),
+        ("HNSW8,Flat", {"efSearch": 64}),
+        ("IVF8,Flat", {"nprobe": 8}),
+    ],
+)
+def test_file_that_was_read_can_be_added_to(tmp_path: Path, type_: str, parameters: dict[str, float]) -> None:
     vectors = units(900, 16)
-    for type_ in ("exact", "PQ8x4fs", "HNSW8,SQ8", "HNSW8,Flat", "IVF8,Flat"):
-        built(tmp_path, vectors[:600], np.arange(600), type_)
-        path = tmp_path / "index-1.faiss"
-        draft = Draft.read(path, checksum=file_checksum(path), dimension=16, threads=1)
-        draft.add(np.arange(700, 1000), vectors[600:])
-        facts = Facts(parameters=dict.fromkeys(draft.knobs, 64))
-        index = Index(path, checksum=draft.save(path), dimension=16, facts=facts)
-        assert np.array_equal(index.matrix, vectors)
-        assert index.seqs.tolist() == [*range(600), *range(700, 1000)]
-        _, positions = index.search(vectors, 1)
-        assert (positions[:, 0] == np.arange(900)).mean() > 0.98
+    path = built(tmp_path, vectors[:600], np.arange(600), type_)
+    builder = IndexBuilder.read(path, checksum=file_checksum(path), dimension=16, threads=1)
+    builder.add(np.arange(700, 1000), vectors[600:])
+    builder.save(path)
+    index = opened(path, 16, facts=IndexMetadata(parameters=parameters))
+    assert np.array_equal(index.matrix, vectors)
+    assert index.seqs.tolist() == [*range(600), *range(700, 1000)]
+    _, positions = index.search(vectors, 1)
+    assert (positions[:, 0] == np.arange(900)).mean() > 0.98
     with pytest.raises(IndexDamaged):
-        Draft.read(path, checksum="0" * 64, dimension=16, threads=1)
+        IndexBuilder.read(path, checksum="0" * 64, dimension=16, threads=1)
 
 
 def test_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="cannot write"):
-        Draft(4, threads=1).save(tmp_path / "absent" / "index")
+        IndexBuilder(4, threads=1).save(tmp_path / "absent" / "index")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("type_", [EXACT, "SQ8,RFlat"])
+def test_the_memory_of_a_builder_is_given_back_once_it_is_saved(tmp_path: Path, type_: str) -> None:
+    rows = units(400, 2048)  # 3 MB
+
+    def save() -> int:
+        builder = IndexBuilder.of(rows, threads=1)
+        builder.become(type_)
+        builder.save(tmp_path / "index.faiss")
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+    save()
+    before = save()
+    for _ in range(10):
+        after = save()
+    assert after - before < 10e6
 
 
 def test_checksum_is_of_every_byte_whatever_the_cores(
@@ -196,9 +214,7 @@ class _StandIn:
 
     class GpuIndexFlatIP:
         def __init__(self, _: object, dimension: int) -> None:
-            import faiss
-
-            self._index = faiss.IndexFlatIP(dimension)
+            self._index = load_faiss().IndexFlatIP(dimension)
 
         def add(self, vectors: NDArray[np.float32]) -> None:
             _StandIn.threads.add(threading.current_thread().name)
@@ -217,28 +233,22 @@ def test_gpu_is_used_by_one_thread_and_answers_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vectors = units(2500, 8)
-    path = tmp_path / "index-1.faiss"
-    built(tmp_path, vectors, np.arange(2500), "PQ4x4fs")
+    path = built(tmp_path, vectors, np.arange(2500), "PQ4x4fs")
     monkeypatch.setattr(module, "GpuMatrix", lambda _, matrix: GpuMatrix(_StandIn, matrix))
     monkeypatch.setattr(module, "check_gpu", lambda _: None)
-    index = Index(path, checksum=file_checksum(path), dimension=8, facts=Facts(), device="cuda")
+    index = opened(path, 8, device="cuda")
     assert index.exact
-    _check_from_threads(index, vectors)
+    best = np.argsort(-(vectors[:9] @ vectors.T), axis=1, kind="stable")
+    with ThreadPoolExecutor(4) as callers:
+        for count in (10, 2400):  # the GPU returns no more than 2048: the rest comes from the CPU, as exact
+            for _, found in callers.map(index.search, [vectors[:9]] * 4, [count] * 4):
+                assert (found[:, :10] == best[:, :10]).all()
+                assert found.shape == (9, count)
     del index
     gc.collect()
     GpuMatrix(_StandIn, vectors[:1])  # its jobs come after the one that gave back the memory
     assert len(_StandIn.threads) == 1
     assert threading.current_thread().name not in _StandIn.threads
-
-
-def _check_from_threads(index: Index, vectors: NDArray[np.float32]) -> None:
-    best = np.argsort(-(vectors[:9] @ vectors.T), axis=1, kind="stable")
-    for count in (10, 2400):  # the GPU returns no more than 2048: the rest comes from the CPU, as exact
-        with ThreadPoolExecutor(4) as callers:
-            found = list(callers.map(lambda _: index.search(vectors[:9], count)[1], range(4)))  # noqa: B023
-        for positions in found:
-            assert (positions[:, :10] == best[:, :10]).all()
-            assert positions.shape == (9, count)
 
 
 def test_gpu_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,64 +257,43 @@ def test_gpu_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(_StandIn, "gpus", 0)
     with pytest.raises(BadSetting, match="finds none"):
         GpuMatrix(_StandIn, units(3, 4))
-    built(tmp_path, units(3, 4), np.arange(3))
-    path = tmp_path / "index-1.faiss"
+    path = built(tmp_path, units(3, 4), np.arange(3))
     for device, text in (("cuda", "GPU"), ("tpu", "no device 'tpu'")):
         with pytest.raises(BadSetting, match=text):
-            Index(path, checksum=file_checksum(path), dimension=4, facts=Facts(), device=device)
+            opened(path, 4, device=device)
         with pytest.raises(BadSetting, match=text):
             GalleryDirectory(tmp_path, device=device)
 
 
 def test_a_search_uses_only_the_cores_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    faiss = module.load_faiss()
-    index, found = built(tmp_path, units(50, 4), np.arange(50)), list[int]()
+    index, found = opened(built(tmp_path, units(50, 4), np.arange(50)), 4), list[int]()
     monkeypatch.setattr(module, "usable_cores", lambda: 3)
-    monkeypatch.setattr(faiss, "omp_set_num_threads", found.append)
+    monkeypatch.setattr(load_faiss(), "omp_set_num_threads", found.append)
     for queries in (1, 2, 70):
         index.search(units(queries, 4), 1)
     assert found == [1, 2, 3]
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
-    built(tmp_path, units(50, 4), np.arange(50))
-    path = tmp_path / "index-1.faiss"
-    whole = path.read_bytes()
-    checksum = file_checksum(path)
+    path = built(tmp_path, units(50, 4), np.arange(50))
+    whole, checksum = path.read_bytes(), file_checksum(path)
     with pytest.raises(IndexDamaged, match="dimension"):
-        Index(path, checksum=checksum, dimension=5, facts=Facts())
+        opened(path, 5)
     flipped = bytearray(whole)
     flipped[400] ^= 1
     for content in (whole[:-1], whole[:30], b"", bytes(flipped)):
         (tmp_path / "other").write_bytes(content)
         with pytest.raises(IndexDamaged, match="published was"):
-            Index(tmp_path / "other", checksum=checksum, dimension=4, facts=Facts())
+            opened(tmp_path / "other", 4, checksum=checksum)
     with pytest.raises(IndexDamaged, match="cannot be read"):
-        Index(tmp_path / "absent", checksum=checksum, dimension=4, facts=Facts())
+        opened(tmp_path / "absent", 4, checksum=checksum)
 
 
 def test_missing_faiss_names_the_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    module.load_faiss.cache_clear()
+    load_faiss.cache_clear()
     monkeypatch.setitem(sys.modules, "faiss", None)
     try:
         with pytest.raises(BadSetting, match=r"crossbatch\[cpu\].*crossbatch\[gpu\]"):
-            module.require_faiss()
+            require_faiss()
     finally:
-        module.load_faiss.cache_clear()
-
-
-def test_file_swept_while_it_is_loaded_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import faiss
-
-    path = tmp_path / "index-1.faiss"
-    checksum = Draft.of(units(4, 3), threads=1).save(path)
-    read = faiss.read_index
-
-    def read_and_lose(name: str, flags: int) -> object:
-        found = read(name, flags)
-        path.unlink()  # as the sweep of a newer publication does
-        return found
-
-    monkeypatch.setattr(faiss, "read_index", read_and_lose)
-    with pytest.raises(IndexDamaged, match="cannot be read"):
-        Index(path, checksum=checksum, dimension=3, facts=Facts())
+        load_faiss.cache_clear()

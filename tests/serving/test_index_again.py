@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.catalog.cells import Cell
+from serving.catalog.parquet import Cell
 from serving.catalog.picture import File, Member
 from serving.errors import BadData, Conflict
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import Item
-from serving.indexing import lookup
+from serving.indexing import pipeline
 from serving.indexing.command import render
 from serving.model.encoder import Encoder
 from tests.serving.indexed import counts, fill, index, opened, picture
@@ -60,6 +60,9 @@ def labels(path: Path) -> dict[str, str]:
 def test_unchanged_files_are_not_read_and_nothing_is_written(
     model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    os.utime(data / "class0/00.jpg", ns=(1, 1))  # is hashed once, and known by that
+    monkeypatch.setattr(Encoder, "preprocess", refuse)
+    assert counts(index(model, data, birds)) == {"unchanged": 20}
     monkeypatch.setattr(File, "read_bytes", refuse)
     for change in (Gallery.upsert, Gallery.delete, Gallery.touch, Gallery.rebuild):
         monkeypatch.setattr(Gallery, change.__name__, refuse)
@@ -94,17 +97,6 @@ def test_an_image_within_a_file_is_known_by_that_file_and_then_by_its_own_bytes(
     os.utime(file, ns=(1, 1))
     assert counts(index(model, file.parent, path)) == {"stored": 1, "unchanged": 1, "changed": 1}
     assert counts(index(model, file.parent, path, sync=True)) == {"stored": 1, "unchanged": 2}
-
-
-def test_a_file_of_another_time_and_the_same_bytes_is_hashed_once(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.utime(data / "class0/00.jpg", ns=(1, 1))
-    with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "preprocess", refuse)
-        assert counts(index(model, data, birds)) == {"unchanged": 20}
-        patch.setattr(File, "read_bytes", refuse)
-        assert counts(index(model, data, birds)) == {"unchanged": 20}
 
 
 def test_what_is_new_is_added_and_what_changed_or_went_waits_for_sync(
@@ -161,11 +153,7 @@ def test_a_table_that_names_another_file_by_a_key_is_found_out(
     for name, number in (("a.bmp", 1), ("b.bmp", 2), ("c.bmp", 1)):  # of one size and time
         (data / name).write_bytes(picture(number, "BMP"))
         os.utime(data / name, ns=(1, 1))
-    for name, found in (
-        ("a.bmp", {"stored": 1}),
-        ("b.bmp", {"changed": 1}),
-        ("c.bmp", {"updated": 1}),
-    ):
+    for name, found in (("a.bmp", {"stored": 1}), ("b.bmp", {"changed": 1}), ("c.bmp", {"updated": 1})):
         table.write_text(f"path,label,key\n{name},a,one\n")
         assert counts(index(model, table, path)) == found
 
@@ -178,21 +166,17 @@ def test_sync_of_one_data_set_leaves_the_items_of_others(
     (other / "x.jpg").write_bytes(picture(50))
     (other / "y.jpg").write_bytes(picture(51))
     online(birds, "put in")
+    for name in "ab":  # two tables of one folder are two data sets
+        (data / f"{name}.csv").write_text(f"path,label,key\nclass0/00.jpg,{name},{name}\n")
+        assert counts(index(model, data / f"{name}.csv", birds, sync=True)) == {"stored": 1}
     assert counts(index(model, other, birds, sync=True)) == {"stored": 2}
     (other / "x.jpg").unlink()
     (data / "class1/01.jpg").unlink()
     assert counts(index(model, other, birds, sync=True)) == {"unchanged": 1, "deleted": 1}
-    assert len(labels(birds)) == 20 + 1 + 1
-    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "deleted": 1}
-    assert {"put in", "y.jpg"} < set(labels(birds))
-
-
-def test_two_tables_of_one_folder_are_two_data_sets(tmp_path: Path, model: Path, data: Path) -> None:
-    for name, number in (("a", 0), ("b", 1)):
-        row = f"class{number}/{number:02}.jpg,{name},{name}"
-        (data / f"{name}.csv").write_text(f"path,label,key\n{row}\n")
-        index(model, data / f"{name}.csv", tmp_path / "birds", sync=True)
-    assert labels(tmp_path / "birds") == {"a": "a", "b": "b"}
+    result = index(model, data, birds, format="folder", sync=True)
+    assert counts(result) == {"unchanged": 19, "deleted": 1}
+    assert len(labels(birds)) == 19 + 1 + 2 + 1
+    assert {"put in", "a", "b", "y.jpg"} < set(labels(birds))
 
 
 def test_same_key_in_another_data_set_is_the_same_item_only_with_the_same_bytes(
@@ -237,25 +221,21 @@ def test_an_item_put_in_online_under_the_key_of_a_file_counts_as_changed(
     assert counts(index(model, data, birds)) == {"unchanged": 21}
 
 
-def test_an_image_gone_bad_keeps_its_item_until_sync(model: Path, data: Path, birds: Path) -> None:
+def test_an_image_gone_bad_keeps_its_item_until_sync(
+    tmp_path: Path, model: Path, data: Path, birds: Path
+) -> None:
     (data / "class0/00.jpg").write_bytes(b"no image")
     result = index(model, data, birds)
     assert counts(result) == {"unchanged": 19, "skipped": 1, "kept": 1}
     assert "kept: items of an earlier run of 1 images that are skipped now" in render(result)
-    assert len(labels(birds)) == 20
-    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "skipped": 1, "deleted": 1}
-    assert len(labels(birds)) == 19
-
-
-def test_a_bad_image_does_not_take_the_item_of_another_data_set(
-    tmp_path: Path, model: Path, birds: Path
-) -> None:
-    other = tmp_path / "other"
+    other = tmp_path / "other"  # whose bad image does not take the item of this data set
     (other / "class0").mkdir(parents=True)
     (other / "class0/00.jpg").write_bytes(b"no image")
     (other / "good.jpg").write_bytes(picture(70))
     assert counts(index(model, other, birds, sync=True)) == {"stored": 1, "skipped": 1, "kept": 1}
     assert len(labels(birds)) == 21
+    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "skipped": 1, "deleted": 1}
+    assert len(labels(birds)) == 20
 
 
 def test_an_image_that_cannot_be_read_just_now_keeps_its_item_with_sync(
@@ -364,8 +344,8 @@ def test_items_that_others_replace_without_end_fail_the_run(
 def test_many_items_are_looked_up_and_tidied_page_by_page(
     model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookup, "_AT_ONCE", 3)
-    monkeypatch.setattr("serving.indexing.gone._PAGE", 3)
+    monkeypatch.setattr(pipeline, "_LOOKED_UP", 3)
+    monkeypatch.setattr("serving.indexing.target._PAGE", 3)
     for path in [*data.glob("class1/*")]:
         path.unlink()
     assert counts(index(model, data, birds, sync=True)) == {"unchanged": 15, "deleted": 5}

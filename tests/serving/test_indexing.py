@@ -1,10 +1,11 @@
-"""Indexing: every readable image lands under its key, the others are named, a second run changes nothing."""
+"""Indexing: every readable image lands under its key, the others are named in a report, one index is made."""
 
+import csv
+import io
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,15 +22,17 @@ from serving.errors import (
     InvalidArgument,
     ModelMismatch,
     NotFound,
+    ReadOnly,
 )
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.indexing.command import render
 from serving.indexing.pipeline import index_rows
+from serving.indexing.report import Report, Skipped, check_report, write_report
 from serving.indexing.target import Target
 from serving.model.encoder import Encoder
-from tests.serving.indexed import MANUAL, fill, index, picture
-from tests.tiny_model import write_tiny_model
+from tests.serving.indexed import MANUAL, counts, fill, index, opened, picture
+from tests.tiny_model import tiny_graph, tiny_spec, write_tiny_model
 
 
 @pytest.fixture
@@ -42,106 +45,155 @@ def model(tmp_path: Path) -> Path:
     return write_tiny_model(tmp_path / "model.onnx")
 
 
+def reported(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_images_are_found_by_their_own_embedding(tmp_path: Path, model: Path, data: Path) -> None:
     result = index(model, data, tmp_path / "galleries" / "birds")
     assert (result["images"], result["stored"], result["items"], result["skipped"]) == (20, 20, 20, [])
     assert "stored 20 of 20 images" in render(result)
     encoder = Encoder(model)
-    gallery = Gallery.open(tmp_path / "galleries" / "birds")
-    gallery.check_model(encoder.spec)
-    assert (gallery.info().index_items, gallery.info().fresh) == (20, 0)
-    for row in read(data).rows:
-        (vector,) = encoder.encode(encoder.preprocess(row.image.read_bytes())[None])
-        ((hit,),) = gallery.search(vector[None], 1)
-        assert (hit.key, hit.label, hit.uri) == (row.key, row.label, row.key)
-        assert hit.score == pytest.approx(1, abs=1e-6)
-    gallery.close()
+    with opened(tmp_path / "galleries" / "birds") as gallery:
+        gallery.check_model(encoder.spec)
+        assert (gallery.info().index_items, gallery.info().fresh) == (20, 0)
+        for row in read(data).rows:
+            (vector,) = encoder.encode(encoder.preprocess(row.image.read_bytes())[None])
+            ((hit,),) = gallery.search(vector[None], 1)
+            assert (hit.key, hit.label, hit.uri) == (row.key, row.label, row.key)
+            assert hit.score == pytest.approx(1, abs=1e-6)
 
 
-def racing(monkeypatch: pytest.MonkeyPatch, *, fingerprint: str | None = None) -> None:
-    """Let another run make the gallery just before this one does."""
+@pytest.mark.parametrize("fingerprint", [None, "b" * 64])
+def test_the_loser_of_a_race_to_make_the_gallery_fills_the_winners_if_it_is_of_the_model(
+    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch, fingerprint: str | None
+) -> None:
     real = GalleryDirectory.create
 
-    def create(directory: GalleryDirectory, name: str, **model: Any) -> Gallery:
-        theirs = model | ({"fingerprint": fingerprint} if fingerprint else {})
+    def create(directory: GalleryDirectory, name: str, **more: Any) -> Gallery:
+        theirs = more | ({"fingerprint": fingerprint} if fingerprint else {})
         Gallery.create(directory.path / name, **theirs).close()
-        return real(directory, name, **model)
+        return real(directory, name, **more)
 
     monkeypatch.setattr(GalleryDirectory, "create", create)
+    path = tmp_path / "galleries" / "birds"
+    if fingerprint is None:
+        assert index(model, data, path)["items"] == 20
+    else:
+        for _ in range(2):  # the second run finds it there
+            with pytest.raises(ModelMismatch, match="birds"):
+                index(model, data, path)
+        with opened(path) as gallery:
+            assert gallery.info().items == 0
 
 
-def test_the_loser_of_a_race_to_make_the_gallery_fills_the_winners(
+def test_what_cannot_be_indexed_into_is_left_alone(
     tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    racing(monkeypatch)
-    assert index(model, data, tmp_path / "galleries" / "birds")["items"] == 20
-
-
-def test_a_gallery_that_another_run_made_for_another_model_is_refused(
-    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    racing(monkeypatch, fingerprint="b" * 64)
-    with pytest.raises(ModelMismatch):
-        index(model, data, tmp_path / "galleries" / "birds")
-
-
-def test_what_is_in_the_galleries_place_and_is_none_is_not_overwritten(
-    tmp_path: Path, model: Path, data: Path
-) -> None:
-    (tmp_path / "galleries" / "birds").mkdir(parents=True)
-    (tmp_path / "galleries" / "birds" / "diary.txt").write_text("dear")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "diary").mkdir()
+    (tmp_path / "diary" / "diary.txt").write_text("dear")
     with pytest.raises(AlreadyExists):
-        index(model, data, tmp_path / "galleries" / "birds")
+        index(model, data, tmp_path / "diary")
+    with pytest.raises(InvalidArgument, match="cannot name a gallery"):
+        index(model, data, tmp_path / "Birds")
+    with pytest.raises(BadSetting, match="a path"):
+        index(model, data, "galleries/birds", galleries=tmp_path)
+    with pytest.raises(BadSetting, match=r"give \./birds, or birds and the folder .* --galleries"):
+        index(model, data, "birds")
+    with pytest.raises(BadData):
+        index(model, tmp_path / "absent", tmp_path / "birds")
+    with pytest.raises(NotFound):
+        index(tmp_path / "absent.onnx", data, tmp_path / "birds")
+    monkeypatch.setattr(File, "read_bytes", lambda _: pytest.fail("an image was read"))
+    with pytest.raises(InvalidArgument, match="Nonsense"):
+        index(model, data, tmp_path / "birds", index="Nonsense")
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "diary", "model.onnx"}
 
 
 def test_bad_images_are_skipped_and_named(tmp_path: Path, model: Path, data: Path) -> None:
     huge = bytearray(picture(0, "PNG"))
     huge[16:24] = (80_000).to_bytes(4) * 2
     bad = {
-        "a/text.jpg": b"this is a text",
+        'a/te, "x"\nt.jpg': b"this is a text",
         "a/empty.jpg": b"",
         "a/truncated.jpg": picture(0)[:300],
         "a/huge.png": bytes(huge),
         f"a/{'d' * 200}/{'e' * 200}/{'f' * 200}/{'g' * 200}/{'h' * 240}.jpg": picture(1),  # longer than a key
     }
-    for name, content in bad.items():
-        (data / name).parent.mkdir(parents=True, exist_ok=True)
-        (data / name).write_bytes(content)
-    (data / "a" / "gone.jpg").symlink_to("nowhere")
-    (data / "b").mkdir()
     good = {"c/1x1.png": Image.new("RGB", (1, 1), "red"), "c/cmyk.jpg": Image.new("CMYK", (30, 30))}
-    for name, image in good.items():
-        (data / name).parent.mkdir(exist_ok=True)
-        image.save(data / name)
-    result = index(model, data, tmp_path / "galleries" / "birds")
-    assert {each["key"] for each in result["skipped"]} == {*bad, "a/gone.jpg"}
-    assert all(each["reason"] and "\n" not in each["reason"] for each in result["skipped"])
-    assert (result["images"], result["stored"], result["items"]) == (28, 22, 22)
-    assert result["empty"] == ["b"]
+    for name in (*bad, *good, "b/"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        if name in bad:
+            (data / name).write_bytes(bad[name])
+        elif name in good:
+            good[name].save(data / name)
+    (data / "b").mkdir()
+    (data / "a" / "gone.jpg").symlink_to("nowhere")
+    path = tmp_path / "galleries" / "birds"
+    for stored in (22, 0):  # in every run
+        result = index(model, data, path, sync=True)
+        assert {each["key"] for each in result["skipped"]} == {*bad, "a/gone.jpg"}
+        assert all(each["reason"] and "\n" not in each["reason"] for each in result["skipped"])
+        assert (result["images"], result["stored"], result["items"]) == (28, stored, 22)
+        assert result["empty"] == ["b"]
+        assert result["report"] == str(path / "skipped.csv")
+        assert reported(path / "skipped.csv") == result["skipped"]
     text = render(result)
     assert "skipped: 6" in text
-    assert "and 1 more (" in text
+    assert f"and 1 more ({path / 'skipped.csv'} and --json list all)" in text
     assert "folders without an image: 1\n  b" in text
+    for name in (*bad, "a/gone.jpg"):
+        (data / name).unlink()
+    assert index(model, data, path)["report"] is None
+    assert not list(path.glob("*skipped*"))
 
 
-def test_nothing_readable_makes_no_gallery(tmp_path: Path, model: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.jpg").write_bytes(b"text")
-    with pytest.raises(BadData, match=r"none of the 1 images .*a\.jpg: "):
-        index(model, tmp_path / "data", tmp_path / "galleries" / "birds")
-    assert not (tmp_path / "galleries").exists()
+def test_nothing_readable_makes_no_gallery_and_the_report_goes_where_it_is_wanted(
+    tmp_path: Path, model: Path, data: Path
+) -> None:
+    for path in data.rglob("*.jpg"):
+        path.write_bytes(b"text")
+    report = tmp_path / "bad.csv"
+    with pytest.raises(BadData, match=r"none of the 20 images .*00\.jpg: "):
+        index(model, data, tmp_path / "birds", report=report)
+    assert len(reported(report)) == 20
+    assert not (tmp_path / "birds").exists()
+    (data / "class0/00.jpg").write_bytes(picture(0))
+    assert (
+        len(index(model, data, tmp_path / "birds", report=report)["skipped"]) == len(reported(report)) == 19
+    )
+    assert not (tmp_path / "birds" / "skipped.csv").exists()
 
 
-def test_split_is_the_models_own(tmp_path: Path, model: Path, data: Path) -> None:
-    for split, classes in (("test", {"class2", "class3"}), ("train", {"class0", "class1"})):
-        index(model, data, tmp_path / "galleries" / split, split=split)
-        gallery = Gallery.open(tmp_path / "galleries" / split)
-        (hits,) = gallery.search(np.eye(1, 3, dtype=np.float32), 100)
-        assert {hit.label for hit in hits} == classes
-        gallery.close()
+def test_a_report_takes_the_place_of_nothing_else_and_is_whole(
+    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = tmp_path / "items.csv"
+    stranger.write_text("path,label\nx,y\n")
+    with pytest.raises(BadSetting, match="is no report of crossbatch index"):
+        index(model, data, tmp_path / "birds", report=stranger)
+    with pytest.raises(BadSetting, match="there is no folder"):
+        check_report(tmp_path / "absent" / "bad.csv")
+    with pytest.raises(BadSetting, match="cannot be written"):
+        check_report(tmp_path)
+    (tmp_path / "empty.csv").touch()
+    check_report(tmp_path / "empty.csv")
+    before = sorted(tmp_path.iterdir())
+    write_report(tmp_path / "empty.csv", [Skipped("a", "a.jpg", "bad")])
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(ReadOnly, match=r"the report .* cannot be written"):
+        write_report(tmp_path / "empty.csv", [Skipped("b", "b.jpg", "bad")])
+    assert sorted(tmp_path.iterdir()) == before
+    assert [each["key"] for each in reported(tmp_path / "empty.csv")] == ["a"]
 
 
-def test_each_side_of_the_split_counts_its_own_missing_and_leaves_out_what_is_of_no_class(
+def test_each_side_of_the_models_split_counts_its_own_and_leaves_out_what_is_of_no_class(
     tmp_path: Path, model: Path, data: Path
 ) -> None:
     (data / "class0" / "gone.jpg").symlink_to("nowhere")  # of the side that trains
@@ -151,6 +203,8 @@ def test_each_side_of_the_split_counts_its_own_missing_and_leaves_out_what_is_of
     assert [each["key"] for each in result["skipped"]] == ["class3/lost.jpg"]
     assert (result["images"], result["stored"], result["unlabelled"]) == (11, 10, 1)
     assert "left out: 1 images of no class" in render(result)
+    with opened(tmp_path / "test") as gallery:
+        assert {item.label for item in gallery.list(limit=100)} == {"class2", "class3"}
     result = index(model, data, tmp_path / "all")
     assert [each["key"] for each in result["skipped"]] == ["class0/gone.jpg", "class3/lost.jpg"]
     assert (result["images"], result["stored"], result["unlabelled"]) == (23, 21, 0)
@@ -167,56 +221,101 @@ def test_items_say_nothing_of_the_machine_that_indexed_them(tmp_path: Path, mode
         (wrapped.parent, {"../above.jpg", *(f"class{seed % 4}/{seed:02}.jpg" for seed in range(20))}),
         (wrapped / "items.csv", {"class0/00.jpg"}),
     ):
-        result = index(
-            model, root, tmp_path / "galleries" / root.stem, format="csv" if root.suffix else "folder"
-        )
-        with GalleryDirectory(tmp_path / "galleries", policy=MANUAL) as directory:
-            (hits,) = directory.get(root.stem).search(np.eye(1, 3, dtype=np.float32), 100)
+        path = tmp_path / "galleries" / root.stem
+        result = index(model, root, path, format="csv" if root.suffix else "folder")
+        with opened(path) as gallery:
+            (hits,) = gallery.search(np.eye(1, 3, dtype=np.float32), 100)
         assert {hit.uri for hit in hits} == uris
         assert all((Path(result["root"]) / hit.uri).is_file() for hit in hits)
-        assert b"alice" not in (tmp_path / "galleries" / root.stem / "gallery.sqlite").read_bytes()
+        assert b"alice" not in (path / "gallery.sqlite").read_bytes()
 
 
-def test_gallery_of_another_model_is_left_alone(tmp_path: Path, model: Path, data: Path) -> None:
-    path = tmp_path / "galleries" / "birds"
-    Gallery.create(path, model_name="other", fingerprint="0" * 64, dimension=3).close()
-    with pytest.raises(ModelMismatch, match=r"birds.*other"):
+def test_thumbnails_are_kept_by_a_gallery_that_was_made_so(tmp_path: Path, model: Path, data: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (600, 300), "green").save(file, "JPEG")
+    (data / "class0/00.jpg").write_bytes(file.getvalue())
+    index(model, data, tmp_path / "with", thumbnails=True)
+    (data / "class0/new.jpg").write_bytes(file.getvalue())
+    assert counts(index(model, data, tmp_path / "with")) == {"stored": 1, "unchanged": 20}
+    sizes = {"class0/00.jpg": (256, 128), "class0/new.jpg": (256, 128), "class1/01.jpg": (20, 24)}
+    with opened(tmp_path / "with") as gallery:
+        for key, size in sizes.items():
+            assert Image.open(io.BytesIO(gallery.thumbnail(key))).size == size
+    index(model, data, tmp_path / "without")
+    with pytest.raises(BadSetting, match="made without thumbnails"):
+        index(model, data, tmp_path / "without", thumbnails=True)
+
+
+def test_the_index_is_made_once_at_the_end_only_after_a_change_and_by_the_next_run_if_need_be(
+    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    real = Gallery.rebuild
+
+    def rebuild(gallery: Gallery, **wanted: Any) -> None:
+        made.append(wanted["whole"])
+        if len(made) == 1:
+            raise KeyboardInterrupt
+        real(gallery, **wanted)
+
+    monkeypatch.setattr(Gallery, "rebuild", rebuild)
+    path = tmp_path / "birds"
+    with pytest.raises(KeyboardInterrupt):
         index(model, data, path)
-    gallery = Gallery.open(path)
-    assert gallery.info().items == 0
-    gallery.close()
+    assert counts(index(model, data, path)) == {"unchanged": 20}
+    index(model, data, path)
+    (data / "class0/00.jpg").unlink()
+    index(model, data, path)
+    assert len(made) == 2
+    index(model, data, path, sync=True)
+    assert made == [False] * 3
+    with opened(path) as gallery:
+        assert (gallery.info().items, gallery.info().fresh) == (19, 0)
 
 
-def test_wrong_arguments(tmp_path: Path, model: Path, data: Path) -> None:
-    with pytest.raises(InvalidArgument, match="cannot name a gallery"):
-        index(model, data, tmp_path / "Birds")
-    with pytest.raises(BadSetting, match="a path"):
-        index(model, data, tmp_path / "birds", galleries=tmp_path)
-    with pytest.raises(BadData):
-        index(model, tmp_path / "absent", tmp_path / "birds")
-    with pytest.raises(NotFound):
-        index(tmp_path / "absent.onnx", data, tmp_path / "birds")
-    assert not (tmp_path / "birds").exists()
+def test_the_type_of_index_and_its_recall_are_kept_until_others_are_wanted(
+    tmp_path: Path, model: Path, data: Path
+) -> None:
+    path = tmp_path / "birds"
+    automatic, ivf = ("auto", "exact", 0.99, 1), ("IVF2,Flat", "IVF2,Flat,RFlat", 0.5, 2)
+    for given, expected in (
+        ({}, automatic),
+        ({"index": "IVF2,Flat", "recall": 0.5}, ivf),
+        ({}, ivf),
+        ({"index": "IVF2,Flat"}, ivf),
+        ({"recall": 0.5}, ivf),
+        ({"index": "exact"}, ("exact", "exact", 0.5, 3)),
+    ):
+        index(model, data, path, **given)
+        with opened(path) as gallery:
+            info = gallery.info()
+            assert (info.wanted_index, info.index_type, info.wanted_recall, info.generation) == expected
 
 
-@dataclass(frozen=True)
-class FakeSpec:
-    name: str = "fake"
-    fingerprint: str = "f" * 64
-    fp32_fingerprint: str | None = None
-    dimension: int = 4
+def test_rows_that_no_item_can_be_of_are_told_by_key_wherever_they_were_found_out(
+    tmp_path: Path, model: Path, data: Path
+) -> None:
+    (data / "class1/01.jpg").write_bytes(b"text")
+    lines = [f"class0/00.jpg,{'l' * 2000},a", "class1/01.jpg,x,b", "class2/02.jpg,x,c"]
+    lines += [f"class3/03.jpg,x,{'k' * 2000}"]
+    (data / "items.csv").write_text("\n".join(("path,label,key", *lines)))
+    result = index(model, data / "items.csv", tmp_path / "birds")
+    assert [each["key"][:9] for each in result["skipped"]] == ["a", "b", "k" * 9]
+    assert "2000 bytes" in result["skipped"][0]["reason"]
+    assert "2000 bytes" in result["skipped"][2]["reason"]
+    assert (result["stored"], result["items"]) == (1, 1)
 
 
 class FakeEncoder:
     """Embeds the number that a file holds; decodes the first of them last."""
 
-    spec = FakeSpec()
+    spec = tiny_spec(tiny_graph())
 
-    def __init__(self) -> None:
+    def __init__(self, *, fail_at: int = -1) -> None:
         self.batches: list[int] = []
-        self.decoded = 0
-        self.furthest = 0
+        self.decoded = self.furthest = 0
         self.guard = threading.Lock()
+        self.fail_at = fail_at
 
     def preprocess(self, data: bytes) -> NDArray[np.uint8]:
         number = int(data)
@@ -229,54 +328,40 @@ class FakeEncoder:
         return np.full((2, 2, 3), number, np.uint8)
 
     def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        if len(self.batches) == self.fail_at:
+            raise ZeroDivisionError
         self.batches.append(len(images))
         angles = images[:, 0, 0, 0] / 100.0
-        zero = np.zeros_like(angles)
-        return np.stack([np.cos(angles), np.sin(angles), zero, zero], axis=1).astype(np.float32)
+        return np.stack([np.cos(angles), np.sin(angles), np.zeros_like(angles)], axis=1).astype(np.float32)
+
+
+def index_numbers(folder: Path, directory: GalleryDirectory, encoder: FakeEncoder) -> Report:
+    rows = []
+    for number in range(100):
+        path = folder / f"{number:03}.jpg"
+        path.write_bytes(str(number).encode())
+        rows.append(Row(path.name, File(path), f"label {number}"))
+    target, catalog = Target(directory, "a", encoder.spec), Catalog(folder, "folder", ())
+    return index_rows(cast("Encoder", encoder), catalog, rows, target, batch=8, threads=3)
 
 
 def test_order_is_kept_and_memory_is_bounded(tmp_path: Path) -> None:
-    rows = []
-    for number in range(100):
-        path = tmp_path / f"{number:03}.jpg"
-        path.write_bytes(str(number).encode())
-        rows.append(Row(path.name, File(path), f"label {number}"))
-    encoder, catalog = FakeEncoder(), Catalog(tmp_path, "folder", ())
+    encoder = FakeEncoder()
     with GalleryDirectory(tmp_path / "galleries", policy=MANUAL) as directory:
-        report = index_rows(encoder, catalog, rows, Target(directory, "a", encoder.spec), batch=8, threads=3)
+        report = index_numbers(tmp_path, directory, encoder)
         assert [each.key for each in report.skipped] == [f"{number:03}.jpg" for number in range(9, 100, 10)]
         assert report.stored == 90
         assert encoder.batches == [8] * 11 + [2]
         # Ahead of the encoder: two batches that wait, one that is put together, and the nines among them.
         assert encoder.furthest <= 3 * 8 + 10 + 1
-        gallery = directory.get("a")
         for number in (0, 8, 50):
-            angle = number / 100.0
-            query = np.array([[np.cos(angle), np.sin(angle), 0, 0]], np.float32)
-            assert gallery.search(query, 1)[0][0].label == f"label {number}"
+            query = np.array([[np.cos(number / 100), np.sin(number / 100), 0]], np.float32)
+            assert directory.get("a").search(query, 1)[0][0].label == f"label {number}"
 
 
-def test_failure_while_storing_ends_the_run_and_keeps_what_was_stored(tmp_path: Path) -> None:
-    class Failing(FakeEncoder):
-        def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-            if len(self.batches) == 3:
-                raise ZeroDivisionError
-            return super().encode(images)
-
-    rows, encoder = [], Failing()
-    for number in range(90):
-        path = tmp_path / f"{number:03}.jpg"
-        path.write_bytes(str(number // 10).encode())
-        rows.append(Row(path.name, File(path), ""))
+def test_failure_while_encoding_ends_the_run_and_keeps_what_was_stored(tmp_path: Path) -> None:
     with GalleryDirectory(tmp_path / "galleries", policy=MANUAL) as directory:
         with pytest.raises(ZeroDivisionError):
-            index_rows(
-                encoder,
-                Catalog(tmp_path, "folder", ()),
-                rows,
-                Target(directory, "a", encoder.spec),
-                batch=8,
-                threads=2,
-            )
+            index_numbers(tmp_path, directory, FakeEncoder(fail_at=3))
         assert directory.get("a").info().items == 24
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]

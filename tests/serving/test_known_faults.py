@@ -130,7 +130,7 @@ FAULTS: dict[str, Fault] = {
         "test_a_connection_is_ended_gently_after_a_while_where_there_are_several_workers",
     ),
     "server#7532, #6920: what a client gave up is executed": (
-        "serving/test_client_connection.py", "test_a_timed_out_client_leaves_no_request_behind",
+        "serving/test_client.py", "test_a_call_ends_with_its_deadline",
     ),
     "server#7512: late requests are noticed after the batch that runs": (
         "serving/test_reload.py",

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.catalog import cells
+from serving.catalog import parquet
 from serving.catalog.catalog import Row, SplitRule, read, select
 from serving.catalog.picture import Picture
 from serving.errors import BadData, BadImage, BadSetting
@@ -36,7 +36,7 @@ def make_parquet(file: Path, *, group: int = 100, names: Sequence[str] = (), **c
     return file
 
 
-def _bytes(rows: Sequence[Row]) -> list[bytes]:
+def contents(rows: Sequence[Row]) -> list[bytes]:
     return [row.image.read_bytes() for row in rows]
 
 
@@ -57,18 +57,17 @@ def test_files_as_the_package_datasets_writes_them(tmp_path: Path) -> None:
         ("data/train-00000-of-00001.parquet/00000001", "dog", "train"),
         ("data/train-00000-of-00001.parquet/00000002", "", "train"),
     ]
-    assert _bytes(catalog.rows)[:3] == [b"test 0", b"test 1", b"train 0"]
+    assert contents(catalog.rows)[:3] == [b"test 0", b"test 1", b"train 0"]
     assert [catalog.path_of(row) for row in catalog.rows] == [row.key for row in catalog.rows]
-    assert str(catalog.rows[1].image) == f"row 1 of {tmp_path}/data/test-00000-of-00001.parquet"
     path = tmp_path / "data/test-00000-of-00001.parquet"
+    assert str(catalog.rows[1].image) == f"row 1 of {path}"
     assert catalog.rows[0].image.stamp() == (path.stat().st_size, path.stat().st_mtime_ns)
     copies = pickle.loads(pickle.dumps(catalog.rows))
     assert copies == catalog.rows
-    assert _bytes(copies) == _bytes(catalog.rows)
+    assert contents(copies) == contents(catalog.rows)
 
 
 def test_columns_of_ones_own(tmp_path: Path) -> None:
-    utc = datetime.UTC
     path = make_parquet(
         tmp_path / "items.parquet",
         IMG=[b"one", b"two"],
@@ -83,13 +82,17 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
         day=[datetime.date(2024, 1, 31), None],
         at=pa.array([1_700_000_000_123_456_789, None], pa.timestamp("ns", "UTC")),
         time=pa.array([1, None], pa.time64("ns")),
+        took=pa.array([1, None], pa.duration("s")),
         vector=[[1.0], [2.0]],
         gone=pa.nulls(2),
     )
     catalog = read(path)
     assert (catalog.root, catalog.table) == (tmp_path, path)
-    seven, twelve = sorted(catalog.rows, key=lambda row: int(row.key))
-    assert (twelve.label, twelve.split, seven.label, seven.split) == ("shoe", "", "", "gallery")
+    twelve, seven = catalog.rows
+    assert [(row.key, row.label, row.split) for row in catalog.rows] == [
+        ("12", "shoe", ""),
+        ("7", "", "gallery"),
+    ]
     assert dict(seven.metadata) == {"ean": str(10**15)}
     assert dict(twelve.metadata) == {
         "price": 9.5,
@@ -98,13 +101,20 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
         "ean": "1",
         "new": True,
         "day": "2024-01-31",
-        "at": datetime.datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=utc).isoformat(),
+        "at": "2023-11-14T22:13:20.123456+00:00",
         "time": "00:00:00",
     }
-    assert [row.key for row in catalog.rows] == ["12", "7"]
-    assert _bytes(catalog.rows) == [b"one", b"two"]
+    assert contents(catalog.rows) == [b"one", b"two"]
     assert read(tmp_path, "parquet", table=path) == catalog
-    assert read(tmp_path).rows == catalog.rows
+
+
+def test_a_field_is_of_one_type_in_all_files(tmp_path: Path) -> None:
+    make_parquet(tmp_path / "a.parquet", image=[b"x"], label=["a"], price=[1], size=[2], new=[True])
+    make_parquet(tmp_path / "b.parquet", image=[b"x"], label=[1], price=[1.5], size=["L"], new=[0])
+    first, second = read(tmp_path).rows
+    assert repr(first.metadata) == "{'price': 1.0, 'size': '2', 'new': 'true'}"
+    assert repr(second.metadata) == "{'price': 1.5, 'size': 'L', 'new': '0'}"
+    assert (first.label, second.label) == ("a", "1")
 
 
 def test_paths_are_relative_to_the_file_and_may_be_missing(tmp_path: Path) -> None:
@@ -112,34 +122,33 @@ def test_paths_are_relative_to_the_file_and_may_be_missing(tmp_path: Path) -> No
     (tmp_path / "a" / "photos" / "1").write_bytes(b"one")
     path = make_parquet(tmp_path / "a/t.parquet", path=["photos/1", "../gone.jpg"], label=["x", "y"])
     catalog = read(tmp_path)
-    assert [(row.key, catalog.path_of(row), row.label) for row in catalog.rows] == [
-        ("a/t.parquet/00000000", "a/photos/1", "x")
-    ]
-    assert _bytes(catalog.rows) == [b"one"]
+    (row,) = catalog.rows
+    assert (row.key, catalog.path_of(row), row.label) == ("a/t.parquet/00000000", "a/photos/1", "x")
+    assert contents([row]) == [b"one"]
     assert catalog.missing == ("gone.jpg",)
     with pytest.raises(BadData, match=r"t\.parquet names the image '.*/gone\.jpg', which is not below"):
         read(path)
 
 
-def test_splits_of_a_column_of_labels_are_selected(tmp_path: Path) -> None:
+def test_splits_of_a_column_and_numbers_as_labels(tmp_path: Path) -> None:
     make_parquet(tmp_path / "a.parquet", image=[b"x"] * 3, label=[0, 1, 10], split=["train", "test", None])
     catalog, rule = read(tmp_path), SplitRule(by="given")
+    assert [row.label for row in catalog.rows] == ["0", "1", "10"]
     assert [row.label for row in select(catalog, "train", rule)] == ["0"]
     assert [row.label for row in select(catalog, "test", rule)] == ["1"]
-    assert [row.label for row in catalog.rows] == ["0", "1", "10"]
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"label": ["a"]}, r"has no column of images: .* it has label \(string\)"),
+        ({"label": ["a"]}, r"has no columns of images: .* it has label \(string\)"),
         ({"image": [1], "x": [[1]]}, r"it has image \(int64\), x \(list<"),
         ({"image": pa.array([], pa.binary())}, "they have no rows"),
-        ({"a": [b"x"], "b": [b"x"]}, "has several columns of bytes, a, b; call that of the images image"),
+        ({"a": [b"x"], "b": [b"x"]}, "has several columns of images: .*; call one image; it has a"),
         ({"image": [b"x"], "label": [1.5]}, r"column label of .* is of the type double; give labels as text"),
         ({"image": [b"x"], "key": [1.5]}, r"column key of .* is of the type double; give"),
         ({"image": [b"x"] * 2, "key": ["a", None]}, "row 1 of .* has an empty key"),
-        ({"image": [b"x"] * 2, "key": ["a", "a"]}, r"row 1 of .* has the key 'a' again, as row 0 of "),
+        ({"image": [b"x"] * 2, "key": ["a", "a"]}, "key 'a' is that of row 0 of .* and again of row 1 of"),
         ({"image": [b"x"] * 2, "split": ["test", "dev"]}, "row 1 of .* has the split 'dev'; give train"),
         ({"image": [b"x"], "label": [2], "names": ["cat", "dog"]}, "row 0 of .* label 2, .* names 2 classes"),
         ({"path": ["a\0"]}, r"row 0 of .* has the path 'a\\x00'; give that of an image"),
@@ -154,31 +163,31 @@ def test_what_does_not_hold_is_refused_by_name(tmp_path: Path, columns: Any, mes
         read(tmp_path)
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_none_or_has_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"a\.parquet cannot be read, .*: No such file"):
+        read(tmp_path, table=tmp_path / "a.parquet")
+    (tmp_path / "a.parquet").write_text("no parquet")
+    with pytest.raises(BadData, match=r"a\.parquet cannot be read, or is damaged: "):
+        read(tmp_path)
     pq.write_table(pa.Table.from_arrays([pa.array([b"x"])] * 2, ["image", "image"]), tmp_path / "a.parquet")
     with pytest.raises(BadData, match="has two columns of one name"):
         read(tmp_path)
 
 
-def test_cells_without_an_image_are_refused_by_their_row(tmp_path: Path) -> None:
-    structs = [{"bytes": b"x"}, {"bytes": None}, None, {"bytes": b""}]
-    for name, images in (("a", structs), ("b", [b"x", None, None, b""])):
+def test_cells_without_an_image_or_with_a_long_one_are_refused_by_their_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    structs = [{"bytes": b"x" * 10}, {"bytes": None}, None, {"bytes": b""}, {"bytes": b"x" * 11}]
+    monkeypatch.setattr("serving.catalog.picture.MAX_BYTES", 10)
+    for name, images in (("a", structs), ("b", [b"x" * 10, None, None, b"", b"x" * 11])):
         path = make_parquet(tmp_path / f"{name}.parquet", image=images, group=3)
         rows = read(path).rows
-        assert rows[0].image.read_bytes() == b"x"
+        assert rows[0].image.read_bytes() == b"x" * 10
         for row, what in ((1, "null"), (2, "null"), (3, "empty")):
             with pytest.raises(BadImage, match=rf"row {row} of .*{name}\.parquet holds no .* is {what}"):
                 rows[row].image.read_bytes()
-
-
-def test_a_cell_that_is_too_long_is_refused_by_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serving.catalog.picture.MAX_BYTES", 10)
-    rows = read(make_parquet(tmp_path / "a.parquet", image=[b"x" * 11, b"x" * 10])).rows
-    assert len(rows[1].image.read_bytes()) == 10
-    with pytest.raises(BadImage, match="the file has 11 bytes; the limit is 10"):
-        rows[0].image.read_bytes()
+        with pytest.raises(BadImage, match="the file has 11 bytes; the limit is 10"):
+            rows[4].image.read_bytes()
 
 
 def test_a_file_that_has_changed_is_not_read(tmp_path: Path) -> None:
@@ -204,46 +213,39 @@ def test_any_images_come_back_in_any_order(
     tmp_path: Path, images: list[bytes], group: int, run: int, struct: bool, chance: random.Random
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells, "_RUN_BYTES", run)
-        patch.setattr(cells, "_KEPT_BYTES", 2 * run)
+        patch.setattr(parquet, "RUN_BYTES", run)
+        patch.setattr(parquet, "KEPT_BYTES", 2 * run)
         column = [{"bytes": data, "path": None} for data in images] if struct else images
         rows = read(make_parquet(tmp_path / f"{chance.random()}.parquet", image=column, group=group)).rows
         order = list(range(len(rows)))
-        assert _bytes(rows) == images
+        assert contents(rows) == images
         chance.shuffle(order)
-        assert [rows[place].image.read_bytes() for place in order] == [images[place] for place in order]
+        assert contents([rows[place] for place in order]) == [images[place] for place in order]
 
 
-def test_threads_share_what_is_kept_and_it_is_bounded(
+def test_threads_that_read_in_order_open_each_row_group_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = list[tuple[str, int]]()
+    opened, real = list[str](), pq.ParquetFile
 
-    class Counted(cells._Stream):
-        def __init__(self, column: cells.Column, group: int) -> None:
-            opened.append((column.file.name, group))
-            super().__init__(column, group)
+    def open_counted(path: Path, **more: Any) -> Any:
+        opened.append(path.name)
+        return real(path, **more)
 
-    monkeypatch.setattr(cells, "_Stream", Counted)
-    monkeypatch.setattr(cells, "_RUN_BYTES", 40_000)
-    monkeypatch.setattr(cells, "_KEPT_BYTES", 200_000)
-    monkeypatch.setattr(cells, "_OPEN", 2)
+    monkeypatch.setattr(pq, "ParquetFile", open_counted)
+    monkeypatch.setattr(parquet, "RUN_BYTES", 40_000)
+    monkeypatch.setattr(parquet, "KEPT_BYTES", 200_000)
     images = [bytes([i]) * 1000 for i in range(200)]
     for name in "abc":
         make_parquet(tmp_path / f"{name}.parquet", image=images, group=50)
     rows = read(tmp_path).rows
-    runs = cells._Runs()
-    monkeypatch.setattr(cells, "_runs", runs)
+    opened.clear()
+    found = list[bytes]()
     with ThreadPoolExecutor(8) as pool:
-        found = list[bytes]()
         for start in range(0, len(rows), 60):  # they run ahead of each other, but not without end
             found += pool.map(lambda row: row.image.read_bytes(), rows[start : start + 60])
     assert found == images * 3
-    assert sorted(opened) == [(f"{name}.parquet", group) for name in "abc" for group in range(4)]  # each once
-    assert sum(run.nbytes for run in runs._kept.values()) <= 200_000
-    assert runs._streams == {}  # each has been read to its end
-    rows[0].image.read_bytes()
-    assert len(runs._streams) == 1
+    assert sorted(opened) == [f"{name}.parquet" for name in "abc" for _ in range(4)]
 
 
 def test_worker_processes_read_cells(tmp_path: Path) -> None:
@@ -251,12 +253,10 @@ def test_worker_processes_read_cells(tmp_path: Path) -> None:
     assert rows[0].image.read_bytes() == b"one"  # the parent's file is open when the child begins
     pictures: list[Picture] = [row.image for row in rows]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert list(pool.map(_read, pictures)) == [b"one", b"two"]
-    cells._runs.forget()
-    assert rows[1].image.read_bytes() == b"two"
+        assert list(pool.map(read_picture, pictures)) == [b"one", b"two"]
 
 
-def _read(picture: Picture) -> bytes:
+def read_picture(picture: Picture) -> bytes:
     return picture.read_bytes()
 
 
@@ -281,16 +281,10 @@ def test_no_damage_gives_anything_but_rows_or_a_plain_error(tmp_path: Path) -> N
             del data[chance.randrange(len(data)) :]
         path.write_bytes(data)
         try:
-            rows = read(path).rows
-        except BadData as error:
-            told.append(str(error))
-            continue
-        for row in rows:
-            try:
+            for row in read(path).rows:
                 row.image.read_bytes()
-            except (OSError, BadImage) as error:
-                told.append(str(error))
-                break
+        except (BadData, OSError, BadImage) as error:
+            told.append(str(error))
     assert 50 < len(told) < 200
     assert "\n" not in "".join(told)
 
@@ -299,12 +293,4 @@ def test_without_pyarrow_one_is_told_what_to_install(tmp_path: Path, monkeypatch
     make_parquet(tmp_path / "a.parquet", image=[b"x"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(BadSetting, match=r"pyarrow is not installed, .* install crossbatch\[parquet\]"):
-        read(tmp_path)
-
-
-def test_a_file_that_cannot_be_read_is_no_traceback(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match=r"a\.parquet cannot be read: No such file"):
-        read(tmp_path, table=tmp_path / "a.parquet")
-    (tmp_path / "a.parquet").write_text("no parquet")
-    with pytest.raises(BadData, match=r"a\.parquet cannot be read, or is damaged: "):
         read(tmp_path)

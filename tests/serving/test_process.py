@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.client.client import Client, Item
+from serving.client import Client, Item
 from serving.errors import CrossbatchError
 from serving.gallery.directory import GalleryDirectory
 from serving.model.encoder import Encoder

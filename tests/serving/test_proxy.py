@@ -18,6 +18,7 @@ from tests.serving.authority import Authority
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs
 
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 CONFIG = Path(__file__).resolve().parents[2] / "examples" / "envoy.yaml"
 
 
@@ -78,6 +79,7 @@ def test_calls_pass_and_a_slow_sender_does_not_reach_the_server(tmp_path: Path) 
         answered.set()
         assert failure.value.code() != grpc.StatusCode.DEADLINE_EXCEEDED
         assert len(encoder.decoded) == 2
+        reflection: Any = stubs.channel.unary_unary(f"/{REFLECTION}/ServerReflectionInfo")
         with pytest.raises(grpc.RpcError) as failure:
-            stubs.channel.unary_unary("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")(b"")
+            reflection(b"")
         assert failure.value.code() == grpc.StatusCode.UNIMPLEMENTED

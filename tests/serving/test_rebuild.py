@@ -15,48 +15,44 @@ from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument, Unavailable
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.index.draft import Draft
-from serving.gallery.index.kind import Facts
-from serving.gallery.index.renewal import Renewal
+from serving.gallery.index.builder import IndexBuilder
+from serving.gallery.index.choice import build_index
+from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.store.store import Replaced
 from serving.gallery.store.transaction import State
 from serving.gallery.verify import verify
+from tests.serving.vectors import MANUAL, MODEL
+from tests.serving.vectors import units as units_of
 
-MANUAL = RebuildPolicy(automatic=False)
 DIMENSION = 16
 
 
 def units(count: int, seed: int = 0) -> NDArray[np.float32]:
-    rows = np.random.default_rng(seed).standard_normal((count, DIMENSION))
-    units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    return units
+    return units_of(count, DIMENSION, seed)
 
 
 def items(prefix: str, rows: NDArray[np.float32]) -> list[Item]:
     return [Item(f"{prefix}{i}", row, label=str(i % 3), metadata={"i": i}) for i, row in enumerate(rows)]
 
 
+def made(path: Path, policy: RebuildPolicy = MANUAL) -> Gallery:
+    return Gallery.create(path, **{**MODEL, "dimension": DIMENSION}, policy=policy)
+
+
 @pytest.fixture
 def gallery(tmp_path: Path) -> Iterator[Gallery]:
-    gallery = Gallery.create(
-        tmp_path / "a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION, policy=MANUAL
-    )
-    yield gallery
-    gallery.close()
+    with closing(made(tmp_path / "a")) as gallery:
+        yield gallery
 
 
-def state_of(gallery: Gallery) -> State:
+def facts_of(gallery: Gallery) -> IndexMetadata:
     with gallery._store.read() as reader:
-        return reader.state()
-
-
-def facts_of(gallery: Gallery) -> Facts:
-    return Facts.from_json(state_of(gallery).index_facts)
+        return IndexMetadata.from_json(reader.state().index_facts)
 
 
 def extend(gallery: Gallery, **policy: Any) -> None:
-    renewal = Renewal(gallery._store, RebuildPolicy(**policy), 1, lambda *_: None)
-    renewal.run(whole=False, only_if_due=False)
+    with closing(Gallery.open(gallery.path, policy=RebuildPolicy(automatic=False, **policy))) as other:
+        other.rebuild(whole=False)
 
 
 def files(gallery: Gallery) -> list[str]:
@@ -91,10 +87,8 @@ def test_adding_gives_what_a_whole_rebuild_gives(gallery: Gallery, type_: str) -
     for found in (added, whole):
         shares = [len({hit.key for hit in hits} & best) / 10 for hits, best in zip(found, truth, strict=True)]
         assert np.mean(shares) > 0.95
-    assert gallery.search(queries, 5, filter=None)
-    reopened = Gallery.open(gallery.path, policy=MANUAL)
-    assert reopened.search(queries, 10) == whole
-    reopened.close()
+    with closing(Gallery.open(gallery.path, policy=MANUAL)) as reopened:
+        assert reopened.search(queries, 10) == whole
 
 
 @pytest.mark.parametrize("change", ["deleted", "grown", "wanted", "damaged", "columns", "facts", "none"])
@@ -138,7 +132,7 @@ def test_index_of_another_kind_of_items_is_made_whole(
     gallery.rebuild()
     gallery.upsert(items("n", units(20, seed=2)))
     monkeypatch.setattr(
-        "serving.gallery.index.renewal.measure_again", lambda _, facts, **__: Facts(recall=0.1)
+        "serving.gallery.index.rebuild.measure_again", lambda *_, **__: IndexMetadata(recall=0.1)
     )
     extend(gallery)
     assert facts_of(gallery).extended == 0
@@ -199,95 +193,64 @@ def test_missed_recall_is_logged(gallery: Gallery, caplog: pytest.LogCaptureFixt
     assert "cannot be trained on 100 vectors" in caplog.text
 
 
-def test_progress_that_raises_leaves_the_old_index(gallery: Gallery) -> None:
+@pytest.mark.parametrize("last", ["read", "measure", "write"])
+def test_progress_that_raises_leaves_the_old_index_and_what_is_wanted(gallery: Gallery, last: str) -> None:
     gallery.upsert(items("k", units(100)))
     gallery.rebuild()
     before = files(gallery)
     gallery.upsert(items("n", units(100)))
 
-    for last in ("read", "measure", "write"):
+    def stop(stage: str, *_: int) -> None:
+        if stage == last:
+            raise InterruptedError(stage)
 
-        def stop(stage: str, *_: int, last: str = last) -> None:
-            if stage == last:
-                raise InterruptedError(stage)
-
-        with pytest.raises(Unavailable):
-            gallery.rebuild(progress=stop)
-        assert files(gallery) == before
-        assert gallery.info().index_items == 100
-
-
-def test_what_a_rebuild_that_was_broken_off_asked_for_stays_wanted(gallery: Gallery) -> None:
-    def stop(*_: object) -> None:
-        raise InterruptedError
-
-    gallery.upsert(items("k", units(100)))
     with pytest.raises(Unavailable):
         gallery.rebuild("exact", 0.5, progress=stop)
+    assert files(gallery) == before
     info = gallery.info()
-    assert (info.generation, info.wanted_index, info.wanted_recall) == (0, "exact", 0.5)
+    assert (info.index_items, info.generation, info.wanted_index, info.wanted_recall) == (
+        100,
+        1,
+        "exact",
+        0.5,
+    )
     gallery.rebuild()
-    assert (gallery.info().generation, gallery.info().index_type) == (1, "exact")
+    assert (gallery.info().index_items, gallery.info().generation) == (200, 2)
 
 
 @pytest.mark.parametrize("moment", ["read", "write"])
-def test_folder_that_loses_its_name_meanwhile_gets_its_own_files_or_none(
+def test_folder_that_loses_its_name_meanwhile_leaves_no_file_in_another(
     gallery: Gallery, tmp_path: Path, moment: str
 ) -> None:
-    other = Gallery.create(
-        tmp_path / "b", model_name="m", fingerprint="f" * 64, dimension=DIMENSION, policy=MANUAL
-    )
-    other.upsert(items("o", units(10, seed=3)))
-    other.rebuild()
-    theirs = files(other)
-    other.close()
+    with closing(made(tmp_path / "b")) as other:
+        other.upsert(items("o", units(10, seed=3)))
+        other.rebuild()
+        theirs = files(other)
     gallery.upsert(items("k", units(50)))
 
-    def swap(stage: str, done: int, total: int) -> None:
+    def swap(stage: str, *_: int) -> None:
         if stage == moment and (tmp_path / "b").exists():
             (tmp_path / "a").rename(tmp_path / "c")
             (tmp_path / "b").rename(tmp_path / "a")
-        if stage == "write" and done:
-            strays.append(sorted(path.name for path in (tmp_path / "a").glob("index-*")) != theirs)
 
-    strays: list[bool] = []
     with pytest.raises(Unavailable, match="replaced"):
         gallery.rebuild(progress=swap)
     assert sorted(path.name for path in (tmp_path / "a").glob("index-*")) == theirs
-    if sys.platform == "linux":
-        assert list((tmp_path / "c").glob("index-*")) == []
-        assert not any(strays)
+    assert list((tmp_path / "c").glob("index-*")) == []
 
 
-def state(*, last_seq: int = 0, last_removal: int = 0, index_count: int = 0) -> State:
-    return State(
-        change=0,
-        generation=0,
-        index_file="",
-        index_checksum="",
-        index_count=index_count,
-        covers_seq=0,
-        covers_removal=0,
-        index_facts="{}",
-        wanted_index="auto",
-        wanted_recall=0.99,
-        previous_name="",
-        previous_id="",
-        last_seq=last_seq,
-        last_removal=last_removal,
-    )
+def test_when_a_rebuild_is_due(gallery: Gallery) -> None:
+    with gallery._store.read() as reader:
+        empty = reader.state()
 
+    def state(**given: int) -> State:
+        return State(**{name: given.get(name, getattr(empty, name)) for name in State.__dataclass_fields__})
 
-def test_when_a_rebuild_is_due() -> None:
     policy = RebuildPolicy(least=100, share=0.1, most=1000)
     for fresh, count, due in (
-        (100, 0, False),
-        (101, 0, True),
-        (500, 5000, False),
-        (501, 5000, True),
-        (1000, 10**6, False),
+        (100, 0, False), (101, 0, True), (500, 5000, False), (501, 5000, True), (1000, 10**6, False),
         (1001, 10**6, True),
-    ):
+    ):  # fmt: skip
         assert policy.is_due(state(last_seq=fresh, index_count=count)) == due
         assert not policy.is_worn(state(last_seq=fresh, index_count=count))
     worn = state(last_removal=501, index_count=5000)
@@ -296,38 +259,28 @@ def test_when_a_rebuild_is_due() -> None:
     assert not policy.is_due(state(last_removal=500, index_count=5000))
 
 
+@pytest.mark.parametrize(("cores", "chosen", "threads"), [(7, 0, 3), (1, 0, 1), (7, 2, 2)])
 def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, chosen: int, threads: int
 ) -> None:
     seen: list[tuple[int, int, str]] = []
-    run = Renewal.run
+    published = threading.Event()
 
-    def watched(self: Renewal, **more: Any) -> None:
+    def watched(builder: IndexBuilder, **more: Any) -> IndexMetadata:
         nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        seen.append((self.threads, nice, threading.current_thread().name))
-        run(self, **more)
+        seen.append((builder.threads, nice, threading.current_thread().name))
+        published.set()
+        return build_index(builder, **more)
 
-    monkeypatch.setattr(Renewal, "run", watched)
-    monkeypatch.setattr("serving.gallery.index.policy.usable_cores", lambda: 7)
+    monkeypatch.setattr("serving.gallery.index.rebuild.build_index", watched)
+    monkeypatch.setattr("serving.gallery.index.rebuild.usable_cores", lambda: cores)
     mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    policy = RebuildPolicy(least=5, share=0.0)
-    gallery = Gallery.create(
-        tmp_path / "a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION, policy=policy
-    )
-    gallery.upsert(items("k", units(20)))
-    thread = gallery._rebuilder._thread
-    assert thread is not None
-    thread.join(20)
-    assert gallery.info().index_items == 20
-    gallery.close()
-    ((threads, nice, name),) = seen
-    assert (threads, name) == (3, "rebuild a")
-    if sys.platform == "linux":
-        assert nice == min(19, mine + 10)
-        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
-    assert RebuildPolicy(threads=2).background_threads == 2
-    monkeypatch.setattr("serving.gallery.index.policy.usable_cores", lambda: 1)
-    assert RebuildPolicy().background_threads == 1
+    with closing(made(tmp_path / "a", RebuildPolicy(least=5, share=0.0, threads=chosen))) as gallery:
+        gallery.upsert(items("k", units(20)))
+        assert published.wait(20)
+    nice = min(19, mine + 10) if sys.platform == "linux" else mine
+    assert seen == [(threads, nice, "rebuild a")]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
 
 
 @pytest.mark.timeout(10)  # to open a pipe that nobody writes to is to wait for ever
@@ -353,19 +306,18 @@ def test_a_pipe_or_folder_in_the_place_of_an_index_file_is_damage(
     assert file.exists() == (put is os.mkdir)  # a folder is not the gallery's
 
 
-def test_adding_mends_what_is_damaged(gallery: Gallery) -> None:
+@pytest.mark.parametrize("suffix", ["faiss", "columns"])
+def test_adding_mends_what_is_damaged(gallery: Gallery, suffix: str) -> None:
     gallery.upsert(items("k", units(20)))
     gallery.rebuild()
-    for suffix in ("faiss", "columns"):
-        (file,) = gallery.path.glob(f"index-*.{suffix}")
-        data = bytearray(file.read_bytes())
-        data[-1] ^= 1
-        file.write_bytes(data)
-        reopened = Gallery.open(gallery.path, policy=MANUAL)
+    (file,) = gallery.path.glob(f"index-*.{suffix}")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with closing(Gallery.open(gallery.path, policy=MANUAL)) as reopened:
         assert reopened.info().fresh == 20
         reopened.rebuild(whole=False)
         assert (reopened.info().fresh, reopened.info().index_items) == (0, 20)
-        reopened.close()
 
 
 def test_rebuild_of_a_gallery_that_is_closed_meanwhile_says_so(gallery: Gallery) -> None:
@@ -380,24 +332,23 @@ def test_closing_waits_for_no_long_step(
 ) -> None:
     started, go_on = threading.Event(), threading.Event()
 
-    def long(draft: Draft, type_: str, *_: Any) -> float:
+    def long(*_: Any) -> float:
         started.set()
         assert go_on.wait(20)
         return 0.0
 
-    monkeypatch.setattr(Draft, "become", long)
+    monkeypatch.setattr(IndexBuilder, "become", long)
     gallery.upsert(items("k", units(20)))
     eager = Gallery.open(gallery.path, policy=RebuildPolicy(least=4, share=0.0))
     eager.info()
     assert started.wait(20)
+    (thread,) = (each for each in threading.enumerate() if each.name == "rebuild a")
     try:
         eager.close()  # and not only when the step has ended
         with pytest.raises(Unavailable):
             eager.info()
     finally:
         go_on.set()
-    thread = eager._rebuilder._thread
-    assert thread is not None
     thread.join(20)
     assert files(gallery) == []
     assert caplog.records == []

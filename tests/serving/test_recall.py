@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.gallery import Gallery, Item
 from serving.gallery.search.filter import Equal
+from tests.serving.vectors import MANUAL, MODEL, normalized
 
 DIMENSION, CLUSTERS, EACH = 64, 120, 30
 
 
 def drawn(centres: NDArray[np.float64], seed: int) -> NDArray[np.float32]:
     """Vectors close about centres, of which the next ones are far away: the hard case beyond EACH."""
-    rows = centres + 0.25 * np.random.default_rng(seed).standard_normal(centres.shape)
-    units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    return units
+    return normalized(centres + 0.25 * np.random.default_rng(seed).standard_normal(centres.shape))
 
 
 CENTRES = np.random.default_rng(0).standard_normal((CLUSTERS, DIMENSION))
@@ -28,12 +27,10 @@ QUERIES = drawn(CENTRES[:40], 2)
 def gallery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
     gallery = Gallery.create(
         tmp_path_factory.mktemp("galleries") / "a",
-        model_name="m",
-        fingerprint="f" * 64,
-        dimension=DIMENSION,
+        **{**MODEL, "dimension": DIMENSION},
         index=request.param,
         recall=0.95,
-        policy=RebuildPolicy(automatic=False),
+        policy=MANUAL,
     )
     gallery.upsert(
         [Item(f"{i}", row, f"label {i // EACH}", metadata={"half": i % 2}) for i, row in enumerate(VECTORS)]

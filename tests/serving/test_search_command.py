@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 import crossbatch
 from serving import search
-from serving.client.client import Client, Item
+from serving.client import Client, Item
 from serving.errors import BadImage, NotFound
 from serving.gallery.directory import GalleryDirectory
 from serving.rpc.keys import add_key
@@ -172,7 +172,7 @@ def test_advice_names_the_flags_and_not_the_arguments_of_the_client(
     transport, plain, ca, pair = capsys.readouterr().err.splitlines()
     assert "use TLS by --tls or --ca, or say --insecure" in transport
     assert "speak no TLS, and you do; leave out --tls, --ca and --certificate" in plain
-    assert f"no certificate in the file --ca '{torn}'" in ca
+    assert "was given: --ca, --certificate and --private-key must be PEM" in ca
     assert "--certificate and --private-key belong together" in pair
 
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.index.draft import Draft
+from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.index import Index
-from serving.gallery.index.kind import EXACT, Facts
+from serving.gallery.index.metadata import EXACT, IndexMetadata
 from serving.gallery.search import segment as segment_module
 from serving.gallery.search.columns import Columns
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
@@ -50,11 +50,11 @@ TEXTS = [json.dumps(metadata) for metadata in METADATA]
 def published(type_: str) -> SealedSegment:
     """Return the first `COUNT` items as an index of a type, and their columns."""
     with TemporaryDirectory() as folder:
-        draft = Draft(D, threads=1)
+        draft = IndexBuilder(D, threads=1)
         draft.add(SEQS[:COUNT], VECTORS[:COUNT])
         draft.become(type_)
         checksum = draft.save(Path(folder) / "index")
-        index = Index(Path(folder) / "index", checksum=checksum, dimension=D, facts=Facts(type=type_))
+        index = Index(Path(folder) / "index", checksum=checksum, dimension=D, facts=IndexMetadata(type=type_))
         columns = Columns.of(LABELS[:COUNT], TEXTS[:COUNT])
         columns = Columns.load(Path(folder) / "columns", columns.save(Path(folder) / "columns"))
         return SealedSegment.of(index, columns)

@@ -8,7 +8,7 @@ import torch
 from training.loop.run import load_run
 from training.method.codebook import greedy_k_centre, k_means, start_codebook
 from training.network.embedder import build_embedder
-from training.recipes.settings.network import CodebookInit
+from training.recipes.recipe import CodebookInit
 from training.train import Settings, run
 
 BLOBS = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])

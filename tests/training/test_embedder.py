@@ -8,8 +8,7 @@ from serving.errors import BadSetting
 from training.method.histogram import histogram
 from training.network.embedder import Embedder, build_embedder
 from training.network.pooling import PoolingName, generalised_mean, mean, mean_and_maximum
-from training.recipes.recipe import Recipe
-from training.recipes.settings.network import AssignOn
+from training.recipes.recipe import AssignOn, Recipe
 
 RECIPE = Recipe(image_size=16, dimension=12, prototypes=5)
 

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 import training.evaluation.evaluate
-import training.evaluation.run_subject
 import training.loop.run
 from serving.catalog.catalog import Row, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
@@ -27,6 +26,7 @@ from training.evaluation.evaluate import Settings, render, run
 from training.export import Settings as ExportSettings
 from training.export import run as export
 from training.loop.run import load_run, read_record, write_record
+from training.network import embedding
 from training.network.embedder import build_embedder
 from training.network.embedding import embedder_function
 from training.network.resnet20 import ResNet20
@@ -436,8 +436,8 @@ def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pyt
 
         return embed
 
-    monkeypatch.setattr(training.evaluation.run_subject, "viewing_decoder", viewing_decoder)
-    monkeypatch.setattr(training.evaluation.run_subject, "embedder_function", embedder_function)
+    monkeypatch.setattr(pictures, "viewing_decoder", viewing_decoder)
+    monkeypatch.setattr(embedding, "embedder_function", embedder_function)
     result = run(Settings(target=trained, split="all", batch=3))
     assert (decoded[0], len(ahead)) == (25, 8)
     assert max(ahead) <= 3 + 2 + 1  # a batch, those ahead of it, and one that was no image

@@ -1,4 +1,4 @@
-"""What a report looks at: embeddings, histograms, prototypes, figures."""
+"""What a report looks at: embeddings, histograms, prototypes, figures, neighbours, a plane."""
 
 from pathlib import Path
 
@@ -14,7 +14,17 @@ from training.data.pictures import Stream, viewing_decoder
 from training.evaluation.metrics import retrieval_metrics
 from training.network.embedder import build_embedder
 from training.recipes.recipe import Recipe
-from training.report.findings import Findings, embed_split, find_assignments, measure
+from training.report.findings import (
+    Findings,
+    Ranking,
+    choose_queries,
+    class_histograms,
+    embed_split,
+    find_assignments,
+    measure,
+    project,
+    rank,
+)
 
 RECIPE = Recipe(image_size=16, dimension=8, prototypes=4)
 
@@ -39,7 +49,7 @@ def test_images_as_the_embedder_sees_them(rows: list[Row]) -> None:
     assert (found.classes, found.labels.tolist()) == (("class00", "class01"), [0, 0, 1])
     pixels = torch.from_numpy(np.stack(list(Stream(rows, viewing_decoder(RECIPE)))))
     features = embedder(embedder.normalise(pixels))
-    torch.testing.assert_close(found.embeddings, features.embeddings)
+    torch.testing.assert_close(torch.from_numpy(found.embeddings), features.embeddings)
     torch.testing.assert_close(torch.from_numpy(found.histograms), features.histograms)
 
 
@@ -52,7 +62,8 @@ def test_the_dominant_prototype_of_each_place(rows: list[Row]) -> None:
         locations = embedder(embedder.normalise(torch.from_numpy(pixels.copy())[None])).locations[0]
         for place, location in enumerate(locations):
             cosines = [float(torch.cosine_similarity(location, one, dim=0)) for one in embedder.codebook]
-            assert found[image, place] == np.argmax(cosines)
+            assert found[image].flatten()[place] == np.argmax(cosines)
+    assert found.shape[1:] == embedder.grid
     assert find_assignments(rows[3:], embedder, RECIPE)[0] == ()
 
 
@@ -65,22 +76,144 @@ def test_roles_are_those_of_the_data_sets_own_test(rows: list[Row]) -> None:
     assert embed_split(asked, embedder, given, batch=2, split="all").roles.tolist() == [""] * 3
 
 
+def _findings(embeddings: np.ndarray, labels: np.ndarray, roles: list[str] | None = None) -> Findings:
+    names = tuple(map(str, np.unique(labels)))
+    rows = tuple(Row(str(i), File(Path("x")), str(label)) for i, label in enumerate(labels))
+    given = np.array(roles or [""] * len(labels))
+    histograms = np.full((len(labels), 2), 0.5, np.float32)
+    return Findings(rows, (), names, labels, given, embeddings.astype(np.float32), histograms)
+
+
 def test_a_data_set_that_keeps_queries_apart() -> None:
-    rng = torch.Generator().manual_seed(0)
-    embeddings, labels = torch.randn(12, 4, generator=rng), np.arange(12) % 3
-    roles = np.array(["query", "gallery", "gallery", "gallery"] * 3)
-    rows = tuple(Row(str(i), File(Path("x")), str(label), str(roles[i])) for i, label in enumerate(labels))
-    histograms = np.full((12, 2), 0.5, np.float32)
-    findings = Findings(rows, (), ("0", "1", "2"), labels, roles, embeddings, histograms)
-    asking, held = roles == "query", roles == "gallery"
+    embeddings, labels = np.random.default_rng(0).normal(size=(12, 4)), np.arange(12) % 3
+    roles = ["query", "gallery", "gallery", "gallery"] * 3
+    asking, held = np.array(roles) == "query", np.array(roles) == "gallery"
     expected = retrieval_metrics(
         embeddings[asking],
         labels[asking],
         gallery_embeddings=embeddings[held],
         gallery_labels=labels[held],
     )
-    found = measure(findings)
-    assert (found["map_at_r"], found["queries"]) == (expected.map_at_r, 3)
-    alone = Findings(rows, (), ("0", "1", "2"), labels, np.array(["query"] * 12), embeddings, histograms)
+    found = measure(_findings(embeddings, labels, roles))
+    assert (found["map_at_r"], found["queries"]) == (pytest.approx(expected.map_at_r), 3)
     with pytest.raises(BadData, match="12 images are queries and none is of a gallery"):
-        measure(alone)
+        measure(_findings(embeddings, labels, ["query"] * 12))
+
+
+def test_mean_histograms_by_hand() -> None:
+    histograms = np.random.default_rng(0).dirichlet(np.ones(5), 20).astype(np.float32)
+    labels = np.arange(20) % 3
+    found = class_histograms(histograms, labels, 3)
+    for c in range(3):
+        own = [histograms[i].astype(float) for i in range(20) if labels[i] == c]
+        np.testing.assert_allclose(found[c], sum(own) / len(own), rtol=1e-6)
+
+
+def _by_hand(
+    embeddings: np.ndarray, labels: list[int], query: int, references: list[int]
+) -> tuple[list[int], float]:
+    """References from near to far, and AP@R; float64."""
+
+    def cosine(one: np.ndarray, other: np.ndarray) -> float:
+        return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+    order = sorted(references, key=lambda j: -cosine(embeddings[query], embeddings[j]))
+    wanted = sum(labels[j] == labels[query] for j in references)
+    hits, total = 0, 0.0
+    for place, j in enumerate(order[:wanted], 1):
+        if labels[j] == labels[query]:
+            hits += 1
+            total += hits / place
+    return order, total / wanted
+
+
+@pytest.fixture
+def embeddings() -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(30, 5))
+
+
+LABELS = [i % 4 for i in range(28)] + [4, 5]  # two are alone in their class
+
+
+def _check(found: Ranking, embeddings: np.ndarray, labels: list[int], held: list[int]) -> None:
+    for place, query in enumerate(found.queries.tolist()):
+        order, precision = _by_hand(embeddings, labels, query, [j for j in held if j != query])
+        assert found.nearest[place].tolist() == order[: found.nearest.shape[1]]
+        assert found.precision[place] == pytest.approx(precision)
+
+
+def test_each_query_by_hand(embeddings: np.ndarray) -> None:
+    labels = np.array(LABELS)
+    found = rank(_findings(embeddings, labels), neighbours=6)
+    assert found.queries.tolist() == list(range(28))
+    assert found.similarity.shape == (28, 6)
+    assert (np.diff(found.similarity, axis=1) <= 0).all()
+    _check(found, embeddings, LABELS, list(range(30)))
+    assert found.precision.mean() == pytest.approx(retrieval_metrics(embeddings, labels).map_at_r)
+
+
+def test_queries_are_searched_in_the_gallery_alone(embeddings: np.ndarray) -> None:
+    roles = ["query", "gallery", "gallery"] * 9 + ["train", "query", "gallery"]
+    found = rank(_findings(embeddings, np.array(LABELS), roles), neighbours=100)
+    held = [i for i, role in enumerate(roles) if role == "gallery"]
+    assert found.queries.tolist() == list(range(0, 27, 3))  # 28 has no match
+    assert found.nearest.shape == (9, len(held))
+    _check(found, embeddings, LABELS, held)
+
+
+def test_equals_rank_by_their_number() -> None:
+    found = rank(_findings(np.ones((300, 2)), np.zeros(300, np.int64)), neighbours=299)
+    for query, nearest in enumerate(found.nearest.tolist()):
+        assert nearest == [other for other in range(300) if other != query]
+    assert found.precision == pytest.approx(np.ones(300))
+
+
+def test_best_typical_and_worst() -> None:
+    precision = np.array([0.9, 0.1, 0.5, 0.8, 0.2, 0.46, 0.7, 0.55, 0.0])  # the median is 0.5
+    chosen = choose_queries(precision, np.arange(9), count=6, seed=0)
+    assert chosen == {"best": [0, 3], "typical": [2, 5], "worst": [8, 1]}
+    assert choose_queries(precision, np.arange(9), count=1, seed=0) == {
+        "best": [0],
+        "typical": [],
+        "worst": [],
+    }
+
+
+def test_a_kind_holds_a_class_once_as_long_as_there_are_classes() -> None:
+    precision = np.array([0.9, 0.8, 0.7, 0.6, 0.1, 0.0])
+    chosen = choose_queries(precision, np.array([0, 0, 1, 1, 2, 2]), count=9, seed=0)
+    assert chosen["best"] == [0, 2, 4]
+    one_class = choose_queries(precision, np.zeros(6, np.int64), count=6, seed=0)
+    assert (one_class["best"], one_class["worst"]) == ([0, 1], [5, 4])
+
+
+def test_no_query_is_taken_twice_and_the_seed_draws_among_equals() -> None:
+    for count in (2, 5, 50):
+        chosen = choose_queries(np.ones(7), np.arange(7), count=count, seed=3)
+        places = [place for kind in chosen.values() for place in kind]
+        assert len(places) == len(set(places)) == min(count, 7)
+    draws = [choose_queries(np.ones(40), np.arange(40), count=3, seed=seed)["best"] for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (6, 40), (2, 3), (3, 2)])
+def test_principal_components_of_unit_vectors(shape: tuple[int, int]) -> None:
+    vectors = np.random.default_rng(0).normal(size=shape) * 7 + 1
+    points, shares = project(vectors)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    u, s, axes = np.linalg.svd(unit - unit.mean(axis=0), full_matrices=False)
+    for axis in range(2):
+        share = s[axis] ** 2 / (s**2).sum()
+        assert shares[axis] == pytest.approx(share, abs=1e-9)
+        if share > 1e-9:
+            sign = np.sign(axes[axis][np.abs(axes[axis]).argmax()])
+            np.testing.assert_allclose(points[:, axis], sign * s[axis] * u[:, axis], atol=1e-7)
+        else:
+            np.testing.assert_allclose(points[:, axis], 0, atol=1e-6)
+    assert (project(vectors.copy())[0] == points).all()
+
+
+def test_no_variance() -> None:
+    points, shares = project(np.ones((5, 3), np.float32))
+    assert shares == (0, 0)
+    np.testing.assert_allclose(points, np.zeros((5, 2)), atol=1e-6)

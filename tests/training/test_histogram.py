@@ -10,7 +10,7 @@ from torch import Tensor
 from serving.errors import BadSetting
 from tests import oracles
 from training.method.histogram import histogram
-from training.recipes.settings.network import AssignOn
+from training.recipes.recipe import AssignOn
 
 WAYS: list[AssignOn] = ["unit", "raw", "ball"]
 

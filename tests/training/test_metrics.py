@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from benchmarks.metrics import compare, table
 from serving.errors import BadData, BadSetting
 from tests import oracles
-from training.evaluation import exact_search, metrics
-from training.evaluation.exact_search import ExactSearch
-from training.evaluation.metrics import RetrievalMetrics, retrieval_metrics
-from training.evaluation.row_search import RowSearch
+from training.evaluation import metrics
+from training.evaluation.metrics import ExactSearch, RetrievalMetrics, retrieval_metrics, unit_rows
+from training.evaluation.tensor_search import RowSearch
 
 AT = (1, 2, 4, 8)
 labelled = st.integers(0, 10_000).flatmap(
@@ -117,7 +116,7 @@ def test_numpy_finds_what_torch_finds(dtype: type, apart: bool, monkeypatch: pyt
     given: dict[str, Any] = held if apart else {}
     expected = retrieval_metrics(embeddings, names, at=(1, 5, 1000), **given)
     monkeypatch.setitem(sys.modules, "training.evaluation.tensor_search", None)
-    monkeypatch.setattr(exact_search, "_BYTES", 100_000)
+    monkeypatch.setattr(metrics, "_NUMPY_BYTES", 100_000)
     check(retrieval_metrics(embeddings, names, at=(1, 5, 1000), **given), tuple_of(expected))
 
 
@@ -131,7 +130,7 @@ class Rounding(np.ndarray):
 
 def test_copies_tie_exactly_in_numpy_too() -> None:
     base = cloud(5, 7, 129)[np.random.default_rng(1).integers(0, 7, 333)]
-    unit = exact_search.unit_rows(base)
+    unit = unit_rows(base)
     search = ExactSearch(unit.view(Rounding), unit, np.arange(333), np.arange(333))
     np.testing.assert_array_equal(search.nearest(np.arange(333), 332), oracles.neighbours(base, 332))
 

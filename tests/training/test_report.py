@@ -23,7 +23,6 @@ from training.evaluation.evaluate import Settings as EvaluateSettings
 from training.evaluation.evaluate import run as evaluate
 from training.loop.run import METRICS, load_run, read_record, write_record
 from training.report import report
-from training.report.document import Section, document
 from training.report.report import Settings, render, run
 
 EVIL = "<script>alert(1)</script>&\"'"
@@ -81,8 +80,8 @@ def test_the_page_asks_for_nothing(page: Node, result: dict[str, Any]) -> None:
     for node in page.all():
         for name, value in node.attributes.items():
             assert not name.startswith("on"), f"<{node.tag} {name}>"
-            if name in ("href", "src"):
-                assert value.startswith(("#", "data:image/jpeg;base64,")), value
+            if name in ("href", "src", "srcset"):
+                assert value.startswith(("#", "data:image/")), value
             assert name != "style" or "url" not in value
     style = page.one("style").text
     assert "url(" not in style
@@ -90,7 +89,7 @@ def test_the_page_asks_for_nothing(page: Node, result: dict[str, Any]) -> None:
     assert "prefers-color-scheme: dark" in style
     policy = next(meta for meta in page.all("meta") if "http-equiv" in meta.attributes)
     assert policy.attributes["content"].startswith("default-src 'none'")
-    assert result["bytes"] < 200_000
+    assert result["bytes"] < 1_000_000
 
 
 def test_the_page_can_be_read_by_all(page: Node) -> None:
@@ -105,9 +104,9 @@ def test_the_page_can_be_read_by_all(page: Node) -> None:
     assert len(targets) == 7
     assert set(targets) <= set(ids)
     assert all(image.attributes["alt"] for image in page.all("img"))
-    for drawing in page.all("svg"):
-        named = drawing.attributes.get("role") == "img" and drawing.attributes.get("aria-label")
-        assert named or drawing.attributes.get("aria-hidden") == "true"
+    for drawing in page.all("picture"):
+        assert drawing.one("source").attributes["media"] == "(prefers-color-scheme: dark)"
+        assert drawing.one("source").attributes["srcset"] != drawing.one("img").attributes["src"]
     for table in page.all("table"):
         assert table.one("caption").text
         assert all(head.attributes["scope"] in ("col", "row") for head in table.all("th"))
@@ -121,7 +120,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_contrast_by_wcag(page: Node) -> None:
-    least_of = {"ink": 7, "soft": 4.5, "right": 4.5, "wrong": 4.5, "heat": 3, "rest": 3}
+    least_of = {"ink": 7, "soft": 4.5, "right": 4.5, "wrong": 4.5, "rest": 3}
     least_of |= {f"s{i}": 3 for i in range(8)}
     themes = re.findall(r":root \{(.*?)\}", page.one("style").text, re.DOTALL)
     assert len(themes) == 2  # light and dark
@@ -176,7 +175,9 @@ def test_neighbours_are_marked_right_and_wrong(page: Node) -> None:
 
 
 def test_every_query_has_its_map(page: Node) -> None:
-    assert len(list(_section(page, "maps").all("svg"))) == 8
+    maps = list(_section(page, "maps").all("img"))
+    assert len(maps) == 8
+    assert all("under its map: prototypes " in image.attributes["alt"] for image in maps)
 
 
 def test_two_reports_are_the_same(trained: Path, result: dict[str, Any], tmp_path: Path) -> None:
@@ -287,12 +288,6 @@ def test_what_cannot_be_shown_is_told(copy: Path, tmp_path: Path, monkeypatch: p
         file.write_bytes(b"")
     with pytest.raises(BadData, match=r"none of the 2 images can be read \(first: class05"):
         run(Settings(run_dir=copy, data=singles))
-
-
-def test_a_path_that_is_not_utf8() -> None:
-    page = document("a\udcff", [], [Section("b", "c", [])], foot="\x00")
-    assert b"a\\udcff" in page
-    assert "\ufffd" in page.decode("utf-8")
 
 
 def test_from_the_command_line(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

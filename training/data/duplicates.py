@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.evaluation.exact_search import ExactSearch, unit_rows
+from training.evaluation.metrics import ExactSearch, unit_rows
 
 __all__ = ["NEAR", "find_duplicates"]
 

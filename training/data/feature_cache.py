@@ -35,8 +35,7 @@ from training.data.pictures import (
 )
 from training.loop.whole_file import has_ended, write_file
 from training.network.embedder import Embedder
-from training.recipes.recipe import Recipe
-from training.recipes.settings.augmentation import AugmentationSettings
+from training.recipes.recipe import AUGMENTATION, Recipe
 
 __all__ = ["FeatureBatches", "FeatureSet", "cache_features", "find_features"]
 
@@ -352,7 +351,7 @@ def _decode_views(
 def _digest(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, views: int) -> str:
     """Name a cache by all that its contents come from: weights, preprocessing, images."""
     settings = {"image_size", "crop_fraction", "resampling", "backbone", "precision"}
-    settings |= set(AugmentationSettings.model_fields) - {"location_share"} if views > 1 else set()
+    settings |= AUGMENTATION - {"location_share"} if views > 1 else set()
     told = {"format": _FORMAT, "views": views} | {name: getattr(recipe, name) for name in sorted(settings)}
     digest = hashlib.sha256(json.dumps(told).encode())
     for name, value in embedder.backbone.state_dict().items():

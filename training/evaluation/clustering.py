@@ -1,22 +1,21 @@
 """NMI and AMI: how far clusters that k-means finds among embeddings are the classes; scikit-learn's work."""
 
 import warnings
-from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+import numpy.typing as npt
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
-from torch import Tensor
-from torch.nn import functional
+
+from training.evaluation.metrics import unit_rows
 
 __all__ = ["agreement", "cluster_figures"]
 
 
-@torch.no_grad()
-def cluster_figures(embeddings: Tensor, labels: NDArray[np.int64], *, seed: int = 0) -> dict[str, Any]:
+def cluster_figures(
+    embeddings: npt.ArrayLike, labels: npt.NDArray[np.int64], *, seed: int = 0
+) -> dict[str, float]:
     """Cluster embeddings at unit length by Lloyd's k-means, into as many clusters as there are classes.
 
     It starts once from centres drawn by k-means++, and takes at most 100 rounds.
@@ -27,24 +26,19 @@ def cluster_figures(embeddings: Tensor, labels: NDArray[np.int64], *, seed: int 
         seed: Of the first centres.
 
     Returns:
-        JSON-able: `nmi` and `ami` of clusters and classes, see `agreement`.
+        `nmi` and `ami` of clusters and classes, see `agreement`.
     """
-    vectors = functional.normalize(embeddings.float(), dim=1).cpu().numpy()
     means = KMeans(len(np.unique(labels)), n_init=1, max_iter=100, random_state=seed)
     with warnings.catch_warnings():
         # Fewer distinct embeddings than classes leave clusters empty, which the figures tell as it is.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = means.fit_predict(vectors)
+        found = means.fit_predict(unit_rows(np.asarray(embeddings, dtype=np.float32)))
     nmi, ami = agreement(found, labels)
     return {"nmi": nmi, "ami": ami}
 
 
-def agreement(clusters: NDArray[np.integer[Any]], labels: NDArray[np.integer[Any]]) -> tuple[float, float]:
-    """Compare two partitions of the same images.
-
-    Args:
-        clusters: Integer (N,).
-        labels: Integer (N,).
+def agreement(clusters: npt.NDArray[np.integer], labels: npt.NDArray[np.integer]) -> tuple[float, float]:
+    """Compare two partitions of the same images, integer (N,) both.
 
     Returns:
         NMI, the mutual information I over the mean of both entropies H, in [0, 1]; and AMI,

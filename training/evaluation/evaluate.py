@@ -1,7 +1,7 @@
 """`crossbatch evaluate`: retrieval metrics of a run or an ONNX model, on unseen classes by default."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from training.data.partition import check_complete, is_own, read_own
 from training.data.pictures import Stream, class_numbers, embed_pictures, tell_unreadable
 from training.evaluation.metrics import FIGURE_NAMES
 from training.evaluation.protocol import ProtocolName, groups_of, measure_retrieval, roles_of
-from training.evaluation.subject import Subject, open_model
+from training.evaluation.subject import Subject, open_model, open_run
 
 __all__ = ["Settings", "render", "run"]
 
@@ -24,9 +24,6 @@ _COMPARED = ("recall_at", "map_at_r", "r_precision")
 """What is told of the untrained backbone."""
 _TOLD = 20
 """Most pairs of near-duplicates that are named."""
-
-_Further = Callable[[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]], dict[str, Any]]
-"""Embeddings (N, d), histograms (N, m) and labels (N,) to figures."""
 
 
 class Settings(BaseModel):
@@ -109,16 +106,21 @@ def run(settings: Settings) -> dict[str, Any]:
     is_model = settings.target.suffix == ".onnx"
     if not settings.target.exists():
         raise NotFound(f"there is neither a run folder nor a model at {settings.target}")
-    further = _open_further(settings)  # before the minutes that embedding takes: it may need torch
+    # what may fail goes before the minutes that embedding takes, and these need torch
+    if settings.clusters:
+        import sklearn.cluster  # noqa: F401
+    if settings.clusters or settings.fitted:
+        import torch  # noqa: F401
     catalog = _read(settings, is_model)
     check_complete(catalog)
-    subject = _open(settings)
+    subject = (open_model if is_model else open_run)(settings.target, fitted=bool(settings.fitted))
     rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
     if not rows:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
-    _choose(settings, rows, subject)  # before the minutes that embedding takes
+    _choose(settings, rows, subject)
     trained = _read_trained(settings, catalog, subject)
     not_noted = "" if is_model else _why_not_noted(settings, catalog, subject.split)
+
     stream = Stream(rows, subject.decode)
     described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m + C)
     width = described.shape[1] - subject.features
@@ -126,12 +128,11 @@ def run(settings: Settings) -> dict[str, Any]:
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
     chosen = _choose(settings, stream.rows, subject)
     figures = measure_retrieval(embeddings, labels, **chosen, at=settings.at)
+    figures |= _measure_further(settings, embeddings, histograms, labels)
     untrained = None
     if subject.features:
         before = measure_retrieval(features, labels, **chosen, at=settings.at)
         untrained = {name: before[name] for name in _COMPARED}
-    figures |= further(embeddings, histograms, labels)
-    duplicates = _compare(stream.rows, features, *trained) if trained else None
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
     if not is_model and not not_noted:
         noted = figures | counts | ({"untrained": untrained} if untrained else {})
@@ -146,7 +147,7 @@ def run(settings: Settings) -> dict[str, Any]:
         **figures,
         "untrained": untrained,
         "no_untrained": subject.lacking,
-        "duplicates": duplicates,
+        "duplicates": _compare(stream.rows, features, *trained) if trained else None,
         "unlabelled": catalog.unlabelled,
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in stream.unreadable],
         "noted": not is_model and not not_noted,
@@ -192,31 +193,26 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _open(settings: Settings) -> Subject:
-    if settings.target.suffix == ".onnx":
-        return open_model(settings.target, fitted=bool(settings.fitted))
-    from training.evaluation.run_subject import open_run
+def _measure_further(
+    settings: Settings,
+    embeddings: NDArray[np.float32],
+    histograms: NDArray[np.float32],
+    labels: NDArray[np.int64],
+) -> dict[str, Any]:
+    """Measure what was asked for beside retrieval, of embeddings (N, d) and histograms (N, m)."""
+    found: dict[str, Any] = {}
+    if settings.clusters:
+        from training.evaluation.clustering import cluster_figures
 
-    return open_run(settings.target, fitted=bool(settings.fitted))
+        found |= cluster_figures(embeddings, labels)
+    if settings.fitted:
+        import torch
 
+        from training.evaluation.fitted import fitted_figures
 
-def _open_further(settings: Settings) -> _Further:
-    """Give the function for what was asked for beside retrieval; scikit-learn takes a second to load."""
-    if not settings.clusters and not settings.fitted:
-        return lambda *_: {}
-    import torch
-
-    from training.evaluation.clustering import cluster_figures
-    from training.evaluation.fitted import fitted_figures
-
-    def further(
-        embeddings: NDArray[np.float32], histograms: NDArray[np.float32], labels: NDArray[np.int64]
-    ) -> dict[str, Any]:
-        y, z = torch.from_numpy(embeddings), torch.from_numpy(histograms)
-        found = cluster_figures(y, labels) if settings.clusters else {}
-        return found | (fitted_figures(z, y, labels, draws=settings.fitted) if settings.fitted else {})
-
-    return further
+        z, y = torch.from_numpy(histograms), torch.from_numpy(embeddings)
+        found |= fitted_figures(z, y, labels, draws=settings.fitted)
+    return found
 
 
 def _named(figures: Mapping[str, Any]) -> dict[str, float]:

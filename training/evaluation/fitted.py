@@ -42,10 +42,9 @@ def fitted_figures(
         seed: Of the halves.
 
     Returns:
-        JSON-able: `map_c`, MAP@R of all images in V z with V fitted to all; `map_x`, MAP@R of the images of
-        one half of the classes among themselves with V fitted to the other half, mean over the halvings drawn
-        (both in 0..1); `halvings`, how many of those drawn had a query, and `distinct`, how many of these
-        differ.
+        `map_c`, MAP@R of all images in V z with V fitted to all; `map_x`, MAP@R of the images of one half of
+        the classes among themselves with V fitted to the other half, mean over the halvings drawn (both in
+        0..1); `halvings`, how many of those drawn had a query, and `distinct`, how many of these differ.
 
     Raises:
         BadData: If there is one class only, an embedding is not finite, or no query has a match.
@@ -75,11 +74,7 @@ def fitted_figures(
 
 
 def draw_halvings(classes: int, draws: int, *, seed: int) -> dict[tuple[int, ...], int]:
-    """Draw the half of the classes that prototypes are fitted to; of an odd count the smaller half.
-
-    Returns:
-        How often each distinct half was drawn, by its classes in rising order; in the order of the draws.
-    """
+    """Tell how often each half of the classes was drawn, of an odd count the smaller; in drawing order."""
     random = np.random.default_rng(seed)
     drawn: dict[tuple[int, ...], int] = {}
     for _ in range(draws):
@@ -97,16 +92,7 @@ def _measure(
     measured: NDArray[np.bool_] | None = None,
     ridge: float,
 ) -> float | None:
-    """MAP@R of the measured images (all when None) in V z; None where none of them has a match.
-
-    Args:
-        histograms: Float (N, m).
-        embeddings: Unit rows, float (N, d).
-        numbers: Class of each image, int64 (N,).
-        fitted: Images that V is fitted to, bool (N,).
-        measured: Images that are searched among themselves, bool (N,).
-        ridge: ϵ of eq. 2.8.
-    """
+    """MAP@R in V z of the measured images, all when None; None where none has a match."""
     if measured is None:
         measured = np.full(len(numbers), True)
     if np.bincount(numbers[measured]).max() < 2:

@@ -12,9 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from serving.errors import BadData, BadSetting
-from training.evaluation.exact_search import ExactSearch, unit_rows
 
-__all__ = ["FIGURE_NAMES", "RetrievalMetrics", "retrieval_metrics"]
+__all__ = [
+    "FIGURE_NAMES",
+    "ExactSearch",
+    "RetrievalMetrics",
+    "rank_queries",
+    "retrieval_metrics",
+    "unit_rows",
+]
 
 FIGURE_NAMES = {
     "map_at_r": "MAP@R",
@@ -30,25 +36,43 @@ Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 256 * 2**20  # for one block of similarities and of what is kept of them
+_NUMPY_BYTES = 32 * 2**20  # of the similarities that numpy ranks at a time
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalMetrics:
-    """What a retrieval measured; shares are in [0, 1].
-
-    Attributes:
-        recall_at: R@k: share of queries with a match among the k nearest, by k.
-        map_at_r: MAP@R.
-        r_precision: Share of matches among the R_q nearest, mean over queries.
-        queries: Queries measured.
-        excluded: Queries left out because no reference has their label.
-    """
+    """What a retrieval measured; shares are in [0, 1]."""
 
     recall_at: dict[int, float]
+    """R@k, by k: share of queries with a match among the k nearest."""
     map_at_r: float
     r_precision: float
+    """Share of matches among the R_q nearest, mean over queries."""
     queries: int
     excluded: int
+    """Queries left out because no reference has their label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What b queries found."""
+
+    queries: Ints
+    """Which rows ask, (b,)."""
+    places: Ints
+    """Which references are found, nearest first and equals by index, -1 past the last, (b, depth)."""
+    matches: npt.NDArray[np.bool_]
+    """Which of them are of the query's label, (b, depth)."""
+    wanted: Ints
+    """R_q, how many references are of its label, (b,)."""
+
+    def shares(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Give R-precision and AP@R of each query, (b,) both."""
+        ranks = np.arange(1, int(self.wanted.max()) + 1)
+        matches = self.matches[:, : len(ranks)] & (ranks[: self.matches.shape[1]] <= self.wanted[:, None])
+        precision_at = matches.cumsum(axis=1, dtype=np.int32) / ranks[: matches.shape[1]]  # float64 (b, R)
+        average = (precision_at * matches).sum(axis=1) / self.wanted
+        return matches.sum(axis=1) / self.wanted, average
 
 
 def retrieval_metrics(
@@ -62,11 +86,7 @@ def retrieval_metrics(
     groups: Ints | None = None,
     gallery_groups: Ints | None = None,
 ) -> RetrievalMetrics:
-    """Measure retrieval by exact search.
-
-    Without a gallery each image is searched among all others: it is removed by its index, so that a copy of
-    it still counts. Products are float32 (float64 for float64 embeddings), sums float64. References of equal
-    similarity rank by index, and references with equal vectors always have equal similarity.
+    """Measure retrieval by exact search, over the queries that have a match at all.
 
     Args:
         embeddings: Queries, float (N, d), of any norm.
@@ -79,9 +99,6 @@ def retrieval_metrics(
             an image is always in its own group, and so is never found by itself.
         gallery_groups: Of each reference, (G,); given with `groups` and a gallery.
 
-    Returns:
-        R@k, MAP@R and R-precision over the queries that have a match at all.
-
     Raises:
         BadSetting: When a k or `block` is below one.
         BadData: When an embedding is not finite, or no query has a match.
@@ -89,6 +106,52 @@ def retrieval_metrics(
     """
     if block < 1 or any(k < 1 for k in at):
         raise BadSetting(f"at is {tuple(at)} and block is {block}, but each must be at least 1")
+    hits = dict.fromkeys(at, 0)
+    total, precision_sum, average_sum = 0, 0.0, 0.0
+    for ranked in rank_queries(
+        embeddings,
+        labels,
+        depth=max(at, default=1),
+        block=block,
+        gallery_embeddings=gallery_embeddings,
+        gallery_labels=gallery_labels,
+        groups=groups,
+        gallery_groups=gallery_groups,
+    ):
+        for k in hits:
+            hits[k] += int(ranked.matches[:, :k].any(axis=1).sum())
+        precision, average = ranked.shares()
+        precision_sum += float(precision.sum())
+        average_sum += float(average.sum())
+        total += len(ranked.queries)
+    return RetrievalMetrics(
+        recall_at={k: count / total for k, count in hits.items()},
+        map_at_r=average_sum / total,
+        r_precision=precision_sum / total,
+        queries=total,
+        excluded=len(np.asarray(labels)) - total,
+    )
+
+
+def rank_queries(
+    embeddings: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    *,
+    depth: int,
+    block: int = 1024,
+    gallery_embeddings: npt.ArrayLike | None = None,
+    gallery_labels: npt.ArrayLike | None = None,
+    groups: Ints | None = None,
+    gallery_groups: Ints | None = None,
+) -> Iterator[Ranked]:
+    """Rank the references of each query that has a match, down to `depth` or its R_q, blocks by rising R_q.
+
+    Without a gallery each image is searched among all others: it is removed by its index, so that a copy of
+    it still counts. Products are float32 (float64 for float64 embeddings), sums float64. References of equal
+    similarity rank by index, and references with equal vectors always have equal similarity.
+
+    The other arguments and the errors are those of `retrieval_metrics`.
+    """
     queries, query_labels = _vectors(embeddings, labels)
     itself = gallery_embeddings is None
     if gallery_embeddings is None or gallery_labels is None:
@@ -100,57 +163,80 @@ def retrieval_metrics(
     if gallery.shape[1] != queries.shape[1]:
         raise ValueError(f"queries have {queries.shape[1]} dimensions, the gallery has {gallery.shape[1]}")
 
-    matches = _count_alike(query_labels, reference_labels)  # R_q, int64 (N,)
+    wanted = _count_alike(query_labels, reference_labels)  # R_q, int64 (N,)
     if groups is not None and gallery_groups is not None:
         asked, held = np.stack((query_labels, groups), 1), np.stack((reference_labels, gallery_groups), 1)
-        matches -= _count_alike(asked, held)
+        wanted -= _count_alike(asked, held)
     elif itself:
-        matches -= 1
-    measured = np.flatnonzero(matches > 0)
+        wanted -= 1
+    measured = np.flatnonzero(wanted > 0)
     if len(measured) == 0:
         raise BadData(
             f"none of the {len(queries)} queries has a reference of its label"
             f"{'' if groups is None else ' outside its own group'}: give at least two images of one class"
         )
     # Queries of alike R share a block, since a block ranks down to its largest R.
-    measured = measured[matches[measured].argsort(kind="stable")]
-    deepest = max(at, default=1)
-    nearest = _open_search(
-        queries,
-        None if itself else gallery,
-        max(deepest, int(matches[measured[-1]])),
-        groups=groups,
-        gallery_groups=gallery_groups,
-    )
-    hits = dict.fromkeys(at, 0)
-    precision_sum = average_sum = 0.0
-    for rows in _blocks(
-        measured, matches, width=len(gallery), itemsize=gallery.itemsize, least=deepest, block=block
-    ):
-        wanted = matches[rows]
-        depth = min(max(int(wanted.max()), deepest), len(gallery) - int(itself))
-        places = nearest(rows, depth)  # (b, depth)
-        found = (reference_labels[places] == query_labels[rows, None]) & (places >= 0)
-        for k in hits:
-            hits[k] += int(found[:, :k].any(axis=1).sum())
-        found = found[:, : int(wanted.max())]
-        ranks = np.arange(1, found.shape[1] + 1)
-        found &= ranks <= wanted[:, None]
-        precision_at = found.cumsum(axis=1, dtype=np.int32) / ranks  # float64 (b, R)
-        precision_sum += float((found.sum(axis=1) / wanted).sum())
-        average_sum += float(((precision_at * found).sum(axis=1) / wanted).sum())
-    total = len(measured)
-    return RetrievalMetrics(
-        recall_at={k: count / total for k, count in hits.items()},
-        map_at_r=average_sum / total,
-        r_precision=precision_sum / total,
-        queries=total,
-        excluded=len(queries) - total,
-    )
+    measured = measured[wanted[measured].argsort(kind="stable")]
+    deepest = max(depth, int(wanted[measured[-1]]))
+    nearest = _open_search(queries, None if itself else gallery, deepest, groups, gallery_groups)
+    start = 0
+    while start < len(measured):
+        widest = max(depth, int(wanted[measured[min(start + block, len(measured)) - 1]]))
+        # A ranked place costs its value, its index, their sorted copies and its precision: about 64 bytes.
+        room = _BLOCK_BYTES // (gallery.itemsize * len(gallery) + 64 * min(widest, len(gallery)))
+        rows = measured[start : start + max(1, min(block, room))]
+        start += len(rows)
+        reach = min(max(depth, int(wanted[rows].max())), len(gallery) - int(itself))
+        places = nearest(rows, reach)
+        matches = (reference_labels[places] == query_labels[rows, None]) & (places >= 0)
+        yield Ranked(rows, places, matches, wanted[rows])
+
+
+class ExactSearch:
+    """Exact nearest references by numpy alone; those of a query's own group are none of its references."""
+
+    def __init__(self, queries: Floats, gallery: Floats, groups: Ints, gallery_groups: Ints) -> None:
+        """Make ready to search unit rows (N, d) in unit rows (G, d), of groups (N,) and (G,)."""
+        numbers = dict[bytes, int]()
+        places = [numbers.setdefault(row.tobytes(), len(numbers)) for row in gallery]
+        # A product may round equal columns differently by their places: each is multiplied once.
+        self._columns, firsts = np.array(places), np.unique(places, return_index=True)[1]
+        self._queries, self._distinct = queries, gallery[firsts]
+        self._groups, self._gallery_groups = groups, gallery_groups
+
+    def nearest(self, rows: Ints, depth: int) -> Ints:
+        """Rank the references of the queries `rows`, (b,).
+
+        Returns:
+            Indices of the `depth` nearest, at most G, nearest first and equals by index, (b, depth); -1 past
+            a query's last reference.
+        """
+        room = max(1, _NUMPY_BYTES // (len(self._columns) * self._queries.itemsize))
+        parts = [self._rank(rows[start : start + room], depth) for start in range(0, len(rows), room)]
+        return np.concatenate(parts) if parts else np.empty((0, depth), dtype=np.int64)
+
+    def _rank(self, rows: Ints, depth: int) -> Ints:
+        scores = (self._queries[rows] @ self._distinct.T)[:, self._columns]  # (b, G)
+        scores[self._groups[rows, None] == self._gallery_groups] = -np.inf
+        last = -np.partition(-scores, depth - 1, axis=1)[:, depth - 1, None]
+        above, equal = scores > last, scores == last
+        room = depth - above.sum(axis=1, keepdims=True)  # for the first of the equals
+        kept = np.nonzero(above | (equal & (equal.cumsum(axis=1, dtype=np.int32) <= room)))[1]
+        indices = kept.reshape(len(rows), depth)
+        values = np.take_along_axis(scores, indices, axis=1)
+        order = np.argsort(-values, axis=1, kind="stable")
+        return np.take_along_axis(np.where(np.isneginf(values), -1, indices), order, axis=1)
+
+
+def unit_rows(vectors: Floats) -> Floats:
+    """Scale each row, float (N, d), to length one; a row of zeros stays."""
+    lengths: Floats = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
+    unit: Floats = vectors / np.maximum(lengths, 1e-12, dtype=vectors.dtype)
+    return unit
 
 
 def _open_search(
-    queries: Floats, gallery: Floats | None, depth: int, *, groups: Ints | None, gallery_groups: Ints | None
+    queries: Floats, gallery: Floats | None, depth: int, groups: Ints | None, gallery_groups: Ints | None
 ) -> Callable[[Ints, int], Ints]:
     """Choose who searches: torch where it is installed, numpy where it is not or where groups are out."""
     queries = unit_rows(queries)
@@ -172,20 +258,6 @@ def _count_alike(asked: Ints, held: Ints) -> Ints:
     _, numbers = np.unique(np.concatenate((asked, held)), axis=0, return_inverse=True)
     numbers = numbers.reshape(-1)  # of another shape in numpy 2.0
     return np.bincount(numbers[len(asked) :], minlength=len(numbers))[numbers[: len(asked)]]
-
-
-def _blocks(
-    measured: Ints, matches: Ints, *, width: int, itemsize: int, least: int, block: int
-) -> Iterator[Ints]:
-    """Cut queries, sorted by R, into blocks of bounded memory."""
-    start = 0
-    while start < len(measured):
-        widest = int(matches[measured[min(start + block, len(measured)) - 1]])
-        # A ranked place costs its value, its index, their sorted copies and its precision: about 64 bytes.
-        room = _BLOCK_BYTES // (itemsize * width + 64 * min(max(widest, least), width))
-        rows = measured[start : start + max(1, min(block, room))]
-        start += len(rows)
-        yield rows
 
 
 def _vectors(embeddings: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, Ints]:

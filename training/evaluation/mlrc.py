@@ -5,19 +5,23 @@ The protocol of Musgrave et al., "A Metric Learning Reality Check", ECCV 2020.
 
 import json
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.nn import functional
 
 from serving.catalog.catalog import Catalog, Format, Row, read, select
 from serving.errors import BadData, BadSetting, NotFound
 from training import train
 from training.data.partition import divide
 from training.data.pictures import Pictures, embed_pictures, tell_unreadable, viewing_decoder
-from training.evaluation.ensemble import FIGURES, measure_ensemble, over_repeats
+from training.evaluation.paired import interval
 from training.evaluation.protocol import measure_retrieval, roles_of
 from training.loop.checkpoint import load_state
 from training.loop.run import LAST, load_run, read_recipe, read_record
@@ -26,10 +30,10 @@ from training.network.embedding import embedder_function
 from training.recipes.recipe import Recipe
 from training.recipes.recipe_file import load_recipe
 
-__all__ = ["Settings", "render", "run"]
+__all__ = ["Settings", "concatenate", "measure_ensemble", "over_repeats", "render", "run"]
 
 _RESULT = "mlrc.json"
-_TITLES = dict(zip(FIGURES, ("R@1", "MAP@R", "R-precision"), strict=True))
+_TITLES = {"recall_at_1": "R@1", "map_at_r": "MAP@R", "r_precision": "R-precision"}
 
 
 class Settings(BaseModel):
@@ -61,14 +65,14 @@ class Settings(BaseModel):
     batch: int = Field(64, ge=1, le=4096, description="test images embedded at a time")
 
 
-class _Run:
-    """One training of the protocol: its place, and the settings that it has beside the recipe's own."""
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """One training of the protocol, and the changes to the recipe that make it."""
 
-    def __init__(self, settings: Settings, repeat: int, fold: int, folds: int, seed: int) -> None:
-        self.name = f"repeat{repeat}/fold{fold}"
-        self.path = settings.out / self.name
-        self.set = [*settings.set, f"fold={fold}", f"seed={seed + repeat * folds + fold}"]
-        self.recipe = load_recipe(settings.recipe, self.set)
+    name: str
+    path: Path
+    changes: list[str]
+    recipe: Recipe
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -102,7 +106,7 @@ def run(settings: Settings) -> dict[str, Any]:
     catalog = read(settings.data, settings.format, table=settings.table)
     rows = select(catalog, "test", recipe.split)
     plan = [
-        [_Run(settings, repeat, fold, recipe.folds, recipe.seed) for fold in range(recipe.folds)]
+        [_plan_fold(settings, recipe, repeat, fold) for fold in range(recipe.folds)]
         for repeat in range(settings.repeats)
     ]
     for each in (each for runs in plan for each in runs):  # hours before it would be found out otherwise
@@ -126,7 +130,7 @@ def render(result: dict[str, Any]) -> str:
     )
     lines.append(f"  {'':<22}" + "".join(f"{title:<16}" for title in _TITLES.values()).rstrip())
     for kind in ("separate", "concatenated"):
-        cells = (_cell(result[kind][name]) for name in FIGURES)
+        cells = (_cell(result[kind][name]) for name in _TITLES)
         title = f"{kind}, {result['dimension'][kind]}-D"
         lines.append(f"  {title:<22}" + "".join(f"{cell:<16}" for cell in cells).rstrip())
     if repeats == 1:
@@ -142,12 +146,64 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Put embeddings of the same N images side by side, each part and the whole at unit length.
+
+    Args:
+        parts: One float (N, d_f) for each fold f.
+
+    Returns:
+        float (N, Σ d_f).
+    """
+    return functional.normalize(
+        torch.cat([functional.normalize(part, dim=1) for part in parts], dim=1), dim=1
+    )
+
+
+def measure_ensemble(
+    parts: Sequence[Tensor], measure: Callable[[Tensor], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Measure the embeddings of each fold by themselves and all of them concatenated.
+
+    Args:
+        parts: One float (N, d) for each fold, rows in the same order.
+        measure: What `measure_retrieval` does, for these images.
+
+    Returns:
+        JSON-able: `by_fold` (the figures of each), `separate` (their mean), `concatenated`, and `queries`,
+        `excluded` and `gallery`, which are the same for all.
+    """
+    whole = measure(concatenate(parts))
+    *folds, together = (
+        {name: found["recall_at"]["1"] if name == "recall_at_1" else found[name] for name in _TITLES}
+        for found in (*map(measure, parts), whole)
+    )
+    return {
+        "by_fold": folds,
+        "separate": {name: float(np.mean([each[name] for each in folds])) for name in _TITLES},
+        "concatenated": together,
+        **{name: whole[name] for name in ("queries", "excluded", "gallery")},
+    }
+
+
+def over_repeats(figures: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+    """Give each figure's `mean` over repeats and `half_width` of its interval, None for one repeat."""
+    found = {name: interval([each[name] for each in figures]) for name in _TITLES}
+    return {name: {"mean": mean, "half_width": half} for name, (mean, half) in found.items()}
+
+
+def _plan_fold(settings: Settings, recipe: Recipe, repeat: int, fold: int) -> _Fold:
+    changes = [*settings.set, f"fold={fold}", f"seed={recipe.seed + repeat * recipe.folds + fold}"]
+    name = f"repeat{repeat}/fold{fold}"
+    return _Fold(name, settings.out / name, changes, load_recipe(settings.recipe, changes))
+
+
 def _cell(figure: dict[str, float | None]) -> str:
     spread = "" if figure["half_width"] is None else f" ± {100 * figure['half_width']:.2f}"
     return f"{100 * (figure['mean'] or 0.0):.2f}{spread}"
 
 
-def _check_own(each: _Run, catalog: Catalog) -> None:
+def _check_own(each: _Fold, catalog: Catalog) -> None:
     """Refuse a run that is there and is not the one that would be trained, and data that has no such fold."""
     digest = divide(catalog, each.recipe).describe()["digest"]
     found = _begun(each)
@@ -167,17 +223,17 @@ def _check_own(each: _Run, catalog: Catalog) -> None:
         )
 
 
-def _train(each: _Run, settings: Settings) -> None:
+def _train(each: _Fold, settings: Settings) -> None:
     """Train one fold, go on with it, or leave it where it is finished."""
     where: dict[str, Any] = {"out": each.path, "data": settings.data, "device": settings.device}
     where |= {"format": settings.format, "table": settings.table}
     if _begun(each) is None:
-        train.run(train.Settings(recipe=settings.recipe, set=each.set, **where))
+        train.run(train.Settings(recipe=settings.recipe, set=each.changes, **where))
     elif not _is_finished(each):
         train.run(train.Settings(resume=True, **where))
 
 
-def _begun(each: _Run) -> Recipe | None:
+def _begun(each: _Fold) -> Recipe | None:
     """Give the recipe of a run that is there, whether or not it was cut."""
     try:
         return read_recipe(each.path)
@@ -185,13 +241,13 @@ def _begun(each: _Run) -> Recipe | None:
         return None
 
 
-def _is_finished(each: _Run) -> bool:
+def _is_finished(each: _Fold) -> bool:
     last = each.path / LAST
     return last.is_file() and load_state(last).get("finished") is True
 
 
 def _test(
-    plan: list[list[_Run]], rows: tuple[Row, ...], recipe: Recipe, settings: Settings
+    plan: list[list[_Fold]], rows: tuple[Row, ...], recipe: Recipe, settings: Settings
 ) -> dict[str, Any]:
     """Embed the test images, which are decoded once, by every run of every repeat."""
     pictures = Pictures(

@@ -10,16 +10,9 @@ __all__ = ["interval", "paired"]
 
 
 def interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float | None]:
-    """Give the mean over n values and half the width of its interval.
+    """Give the mean of n values and half the width of its interval, None where one value tells no spread.
 
     The half width is t((1 + confidence) / 2, n − 1) · s / √n with the sample's standard deviation s.
-
-    Args:
-        values: At least one.
-        confidence: Of the interval, in 0..1.
-
-    Returns:
-        Mean and half width; one value tells nothing of the spread, so that its half width is None.
 
     Raises:
         ValueError: If there is no value.
@@ -41,9 +34,6 @@ def paired(
 
     What a pair shares drops out of the difference, so that the interval is narrower than those of the two
     means would suggest.
-
-    Returns:
-        As `interval` gives them.
 
     Raises:
         ValueError: If the two differ in length, or are empty.

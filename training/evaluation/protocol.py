@@ -11,7 +11,7 @@ from serving.catalog.catalog import Row, SplitRule
 from serving.errors import BadData, BadSetting
 from training.evaluation.metrics import retrieval_metrics
 
-__all__ = ["ProtocolName", "groups_of", "measure_retrieval", "roles_of"]
+__all__ = ["ProtocolName", "groups_of", "measure_retrieval", "roles_of", "sides_of"]
 
 ProtocolName = Literal["auto", "leave-one-out", "query-gallery"]
 
@@ -44,27 +44,14 @@ def measure_retrieval(
         BadData: If no query has a match, an embedding is not finite, or there are queries and no gallery.
     """
     embeddings = np.asarray(embeddings)
-    gallery, gallery_labels, gallery_groups = None, None, None
-    if roles is not None and "query" in roles:
-        role = np.array(roles)
-        asked, kept = np.flatnonzero(role == "query"), np.flatnonzero(role == "gallery")
-        if len(kept) == 0:
-            raise BadData(
-                f"{len(asked)} images are queries and none is of a gallery: name gallery images too, or no"
-                " queries, so that every image is searched among all others"
-            )
-        gallery, gallery_labels = embeddings[kept], labels[kept]
-        embeddings, labels = embeddings[asked], labels[asked]
+    asked, held = sides_of(roles, len(labels))
+    apart: dict[str, Any] = {}
+    if held is not None:
+        apart = {"gallery_embeddings": embeddings[held], "gallery_labels": labels[held]}
         if groups is not None:
-            groups, gallery_groups = groups[asked], groups[kept]
+            apart |= {"gallery_groups": groups[held]}
     found = retrieval_metrics(
-        embeddings,
-        labels,
-        at=at,
-        gallery_embeddings=gallery,
-        gallery_labels=gallery_labels,
-        groups=groups,
-        gallery_groups=gallery_groups,
+        embeddings[asked], labels[asked], at=at, groups=None if groups is None else groups[asked], **apart
     )
     return {
         "recall_at": {str(k): share for k, share in found.recall_at.items()},
@@ -72,8 +59,28 @@ def measure_retrieval(
         "r_precision": found.r_precision,
         "queries": found.queries,
         "excluded": found.excluded,
-        "gallery": 0 if gallery is None else len(gallery),
+        "gallery": 0 if held is None else len(held),
     }
+
+
+def sides_of(
+    roles: Sequence[str] | None, count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """Give the rows that ask and those that are searched, None where each is searched among all others.
+
+    Raises:
+        BadData: If there are queries and no gallery.
+    """
+    if roles is None or "query" not in roles:
+        return np.arange(count), None
+    role = np.array(roles)
+    asked, held = np.flatnonzero(role == "query"), np.flatnonzero(role == "gallery")
+    if len(held) == 0:
+        raise BadData(
+            f"{len(asked)} images are queries and none is of a gallery: name gallery images too, or no"
+            " queries, so that every image is searched among all others"
+        )
+    return asked, held
 
 
 def roles_of(
@@ -109,10 +116,7 @@ def roles_of(
 
 
 def groups_of(rows: Sequence[Row], field: str) -> npt.NDArray[np.int64]:
-    """Number images by what a field of their metadata says; one without the field is a group by itself.
-
-    Returns:
-        For `measure_retrieval`, (N,).
+    """Number images by what a field of their metadata says, (N,); one without it is a group by itself.
 
     Raises:
         BadSetting: If no image has the field.

@@ -42,6 +42,8 @@ _SETTINGS = "sweep.json"
 _FIGURES = ("map_at_r", "recall_at_1", "map_c", "map_x")
 """Those that each run has, and those of --fitted."""
 _NAMES = dict(zip(_FIGURES, ("MAP@R", "R@1", "MAP_c", "MAP_x"), strict=True))
+_WHICH, _MEASURED = ("scored_on", "seed"), ("epoch", *_FIGURES, "seconds")
+"""Columns of the table beside an arm's settings: those that tell runs apart, and what was found."""
 _COMMA = r",(?![^{\[]*[}\]])"
 """One between values, and not within a list or a table."""
 _VALIDATION = 0.25
@@ -116,15 +118,16 @@ def run(settings: Settings) -> dict[str, Any]:
         load_recipe(settings.recipe, [*common, *_words(arm)])
     with reserved(settings.out):
         _check_same(settings, scored_on, common, catalog, arms[0])
-        table = _Table(settings.out / _RUNS, keys=[*arms[0], "scored_on", "seed"])
+        table = _read_table(settings.out / _RUNS, [*arms[0], *_WHICH])
         for number, (seed, arm) in enumerate(itertools.product(range(settings.seeds), arms), 1):
             key = {**arm, "scored_on": scored_on, "seed": str(seed)}
-            if table.has(key):
+            if any(key.items() <= row.items() for row in table):
                 continue
             words = [*_words(arm), f"seed={seed}"]
             sys.stderr.write(f"Run {number} of {settings.seeds * len(arms)}: {' '.join(words)}\n")
-            table.add(key | _train_and_score(settings, catalog, [*common, *words]))
-    rows = [row for row in table.rows if row["scored_on"] == scored_on and int(row["seed"]) < settings.seeds]
+            table.append(key | _train_and_score(settings, catalog, [*common, *words]))
+            _write_table(settings.out / _RUNS, table, [*arms[0], *_WHICH])
+    rows = [row for row in table if row["scored_on"] == scored_on and int(row["seed"]) < settings.seeds]
     return {
         "recipe": settings.recipe,
         "out": str(settings.out),
@@ -193,11 +196,7 @@ def _held_out(settings: Settings, catalog: Catalog, arm: _Arm) -> list[str]:
 def _check_same(
     settings: Settings, scored_on: str, common: Sequence[str], catalog: Catalog, arm: _Arm
 ) -> None:
-    """Refuse to go on with the runs of another recipe, other settings or other images.
-
-    Raises:
-        BadSetting: If OUT holds such.
-    """
+    """Refuse to go on with the runs of another recipe, other settings or other images."""
     path = settings.out / _SETTINGS
     known = json.loads(path.read_bytes()) if path.is_file() else {}
     recipe = load_recipe(settings.recipe, [*common, *_words(arm)])
@@ -263,16 +262,14 @@ def _score(settings: Settings, catalog: Catalog, folder: Path) -> dict[str, floa
 
 
 def _summary(arm: _Arm, first: _Arm, rows: Sequence[_Row]) -> dict[str, Any]:
+    """Give the mean of each figure, and its difference from the first arm over pairs of one seed."""
     mine, base = (
-        sorted(
-            (row for row in rows if all(row[key] == value for key, value in each.items())),
-            key=lambda row: int(row["seed"]),
-        )
+        sorted((row for row in rows if each.items() <= row.items()), key=lambda row: int(row["seed"]))
         for each in (arm, first)
     )
     told: dict[str, Any] = {"settings": dict(arm), "runs": len(mine)}
     for figure in _FIGURES:
-        values, theirs = ([float(row[figure]) for row in each if row[figure]] for each in (mine, base))
+        values, theirs = ([float(row[figure]) for row in each if row.get(figure)] for each in (mine, base))
         if not values:
             continue
         told[figure] = dict(zip(("mean", "half_width"), interval(values), strict=True))
@@ -289,49 +286,40 @@ def _told(figure: Mapping[str, Any] | None, sign: str = "") -> str:
     return f"{100 * figure['mean']:{sign}.2f}{half}"
 
 
-class _Table:
-    """The runs so far, as a file that is written whole after each; `keys` tell its rows apart.
+def _read_table(path: Path, keys: Sequence[str]) -> list[dict[str, str]]:
+    """Read the runs so far, which `keys` tell apart.
 
     Raises:
         BadSetting: If the file is of a sweep over other settings, or is no table of runs any more.
     """
-
-    def __init__(self, path: Path, *, keys: Sequence[str]) -> None:
-        self._path = path
-        self._keys = keys
-        self._columns = [*keys, "epoch", *_FIGURES, "seconds"]
-        self.rows: list[_Row] = []
-        if path.is_file():
-            self._read()
-
-    def has(self, key: _Row) -> bool:
-        """Tell whether the run of these values of the keys is there."""
-        return any(all(row[name] == value for name, value in key.items()) for row in self.rows)
-
-    def add(self, row: _Row) -> None:
-        """Keep one more run."""
-        self.rows.append({name: row.get(name, "") for name in self._columns})
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self._columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_file(self._path, text.getvalue().encode())
-
-    def _read(self) -> None:
-        reader = csv.DictReader(self._path.read_text(encoding="utf-8", errors="replace").splitlines())
-        if reader.fieldnames != self._columns:
+    if not path.is_file():
+        return []
+    columns = [*keys, *_MEASURED]
+    reader = csv.DictReader(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    if reader.fieldnames != columns:
+        raise BadSetting(
+            f"{path} is of a sweep with the columns {', '.join(reader.fieldnames or ())}, but this"
+            f" one has {', '.join(columns)}: give another --out"
+        )
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in reader:
+        key = tuple(row[name] for name in keys)
+        if not _is_run(row) or key in rows:
             raise BadSetting(
-                f"{self._path} is of a sweep with the columns {', '.join(reader.fieldnames or ())}, but this"
-                f" one has {', '.join(self._columns)}: give another --out"
+                f"{path}, line {reader.line_num}, is no run, or one that is there already: take the"
+                " line out, and it is done again"
             )
-        for row in reader:
-            key = {name: row[name] for name in self._keys}
-            if not _is_run(row) or self.has(key):
-                raise BadSetting(
-                    f"{self._path}, line {reader.line_num}, is no run, or one that is there already: take the"
-                    " line out, and it is done again"
-                )
-            self.rows.append(row)
+        rows[key] = row
+    return list(rows.values())
+
+
+def _write_table(path: Path, rows: Sequence[_Row], keys: Sequence[str]) -> None:
+    """Write all runs anew, so that a cut leaves the table as it was."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*keys, *_MEASURED], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(path, text.getvalue().encode())
 
 
 def _is_run(row: Mapping[Any, Any]) -> bool:

@@ -23,8 +23,8 @@ from training.loop.checkpoint import entry, load_checkpoint, load_module, load_s
 from training.loop.record import check_record
 from training.loop.whole_file import is_aside, write_file
 from training.network.embedder import Embedder, build_embedder
-from training.recipes.recipe import Recipe, make_recipe
-from training.recipes.recipe_file import parse_yaml
+from training.recipes.recipe import Recipe
+from training.recipes.recipe_file import make_recipe, parse_yaml
 
 __all__ = [
     "BEST",

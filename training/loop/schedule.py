@@ -3,13 +3,12 @@
 import math
 from bisect import bisect_right
 
-from training.recipes.settings.objective import ObjectiveSettings
-from training.recipes.settings.steps import StepSettings
+from training.recipes.recipe import Recipe
 
 __all__ = ["rate_factor", "xml_weight"]
 
 
-def rate_factor(step: int, steps: int, recipe: StepSettings, *, per_epoch: int = 1) -> float:
+def rate_factor(step: int, steps: int, recipe: Recipe, *, per_epoch: int = 1) -> float:
     """Give the share of the peak learning rate at `step` of `steps`, counted from 0.
 
     A line up to 1 over the warm-up, then half a cosine down to 0, or 1 throughout, or `drop_factor` for each
@@ -25,7 +24,7 @@ def rate_factor(step: int, steps: int, recipe: StepSettings, *, per_epoch: int =
     return _half_cosine((step - warmup) / (steps - warmup))
 
 
-def xml_weight(step: int, steps: int, recipe: ObjectiveSettings) -> float:
+def xml_weight(step: int, steps: int, recipe: Recipe) -> float:
     """Give lambda at `step` of `steps`, counted from 0.
 
     A line up to `xml_weight` over the warm-up, then as it is, or down to 0 in a line or half a cosine.

@@ -5,7 +5,7 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn import functional
 
-from training.recipes.settings.network import AssignOn, CodebookInit
+from training.recipes.recipe import AssignOn, CodebookInit
 
 __all__ = ["greedy_k_centre", "k_means", "start_codebook"]
 

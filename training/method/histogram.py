@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.method.precision import full_precision
-from training.recipes.settings.network import AssignOn
+from training.recipes.recipe import AssignOn
 
 __all__ = ["histogram"]
 

@@ -13,8 +13,7 @@ from serving.errors import BadSetting
 from training.method.histogram import histogram
 from training.network.backbone import Backbone, build_backbone
 from training.network.pooling import PoolingName, build_pooling
-from training.recipes.recipe import Recipe
-from training.recipes.settings.network import AssignOn
+from training.recipes.recipe import AssignOn, Recipe
 
 __all__ = ["Embedder", "Features", "build_embedder"]
 

@@ -1,32 +1,40 @@
-"""Recipe files: the ones in `recipes/` by name, a user's own by path, each on the base that it names.
+"""Recipe files: ours by name, a user's own by path.
 
-`base: NAME`, or a list of names, at the top of a file takes over the settings of other files, later ones and
-the file's own winning. A file of ours whose name begins with an underscore is only ever a base.
+A name of three words, `mlrc/cub/contrastive`, puts a protocol, a data set and a method together, each a file.
+Its settings come in that order, later ones winning; those under `when` only where the name has their words.
+`about` in these files is what `crossbatch train NAME --list` tells.
 """
 
 import difflib
+import functools
+import itertools
 import os
-from collections.abc import Sequence
+import reprlib
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from serving.errors import BadSetting, NotFound
-from training.recipes.recipe import Recipe, make_recipe
+from training.recipes.recipe import Recipe
 
-__all__ = ["RECIPES", "head_comment", "load_recipe", "parse_yaml", "recipe_names"]
+__all__ = ["RECIPES", "head_comment", "load_recipe", "make_recipe", "parse_yaml", "recipe_names"]
 
 RECIPES = Path(__file__).parent
-_DEEPEST = 8
-"""Most files that stand on one another."""
-_MOST = 64
-"""Most files that a recipe is read from."""
+_PARTS = ("protocols", "data_sets", "methods")
+_TOLD = ("Paper", "Method", "Command", "Data", "Hardware", "Time", "Score")
 
 
 def recipe_names() -> list[str]:
-    """Name the recipes that come with the package: their paths below `recipes/`, without suffix."""
-    return sorted(name for name in _ours() if not name.rpartition("/")[2].startswith("_"))
+    """Name the recipes that come with the package, by a word each or by protocol, data set and method."""
+    words = [sorted(path.stem for path in (RECIPES / folder).glob("*.yaml")) for folder in _PARTS]
+    combined = ("/".join(three) for three in itertools.product(*words))
+    return sorted(
+        [path.stem for path in RECIPES.glob("*.yaml")] + [name for name in combined if _combine(name)]
+    )
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -40,7 +48,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         NotFound: If there is no such recipe or file.
         BadSetting: If a key is unknown or its value ill-typed; the message names the nearest key.
     """
-    values = _read_layered(_find(name))
+    values = _read_settings(name)
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
@@ -58,6 +66,19 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     return make_recipe(values, source=name)
 
 
+def head_comment(name: str) -> str:
+    """Return what a recipe of ours tells of itself: paper, command, hardware, time, score.
+
+    Raises:
+        NotFound: If there is no such recipe.
+    """
+    if combined := _combine(name):
+        return _compose_head(combined["about"])
+    lines = _find(name).read_text(encoding="utf-8", errors="replace").splitlines()
+    head = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return "\n".join(line.removeprefix("#").removeprefix(" ").rstrip() for line in head)
+
+
 def parse_yaml(text: str) -> Any:
     """Read plain values.
 
@@ -70,28 +91,48 @@ def parse_yaml(text: str) -> Any:
         raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 
-def head_comment(name: str) -> str:
-    """Return the comment at the head of a recipe of ours: paper, command, hardware, time, score.
+def _combine(name: str) -> dict[str, Any]:
+    """Merge the files of a protocol, a data set and a method; empty where there is no such combination."""
+    words = name.split("/")
+    if len(words) != len(_PARTS):
+        return {}
+    files = [RECIPES / folder / f"{word}.yaml" for folder, word in zip(_PARTS, words, strict=True)]
+    values: dict[str, Any] = {}
+    about = {"name": name, "run": "-".join(words[1:])}
+    for file in files:
+        part = _read_part(file)
+        if not part or "/".join(words[:2]) not in part.get("only", ["/".join(words[:2])]):
+            return {}
+        about[file.parent.name] = part["about"]["title"]
+        conditional = part.get("when", {})
+        for layer in (
+            part,
+            *(conditional[when] for when in conditional if set(when.split("/")) <= set(words)),
+        ):
+            about |= layer.get("about", {})
+            values |= {key: layer[key] for key in layer if key not in ("about", "when", "only")}
+    return {**values, "about": about}
 
-    Raises:
-        NotFound: If there is no such recipe.
-    """
-    lines = []
-    for line in _find(name).read_text(encoding="utf-8", errors="replace").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").removeprefix(" ").rstrip())
+
+@functools.cache
+def _read_part(file: Path) -> dict[str, Any]:
+    return _read_yaml(file) if file.is_file() else {}
+
+
+def _compose_head(about: Mapping[str, str]) -> str:
+    lines = [f"{about['data_sets']} by {about['protocols']}: {about['methods']} + XML."]
+    for key in _TOLD:
+        told = about.get(key, "").format_map(about).strip().split("\n")
+        wrapped = [line for each in told if each for line in textwrap.wrap(each, 105, break_on_hyphens=False)]
+        if wrapped:
+            lines.append(f"{key + ':':<10}" + ("\n" + " " * 10).join(wrapped))
     return "\n".join(lines)
 
 
-def _ours() -> dict[str, Path]:
-    return {path.relative_to(RECIPES).with_suffix("").as_posix(): path for path in RECIPES.rglob("*.yaml")}
-
-
 def _find(name: str) -> Path:
-    """Give the path of a recipe of ours by name, or of the caller's own file."""
-    if (ours := _ours()).get(name):
-        return ours[name]
+    """Give the path of a recipe of ours that is one file, or of the caller's own file."""
+    if (ours := RECIPES / f"{name}.yaml").parent == RECIPES and ours.is_file():
+        return ours
     path = Path(os.path.expanduser(name))  # which leaves an unknown user's name as it is
     if path.suffix in (".yaml", ".yml"):
         if path.is_file():
@@ -105,24 +146,28 @@ def _find(name: str) -> Path:
     )
 
 
-def _read_layered(path: Path, depth: int = 1, read: list[Path] | None = None) -> dict[str, Any]:
-    """Read a file on top of its bases; `read` lists the files so far."""
-    read = [] if read is None else read
-    read.append(path)
-    if len(read) > _MOST:
-        raise BadSetting(f"recipe {read[0]} stands on more than {_MOST} files")
+def _read_settings(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read the settings of a recipe, on those of its `base`: a name or a list, of which later ones win.
+
+    Args:
+        name: Of the recipe, or a path; beside the file above it or to be found from here.
+        above: The files that it is a base of.
+    """
+    if combined := _combine(name):
+        del combined["about"]
+        return combined
+    beside = above[-1].parent / name if above else Path(name)
+    path = beside if beside.suffix in (".yaml", ".yml") and beside.is_file() else _find(name)
+    if any(path.samefile(other) for other in above):
+        raise BadSetting(f"recipe {path} is its own base")
     values = _read_yaml(path)
     bases = values.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise BadSetting(f"recipe {path} has a base that is neither a name nor a list of names")
-    if bases and depth == _DEEPEST:
-        raise BadSetting(f"recipe {path} stands on more than {_DEEPEST} bases, one of which may be itself")
     below: dict[str, Any] = {}
     for base in bases:
-        beside = path.parent / base  # a user's file may name a file next to it
-        found = beside if beside.suffix in (".yaml", ".yml") and beside.is_file() else _find(base)
-        below |= _read_layered(found, depth + 1, read)
+        below |= _read_settings(base, (*above, path))
     return below | values
 
 
@@ -132,8 +177,46 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadSetting(f"recipe {path} is not readable YAML: {line}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
+    if not isinstance(values, dict | None):
         raise BadSetting(f"recipe {path} must be a table of key: value, but holds a {type(values).__name__}")
-    return values
+    return values or {}
+
+
+def make_recipe(values: Mapping[str, Any], *, source: str) -> Recipe:
+    """Check values read from a file or the command line.
+
+    Raises:
+        BadSetting: If a key is unknown or its value ill-typed.
+    """
+    for key in values:
+        if key not in Recipe.model_fields:
+            raise BadSetting(
+                f"recipe {source} has the unknown key {key!r}; the nearest valid one is {_nearest(key)!r}"
+            )
+    try:
+        return Recipe.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"]:  # settings that do not fit one another
+            raise BadSetting(f"recipe {source}: {first['ctx']['error']}") from error
+        key = str(first["loc"][0])
+        told = Recipe.model_fields[key].description
+        raise BadSetting(
+            f"recipe {source} sets {key!r} to {_shown(first['input'])}: {first['msg'].lower()}"
+            f" ({key}: {told})"
+        ) from error
+
+
+def _shown(value: object) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return f"a very large {type(value).__name__}"
+
+
+def _nearest(key: object) -> str:
+    """Find the setting that was meant: by its initials (`lr`), else by its spelling."""
+    for name in Recipe.model_fields:
+        if "".join(part[0] for part in name.split("_")) == key:
+            return name
+    return difflib.get_close_matches(str(key), Recipe.model_fields, n=1, cutoff=0.0)[0]

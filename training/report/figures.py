@@ -1,117 +1,178 @@
-"""The section of figures: how well images of one class find each other, as noted and as measured now."""
+"""Pictures for the page, as data URIs: plots by matplotlib in light and dark, thumbnails, maps."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeGuard
+import base64
+import functools
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from training.evaluation.metrics import FIGURE_NAMES
-from training.loop.history import History
-from training.report.document import Section
-from training.report.markup import clip, element, percent, table
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 
-__all__ = ["figures_section", "key_figures"]
+from serving.catalog.catalog import Row
+from serving.model.preprocess import preprocess
+from training.data.pictures import Stream
+from training.recipes.recipe import Recipe
 
-_NOTED = {
-    "test": "unseen classes (test), as noted in the run",
-    "train": "training classes, as noted in the run",
-    "all": "all classes, as noted in the run",
-    "validation": "validation classes, of the epoch that is kept",
-}
-_COUNTS = {"images": "images", "classes": "classes"}
+__all__ = [
+    "COLOURS", "MARKS", "NUMBERED", "jpeg", "line_chart", "map_colours", "map_picture", "scatter", "strip",
+    "thumbnails",
+]  # fmt: skip
+
+COLOURS = {
+    "light": {
+        "ink": "#1a1d21", "soft": "#565d66", "paper": "#ffffff", "panel": "#f4f5f7", "line": "#d5d9de",
+        "right": "#0b6e4f", "wrong": "#b3261e", "rest": "#868d96",
+        "s0": "#1f5fbf", "s1": "#b3500b", "s2": "#0b7a5b", "s3": "#a3307f",
+        "s4": "#6a4fc4", "s5": "#7a6000", "s6": "#c2273d", "s7": "#00738c",
+    },
+    "dark": {
+        "ink": "#e8eaed", "soft": "#abb2bc", "paper": "#14171b", "panel": "#1e2227", "line": "#3a4048",
+        "right": "#5fd3a4", "wrong": "#ff8a80", "rest": "#747b85",
+        "s0": "#8ab4f8", "s1": "#ffb074", "s2": "#5fd3a4", "s3": "#f59bd3",
+        "s4": "#b9a6ff", "s5": "#dcc04a", "s6": "#ff9b9b", "s7": "#64cfe8",
+    },
+}  # fmt: skip
+"""Of the page and its plots, by theme; each s is a line or a class."""
+MARKS = dict(zip("●■▲◆✚▼★✖", "os^DPv*X", strict=True))
+"""Marks of the classes that a scatter tells apart, as the page's legend and as matplotlib has them."""
+_LINES = ["-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1))]
+_MARKED = 30
+"""Most points of a line that are marked each."""
+NUMBERED = 12
+"""Widest map whose places are numbered, in places."""
 
 
-def figures_section(
-    record: Mapping[str, Any], history: History, measured: Mapping[str, Any], *, title: str, note: str
-) -> Section:
-    """Tabulate what the run's record holds, what was measured for this page, and the untrained network.
+def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], *, unit: str) -> dict[str, str]:
+    """Plot lines of (epoch, value) in one frame.
 
-    Args:
-        record: Of the run; what `evaluate` noted there has the untrained backbone's figures beside.
-        history: Of the run; its epoch 0 is the start.
-        measured: What `measure_retrieval` gives, with `images` and `classes`.
-        title: What was measured.
-        note: What is to be said of it.
+    Returns:
+        A data URI by theme; so does `scatter`.
     """
-    found = {title: measured}
-    for name, noted in record.get("metrics", {}).items():
-        if isinstance(noted, dict) and ("map_at_r" in noted or "recall_at" in noted):
-            told = _NOTED.get(name, f"{clip(name)}, as noted in the run")
-            found[told] = noted
-            if isinstance(noted.get("untrained"), dict):
-                found[f"{told}: the untrained backbone"] = noted["untrained"]
-    start = next((row for row in history.rows if row["epoch"] == 0), {})
-    if "map_at_r" in start or "recall_at_1" in start:
-        before = {"recall_at": {"1": start.get("recall_at_1")}, "map_at_r": start.get("map_at_r")}
-        found["validation classes, before training"] = before
-    columns = _columns(found.values())
-    apart = bool(measured.get("gallery"))
-    how = "Each query is searched in the gallery" if apart else "Each image is searched among the others"
-    rows = [
-        [name, *(spell(value.get(key)) for key, (_, spell) in columns.items())]
-        for name, value in ((name, _flat(value)) for name, value in found.items())
-    ]
-    return Section(
-        "figures",
-        "Figures",
-        [
-            element("p", note),
-            table(
-                ["on", *(spelled for spelled, _ in columns.values())],
-                rows,
-                caption="Retrieval of images of one class",
-                numbers=True,
-            ),
-            element(
-                "p",
-                f"{how} by cosine. R@k: share of queries with an image of"
-                " their class among the k nearest. R-precision: share of right ones among the R nearest, R"
-                " being how many there are. MAP@R: the same, counting higher what comes earlier.",
-                class_="soft",
-            ),
-        ],
+
+    def draw(axes: Axes, _: Mapping[str, str]) -> None:
+        for name, points in series.items():
+            marker = "o" if len(points) <= _MARKED else ""
+            axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=3.5)
+        axes.set(xlabel="epoch", ylabel=unit)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if len(series) > 1:
+            axes.legend(frameon=False, fontsize=8)
+
+    return _plot(draw, (4.2, 2.7), "svg")
+
+
+def scatter(
+    points: NDArray[np.float64], names: Sequence[str], shown: Sequence[str], *, axes: tuple[str, str]
+) -> dict[str, str]:
+    """Plot points (N, 2) on axes of one scale, those of `shown` classes each by a mark, the others grey."""
+    of_class = np.array(names, dtype=object)
+
+    def draw(area: Axes, colour: Mapping[str, str]) -> None:
+        rest = points[~np.isin(of_class, shown)]
+        area.scatter(rest[:, 0], rest[:, 1], s=6, c=colour["rest"], alpha=0.5, linewidths=0)
+        for number, (name, mark) in enumerate(zip(shown, MARKS.values(), strict=False)):
+            own = points[of_class == name]
+            area.scatter(
+                own[:, 0],
+                own[:, 1],
+                s=26,
+                c=colour[f"s{number}"],
+                marker=mark,
+                edgecolors=colour["paper"],
+                linewidths=0.4,
+            )
+        area.set(xlabel=axes[0], ylabel=axes[1], aspect="equal", xticks=[], yticks=[])
+
+    return _plot(draw, (6, 6), "png")
+
+
+def strip(shares: NDArray[np.float64]) -> str:
+    """Colour shares, (m,) in 0..1, a pixel each."""
+    pixels = mpl.colormaps["viridis"](shares[None], bytes=True)[:, :, :3]
+    return _encode(np.ascontiguousarray(pixels), "PNG")
+
+
+def thumbnails(rows: Sequence[Row], recipe: Recipe, *, side: int) -> dict[str, NDArray[np.uint8]]:
+    """Give what the model sees of each image, its centre crop, but `side` pixels a side.
+
+    Returns:
+        uint8 (S, S, 3) by key; an image that can no longer be read has none.
+    """
+    decode = functools.partial(
+        preprocess, size=side, crop_fraction=recipe.crop_fraction, resampling="lanczos"
     )
+    stream = Stream(rows, decode)
+    pixels = list(stream)
+    return {row.key: each for row, each in zip(stream.rows, pixels, strict=True)}
 
 
-def key_figures(measured: Mapping[str, Any]) -> str:
-    """Show the few figures that one looks for first."""
-    shown = {
-        "MAP@R": percent(measured["map_at_r"]),
-        "R@1": percent(measured["recall_at"]["1"]),
-        "images": f"{measured['images']:,}",
-        "classes": f"{measured['classes']:,}",
-    }
-    return element(
-        "dl",
-        *(element("div", element("dt", name), element("dd", value)) for name, value in shown.items()),
-        class_="key",
-    )
+def map_picture(pixels: NDArray[np.uint8], found: NDArray[np.uint8]) -> str:
+    """Show an image, uint8 (S, S, 3), beside itself under the dominant prototypes of its places, (h, w)."""
+    side, (height, width) = len(pixels), found.shape
+    tiles = Image.fromarray(map_colours(found)).resize((side, side), Image.Resampling.NEAREST)
+    covered = Image.blend(Image.fromarray(pixels), tiles, 0.55)
+    if width <= NUMBERED:
+        draw = ImageDraw.Draw(covered)
+        for (y, x), prototype in np.ndenumerate(found):
+            middle = (x + 0.5) * side / width, (y + 0.5) * side / height
+            draw.text(
+                middle, str(prototype), "white", anchor="mm", font_size=8, stroke_width=1, stroke_fill="black"
+            )
+    return jpeg(np.concatenate((pixels, np.full((side, 4, 3), 128, np.uint8), np.asarray(covered)), axis=1))
 
 
-def _columns(found: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[str, Callable[[object], str]]]:
-    """Give a heading and the way to write a cell by key; only of what any of them holds."""
-    held = {key for each in found for key, value in _flat(each).items() if _is_number(value)}
-    recalls = sorted((key for key in held if key.startswith("R@")), key=lambda key: int(key[2:]))
-    return (
-        {key: (key, _share) for key in recalls}
-        | {key: (name, _share) for key, name in FIGURE_NAMES.items() if key in held}
-        | {key: (name, _whole) for key, name in _COUNTS.items() if key in held}
-    )
+def map_colours(found: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Give prototypes colours, uint8 (..., 3): hues by the golden angle, so that near numbers differ."""
+    colours: NDArray[np.uint8] = mpl.colormaps["hsv"](found * 137.508 / 360 % 1, bytes=True)[..., :3]
+    return np.ascontiguousarray(colours)
 
 
-def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Put `recall_at` beside the rest, as `R@k`; a record may lack any of it, or hold something else."""
-    recalls = found.get("recall_at")
-    recalls = recalls if isinstance(recalls, dict) else {}
-    return dict(found) | {f"R@{k}": share for k, share in recalls.items() if str(k).isdecimal()}
+def jpeg(pixels: NDArray[np.uint8]) -> str:
+    """Encode pixels, uint8 (H, W, 3)."""
+    return _encode(pixels, "JPEG", quality=80, optimize=True)
 
 
-def _share(value: object) -> str:
-    return percent(value) if _is_number(value) else "–"
+def _encode(pixels: NDArray[np.uint8], kind: str, **options: int) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind, **options)
+    return _data_uri(buffer, kind.lower())
 
 
-def _whole(value: object) -> str:
-    return f"{value:,}" if _is_number(value) else "–"
+def _data_uri(buffer: io.BytesIO, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _plot(
+    draw: Callable[[Axes, Mapping[str, str]], None], inches: tuple[float, float], kind: str
+) -> dict[str, str]:
+    made = {}
+    for theme, colour in COLOURS.items():
+        ink = ("axes.labelcolor", "xtick.color", "ytick.color")
+        style: Any = dict.fromkeys(ink, colour["soft"]) | {
+            "figure.facecolor": colour["paper"],
+            "axes.facecolor": colour["paper"],
+            "axes.edgecolor": colour["line"],
+            "axes.grid": True,
+            "axes.prop_cycle": cycler(color=[colour[f"s{i}"] for i in range(6)], linestyle=_LINES),
+            "grid.color": colour["line"],
+            "text.color": colour["ink"],
+            "text.parse_math": False,
+            "font.size": 9,
+            "svg.hashsalt": "crossbatch",
+        }
+        with mpl.rc_context(style), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a name of the history that the font lacks
+            figure = Figure(inches, layout="constrained")
+            draw(figure.subplots(), colour)
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
+        made[theme] = _data_uri(buffer, {"svg": "svg+xml"}.get(kind, kind))
+    return made

@@ -1,22 +1,26 @@
-"""What a report looks at: the images of one side of a split as a run's embedder sees them."""
+"""What a run finds among the images of a split: embeddings, figures, each query's neighbours, a plane."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from sklearn.decomposition import PCA
 
 from serving.catalog.catalog import Row
 from training.data.pictures import Stream, Unreadable, class_numbers, embed_pictures, viewing_decoder
-from training.evaluation.protocol import measure_retrieval, roles_of
+from training.evaluation.metrics import rank_queries, unit_rows
+from training.evaluation.protocol import measure_retrieval, roles_of, sides_of
 from training.network.embedder import Embedder
 from training.network.embedding import describer_function
 from training.recipes.recipe import Recipe
 
-__all__ = ["Findings", "embed_split", "find_assignments", "measure"]
+__all__ = [
+    "Findings", "Ranking", "choose_queries", "class_histograms", "embed_split", "find_assignments", "measure",
+    "project", "rank",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,23 @@ class Findings:
     """Places in `classes`, (N,)."""
     roles: NDArray[np.str_]
     """`query`, `gallery` or nothing of each image, (N,); a query is searched in the gallery alone."""
-    embeddings: Tensor
-    """float32 (N, d), of any length."""
+    embeddings: NDArray[np.float32]
+    """(N, d), of any length."""
     histograms: NDArray[np.float32]
     """(N, m), each row sums to one."""
+
+
+class Ranking(NamedTuple):
+    """What the Q queries that have a match find, in the order of the rows."""
+
+    queries: NDArray[np.int64]
+    """Which rows ask, (Q,)."""
+    nearest: NDArray[np.int64]
+    """Which rows are found, nearest first and equals by their number, (Q, k)."""
+    similarity: NDArray[np.float32]
+    """Their cosine with the query, (Q, k)."""
+    precision: NDArray[np.float64]
+    """Average precision down to rank R, (Q,): MAP@R is its mean."""
 
 
 def embed_split(
@@ -62,22 +79,85 @@ def embed_split(
         classes=classes,
         labels=class_numbers(stream.rows, classes),
         roles=np.array(roles_of(stream.rows, split, recipe.split) or [""] * len(stream.rows), dtype=np.str_),
-        embeddings=torch.from_numpy(found[:, :width]),
+        embeddings=found[:, :width],
         histograms=found[:, width:],
     )
 
 
 def measure(findings: Findings) -> dict[str, Any]:
-    """Measure retrieval, queries in the gallery where the data set keeps these apart.
-
-    Returns:
-        What `measure_retrieval` gives, with `images` and `classes`.
-
-    Raises:
-        BadData: If no query has a match, an embedding is not finite, or there are queries and no gallery.
-    """
+    """Give what `measure_retrieval` does, with `images` and `classes`; it raises the same."""
     figures = measure_retrieval(findings.embeddings, findings.labels, roles=findings.roles.tolist())
     return figures | {"images": len(findings.rows), "classes": len(findings.classes)}
+
+
+def rank(findings: Findings, *, neighbours: int) -> Ranking:
+    """Search each query among all other images, or, where any is a query, in the gallery alone.
+
+    Args:
+        findings: Of which at least one query has a match.
+        neighbours: How many of the nearest are told; fewer where there are fewer.
+    """
+    unit, labels = unit_rows(findings.embeddings), findings.labels
+    asked, held = sides_of(findings.roles.tolist(), len(labels))
+    apart: dict[str, Any] = (
+        {} if held is None else {"gallery_embeddings": unit[held], "gallery_labels": labels[held]}
+    )
+    found = list(rank_queries(unit[asked], labels[asked], depth=neighbours, **apart))
+    queries = asked[np.concatenate([each.queries for each in found])]
+    order = np.argsort(queries)
+    places = np.concatenate([each.places[:, :neighbours] for each in found])[order]
+    queries, nearest = queries[order], places if held is None else held[places]
+    similarity = np.einsum("qd,qkd->qk", unit[queries], unit[nearest])
+    return Ranking(queries, nearest, similarity, np.concatenate([each.shares()[1] for each in found])[order])
+
+
+def choose_queries(
+    precision: NDArray[np.float64], labels: NDArray[np.int64], *, count: int, seed: int
+) -> dict[str, list[int]]:
+    """Choose the best, typical and worst queries by average precision; typical is nearest to the median.
+
+    Of equals the seed draws, and none is taken twice. A kind holds one query a class, as long as there are
+    classes.
+
+    Args:
+        precision: Of Q queries, (Q,).
+        labels: Their classes, (Q,).
+        count: How many in all; as many as there are at the most.
+        seed: Of the draw.
+
+    Returns:
+        Places in `precision`, by `best`, `typical` and `worst`.
+    """
+    chance = np.random.default_rng(seed).permutation(len(precision))
+    taken, chosen = set[int](), dict[str, list[int]]()
+    for kind, key, share in (
+        ("best", -precision, (count + 2) // 3),
+        ("worst", precision, (count + 1) // 3),
+        ("typical", np.abs(precision - np.median(precision)), count // 3),
+    ):
+        order = np.array([place for place in np.lexsort((chance, key)) if place not in taken], dtype=np.int64)
+        firsts = np.sort(np.unique(labels[order], return_index=True)[1])  # where in `order` each class begins
+        ordered = [*order[firsts], *np.delete(order, firsts)]
+        chosen[kind] = [int(place) for place in ordered[:share]]
+        taken |= set(chosen[kind])
+    return {kind: chosen[kind] for kind in ("best", "typical", "worst")}
+
+
+def project(embeddings: NDArray[np.floating]) -> tuple[NDArray[np.float64], tuple[float, float]]:
+    """Project embeddings, float (N, d), N and d at least 2, at unit length, on their principal components.
+
+    Each axis points to where its largest component is positive, so that the same embeddings always give the
+    same picture.
+
+    Returns:
+        Points (N, 2), and the share of the variance along each axis; 0 where there is no variance at all.
+    """
+    unit = unit_rows(embeddings.astype(np.float64))
+    if np.ptp(unit, axis=0).max() < 1e-6:  # but for rounding, all are one
+        return np.zeros((len(unit), 2)), (0.0, 0.0)
+    found = PCA(2, svd_solver="full" if unit.shape[1] > unit.shape[0] else "covariance_eigh").fit(unit)
+    first, second = found.explained_variance_ratio_.tolist()
+    return found.transform(unit), (first, second)
 
 
 @torch.no_grad()
@@ -87,11 +167,21 @@ def find_assignments(
     """Find the dominant prototype of each place of a few images.
 
     Returns:
-        Those of `rows` that can still be read, and uint8 (N, n) for them.
+        Those of `rows` that can still be read, and uint8 (N, h, w) for them.
     """
     stream = Stream(rows, viewing_decoder(recipe))
     found = [
         embedder.assignments(embedder(embedder.normalise(torch.from_numpy(pixels.copy())[None])).locations)
         for pixels in stream
     ]
-    return tuple(stream.rows), torch.cat(found).numpy() if found else np.empty((0, 0), dtype=np.uint8)
+    maps = torch.cat(found).numpy() if found else np.empty(0, dtype=np.uint8)
+    return tuple(stream.rows), maps.reshape(len(found), *embedder.grid)
+
+
+def class_histograms(
+    histograms: NDArray[np.float32], labels: NDArray[np.int64], count: int
+) -> NDArray[np.float64]:
+    """Give the mean histogram of each class, (C, m), of histograms (N, m)."""
+    sums = np.zeros((count, histograms.shape[1]))
+    np.add.at(sums, labels, histograms)
+    return sums / np.bincount(labels, minlength=count)[:, None]

@@ -1,41 +1,33 @@
 """`crossbatch report`: one self-contained HTML page that shows a run and what it finds."""
 
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog.catalog import Format, Row, select
+from serving.catalog.catalog import Format, select
 from serving.errors import BadData, BadSetting
 from training.data.partition import check_complete, read_own
 from training.data.pictures import tell_unreadable
 from training.data.sample import draw_sample
-from training.evaluation.ranking import choose_queries, rank
 from training.loop.history import read_history
-from training.loop.run import Run, load_run
+from training.loop.run import load_run
 from training.loop.whole_file import write_file
 from training.method.term import dead_note
-from training.report.about import about_section
-from training.report.curves import curves_section
-from training.report.document import Section, document
-from training.report.figures import figures_section, key_figures
-from training.report.findings import Findings, embed_split, find_assignments, measure
-from training.report.grids import THUMBNAIL, grids_section
-from training.report.histograms import histograms_section
-from training.report.maps import MAP, maps_section
-from training.report.markup import element
-from training.report.picture import thumbnails
-from training.report.plane import plane_section
+from training.report.contents import (
+    SPLITS,
+    describe_settings,
+    plot_curves,
+    render_page,
+    show_pictures,
+    tabulate_figures,
+    tabulate_histograms,
+)
+from training.report.findings import embed_split, measure
 
 __all__ = ["Settings", "render", "run"]
-
-_MAPS = 12
-"""Most prototype maps."""
-_SPLITS = {"test": "unseen classes (test)", "train": "training classes", "all": "all classes"}
 
 
 class Settings(BaseModel):
@@ -100,28 +92,28 @@ def run(settings: Settings) -> dict[str, Any]:
         split=settings.split,
     )
     measured = measure(findings)
-    note = _note(settings, findings, measured, whole=len(rows))
-    if loaded.epoch == 0:
-        note += " These weights are untrained: on validation, no epoch did better than the start."
-    sections = [
-        figures_section(loaded.record, history, measured, title=f"{_SPLITS[settings.split]}, now", note=note),
-        curves_section(
-            history,
-            validated=bool(loaded.record["data"].get("validation_classes")),
-            note=dead_note(history.rows, loaded.recipe),
+    on = SPLITS[settings.split]
+    page = render_page(
+        title=loaded.record["name"],
+        path=settings.run_dir,
+        own=loaded.record["data"],
+        record=loaded.record,
+        on=on,
+        day=datetime.now(UTC).strftime("%Y-%m-%d"),
+        seed=settings.seed,
+        measured=measured,
+        whole=len(rows),
+        findings=findings,
+        untrained=loaded.epoch == 0,
+        figures=tabulate_figures(loaded.record, history, measured, title=f"{on}, now"),
+        curves=plot_curves(history),
+        dead=dead_note(history.rows, loaded.recipe),
+        **show_pictures(
+            findings, loaded, queries=settings.queries, neighbours=settings.neighbours, seed=settings.seed
         ),
-        *_pictures(settings, loaded, findings),
-        about_section(settings.run_dir, loaded.recipe, loaded.record),
-    ]
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
-    page = document(
-        loaded.record["name"],
-        [
-            element("p", f"How well images of {_SPLITS[settings.split]} find each other.", class_="soft"),
-            key_figures(measured),
-        ],
-        sections,
-        foot=f"Made by crossbatch report on {day}.",
+        histograms=tabulate_histograms(findings),
+        trained=loaded.recipe.learns_prototypes,
+        settings=describe_settings(loaded.recipe),
     )
     write_file(out, page)
     return {
@@ -154,61 +146,3 @@ def _check_place(out: Path) -> None:
         raise BadSetting(f"{out} is a folder: give --out a file, such as {out / 'report.html'}")
     if not out.parent.is_dir():
         raise BadSetting(f"the page cannot be written to {out}: there is no folder {out.parent}")
-
-
-def _note(settings: Settings, findings: Findings, measured: dict[str, Any], *, whole: int) -> str:
-    """Say of what the figures are."""
-    left = len(findings.unreadable)
-    told = [f"{len(findings.rows):,} images of {len(findings.classes):,} classes were embedded"]
-    if whole > len(findings.rows) + left:
-        told[0] += (
-            f", a sample of {whole:,} drawn class by class (seed {settings.seed}): among fewer images more is"
-            " found, so that its figures are higher than those of the whole"
-        )
-    if left:
-        first = findings.unreadable[0]
-        told.append(f"{left:,} could not be read and were left out (first: {first.key}: {first.reason})")
-    if measured["excluded"]:
-        why = "have no match in the gallery" if "query" in findings.roles else "are alone in their class"
-        told.append(f"{measured['excluded']:,} {why} and were not asked for")
-    return f"{'; '.join(told)}."
-
-
-def _pictures(settings: Settings, loaded: Run, findings: Findings) -> list[Section]:
-    """Make the sections that show images: grids, plane, histograms and maps."""
-    ranking = rank(findings.embeddings, findings.labels, findings.roles, neighbours=settings.neighbours)
-    chosen = choose_queries(
-        ranking.precision, findings.labels[ranking.queries], count=settings.queries, seed=settings.seed
-    )
-    places = list(chain.from_iterable(chosen.values()))
-    queries = [findings.rows[row] for row in ranking.queries[places].tolist()]
-    shown = _distinct([*queries, *(findings.rows[row] for row in ranking.nearest[places].flatten().tolist())])
-    trained = loaded.recipe.learns_prototypes
-    mapped, assignments = find_assignments(_spread(queries), loaded.embedder, loaded.recipe)
-    return [
-        grids_section(
-            findings.rows,
-            ranking,
-            chosen,
-            thumbnails(shown, loaded.recipe, side=THUMBNAIL),
-            seed=settings.seed,
-        ),
-        plane_section(findings, [row.label for row in queries], seed=settings.seed),
-        histograms_section(findings.histograms, findings.labels, findings.classes, trained=trained),
-        maps_section(
-            mapped,
-            assignments,
-            loaded.embedder.grid,
-            thumbnails(mapped, loaded.recipe, side=MAP),
-        ),
-    ]
-
-
-def _spread(queries: Sequence[Row]) -> list[Row]:
-    """Take as many of the queries as are mapped, evenly, so that best, typical and worst are among them."""
-    count = min(len(queries), _MAPS)
-    return [queries[place * len(queries) // count] for place in range(count)]
-
-
-def _distinct(rows: Sequence[Row]) -> list[Row]:
-    return list({row.key: row for row in rows}.values())

@@ -1,42 +1,68 @@
-"""FAISS factory strings: which of them can be the type of a gallery's index.
+"""Which types an index can be of: the list that "auto" chooses from, and FAISS factory strings.
 
 FAISS takes strings whose indexes end the process later, in training, adding or searching, or that train
-without end. Those of the common families are known to be sound; any other is first tried in a process of its
-own (`trial`).
+without end. The grammar below lets through only families that are known to be sound.
 """
 
+import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from serving.errors import InvalidArgument
 from serving.gallery.index.index import exact_storage, load_faiss
-from serving.gallery.index.kind import AUTOMATIC, EXACT
-from serving.gallery.index.trial import TrialFailed, full_type_by_trial, reason_of
+from serving.gallery.index.metadata import AUTOMATIC, EXACT
 
-__all__ = ["check_recall", "check_type", "full_type"]
+__all__ = ["INDEX_TYPES", "check_recall", "check_type", "full_type", "is_small"]
 
+_SMALL = 1 << 22  # components that one thread compares in about a millisecond
+_FEW = 1000  # vectors below which nothing is trained
+
+
+@dataclass(frozen=True, slots=True)
+class IndexType:
+    """A type that "auto" may choose beside an exact index."""
+
+    template: str
+    growth: Callable[[float, float], float]  # of its latency, from m to n vectors
+    handicap: float = 1.0  # how much faster it must be to be worth the time that it takes to build
+    least: int = 0  # vectors from which on it comes into question
+
+    def factory_string(self, dimension: int, count: int) -> str:
+        """Return the type for d components, of four bits for two of them, with lists for so many vectors."""
+        codes = dimension // 2 if dimension % 2 == 0 else dimension
+        return self.template.format(codes=codes, lists=4 * math.isqrt(count))
+
+
+INDEX_TYPES = (  # beside the vectors, an item of d components takes ...
+    IndexType("PQ{codes}x4fs,RFlat", lambda m, n: n / m),  # d / 4 bytes
+    IndexType("HNSW16,SQ8,RFlat", lambda m, n: math.log(n) / math.log(m), 1.5),  # d + 150 bytes
+    IndexType("IVF{lists},PQ{codes}x4fs,RFlat", lambda m, n: math.sqrt(n / m), least=50_000),  # d / 4 bytes
+    IndexType("HNSW32,SQ8,RFlat", lambda m, n: math.log(n) / math.log(m), 2.0, least=50_000),  # d + 280 bytes
+)
+
+_SCALARS = "Flat|SQ[468]|SQfp16|SQbf16"
+_GRAMMAR = re.compile(
+    r"((PCAR?\d+|OPQ\d+(_\d+)?),)?"
+    rf"(HNSW\d+(,({_SCALARS}))?|(IVF\d+(_HNSW\d+)?,)?({_SCALARS}|PQ\d+(x4fs|x[4-8])?))"
+    rf"(,RFlat|,Refine\(({_SCALARS})\))?(,RFlat)?",
+    re.ASCII,
+)
 _MOST_LENGTH = 100
 _MOST_NUMBER = 1 << 17
 _MOST_LINKS = 512
-_LEAST_LINKS = 2
-_MOST_BITS = 12
-_MOST_CENTROIDS = 1 << 14
-_TRANSFORM = r"(?:PCAR?\d+|OPQ\d+(?:_\d+)?)"
-_LISTS = r"IVF\d+(?:_HNSW\d+)?"
-_REFINE = r"(?:,RFlat|,Refine\((?:Flat|SQ[468]|SQfp16|SQbf16)\))"
-_CODES = r"(?:Flat|SQ[468]|SQfp16|SQbf16|PQ\d+(?:x4fs|x[4-8])?)"
-_GRAPH = r"HNSW\d+(?:,(?:Flat|SQ[468]|SQfp16|SQbf16))?"
-_KNOWN = re.compile(rf"(?:{_TRANSFORM},)?(?:{_GRAPH}|(?:{_LISTS},)?{_CODES}){_REFINE}?(?:,RFlat)?")
-"""What needs no trial: it is what the automatic choice and the tests build."""
+_REASON = re.compile(r"Error: '.*' failed: (.+)", re.DOTALL)
+
+
+def is_small(count: int, dimension: int) -> bool:
+    """Tell whether comparing every one of n vectors is fast enough."""
+    return count < _FEW or count * max(dimension, 64) <= _SMALL
 
 
 def check_recall(wanted: float) -> None:
-    """Check a wanted recall.
-
-    Raises:
-        InvalidArgument: It is not within 0 and 1.
-    """
+    """Raise InvalidArgument for a wanted recall that is not above 0 and at most 1."""
     if not 0.0 < wanted <= 1.0:  # NaN too
         raise InvalidArgument(f"the wanted recall is {wanted}; expected more than 0 and at most 1")
 
@@ -45,9 +71,9 @@ def check_type(wanted: str, *, dimension: int) -> str:
     """Return `wanted` if it can be the type of an index: "auto", "exact" or a FAISS factory string.
 
     Raises:
-        InvalidArgument: It cannot; FAISS's reason is named.
+        InvalidArgument: It cannot; the reason is named.
     """
-    if wanted not in (AUTOMATIC, EXACT):
+    if wanted != AUTOMATIC:
         full_type(wanted, dimension=dimension)
     return wanted
 
@@ -57,18 +83,22 @@ def full_type(wanted: str, *, dimension: int) -> str:
     """Return the factory string that an index of a type is made by: with the exact vectors in it.
 
     Raises:
-        InvalidArgument: FAISS makes no such index of this dimension, or it cannot be that of a gallery.
+        InvalidArgument: It cannot be the type of a gallery's index; the reason is named.
     """
     if wanted in (EXACT, "Flat"):
         return EXACT
-    _refuse_dangerous(wanted, dimension)
-    if not _KNOWN.fullmatch(wanted):
-        try:
-            return full_type_by_trial(wanted, dimension)
-        except TrialFailed as error:
-            raise _refusal(wanted, str(error)) from error
-    index = _made(wanted, wanted, dimension)
-    if exact_storage(index) is not None:
+    if len(wanted) > _MOST_LENGTH or not _GRAMMAR.fullmatch(wanted):
+        raise _refusal(
+            wanted,
+            "expected HNSW with Flat or SQ, or Flat, SQ or PQ with or without IVF; before it PCA, PCAR, OPQ "
+            "or nothing, after it RFlat, Refine or nothing",
+        )
+    limits = {"HNSW": (2, _MOST_LINKS)} | dict.fromkeys(("PCA", "PCAR", "_"), (1, dimension))
+    for name, number in re.findall(r"(HNSW|[A-Z]+|_)(\d+)", wanted):
+        least, most = limits.get(name, (1, _MOST_NUMBER))
+        if not least <= int(number) <= most:
+            raise _refusal(wanted, f"{name}{number} in it is not within {least} to {most}")
+    if exact_storage(_made(wanted, wanted, dimension)) is not None:
         return wanted
     full = f"{wanted},RFlat"
     _made(full, wanted, dimension)
@@ -79,32 +109,10 @@ def _made(text: str, wanted: str, dimension: int) -> Any:
     faiss = load_faiss()
     try:
         return faiss.index_factory(dimension, text, faiss.METRIC_INNER_PRODUCT)
-    except (RuntimeError, MemoryError, TypeError, ValueError) as error:
-        raise _refusal(wanted, reason_of(str(error))) from error
-
-
-def _refuse_dangerous(wanted: str, dimension: int) -> None:
-    """Refuse what FAISS takes and then dies of, or does not end: a zero, or a size beyond reason."""
-    if not wanted.isascii() or not wanted.isprintable() or not 0 < len(wanted) <= _MOST_LENGTH:
-        raise _refusal(wanted, f"a factory string is 1 to {_MOST_LENGTH} printable ASCII characters")
-    for number in map(int, re.findall(r"\d+", wanted)):
-        if not 0 < number <= _MOST_NUMBER:
-            raise _refusal(wanted, f"{number} in it is not within 1 to {_MOST_NUMBER}")
-    for name, text in re.findall(r"(PCAW?R?|RR|ITQ|OPQ\d+_|Pad|HNSW|x)(\d+)", wanted):
-        most = {"HNSW": _MOST_LINKS, "x": _MOST_BITS, "Pad": 2 * dimension}.get(name, dimension)
-        if int(text) > most:
-            raise _refusal(wanted, f"{name}{text} in it goes beyond {most}")
-        if name == "HNSW" and int(text) < _LEAST_LINKS:
-            raise _refusal(wanted, f"a graph has at least {_LEAST_LINKS} links")
-    if "IDMap" in wanted:
-        raise _refusal(wanted, "the gallery adds IDMap itself; leave it out")
-    if "NSG" in wanted:
-        raise _refusal(wanted, "NSG cannot be added to; take HNSW")
-    for stages, bits in re.findall(r"RQ(\d+)x(\d+)", wanted):
-        if int(stages) << int(bits) > _MOST_CENTROIDS:
-            raise _refusal(wanted, f"RQ{stages}x{bits} in it has more than {_MOST_CENTROIDS} centroids")
-    if "LSQ" in wanted:
-        raise _refusal(wanted, "its training takes hours and cannot be stopped; take PQ")
+    except (RuntimeError, MemoryError) as error:
+        found = _REASON.search(str(error))  # without FAISS's function and line
+        reason = " ".join((found[1] if found else str(error).rsplit(": ", 1)[-1]).split()).rstrip(".")[:200]
+        raise _refusal(wanted, reason or "it wants too much memory") from error
 
 
 def _refusal(wanted: str, reason: str) -> InvalidArgument:

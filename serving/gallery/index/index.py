@@ -3,7 +3,7 @@
 The file is derived from the store and may be lost at any time. It is an `IDMap` over an exact inner-product
 index, over a graph whose nodes are the vectors, or over any index refined by the exact vectors: they are
 always in it, so every score is exact, and what an approximate type can miss is candidates. The ids are the
-items' seqs, ascending, so a position in the index is a position in `seqs`. `draft` makes it.
+items' seqs, ascending, so a position in the index is a position in `seqs`. `builder` makes it.
 """
 
 import threading
@@ -19,12 +19,11 @@ from serving.cores import usable_cores
 from serving.errors import BadSetting
 from serving.gallery.checksum import file_checksum
 from serving.gallery.index.gpu import MOST_ON_GPU, GpuMatrix, check_gpu
-from serving.gallery.index.kind import Facts, IndexDamaged
+from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
 
 __all__ = [
     "SCORE_ERROR",
     "Index",
-    "IndexDamaged",
     "exact_storage",
     "load_faiss",
     "matrix_of",
@@ -39,11 +38,7 @@ _team = threading.Lock()  # held by the one search that may use every core
 
 
 def require_faiss(device: str = "cpu") -> None:
-    """Check that FAISS is installed, and can search on a device: "cpu" or "cuda".
-
-    Raises:
-        BadSetting: It is not, or cannot.
-    """
+    """Raise BadSetting unless FAISS is installed and can search on a device: "cpu" or "cuda"."""
     if device not in ("cpu", "cuda"):
         raise BadSetting(f"there is no device {device!r} to search on; give cpu or cuda")
     faiss = load_faiss()
@@ -53,11 +48,7 @@ def require_faiss(device: str = "cpu") -> None:
 
 @cache
 def load_faiss() -> Any:
-    """Return the module `faiss`; only this file imports it.
-
-    Raises:
-        BadSetting: It is not installed.
-    """
+    """Return the module `faiss`, or raise BadSetting; only this file imports it."""
     try:
         import faiss
     except ImportError as error:
@@ -71,12 +62,12 @@ def load_faiss() -> Any:
 def exact_storage(index: Any) -> Any:
     """Return the flat index with the exact vectors that is within an index, or None where there is none."""
     faiss = load_faiss()
-    index = faiss.downcast_index(index)
-    if isinstance(index, faiss.IndexRefine):
-        index = faiss.downcast_index(index.refine_index)
-    elif isinstance(index, faiss.IndexHNSW):
-        index = faiss.downcast_index(index.storage)
-    return index if isinstance(index, faiss.IndexFlat) else None
+    found = faiss.downcast_index(index)  # which keeps nothing alive: that `index` does
+    if isinstance(found, faiss.IndexRefine):
+        found = faiss.downcast_index(found.refine_index)
+    elif isinstance(found, faiss.IndexHNSW):
+        found = faiss.downcast_index(found.storage)
+    return found if isinstance(found, faiss.IndexFlat) else None
 
 
 def matrix_of(flat: Any, owner: Any) -> NDArray[np.float32]:
@@ -118,31 +109,17 @@ class _Lent:
 class Index:
     """A published FAISS file, memory-mapped, never changed; safe to search from several threads.
 
-    Mapped, an index larger than the memory can be searched, and several processes share one copy. In return
-    nobody may write to a published file or shorten it: the kernel ends a process that reads a page which is
-    no longer there (SIGBUS), and a change in place goes unseen. Crossbatch itself never does: a new index is
-    a new file, and the old one is unlinked, which leaves it whole for who has it mapped. Whoever copies a
-    gallery into the place of one that is served has to put its folder there by a rename.
-
-    Attributes:
-        facts: What is known of it.
-        bytes: The size of the file.
-        seqs: The seqs of its n items, int64 (n,), ascending.
-        matrix: Their exact vectors, float32 (n, d), read-only, mapped.
-        exact: Whether a search misses none of the nearest.
+    Nobody may write to a published file or shorten it: the kernel ends a process that reads a page which is
+    no longer there (SIGBUS). Crossbatch never does: a new index is a new file, and the old one is
+    unlinked, which leaves it whole for who has it mapped.
     """
 
     def __init__(
-        self, path: Path, *, checksum: str, dimension: int, facts: Facts, device: str = "cpu"
+        self, path: Path, *, checksum: str, dimension: int, facts: IndexMetadata, device: str = "cpu"
     ) -> None:
-        """Verify and map the file.
+        """Verify and map the file, and set the search parameters that its metadata tells.
 
-        Args:
-            path: The file.
-            checksum: That of the file when it was published.
-            dimension: d.
-            facts: What was published with it; its search parameters are set here, once.
-            device: "cpu"; or "cuda", where searches compare every vector on the first GPU.
+        On the device "cuda" searches compare every vector on the first GPU.
 
         Raises:
             IndexDamaged: It is missing, differs from what was published, or cannot be read.
@@ -158,7 +135,7 @@ class Index:
             self._map = faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
             self._index = faiss.downcast_index(self._map.index)
             set_parameters(self._index, facts.parameters)
-            self.bytes = path.stat().st_size  # a newer publication may sweep the file at any moment
+            self.bytes = path.stat().st_size  # here, as a newer publication may sweep the file at any moment
         except (OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:  # NUL: ValueError
             raise IndexDamaged(f"{path} cannot be read: {error}") from error
         self._flat = exact_storage(self._index)
@@ -167,9 +144,10 @@ class Index:
         if self._index.d != dimension:
             raise IndexDamaged(f"{path} is of dimension {self._index.d}, the gallery of {dimension}")
         self.facts = facts
-        self.seqs: NDArray[np.int64] = faiss.vector_to_array(self._map.id_map)
-        self.matrix = matrix_of(self._flat, self._map)
+        self.seqs: NDArray[np.int64] = faiss.vector_to_array(self._map.id_map)  # of its items (n,), ascending
+        self.matrix = matrix_of(self._flat, self._map)  # their exact vectors (n, d), mapped
         self._gpu = GpuMatrix(faiss, self.matrix) if device == "cuda" else None
+        # Whether a search misses none of the nearest.
         self.exact = self._gpu is not None or isinstance(self._index, faiss.IndexFlat)
 
     def __len__(self) -> int:
@@ -198,10 +176,7 @@ class Index:
                 _team.release()
 
     def within(self, query: NDArray[np.float32], least: float) -> NDArray[np.int64]:
-        """Find all whose score with one query (d,) is above `least`; returns positions int64 (c,).
-
-        Every vector is compared, whatever the type.
-        """
+        """Find all whose score with one query (d,) is above `least`, exactly: positions int64 (c,)."""
         load_faiss().omp_set_num_threads(1)
         _, _, positions = self._flat.range_search(query[None], least)
         return np.asarray(positions, np.int64)

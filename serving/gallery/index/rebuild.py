@@ -2,29 +2,58 @@
 
 import logging
 import os
+import secrets
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
 from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Overloaded
 from serving.gallery.disk import disk_error
-from serving.gallery.index.build import Advance
-from serving.gallery.index.draft import GivenUp
-from serving.gallery.index.policy import RebuildPolicy
-from serving.gallery.index.renewal import Renewal
+from serving.gallery.index.builder import Advance, GivenUp, IndexBuilder
+from serving.gallery.index.choice import build_index, measure_again
+from serving.gallery.index.factory import is_small
+from serving.gallery.index.metadata import AUTOMATIC, EXACT, IndexDamaged, IndexMetadata
 from serving.gallery.lock import alone
+from serving.gallery.search.columns import Columns, ColumnsDamaged
+from serving.gallery.store.schema import sound
 from serving.gallery.store.store import Replaced, Store
-from serving.gallery.store.transaction import State
+from serving.gallery.store.transaction import Block, Reader, State
 
 __all__ = ["RebuildPolicy", "Rebuilder"]
 
 _NICE = 10  # steps; each gives about a tenth less of a busy core
 _PAUSE = 30.0  # seconds until a background rebuild that failed is tried again
 _PATIENCE = 0.5  # seconds
+_GROWTH = 2  # times the items that an index was built and measured on: then it is built whole again
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildPolicy:
+    """When the index is made anew without being asked for, and how much of the machine that takes."""
+
+    least: int = 4096  # changes below which it never is; so many items are searched in a plain matrix
+    share: float = 0.1  # the part of the index's items that may have changed before it is
+    most: int = 32_768  # new items above which it is, however large the index
+    automatic: bool = True  # whether it is at all
+    threads: int = 0  # that it takes, at lowered priority; 0 stands for half the cores
+
+    def is_due(self, state: State) -> bool:
+        """Tell whether so much is newer than the index, or deleted from it, that searches are slowed."""
+        fresh = state.last_seq - state.covers_seq
+        return fresh > max(self.least, min(self.most, self.share * state.index_count)) or self.is_worn(state)
+
+    def is_worn(self, state: State) -> bool:
+        """Tell whether so much was deleted since the index was built whole that it must be again."""
+        removed = state.last_removal - state.covers_removal
+        return removed > max(self.least, self.share * state.index_count)
 
 
 class Rebuilder:
@@ -54,31 +83,22 @@ class Rebuilder:
             self._thread.start()
 
     def run(self, *, whole: bool = True, timeout: float = 600.0, progress: Advance = lambda *_: None) -> None:
-        """Bring the index to every item there is and publish it.
-
-        Args:
-            whole: Whether to build it anew even where adding to it would do.
-            timeout: Seconds to wait for a rebuild by another thread or process.
-            progress: Called with the stage, what is done of it and its total; what it raises ends the work.
+        """Bring the index to every item there is and publish it; where it need not be `whole`, by adding.
 
         Raises:
-            Overloaded: That one took too long, or the disk is full.
+            Overloaded: A rebuild by another took longer than `timeout` seconds, or the disk is full.
             ReadOnly: The folder cannot be written.
             Replaced: The gallery was closed meanwhile, or has lost its name.
         """
         try:
             with alone(self._folder, timeout, waiting=lambda: progress("wait", 0, 0)):
-                self._renew(threads=usable_cores(), whole=whole, only_if_due=False, progress=progress)
+                self._making(usable_cores(), progress).run(whole=whole)
         except GivenUp as error:
             raise Replaced(
                 f"the gallery {self._folder} was closed while its index was made; open it again"
             ) from error
         except OSError as error:
             self._store.check_name()  # or the folder is not there because the gallery was dropped
-            if isinstance(error, FileNotFoundError):
-                raise Replaced(
-                    f"the gallery {self._folder} had another name for a moment; try again"
-                ) from error
             raise disk_error(error, f"the index of the gallery {self._folder}") from error
 
     def close(self) -> None:
@@ -98,36 +118,166 @@ class Rebuilder:
         try:
             with alone(self._folder, 0.0):
                 _log.info("the index of %s is being rebuilt", self._folder)
-                self._renew(threads=self._policy.background_threads, whole=damaged, only_if_due=not damaged)
+                threads = self._policy.threads or max(1, usable_cores() // 2)
+                self._making(threads, lambda *_: None).run(whole=damaged, only_if_due=not damaged)
             _log.info("the index of %s is rebuilt after %.1f s", self._folder, time.monotonic() - began)
         except GivenUp:
             return
-        except (Overloaded, Replaced) as error:  # most often another process is at it
-            self._later(f"the index of {self._folder} is not rebuilt now: {error}", logging.INFO)
-        except CrossbatchError as error:
-            self._later(f"the index of {self._folder} was not rebuilt: {error}", logging.WARNING)
-        except OSError as error:
-            told = disk_error(error, f"the index of {self._folder}")
-            self._later(f"the index of {self._folder} was not rebuilt: {told}", logging.WARNING)
-        except Exception:
-            self._later(f"the index of {self._folder} was not rebuilt", logging.ERROR, trace=True)
+        except Exception as error:
+            if self._stopping.is_set():
+                return
+            told = disk_error(error, f"the index of {self._folder}") if isinstance(error, OSError) else error
+            message = f"the index of {self._folder} was not rebuilt: {told}; searches go on without it"
+            if isinstance(error, Overloaded | Replaced):
+                _log.info(message)  # most often another process is at it
+            elif isinstance(told, CrossbatchError):
+                _log.warning(message)
+            else:
+                _log.exception(message)
+            with self._guard:
+                self._not_before = time.monotonic() + _PAUSE
 
-    def _later(self, message: str, level: int, *, trace: bool = False) -> None:
-        if self._stopping.is_set():
-            return
-        _log.log(level, "%s; searches go on without it", message, exc_info=trace)
-        with self._guard:
-            self._not_before = time.monotonic() + _PAUSE
-
-    def _renew(
-        self, *, threads: int, whole: bool, only_if_due: bool, progress: Advance = lambda *_: None
-    ) -> None:
+    def _making(self, threads: int, progress: Advance) -> "_Making":
         def advance(stage: str, done: int, total: int) -> None:
             if self._stopping.is_set():
                 raise GivenUp
             progress(stage, done, total)
 
-        Renewal(self._store, self._policy, threads, advance).run(whole=whole, only_if_due=only_if_due)
+        return _Making(self._store, self._policy, threads, advance)
+
+
+class _Made(NamedTuple):
+    builder: IndexBuilder
+    columns: Columns
+    metadata: IndexMetadata
+    covers_removal: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """One making of an index, by whoever holds the gallery's lock."""
+
+    store: Store
+    policy: RebuildPolicy
+    threads: int  # of FAISS
+    advance: Advance
+
+    def run(self, *, whole: bool, only_if_due: bool = False) -> None:
+        """Add to the published index, where that will do and it need not be `whole`, or make all anew."""
+        self.store.check_name()
+        folder = self.store.path.parent
+        older = list(folder.glob("index-*"))  # than what is made here
+        with self.store.read() as reader:
+            seen = reader.state()
+            if only_if_due and not self.policy.is_due(seen):
+                return  # another process was faster
+            known = None if whole else self._still_wanted(seen)
+            if known and seen.covers_seq == seen.last_seq and (folder / seen.index_file).is_file():
+                return
+            _remove(older, but=seen.index_file)  # what a crash has left: the room may be needed
+            made = self._extended(seen, known, reader) if known and seen.index_file else None
+            if made is None:
+                builder, parts = IndexBuilder(self.store.meta.dimension, threads=self.threads), []
+                for block in self._blocks(seen, reader, since=0):
+                    builder.add(block.seqs, block.vectors)
+                    parts.append(self._columns(block))
+        if made is None:
+            made = _Made(builder, Columns.joined(parts), self._built(builder, seen), seen.last_removal)
+        file = folder / f"index-{seen.last_seq}-{secrets.token_hex(4)}.faiss"
+        named = seen.index_file
+        try:
+            named = self._publish(made, seen, file)
+        finally:
+            _remove([*older, file, file.with_suffix(".columns")], but=named)
+
+    def _still_wanted(self, seen: State) -> IndexMetadata | None:
+        """Return the metadata of what is published; None where it has to be built whole."""
+        try:
+            known = IndexMetadata.from_json(seen.index_facts)
+        except IndexDamaged:
+            return None
+        same = (known.wanted, known.wanted_recall) == (seen.wanted_index, seen.wanted_recall)
+        return known if same and not self.policy.is_worn(seen) else None
+
+    def _built(self, builder: IndexBuilder, seen: State) -> IndexMetadata:
+        wanted, recall = seen.wanted_index, seen.wanted_recall
+        if not len(builder):
+            return IndexMetadata(wanted=wanted, wanted_recall=recall)
+        found = build_index(builder, wanted=wanted, wanted_recall=recall, advance=self.advance)
+        if found.note or found.recall < recall:
+            _log.warning(
+                "the index of the gallery %s is of type %s and finds %.4f of the 10 nearest, wanted %.4f%s",
+                self.store.path.parent.name,
+                found.type,
+                found.recall,
+                recall,
+                f" ({found.note})" if found.note else "",
+            )
+        return found
+
+    def _extended(self, seen: State, known: IndexMetadata, reader: Reader) -> _Made | None:
+        """Return the published index with what is newer; None where it has to be built whole."""
+        dimension, file = self.store.meta.dimension, self.store.path.parent / seen.index_file
+        blocks = list(self._blocks(seen, reader, since=seen.covers_seq))
+        added = sum(len(block.seqs) for block in blocks)
+        count = seen.index_count + added
+        automatic = known.wanted == AUTOMATIC
+        small = automatic and known.type == EXACT and is_small(known.count, dimension)
+        if count > _GROWTH * known.count or (small and not is_small(count, dimension)):
+            return None
+        try:
+            columns = Columns.load(file.with_suffix(".columns"), known.columns_checksum)
+            builder = IndexBuilder.read(
+                file, checksum=seen.index_checksum, dimension=dimension, threads=self.threads
+            )
+        except (IndexDamaged, ColumnsDamaged):
+            return None
+        for block in blocks:
+            builder.add(block.seqs, block.vectors)
+        columns = Columns.joined([columns, *map(self._columns, blocks)])
+        after = measure_again(builder, known, added=added)
+        if automatic and after.recall < known.wanted_recall <= known.recall:
+            return None  # what came is of another kind than what it was chosen for
+        return _Made(builder, columns, after, seen.covers_removal)
+
+    def _publish(self, made: _Made, seen: State, file: Path) -> str:
+        """Write the files and name them in the store; returns the file that is named there then."""
+        checksum, metadata = "", made.metadata
+        if len(made.builder):  # an empty gallery has no index
+            self.advance("write", 0, 1)
+            metadata = replace(metadata, columns_checksum=made.columns.save(file.with_suffix(".columns")))
+            checksum = made.builder.save(file)
+            self.advance("write", 1, 1)
+        with self.store.write() as writer:
+            writer.publish(
+                seen,
+                index_file=file.name if checksum else "",
+                checksum=checksum,
+                count=len(made.builder),
+                facts=metadata.to_json(),
+                covers_removal=made.covers_removal,
+            )
+            return writer.state().index_file  # of another, where it was faster
+
+    def _blocks(self, seen: State, reader: Reader, *, since: int) -> Iterator[Block]:
+        for block in reader.blocks_since(since):
+            self.advance("read", int(block.seqs[-1]) - since, seen.last_seq - since)
+            yield block
+
+    def _columns(self, block: Block) -> Columns:
+        with sound(self.store.path, "the metadata in it"):
+            return Columns.of(block.labels, block.metadata)
+
+
+def _remove(files: Iterable[Path], *, but: str) -> None:
+    """Remove index files but those of the published one; who has one of them mapped keeps it.
+
+    A folder of such a name is none of ours.
+    """
+    for path in files:
+        if (not but or path.stem != Path(but).stem) and not path.is_dir():
+            with suppress(FileNotFoundError):
+                path.unlink()
 
 
 def _lower_priority() -> None:

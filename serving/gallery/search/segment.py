@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.index.kind import MEASURED_K
+from serving.gallery.index.metadata import MEASURED_K
 from serving.gallery.search.columns import Columns, Mask, TextTable
 from serving.gallery.search.filter import Filter
 from serving.gallery.search.ranking import distinct, kth, product

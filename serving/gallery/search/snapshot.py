@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from serving.errors import Overloaded
 from serving.gallery.at_hand import NotAtHand
 from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.index.kind import Facts, IndexDamaged
+from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
 from serving.gallery.search.columns import Columns, ColumnsDamaged, Mask
 from serving.gallery.search.filter import LABEL, Filter
 from serving.gallery.search.ranking import distinct, exact_scores, kth, ranked
@@ -268,7 +268,7 @@ class SnapshotCache:
         return Snapshot(covered, state.generation, sealed, growing, damaged).advanced(state, reader)
 
     def _load_sealed(self, state: State, file: Path) -> SealedSegment:
-        facts = Facts.from_json(state.index_facts)
+        facts = IndexMetadata.from_json(state.index_facts)
         index = Index(
             file,
             checksum=state.index_checksum,

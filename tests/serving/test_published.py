@@ -1,0 +1,392 @@
+"""CUB, Cars196, SOP and In-shop by their own lists: which images there are, of which class, on which side."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from serving.catalog.catalog import Catalog, Row, SplitRule, read, read_listed, select, select_missing
+from serving.catalog.picture import File
+from serving.errors import BadData, BadSetting
+from tests.serving.published import (
+    CUB,
+    INSHOP,
+    car_names,
+    draw,
+    inshop_lines,
+    make_cars,
+    make_cars_devkit,
+    make_cub,
+    make_inshop,
+    make_sop,
+    save_annotations,
+    write,
+)
+
+GIVEN = SplitRule(by="given")
+SOP = "image_id class_id super_class_id path"
+
+
+def refused(root: Path, message: str, format: str = "auto") -> None:
+    with pytest.raises(BadData, match=message):
+        read(root, format)
+
+
+def sides(catalog: Catalog) -> dict[str, str]:
+    return {row.label: row.split for row in catalog.rows}
+
+
+# --- cub -------------------------------------------------------------------------------------------------
+
+
+def test_classes_of_the_first_hundred_train_whatever_the_split_of_classification_says(tmp_path: Path) -> None:
+    catalog = read(make_cub(tmp_path))
+    assert (catalog.format, catalog.root, len(catalog.rows)) == ("cub", tmp_path, 10)
+    assert sides(catalog) == {
+        f"{number:03d}.{name}": "train" if number <= 100 else "test" for number, name in CUB.items()
+    }
+    first = catalog.rows[0]
+    assert first.key == "001.Black_footed_Albatross/Black_footed_Albatross_1.jpg"
+    assert catalog.path_of(first) == f"images/{first.key}"
+    assert first.image.read_bytes()[:2] == b"\xff\xd8"
+
+
+def test_what_lies_beside_the_lists_and_what_they_do_not_name_is_passed_over(tmp_path: Path) -> None:
+    make_cub(tmp_path / "CUB_200_2011")
+    before = read(tmp_path / "CUB_200_2011")
+    folder = "CUB_200_2011/images/001.Black_footed_Albatross"
+    draw(tmp_path, [f"{folder}/._1.jpg", f"{folder}/extra.jpg", "__MACOSX/x.jpg", "CUB_200_2011/a.jpg"])
+    assert read(tmp_path) == read(tmp_path, "cub") == before
+
+
+def test_labels_come_from_the_lists_and_not_from_the_folders(tmp_path: Path) -> None:
+    make_cub(tmp_path)
+    write(tmp_path / "image_class_labels.txt", *(f"{i} {200 if i == 1 else 7}" for i in range(1, 11)))
+    (tmp_path / "classes.txt").unlink()
+    labels = {row.key: (row.label, row.split) for row in read(tmp_path).rows}
+    assert labels.pop("001.Black_footed_Albatross/Black_footed_Albatross_1.jpg") == ("200", "test")
+    assert set(labels.values()) == {("007", "train")}
+
+
+def test_missing_images_are_counted_and_named_by_side(tmp_path: Path) -> None:
+    make_cub(tmp_path)
+    for path in (
+        "001.Black_footed_Albatross/Black_footed_Albatross_2.jpg",
+        "200.Yellowthroat/Yellowthroat_1.jpg",
+    ):
+        (tmp_path / "images" / path).unlink()
+    catalog = read(tmp_path)
+    assert len(catalog.rows) == 8
+    told = {side: select_missing(catalog, side, GIVEN) for side in ("train", "test")}
+    assert told["train"] == ("images/001.Black_footed_Albatross/Black_footed_Albatross_2.jpg",)
+    assert told["test"] == ("images/200.Yellowthroat/Yellowthroat_1.jpg",)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "message"),
+    [
+        ("image_class_labels.txt", ["1 1", "1 2"], "line 2 of .*labels.txt gives image 1 a class again"),
+        ("image_class_labels.txt", ["1 1"], "line 2 of .*images.txt names image 2, which has no class"),
+        ("image_class_labels.txt", ["1 1", "2 1", "3 1"], "a class to image 3, which is not in .*images"),
+        ("image_class_labels.txt", ["1 one", "2 1"], "line 1 of .* 'one', which is not one of 1 to 200"),
+        ("image_class_labels.txt", ["1 1", "2 201"], "line 2 of .* the number '201'"),
+        ("image_class_labels.txt", ["1 1", "2 0"], "line 2 of .* the number '0'"),
+        ("image_class_labels.txt", ["1 1", "2 ²"], "line 2 of .* the number '²'"),
+        ("image_class_labels.txt", ["1 1 1", "2 1"], "line 1 of .* 3 columns and not 2 .image number, class"),
+        ("images.txt", ["1 001.a/1.jpg", "1 001.a/2.jpg"], "image 1, which has no class .or comes twice."),
+        ("images.txt", ["1 001.a/1.jpg", "2 001.a/1.jpg"], "names the image '001.a/1.jpg' twice"),
+        ("images.txt", ["1 001.a/1.jpg", "2 ../2.jpg"], "the image '../2.jpg', which is no plain path"),
+        ("classes.txt", ["x 001.a"], "line 1 of .*classes.txt has the number 'x'"),
+    ],
+)
+def test_lists_of_cub_that_do_not_hold_are_refused_by_line(
+    tmp_path: Path, name: str, lines: list[str], message: str
+) -> None:
+    write(tmp_path / "images.txt", "1 001.a/1.jpg", "2 001.a/2.jpg")
+    write(tmp_path / "image_class_labels.txt", "1 1", "2 1")
+    draw(tmp_path / "images", ["001.a/1.jpg", "001.a/2.jpg"])
+    assert len(read(tmp_path).rows) == 2
+    write(tmp_path / name, *lines)
+    refused(tmp_path, message)
+
+
+def test_list_that_is_lost_or_empty_and_images_that_are_elsewhere_are_named(tmp_path: Path) -> None:
+    make_cub(tmp_path)
+    (tmp_path / "images").rename(tmp_path / "elsewhere")
+    assert [each.split for each in read_listed(tmp_path, "cub")].count("test") == 4
+    refused(tmp_path, r"none of the 10 images .* looked below \S+/images for 001\.B.*, .* and so on$")
+    (tmp_path / "image_class_labels.txt").unlink()
+    refused(tmp_path, r"image_class_labels\.txt is not there; give the folder of the published")
+    write(tmp_path / "image_class_labels.txt")
+    write(tmp_path / "images.txt")
+    refused(tmp_path, r"images\.txt names no image", "cub")
+    with pytest.raises(
+        BadSetting, match="the format 'folder' has no published lists; give one of cub, cars,"
+    ):
+        read_listed(tmp_path, "folder")
+
+
+# --- sop -------------------------------------------------------------------------------------------------
+
+
+def test_lists_of_sop_say_the_split_and_labels_sort_as_numbers(tmp_path: Path) -> None:
+    make_sop(tmp_path / "Stanford_Online_Products")
+    catalog = read(tmp_path)
+    assert catalog == read(tmp_path / "Stanford_Online_Products")
+    assert (catalog.format, len(catalog.rows)) == ("sop", 10)
+    assert sides(catalog) == {
+        "00001": "train", "00009": "train", "11318": "train", "11319": "test", "22634": "test",
+    }  # fmt: skip
+    assert catalog.rows[0].key == "bicycle_final/11319_7.JPG"
+    assert {row.split for row in select(catalog, "test", SplitRule(by="class", train=3))} == {"test"}
+    for path in tmp_path.rglob("*.txt"):  # as on Windows
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read(tmp_path) == catalog
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["image_id class_id path", "1 7 a/1.JPG"],
+            "has the header 'image_id class_id path' where 'image_id",
+        ),
+        ([], "has the header '' where"),
+        ([SOP, "1 7 a/1.JPG"], "line 2 of .*Ebay_test.txt has 3 columns and not 4"),
+        ([SOP, "", "1 7 1 a/1 b.JPG"], "line 3 of .*Ebay_test.txt has 5 columns and not 4"),
+        ([SOP, "1 seven 1 a/1.JPG"], "line 2 of .* has the number 'seven', which is not one of 1 to 99999"),
+        ([SOP, "1 100000 1 a/1.JPG"], "line 2 of .* has the number '100000'"),
+        ([SOP, "1 7 1 a/0.JPG"], "names the image 'a/0.JPG' twice"),
+        ([SOP, "1 1 1 a/1.JPG"], "has the class '00001' both in train and in test"),
+        ([SOP, "1 7 1 a/../../1.JPG"], "the image 'a/../../1.JPG', which is no plain path"),
+        ([SOP, "1 7 1 /a/1.JPG"], "the image '/a/1.JPG', which is no plain path"),
+        ([SOP, "1 7 1 a/\0.JPG"], "which is no plain path"),
+    ],
+)
+def test_lists_of_sop_that_do_not_hold_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:
+    draw(tmp_path, ["a/0.JPG", "a/1.JPG"])
+    write(tmp_path / "Ebay_train.txt", SOP, "1 1 1 a/0.JPG")
+    write(tmp_path / "Ebay_test.txt", SOP, "1 7 1 a/1.JPG")
+    assert len(read(tmp_path).rows) == 2
+    write(tmp_path / "Ebay_test.txt", *lines)
+    refused(tmp_path, message)
+
+
+def test_list_that_is_too_large_not_utf8_or_a_folder_is_named(tmp_path: Path) -> None:
+    make_sop(tmp_path)
+    (tmp_path / "Ebay_test.txt").write_bytes(f"{SOP}\n1 7 1 caf\xe9.JPG\n".encode("latin-1"))
+    refused(tmp_path, r"the list .*Ebay_test\.txt is not UTF-8 text at byte 47")
+    (tmp_path / "Ebay_test.txt").unlink()
+    refused(tmp_path, r"Ebay_test\.txt is not there; give the folder of the published lists")
+    (tmp_path / "Ebay_test.txt").mkdir()
+    refused(tmp_path, r"Ebay_test\.txt cannot be read: is a directory")
+    with open(tmp_path / "Ebay_train.txt", "r+b") as file:
+        file.truncate((1 << 30) + 1)
+    refused(tmp_path, r"the list .*Ebay_train\.txt is larger than 1024 MiB")
+
+
+# --- inshop ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("below", "list_below"), [("", "Eval"), ("Img", "."), ("Img", "Eval")])
+def test_list_says_train_query_and_gallery_wherever_the_parts_lie(
+    tmp_path: Path, below: str, list_below: str
+) -> None:
+    make_inshop(tmp_path, below=below)
+    (tmp_path / "Eval" / "list_eval_partition.txt").rename(tmp_path / list_below / "list_eval_partition.txt")
+    catalog = read(tmp_path)
+    assert (catalog.format, catalog.root, len(catalog.rows)) == ("inshop", tmp_path, 6)
+    assert {row.key: (row.label, row.split) for row in catalog.rows} == {
+        f"img/{path}": (f"id_{number:08d}", split) for path, number, split in INSHOP
+    }
+    assert catalog.path_of(catalog.rows[0]) == f"{below}/{catalog.rows[0].key}".removeprefix("/")
+
+
+def test_query_and_gallery_are_parts_of_the_unseen_side(tmp_path: Path) -> None:
+    make_inshop(tmp_path)
+    (tmp_path / "img/WOMEN/Dresses/id_00000011/02_1_front.jpg").unlink()
+    catalog = read(tmp_path)
+    query, gallery = select(catalog, "query", GIVEN), select(catalog, "gallery", GIVEN)
+    assert [row.label for row in query] == [row.label for row in gallery] == ["id_00007982"]
+    assert select(catalog, "test", GIVEN) == tuple(sorted((*query, *gallery), key=lambda row: row.key))
+    gone = ("img/WOMEN/Dresses/id_00000011/02_1_front.jpg",)
+    assert select_missing(catalog, "gallery", GIVEN) == select_missing(catalog, "test", GIVEN) == gone
+    assert select_missing(catalog, "query", GIVEN) == select_missing(catalog, "train", GIVEN) == ()
+    rule = SplitRule(by="class", train=1)  # ids 2 trains, whatever the list says
+    assert {row.split for row in select(catalog, "test", rule)} == {"train", "query", "gallery"}
+    rows = (Row("1", File(tmp_path), "a", "query"), Row("2", File(tmp_path), "b", "gallery"))
+    told = r"names no unseen image with a label as query \(gallery 1, query 1\); take the split test$"
+    with pytest.raises(BadData, match=told):
+        select(Catalog(tmp_path, "csv", rows), "query", rule)
+
+
+def changed(*rows: tuple[str, int, str]) -> list[str]:
+    return inshop_lines([*INSHOP[:3], *rows])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (inshop_lines()[1:], "begins with 'image_name item_id evaluation_status' where 5, the count of its"),
+        (["7", *inshop_lines()[1:]], "begins with '7' where 6, the count of its images"),
+        ([], "begins with '' where 0, the count"),
+        (["1", "image_pair_name_1 item_id evaluation_status", "a b c d"], "has the header 'image_pair"),
+        (["1", inshop_lines()[1], "img/a.jpg id_00000001"], "line 3 of .* has 2 columns and not 3"),
+        (["1", inshop_lines()[1], "img/a.jpg id_00000001 val"], "line 3 of .* the status 'val', which is"),
+        (
+            ["1", inshop_lines()[1], "img/a.jpg 1 train"],
+            "line 3 of .* the item '1', which is not of the form",
+        ),
+        (changed(INSHOP[2]), "names the image 'img/WOMEN/Tees_Tanks/id_00007982/01_1_front.jpg' twice"),
+        (changed(("new.jpg", 80, "gallery")), "has the class 'id_00000080' both in train and in test"),
+        (changed(("../../new.jpg", 1, "train")), "which is no plain path"),
+    ],
+)
+def test_list_of_inshop_that_does_not_hold_is_refused(tmp_path: Path, lines: list[str], message: str) -> None:
+    make_inshop(tmp_path)
+    write(tmp_path / "Eval" / "list_eval_partition.txt", *lines)
+    refused(tmp_path, message)
+
+
+def test_where_no_image_is_there_every_place_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "Eval" / "list_eval_partition.txt", *inshop_lines())
+    (tmp_path / "Img").mkdir()
+    paths = ", ".join(f"img/{path}" for path, _, _ in INSHOP[:3])
+    refused(tmp_path, f"looked below {tmp_path} and {tmp_path}/Img for {paths} and so on$")
+
+
+# --- cars ------------------------------------------------------------------------------------------------
+
+CAR_SIDES = {
+    "001.AM General Hummer SUV 2000": "train",
+    "098.Eagle Talon": "train",
+    "099.FIAT 500": "test",
+    "174.Ram C-V Cargo Van": "test",  # a slash would part a folder from a class
+    "196.smart": "test",
+}
+
+
+def test_one_file_of_annotations_beside_its_images_or_in_the_devkit(tmp_path: Path) -> None:
+    make_cars(tmp_path)
+    (tmp_path / "devkit").mkdir()
+    (tmp_path / "cars_annos.mat").rename(tmp_path / "devkit" / "cars_annos.mat")
+    catalog = read(tmp_path)
+    assert (catalog.format, len(catalog.rows), catalog.unlabelled) == ("cars", 10, 0)
+    assert sides(catalog) == CAR_SIDES
+    assert (catalog.rows[0].key, catalog.rows[0].label) == ("car_ims/000001.jpg", next(iter(CAR_SIDES)))
+    (tmp_path / "devkit" / "cars_annos.mat").write_bytes(b"MATLAB 7.3".ljust(124) + b"\0\2IM" + bytes(512))
+    refused(tmp_path, r"cars_annos\.mat is of version 7\.3, and cannot be read")
+
+
+def test_devkit_cuts_by_class_and_its_unlabelled_test_images_are_of_no_class(tmp_path: Path) -> None:
+    make_cars_devkit(tmp_path, labelled=True)
+    catalog = read(tmp_path)
+    assert sides(catalog) == CAR_SIDES
+    train = [f"cars_{part}/0000{i}.jpg" for part in ("test", "train") for i in (1, 2)]
+    assert [row.key for row in select(catalog, "train", GIVEN)] == train
+    labelled = tmp_path / "devkit" / "cars_test_annos_withlabels.mat"
+    make_cars_devkit(tmp_path, labelled=False)
+    assert read(tmp_path).unlabelled == 0  # as there are labels
+    labelled.rename(tmp_path / labelled.name)  # where it is downloaded to
+    rows = [("car_ims/000001.jpg", 1)]
+    save_annotations(tmp_path / "cars_annos.mat", "relative_im_path", rows)  # whose images are not there
+    assert read(tmp_path).unlabelled == 0
+    (tmp_path / labelled.name).unlink()
+    (tmp_path / "devkit" / "cars_meta.mat").unlink()
+    catalog = read(tmp_path)
+    assert (len(catalog.rows), catalog.unlabelled) == (10, 5)
+    assert {row.key[:9] for row in catalog.rows if not row.label} == {"cars_test"}
+    assert set(sides(catalog)) == {"", "001", "098", "099", "174", "196"}
+    (tmp_path / "devkit" / "cars_test_annos.mat").unlink()
+    refused(tmp_path, r"neither cars_annos\.mat nor devkit/cars_test_annos\.mat", "cars")
+
+
+def test_numbers_saved_as_decimals_are_numbers_and_one_image_is_a_list(tmp_path: Path) -> None:
+    draw(tmp_path, ["car_ims/1.jpg"])
+    save_annotations(tmp_path / "cars_annos.mat", "relative_im_path", [("car_ims/1.jpg", np.float64(98))])  # type: ignore[list-item]
+    assert sides(read(tmp_path)) == {"098.Eagle Talon": "train"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        *(
+            (
+                [("a/1.jpg", 1), ("a/2.jpg", number)],
+                "annotation 2 of .*annos.mat has the number '.*', which is",
+            )
+            for number in (0, 1.5, "one", [1, 2], [])
+        ),
+        ([("a/1.jpg", 1), ("a/1.jpg", 1)], "names the image 'a/1.jpg' twice"),
+        ([("../1.jpg", 1)], "the image '../1.jpg', which is no plain path"),
+        ([], "have no field|names no image"),
+    ],
+)
+def test_annotations_that_do_not_hold_are_refused(
+    tmp_path: Path, rows: list[tuple[str, int]], message: str
+) -> None:
+    save_annotations(tmp_path / "cars_annos.mat", "relative_im_path", rows)
+    refused(tmp_path, message)
+
+
+NO_CLASS = np.zeros((1, 1), [("relative_im_path", "O")])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"annotations": np.eye(2), "class_names": car_names()},
+            "no field 'relative_im_path' but none at all",
+        ),
+        ({"class_names": car_names()}, "no field 'relative_im_path' but none at all"),
+        ({"annotations": NO_CLASS, "class_names": car_names()}, "field 'class'"),
+        ({"annotations": NO_CLASS, "class_names": car_names(3)}, "has 3 class"),
+        ({"annotations": NO_CLASS, "class_names": np.eye(14)}, "has 0 class"),
+    ],
+)
+def test_file_without_what_is_needed_is_refused(
+    tmp_path: Path, content: dict[str, object], message: str
+) -> None:
+    savemat(tmp_path / "cars_annos.mat", content)
+    refused(tmp_path, message)
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def one_byte(data: bytes) -> bytes:
+    """Damage on which SciPy's reader ends its process."""
+    return data[:4089] + b"\xaa" + data[4090:]
+
+
+@pytest.mark.parametrize("damage", [cut, one_byte, lambda _: b"<html>not found</html>"])
+def test_damaged_file_is_a_message(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = make_cars(tmp_path) / "cars_annos.mat"
+    path.write_bytes(damage(path.read_bytes()))
+    refused(tmp_path, r"cars_annos\.mat is damaged or no \.mat file, and cannot be read; take the published")
+
+
+def test_large_or_endless_file_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_cars(tmp_path) / "cars_annos.mat"
+    monkeypatch.setattr("serving.catalog.cars._SECONDS", 1e-3)
+    refused(tmp_path, r"cars_annos\.mat is damaged or no \.mat file, and cannot be read")
+    with open(path, "r+b") as file:
+        file.truncate((1 << 26) + 1)
+    refused(tmp_path, r"cars_annos\.mat is larger than 64 MiB; take the published file")
+
+
+def test_without_scipy_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_cars(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(BadSetting, match=r"SciPy is not installed, .* install scipy, or crossbatch\[train\]"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("format", ["cub", "cars", "sop", "inshop"])
+def test_folder_that_is_not_of_the_format_asked_for_is_refused(tmp_path: Path, format: str) -> None:
+    draw(tmp_path, ["a/1.jpg", "b/1.jpg"])
+    refused(tmp_path, r"is not there; give the folder|holds neither cars_annos\.mat nor", format)

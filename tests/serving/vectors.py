@@ -1,0 +1,29 @@
+"""Unit vectors, and what galleries of them are made for."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.gallery.gallery import RebuildPolicy
+
+MANUAL = RebuildPolicy(automatic=False)
+MODEL: dict[str, Any] = {"model_name": "m", "fingerprint": "f" * 64, "dimension": 4}
+AXES = np.eye(4, dtype=np.float32)
+
+
+def units(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
+    """Vectors in every direction, float32 (n, d)."""
+    return normalized(np.random.default_rng(seed).standard_normal((count, dimension)))
+
+
+def clustered(count: int, dimension: int) -> NDArray[np.float32]:
+    """Vectors about 60 centres, float32 (n, d)."""
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((60, dimension))
+    return normalized(centres[rng.integers(60, size=count)] + 0.5 * rng.standard_normal((count, dimension)))
+
+
+def normalized(rows: NDArray[Any]) -> NDArray[np.float32]:
+    units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return units

@@ -1,0 +1,131 @@
+"""The searches by torch against the loop: uneven tiles, panels and chunks, ties and copies."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import oracles
+from training.evaluation import tensor_search
+from training.evaluation.metrics import retrieval_metrics
+from training.evaluation.tensor_search import PairSearch, RowSearch, find_copies
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_tiles() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_search, "_ROWS", 128)
+        patch.setattr(tensor_search, "_COLUMNS", 192)
+        yield
+
+
+def unit(vectors: oracles.Floats, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.nn.functional.normalize(torch.from_numpy(vectors).to(dtype), dim=1)
+
+
+def check(search: PairSearch | RowSearch, vectors: torch.Tensor, depth: int) -> None:
+    found = search.nearest(torch.arange(len(vectors)), depth)
+    assert found.dtype == torch.int64
+    np.testing.assert_array_equal(found.numpy(), oracles.neighbours(vectors.double().numpy(), depth))
+
+
+@pytest.mark.parametrize(("count", "depth"), [(2, 1), (64, 3), (65, 64), (200, 1), (450, 5), (700, 13)])
+def test_neighbours_are_the_loop(count: int, depth: int) -> None:
+    vectors = unit(np.random.default_rng(count).normal(size=(count, 5)))
+    check(PairSearch(vectors, depth=depth), vectors, depth)
+    check(RowSearch(vectors), vectors, depth)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), st.integers(2, 300), st.integers(1, 90), st.integers(1, 20))
+def test_equal_vectors_tie_and_rank_by_index(seed: int, count: int, places: int, depth: int) -> None:
+    """From all images in one place to nearly every one in its own."""
+    rng = np.random.default_rng(seed)
+    vectors, depth = unit(rng.normal(size=(places, 4))[rng.integers(0, places, count)]), min(depth, count - 1)
+    check(PairSearch(vectors, depth=depth), vectors, depth)
+
+
+def test_copies_tie_exactly_whatever_their_product_rounds_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = torch.mm
+
+    def rounding_by_position(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        product(a, b, out=out)
+        return out.add_(1e-6 * (torch.arange(b.shape[1]) % 5))
+
+    monkeypatch.setattr(torch, "mm", rounding_by_position)
+    rng = np.random.default_rng(3)
+    vectors = unit(rng.normal(size=(7, 129))[rng.integers(0, 7, 333)], torch.float32)
+    check(PairSearch(vectors, depth=5), vectors, 5)
+
+
+def test_equal_similarities_of_unequal_vectors_rank_by_index() -> None:
+    """Right angles: every similarity is -1, 0 or 1, and most ranks are shared."""
+    corners = np.concatenate((np.eye(80), -np.eye(80)))
+    vectors = unit(corners[np.random.default_rng(0).permutation(160)])
+    check(PairSearch(vectors, depth=7), vectors, 7)
+    check(RowSearch(vectors), vectors, 7)
+
+
+def test_references_that_get_ever_nearer_are_all_taken() -> None:
+    """On a line of falling angles each image is better than all before it."""
+    angle = np.cumsum(np.linspace(1e-2, 1e-3, 300))
+    vectors = unit(np.stack((np.cos(angle), np.sin(angle)), axis=1))
+    check(PairSearch(vectors, depth=4), vectors, 4)
+
+
+def test_float32_agrees_with_the_search_by_rows() -> None:
+    vectors = unit(np.random.default_rng(1).normal(size=(900, 16)), torch.float32)
+    rows = torch.tensor([899, 0, 5, 5, 300])
+    assert torch.equal(PairSearch(vectors, depth=9).nearest(rows, 4), RowSearch(vectors).nearest(rows, 4))
+
+
+def test_each_pair_is_multiplied_once_for_few_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    product, areas = torch.mm, []
+
+    def count(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        areas.append(len(a) * b.shape[1])
+        return product(a, b, out=out)
+
+    monkeypatch.setattr(torch, "mm", count)
+    vectors = np.random.default_rng(2).normal(size=(1500, 4))
+    retrieval_metrics(vectors, np.arange(1500) % 700, at=(1,))
+    assert max(areas) <= 128 * 192
+    assert 0.5 * 1500**2 < sum(areas) < 0.55 * 1500**2
+    areas.clear()
+    retrieval_metrics(vectors, np.arange(1500) % 50, at=(1,))
+    assert sum(areas) == 1500**2
+
+
+ROWS = st.integers(1, 4).flatmap(
+    lambda width: st.lists(
+        st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 2.0]), min_size=width, max_size=width),
+        max_size=30,
+    ).map(lambda drawn: (width, drawn))
+)
+
+
+def check_copies(vectors: torch.Tensor) -> None:
+    bits = [vector.numpy().tobytes() for vector in vectors]
+    expected = [(i, bits.index(own)) for i, own in enumerate(bits) if bits.index(own) < i]
+    copies, originals = find_copies(vectors)
+    assert list(zip(copies.tolist(), originals.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@settings(deadline=None)
+@given(drawn=ROWS)
+def test_copies_are_the_double_loop(dtype: torch.dtype, drawn: tuple[int, list[list[float]]]) -> None:
+    width, values = drawn
+    check_copies(torch.tensor(values, dtype=dtype).view(-1, width))
+
+
+def test_rows_of_one_sum_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = torch.randint(0, 3, (60, 2), generator=torch.Generator().manual_seed(1)).float()
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.zeros(2, dtype=torch.int64))  # the weights
+    check_copies(vectors)
+    check_copies(torch.tensor([[1.0, 0], [0, 1], [0, 1]]))  # a permuted row, and a copy
