@@ -9,15 +9,9 @@ from pathlib import Path
 from serving.errors import CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
 
 __all__ = [
-    "TOO_MANY_OPEN",
-    "are_descriptors_out",
-    "disk_error",
-    "gallery_error",
-    "is_full",
-    "make_folder",
-    "sync",
-    "written_aside",
-]
+    "TOO_MANY_OPEN", "are_descriptors_out", "disk_error", "gallery_error", "is_full", "make_folder",
+    "sync", "written_aside",
+]  # fmt: skip
 
 TOO_MANY_OPEN = (
     "this process or the machine has as many files open as it may; raise the limit (`ulimit -n`, or "

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from numpy.typing import ArrayLike
 
@@ -23,7 +23,7 @@ from serving.gallery.index.factory import check_recall, check_type
 from serving.gallery.index.index import require_faiss
 from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
-from serving.gallery.info import GalleryInfo, ModelIdentity, check_model
+from serving.gallery.info import GalleryInfo, check_model
 from serving.gallery.item import (
     MAX_K,
     MAX_KEY_BYTES,
@@ -42,6 +42,9 @@ from serving.gallery.search.snapshot import SnapshotCache
 from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
 from serving.gallery.store.store import Store
 from serving.gallery.validation import check_number, check_text, check_whole, normalize_queries
+
+if TYPE_CHECKING:
+    from serving.model.spec import ModelSpec
 
 __all__ = ["MAX_PAGE", "Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
 
@@ -164,7 +167,7 @@ class Gallery:
                 created=meta.created,
             )
 
-    def check_model(self, model: ModelIdentity) -> None:
+    def check_model(self, model: "ModelSpec") -> None:
         """Accept the gallery's own model, and a file of lower precision made from it; else ModelMismatch."""
         check_model(self.name, self.meta, model)
 

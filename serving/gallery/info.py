@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from serving.errors import ModelMismatch
 from serving.gallery.index.metadata import Trial
 from serving.gallery.store.schema import Meta
 
-__all__ = ["GalleryInfo", "ModelIdentity", "check_model"]
+if TYPE_CHECKING:
+    from serving.model.spec import ModelSpec
+
+__all__ = ["GalleryInfo", "check_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +43,7 @@ class GalleryInfo:
     created: str
 
 
-class ModelIdentity(Protocol):
-    """What a gallery asks of a model; `serving.model.spec.ModelSpec` has it."""
-
-    @property
-    def name(self) -> str:
-        """What people call it."""
-
-    @property
-    def fingerprint(self) -> str:
-        """The SHA-256 of its graph and weights."""
-
-    @property
-    def fp32_fingerprint(self) -> str | None:
-        """That of the file of full precision it was made from, if it was."""
-
-    @property
-    def dimension(self) -> int:
-        """The length of its embeddings."""
-
-
-def check_model(gallery: str, meta: Meta, model: ModelIdentity) -> None:
+def check_model(gallery: str, meta: Meta, model: "ModelSpec") -> None:
     """Accept the model a gallery was made with, and a file of lower precision made from it."""
     theirs = (model.fingerprint, model.fp32_fingerprint)
     if meta.fingerprint in theirs and meta.dimension == model.dimension:

@@ -11,21 +11,10 @@ from serving.errors import InvalidArgument
 from serving.gallery.validation import as_vector, check_text, metadata_json, normalize
 
 __all__ = [
-    "MAX_K",
-    "MAX_KEY_BYTES",
-    "MAX_THUMBNAIL_BYTES",
-    "MAX_URI_BYTES",
-    "Hit",
-    "Item",
-    "Source",
-    "check_item",
-    "check_items",
-    "check_key",
-    "check_keys",
-    "check_origin",
-    "check_source",
+    "MAX_K", "MAX_KEY_BYTES", "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "Hit", "Item", "Source",
+    "check_item", "check_items", "check_key", "check_keys", "check_origin", "check_source",
     "check_versions",
-]
+]  # fmt: skip
 
 MAX_K = 2048
 """Most neighbours of a query, as many as FAISS returns from a GPU."""

@@ -16,18 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from serving.errors import InvalidArgument
 
 __all__ = [
-    "MAX_METADATA_BYTES",
-    "MAX_METADATA_LEVELS",
-    "as_vector",
-    "check_metadata",
-    "check_number",
-    "check_text",
-    "check_whole",
-    "metadata_json",
-    "metadata_text",
-    "normalize",
-    "normalize_queries",
-]
+    "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS", "as_vector", "check_metadata", "check_number",
+    "check_text", "check_whole", "metadata_json", "metadata_text", "normalize", "normalize_queries",
+]  # fmt: skip
 
 MAX_METADATA_BYTES = 65_536
 MAX_METADATA_LEVELS = 30  # Protocol Buffers read 100 levels of messages; one of metadata takes up to three

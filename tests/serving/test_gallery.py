@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from serving.gallery.index.choice import build_index
 from serving.gallery.index.index import Index
 from serving.gallery.store.store import Store
 from serving.gallery.validation import MAX_METADATA_BYTES
+from serving.model.spec import ModelSpec
 
 MANUAL = RebuildPolicy(automatic=False)
 EAGER = RebuildPolicy(least=8, share=0.0)
@@ -134,21 +134,20 @@ def test_get_keeps_the_order_and_names_what_is_missing(gallery: Gallery) -> None
         gallery.get(["a", "nothing"])
 
 
-@dataclass(frozen=True)
-class FakeModel:
-    name: str
-    fingerprint: str
-    fp32_fingerprint: str | None
-    dimension: int
+def model(name: str, fingerprint: str, fp32_fingerprint: str | None, dimension: int) -> ModelSpec:
+    sight: dict[str, Any] = {"image_size": 8, "crop_fraction": 1.0, "resampling": "bilinear", "prototypes": 0}
+    return ModelSpec(
+        name=name, fingerprint=fingerprint, fp32_fingerprint=fp32_fingerprint, dimension=dimension, **sight
+    )
 
 
 def test_model_must_be_the_gallerys_own_or_made_from_it(gallery: Gallery) -> None:
-    gallery.check_model(FakeModel("m", "f" * 64, None, 16))
-    gallery.check_model(FakeModel("m int8", "e" * 64, "f" * 64, 16))
+    gallery.check_model(model("m", "f" * 64, None, 16))
+    gallery.check_model(model("m int8", "e" * 64, "f" * 64, 16))
     with pytest.raises(ModelMismatch, match=r"birds .*model m .*ffffffffffff.*other .*aaaaaaaaaaaa"):
-        gallery.check_model(FakeModel("other", "a" * 64, None, 16))
+        gallery.check_model(model("other", "a" * 64, None, 16))
     with pytest.raises(ModelMismatch, match=r"dimension 16.*dimension 8"):
-        gallery.check_model(FakeModel("m", "f" * 64, None, 8))
+        gallery.check_model(model("m", "f" * 64, None, 8))
 
 
 ONE = units(1)[0]

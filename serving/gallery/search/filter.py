@@ -14,25 +14,10 @@ from typing import Any, TypeAlias
 from serving.errors import InvalidArgument
 
 __all__ = [
-    "LABEL",
-    "MAX_CONDITIONS",
-    "MAX_FILTER_BYTES",
-    "MAX_LEVELS",
-    "AllOf",
-    "AnyOf",
-    "Equal",
-    "Exists",
-    "Filter",
-    "In",
-    "Not",
-    "Range",
-    "Value",
-    "check_filter",
-    "check_kinds",
-    "kind_of",
-    "parse_filter",
+    "LABEL", "MAX_CONDITIONS", "MAX_FILTER_BYTES", "MAX_LEVELS", "AllOf", "AnyOf", "Equal", "Exists",
+    "Filter", "In", "Not", "Range", "Value", "check_filter", "check_kinds", "kind_of", "parse_filter",
     "unknown_fields",
-]
+]  # fmt: skip
 
 
 LABEL = "$label"

@@ -27,30 +27,11 @@ from serving.gallery.item import Item, Source
 from serving.gallery.validation import metadata_text
 
 __all__ = [
-    "DETACH",
-    "FILE_NAME",
-    "FORMAT_VERSION",
-    "ITEM_COLUMNS",
-    "MAX_DIMENSION",
-    "MAX_THUMBNAIL_SIDE",
-    "PUBLISHED",
-    "SCHEMA",
-    "UNREADABLE",
-    "Connection",
-    "Meta",
-    "altered",
-    "damaged",
-    "item_checksum",
-    "item_of",
-    "publication_checksum",
-    "read_meta",
-    "record_of",
-    "sound",
-    "source_columns",
-    "source_of",
-    "unreadable",
-    "vectors_of",
-]
+    "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION", "MAX_THUMBNAIL_SIDE",
+    "PUBLISHED", "SCHEMA", "UNREADABLE", "Connection", "Meta", "altered", "damaged", "item_checksum",
+    "item_of", "publication_checksum", "read_meta", "record_of", "sound", "source_columns", "source_of",
+    "unreadable", "vectors_of",
+]  # fmt: skip
 
 FILE_NAME = "gallery.sqlite"
 FORMAT_VERSION = 2
