@@ -16,8 +16,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from serving.errors import BadSetting, CrossbatchError
@@ -56,10 +55,7 @@ _WORDS = {"Path": "PATH", "int": "N", "float": "NUMBER"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: The words after `crossbatch`; those of the process by default.
+    """Run one command by the words after `crossbatch`, those of the process by default.
 
     Returns:
         The exit status: 0, 2 for an error that the caller can mend (one sentence on standard error), 130 when
@@ -129,10 +125,16 @@ def _run(name: str, words: list[str]) -> int:
         )
     # Before gRPC is loaded, which writes lines of its own among ours: of each failed handshake, for example.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    with _naming_what_is_missing(name):
+    try:
         command: Any = importlib.import_module(COMMANDS[name][0])
         settings, as_json = _settings(name, command.Settings, words)
         result = command.run(settings)
+    except ModuleNotFoundError as error:  # a package of an extra, imported at once or when the command runs
+        half, missing = COMMANDS[name][0].partition(".")[0], (error.name or "").partition(".")[0]
+        if missing in ("", "training", "serving", "protos"):
+            raise
+        needed = f"The package {missing!r} is needed and not installed"
+        raise BadSetting(f"{needed}: pip install '{_EXTRAS[half]}'.") from error
     if os.environ.get("RANK", "0") != "0":  # torchrun runs one command several times: the first one speaks
         return 0
     _say(json.dumps(result, indent=2, ensure_ascii=False) if as_json else command.render(result))
@@ -141,20 +143,6 @@ def _run(name: str, words: list[str]) -> int:
         sys.stderr.write(f"{remark}\n")
     complaint = command.complaint(result) if hasattr(command, "complaint") else None
     return _fail(name, complaint) if complaint else 0
-
-
-@contextmanager
-def _naming_what_is_missing(name: str) -> Iterator[None]:
-    """Say what to install, should a package be missing that a command imports at once or when it runs."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        half, missing = COMMANDS[name][0].partition(".")[0], (error.name or "").partition(".")[0]
-        if missing in ("", "training", "serving", "protos"):
-            raise
-        raise BadSetting(
-            f"The package {missing!r} is needed and not installed: pip install '{_EXTRAS[half]}'."
-        ) from error
 
 
 def _settings(name: str, settings: "type[BaseModel]", words: list[str]) -> "tuple[BaseModel, bool]":
@@ -183,10 +171,8 @@ def _settings(name: str, settings: "type[BaseModel]", words: list[str]) -> "tupl
         return settings.model_validate(variables | given), as_json
     except ValidationError as error:
         first = str((error.errors()[0]["loc"] or ("",))[0])
-        from_variable = first in variables and first not in given
-        raise BadSetting(
-            _sentence(error, settings, variable_of(name, first) if from_variable else "")
-        ) from error
+        variable = variable_of(name, first) if first in variables and first not in given else ""
+        raise BadSetting(_sentence(error, settings, variable)) from error
 
 
 def _sentence(error: "ValidationError", settings: "type[BaseModel]", variable: str) -> str:

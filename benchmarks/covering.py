@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.svg import BLUE, GREEN, GREY, VERMILION, Markup, element, text, write_svg
-from training.method.assignment import assign, covering_radius, exact_histogram
+from training.method.histogram import assign, covering_radius, exact_histogram
 
 __all__ = ["Cover", "cover", "main"]
 

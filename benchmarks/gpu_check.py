@@ -27,7 +27,7 @@ from benchmarks.train_step import CASES, measure
 from serving.model.encoder import Encoder
 from training import export, train
 from training.data.drawing import draw_catalogue
-from training.loop.history import read_history
+from training.loop.logbook import read_history
 from training.losses.loss import build_loss
 from training.method.cross_batch import cross_batch_loss
 from training.method.prototypes import fit_prototypes

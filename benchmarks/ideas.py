@@ -23,6 +23,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+
 from benchmarks import study
 from serving.catalog.catalog import Row, read, select
 from training.data.feature_cache import cache_features
@@ -30,15 +31,12 @@ from training.data.partition import Partition, divide
 from training.data.pictures import embed_pictures
 from training.evaluation.fitted import fitted_figures
 from training.evaluation.protocol import measure_retrieval
-from training.loop.board import Board
 from training.loop.fit import fit
-from training.loop.optimizer import freeze_weights
 from training.loop.processes import processes
-from training.loop.trainee import build_network, start_trainee
+from training.loop.trainee import build_network, freeze_weights, start_trainee
 from training.losses.loss import build_loss
 from training.method.cross_batch import cross_batch_loss
-from training.network.embedder import Embedder
-from training.network.embedding import describer_function
+from training.network.embedder import Embedder, describer_function
 from training.recipes.recipe import Recipe
 from training.recipes.recipe_file import load_recipe
 
@@ -127,7 +125,7 @@ def compare_criteria(data: Path, *, runs: int, extra: Sequence[str]) -> Iterator
 def _train(recipe: Recipe, partition: Partition, *, cells: int = 0) -> Embedder:
     """Train a head, and give it as its last step leaves it; with `cells`, of a grid of as many a side."""
     with processes("cpu", recipe) as fabric, tempfile.TemporaryDirectory() as scratch:
-        embedder, objective = build_network(recipe, classes=partition.classes(recipe), fresh=True)
+        embedder, objective = build_network(recipe, classes=partition.classes, fresh=True)
         if cells:
             embedder = _gridded(embedder, recipe, cells)
         rows = sorted((*partition.train, *partition.validation), key=lambda row: row.key)
@@ -136,7 +134,7 @@ def _train(recipe: Recipe, partition: Partition, *, cells: int = 0) -> Embedder:
         network = (embedder, objective)
         trainee = start_trainee(recipe, network, pictures, fabric=fabric, fresh=True)
         folder, record = Path(scratch), dict[str, Any](metrics={})
-        fit(recipe, trainee, pictures, None, folder, record, fresh=True, board=Board(on=False))
+        fit(recipe, trainee, pictures, None, folder, record, fresh=True)
         return trainee.eval_model
 
 
@@ -174,14 +172,7 @@ def _embed(
 
 def _gridded(plain: Embedder, recipe: Recipe, cells: int) -> Embedder:
     """Give an embedder of the same weights whose histograms are those of a grid."""
-    found = GridEmbedder(
-        plain.backbone,
-        image_size=recipe.image_size,
-        dimension=recipe.dimension,
-        prototypes=recipe.prototypes,
-        assignment_scale=recipe.assignment_scale,
-        assign_on=recipe.assign_on,
-    )
+    found = GridEmbedder(plain.backbone, recipe)
     found.cells = cells
     found.load_state_dict(plain.state_dict())
     freeze_weights(found, recipe)

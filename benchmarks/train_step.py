@@ -21,9 +21,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.loop.objective import Objective
-from training.loop.optimizer import build_optimizer
 from training.loop.processes import start_processes
+from training.loop.trainee import build_optimizer
+from training.losses.objective import Objective
 from training.network.embedder import Embedder, build_embedder
 from training.recipes.recipe import Recipe
 

@@ -11,7 +11,7 @@ import pytest
 from serving.gallery.directory import GalleryDirectory
 from serving.model.encoder import Encoder
 from training.loop.run import load_run
-from training.network.embedding import embedder_function
+from training.network.embedder import embedder_function
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -4,17 +4,18 @@ Everything numeric goes into the graph, from uint8 pixels to unit embeddings; th
 `ModelSpec`. The check runs the written file as the server will: `serving.model.preprocess` and `Encoder`.
 """
 
-import contextlib
+import itertools
 import logging
-import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import onnx
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
@@ -26,11 +27,17 @@ from serving.model.preprocess import open_rgb
 from serving.model.spec import MAX_MODEL_BYTES, ModelSpec, bare, fingerprint, write_spec
 from training.data.partition import read_own
 from training.loop.run import Run, load_run
-from training.loop.whole_file import aside_of, check_target, sweep
+from training.loop.whole_file import replacing
 from training.network.embedder import Embedder
-from training.parity import LEAST_IMAGES, OUTPUTS, check_parity
 
-__all__ = ["Settings", "export_model", "render", "run"]
+__all__ = ["OUTPUTS", "TOLERANCE", "OnnxGraph", "Settings", "check_parity", "export_model", "render", "run"]
+
+OUTPUTS: Final = ("embeddings", "histograms", "assignments")
+TOLERANCE: Final = 1e-4
+"""Largest difference allowed in any component of an embedding or a histogram, in fp32."""
+_LEAST_IMAGES: Final = 6
+"""For batches of one, of two and of three."""
+_BATCH: Final = 15
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +64,7 @@ class Settings(BaseModel):
     table: Path | None = Field(
         default=None, description="the .csv, .tar or .parquet file to read, where there are several"
     )
-    images: int = Field(default=32, ge=LEAST_IMAGES, le=10_000, description="how many images to check it on")
+    images: int = Field(default=32, ge=_LEAST_IMAGES, le=10_000, description="how many images to check it on")
     name: str | None = Field(
         default=None, min_length=1, max_length=200, description="what to call the model; the recipe's name"
     )
@@ -69,10 +76,6 @@ def run(settings: Settings) -> dict[str, Any]:
     Returns:
         `model`, `name`, `fingerprint`, `dimension`, `image_size`, `bytes`, `images` (how many it was checked
         on), `difference` (the largest in any component) and `seconds`.
-
-    Raises:
-        CrossbatchError: The run or the images cannot be read, the file cannot be written, or it does not
-            compute what torch does.
     """
     started = time.monotonic()
     trained = load_run(settings.run_dir)
@@ -129,14 +132,16 @@ def export_model(
     Raises:
         BadData: There are too few images.
         BadArtifact: The file does not compute what torch does, or is too large for one file.
-        BadSetting: The file cannot be written.
+        CrossbatchError: The file cannot be written.
     """
-    if len(images) < LEAST_IMAGES:
-        raise BadData(f"{len(images)} images were given to check the export on; give at least {LEAST_IMAGES}")
+    if len(images) < _LEAST_IMAGES:
+        raise BadData(
+            f"{len(images)} images were given to check the export on; give at least {_LEAST_IMAGES}"
+        )
     if path.is_dir() or not path.parent.is_dir():  # before the seconds that exporting takes
         found = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise BadSetting(f"{path} cannot be written: {found}; give a file in a folder that is there")
-    graph = _Graph(embedder, explains=explains).eval()
+    graph = OnnxGraph(embedder, explains=explains).eval()
     model = _to_onnx(graph, embedder.image_size)
     spec = ModelSpec(
         fingerprint=fingerprint(model),
@@ -148,22 +153,17 @@ def export_model(
         **fields,
     )
     write_spec(model, spec)
-    aside = aside_of(path)
     try:
-        check_target(path)
-        sweep(path)
-        _write(aside, model)
+        data = model.SerializeToString()
+    except ValueError as error:  # protobuf's own limit
+        raise BadArtifact("the graph is too large for one ONNX file; train a smaller backbone") from error
+    with replacing(path) as aside:
+        aside.write_bytes(data)
         difference = check_parity(Encoder(aside), graph, images)
-        aside.replace(path)
-    except OSError as error:
-        raise BadSetting(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
     return spec, difference
 
 
-class _Graph(nn.Module):
+class OnnxGraph(nn.Module):
     """What goes into the file: pixels to unit embeddings, histograms and dominant prototypes if asked."""
 
     def __init__(self, embedder: Embedder, *, explains: bool) -> None:
@@ -182,7 +182,7 @@ class _Graph(nn.Module):
         return embeddings, features.histograms, assignments
 
 
-def _to_onnx(graph: _Graph, size: int) -> onnx.ModelProto:
+def _to_onnx(graph: OnnxGraph, size: int) -> onnx.ModelProto:
     """Export with a free batch, without the names, paths and stack traces of this machine."""
     weights = sum(tensor.nbytes for tensor in graph.state_dict().values())
     if weights > MAX_MODEL_BYTES:
@@ -196,7 +196,7 @@ def _to_onnx(graph: _Graph, size: int) -> onnx.ModelProto:
         with torch.no_grad(), warnings.catch_warnings():
             # What the exporter's own modules say of themselves is no concern of whoever exports.
             warnings.filterwarnings("ignore", module=r"(torch|onnxscript|onnx_ir|onnx|copyreg)(\.|$)")
-            program = torch.onnx.export(
+            program: Any = torch.onnx.export(
                 graph,
                 (example,),
                 input_names=["images"],
@@ -210,35 +210,67 @@ def _to_onnx(graph: _Graph, size: int) -> onnx.ModelProto:
         raise BadArtifact(
             f"the network cannot be written as ONNX: {reason}; choose another backbone"
         ) from error
-    if program is None:
-        raise RuntimeError("torch.onnx.export gave no program, as it does only where a file was asked for")
     model = bare(program.model_proto)
     model.producer_name = "crossbatch"
     return model
 
 
-def _write(path: Path, model: onnx.ModelProto) -> None:
-    try:
-        data = model.SerializeToString()
-    except ValueError as error:  # protobuf's own limit
-        raise BadArtifact("the graph is too large for one ONNX file; train a smaller backbone") from error
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def check_parity(
+    encoder: Encoder, network: Callable[[Tensor], Sequence[Tensor]], images: Sequence[bytes]
+) -> float:
+    """Compare a model file and the network it was made from, in batches of one, of two and of odd numbers.
+
+    The network gives all `OUTPUTS` or the first alone, on the CPU, for uint8 (B, S, S, 3).
+
+    Returns:
+        The largest difference in any component.
+
+    Raises:
+        BadArtifact: It is more than `TOLERANCE`, not finite, or assignments differ.
+    """
+    largest, done, sizes = 0.0, 0, itertools.chain((1, 2, 3), itertools.repeat(_BATCH))
+    while done < len(images):
+        data = images[done : done + next(sizes)]
+        done += len(data)
+        batch = np.stack([encoder.preprocess(each) for each in data])  # (B, S, S, 3)
+        with torch.no_grad():
+            outputs = [output.numpy() for output in network(torch.from_numpy(batch))]
+        wanted = dict(zip(OUTPUTS, outputs, strict=False))
+        found = encoder.run(batch, *wanted)
+        for name in wanted:
+            largest = max(largest, _difference(found[name], wanted[name], name))
+    return largest
+
+
+def _difference(found: NDArray[Any], wanted: NDArray[Any], name: str) -> float:
+    """Give the largest difference; of assignments none, where one location or one in a hundred may differ."""
+    alike = found.shape == wanted.shape
+    if name == "assignments":  # where two prototypes are as near as rounding goes
+        different = int((found != wanted).sum()) if alike else found.size
+        if different <= max(1, found.size // 100):
+            return 0.0
+        told = f"in {different} of {found.size} locations"
+    else:
+        difference = float(np.abs(found - wanted).max()) if alike else float("nan")
+        if difference <= TOLERANCE:  # nor NaN
+            return difference
+        told = f"by {difference:.2g}, where {TOLERANCE:g} is allowed; its backbone may not be exportable"
+    raise BadArtifact(
+        f"the exported file was not kept: its {name} {found.shape} differ from torch's {wanted.shape} {told}"
+    )
 
 
 def _fields(trained: Run, name: str | None) -> dict[str, Any]:
     """Collect what the spec says of the training; of a local path only the last part."""
     record, recipe, data = trained.record, trained.recipe, trained.record.get("data", {})
     settings = recipe.model_dump(mode="json")
-    settings["weights"] = _last_part(recipe.weights)
+    settings["weights"] = PurePath(recipe.weights).name
     return {
         "name": name or record.get("name") or trained.path.name,
         "backbone": recipe.backbone,
         "crop_fraction": recipe.crop_fraction,
         "resampling": recipe.resampling,
-        "data": _last_part(str(data.get("root", ""))),
+        "data": PurePath(str(data.get("root", ""))).name,
         "split": recipe.split,
         "classes": len(data.get("train_classes", ())),
         "images": data.get("train_images", 0),
@@ -248,10 +280,6 @@ def _fields(trained: Run, name: str | None) -> dict[str, Any]:
         "versions": record.get("versions", {}) | {"onnx": onnx.__version__},
         "git_commit": record.get("git_commit"),
     }
-
-
-def _last_part(path: str) -> str:
-    return PurePath(path).name
 
 
 def _sample(catalog: Catalog, count: int) -> list[bytes]:
@@ -265,14 +293,13 @@ def _sample(catalog: Catalog, count: int) -> list[bytes]:
         try:
             data = rows[i].image.read_bytes()
             open_rgb(data)
+            found.append(data)
         except (OSError, BadImage) as error:
             bad.append(f"{rows[i].key}: {error}")
-            continue
-        found.append(data)
-    if len(found) < LEAST_IMAGES:
+    if len(found) < _LEAST_IMAGES:
         raise BadData(
             f"{catalog.root} holds {len(found)} images that can be read and {len(bad)} that cannot; the "
-            f"check of an exported file needs at least {LEAST_IMAGES}: give another folder by --data"
+            f"check of an exported file needs at least {_LEAST_IMAGES}: give another folder by --data"
         )
     if bad:
         _log.warning("%d images cannot be read and were passed over (first: %s)", len(bad), bad[0])

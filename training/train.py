@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import importlib
 import logging
 import os
 import sys
@@ -29,13 +30,19 @@ from training.data.pictures import (
     training_decoder,
     viewing_decoder,
 )
-from training.loop.allocator import keep_freed_memory
-from training.loop.board import Board
 from training.loop.checkpoint import load_state
 from training.loop.fit import fit
-from training.loop.processes import agree, processes
-from training.loop.record import MAX_NAME
-from training.loop.run import LAST, begin, check_vacant, provenance, read_recipe, read_record, reserved
+from training.loop.processes import agree, keep_freed_memory, processes
+from training.loop.run import (
+    LAST,
+    MAX_NAME,
+    begin,
+    check_vacant,
+    provenance,
+    read_recipe,
+    read_record,
+    reserved,
+)
 from training.loop.trainee import build_network, start_trainee
 from training.network.embedder import Embedder
 from training.recipes.recipe import Recipe
@@ -91,15 +98,14 @@ def run(settings: Settings) -> dict[str, Any]:
         kept, and its metrics on validation classes where there are any), `format`, `images` and `classes`
         that trained, `validation_images`, `unlabelled` (how many images of the data set are of no class),
         `unreadable` and `seconds`; with `list`, only `recipes`.
-
-    Raises:
-        CrossbatchError: If a setting, the data or the run folder does not fit, or the loss is not finite.
     """
     if settings.list:
         names = [settings.recipe] if settings.recipe else recipe_names()
         return {"recipes": [{"name": name, "about": head_comment(name)} for name in names]}
     started = time.monotonic()
     keep_freed_memory()
+    if settings.tensorboard:
+        importlib.import_module("tensorboard")  # that it is missing is told before anything else is done
     recipe, record, folder, catalog = _prepare(settings)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
@@ -121,21 +127,17 @@ def render(result: dict[str, Any]) -> str:
         f"{result['images']} images of {result['classes']} classes trained{chose}; the data set was read as"
         f" {result['format']}."
     )
-    if result["finished"]:
-        kept = f"The run was finished already, after {result['epochs']} epochs; epoch {best['epoch']} is kept"
-    else:
-        epochs = "1 epoch" if result["epochs"] == 1 else f"{result['epochs']} epochs"
-        kept = f"Trained {epochs} in {result['seconds']:.0f} s; epoch {best['epoch']} is kept"
+    epochs = "1 epoch" if result["epochs"] == 1 else f"{result['epochs']} epochs"
+    told = f"Trained {epochs} in {result['seconds']:.0f} s"
+    told = f"The run was finished already, after {epochs}" if result["finished"] else told
+    measured = ""
     if "map_at_r" in best:
-        kept += (
-            f": MAP@R {100 * best['map_at_r']:.1f}, R@1 {100 * best['recall_at']['1']:.1f}"
-            " on the validation classes (percent)"
-        )
-    lines.append(f"{kept}.")
+        measured = f": MAP@R {100 * best['map_at_r']:.1f}, R@1 {100 * best['recall_at']['1']:.1f}"
+        measured += " on the validation classes (percent)"
+    lines.append(f"{told}; epoch {best['epoch']} is kept{measured}.")
     if best["epoch"] == 0:
         lines.append("No epoch did better than the start on validation: these weights are untrained.")
-    lines.append(f"The run is in {result['run']}.")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"The run is in {result['run']}."])
 
 
 def _train(
@@ -153,13 +155,11 @@ def _train(
         )
     fresh = not (folder / LAST).is_file()
     # before the minutes that reading images may take: what a setting spoils, and weights that are not there
-    network = build_network(recipe, classes=partition.classes(recipe), fresh=fresh)
-    board = Board(on=settings.tensorboard and fabric.is_global_zero)
-    keep = recipe.memory_gib * 2**30 / fabric.world_size
+    network = build_network(recipe, classes=partition.classes, fresh=fresh)
     pictures, validation = (
-        _read_features(partition, recipe, network[0], settings.cache, fabric)
+        _read_features(partition, network[0], settings.cache, fabric)
         if recipe.caches_features
-        else _read_pictures(partition, recipe, keep=keep)
+        else _read_pictures(partition, keep=recipe.memory_gib * 2**30 / fabric.world_size)
     )
     if validation and len(validation) < fabric.world_size:
         raise BadData(
@@ -167,35 +167,32 @@ def _train(
             " or start fewer processes"
         )
     unreadable = [*pictures.unreadable, *(validation.unreadable if validation else ())]
-    keys = [bad.key for bad in unreadable]
-    agree({"digest": about["digest"], "unreadable": keys}, fabric)
-    if settings.resume and sorted(keys) != sorted(record["data"].get("unreadable", [])):
-        raise BadData(
-            f"{len(keys)} images of {catalog.root} cannot be read{first_of(unreadable)}, but"
-            f" {len(record['data'].get('unreadable', []))} could not when the run {folder} was started:"
-            " resuming needs the same images"
-        )
+    about["unreadable"] = [bad.key for bad in unreadable]
+    agree({"digest": about["digest"], "unreadable": about["unreadable"]}, fabric)
+    if settings.resume:
+        before = record["data"].get("unreadable", [])
+        if sorted(about["unreadable"]) != sorted(before):
+            raise BadData(
+                f"{len(unreadable)} images of {catalog.root} cannot be read{first_of(unreadable)}, but"
+                f" {len(before)} could not when the run {folder} was started: resuming needs the same images"
+            )
+    else:
+        name = _name(settings.recipe or "")
+        record = {"name": name, **provenance(), "seed": recipe.seed, "data": about, "metrics": {}}
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
     source: Pictures | QuarterTurns | FeatureSet = pictures
     if recipe.quarter_turns and not isinstance(pictures, FeatureSet):
         source = QuarterTurns(pictures)
     trainee = start_trainee(recipe, network, pictures, fabric=fabric, fresh=fresh)
-    if not settings.resume:
-        record = {
-            "name": _name(settings.recipe or ""),
-            **provenance(),
-            "seed": recipe.seed,
-            "data": about | {"unreadable": keys},
-            "metrics": {},
-        }
     fabric.barrier()  # every process has seen that the folder was vacant
     with reserved(folder) if fabric.is_global_zero else contextlib.nullcontext():
         if fabric.is_global_zero and not settings.resume:
             begin(folder, recipe, record)  # once nothing of the settings can fail any more
         fabric.barrier()
         finished = not fresh and bool(load_state(folder / LAST).get("finished"))
-        logbook = fit(recipe, trainee, source, validation, folder, record, fresh=fresh, board=board)
+        board = settings.tensorboard
+        logbook = fit(recipe, trainee, source, validation, folder, record, fresh=fresh, tensorboard=board)
     return {
         "run": str(folder),
         "recipe": record["name"],
@@ -261,29 +258,31 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
     return recipe, record, folder, catalog
 
 
-def _read_pictures(partition: Partition, recipe: Recipe, *, keep: float) -> tuple[Pictures, Pictures | None]:
+def _read_pictures(partition: Partition, *, keep: float) -> tuple[Pictures, Pictures | None]:
     """Decode the images to train on and those to validate on, both within `keep` bytes."""
-    pictures = Pictures(partition.train, training_decoder(recipe), keep=keep, label="Reading images")
+    train, view = training_decoder(partition.recipe), viewing_decoder(partition.recipe)
+    pictures = Pictures(partition.train, train, keep=keep, label="Reading images")
     check_classes(pictures)
     if not partition.validation:
         return pictures, None
-    validation = Pictures(
-        partition.validation, viewing_decoder(recipe), keep=pictures.room, label="Reading validation images"
-    )
+    left = pictures.room
+    validation = Pictures(partition.validation, view, keep=left, label="Reading validation images")
     check_pairs(validation)
     return pictures, validation
 
 
 def _read_features(
-    partition: Partition, recipe: Recipe, embedder: Embedder, folder: Path | None, fabric: Fabric
+    partition: Partition, embedder: Embedder, folder: Path | None, fabric: Fabric
 ) -> tuple[FeatureSet, FeatureSet | None]:
     """Read what a frozen backbone gives for the images to train on and those to validate on."""
     rows = sorted((*partition.train, *partition.validation), key=lambda row: row.key)
     embedder.to(fabric.device)
-    if fabric.is_global_zero:  # which makes what the others then read
-        cache_features(rows, embedder, recipe, views=recipe.views, folder=folder)
-    fabric.barrier()
+    if not fabric.is_global_zero:
+        fabric.barrier()  # the first process makes what the others then read
+    recipe = partition.recipe
     found = cache_features(rows, embedder, recipe, views=recipe.views, folder=folder)
+    if fabric.is_global_zero:
+        fabric.barrier()
     train = found.only(partition.train)
     check_classes(train)
     if not partition.validation:

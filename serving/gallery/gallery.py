@@ -180,7 +180,6 @@ class Gallery:
         exclude: Sequence[str] = (),
         filter: Filter | None = None,
         group_by_label: bool = False,
-        at_once: bool = False,
     ) -> list[list[Hit]]:
         """Find the k items nearest to each query.
 
@@ -192,7 +191,6 @@ class Gallery:
             filter: What the label and metadata of a hit must fulfil.
             group_by_label: Whether of the items of one label only the best is a hit; an item with an empty
                 label stands for itself.
-            at_once: Whether to search only what is in memory and needs nothing first.
 
         Returns:
             For each query its hits, best first, ties in the order of their keys. Hits of one item share
@@ -201,7 +199,6 @@ class Gallery:
         Raises:
             InvalidArgument: An argument is out of bounds, or the filter compares a field with a kind of value
                 that no item holds there. A condition on a field that no item has holds for no item.
-            NotAtHand: What is newer, or a new index, had first to be read, though it was to be `at_once`.
         """
         queries = normalize_queries(vectors, dimension=self.meta.dimension)
         k = check_whole(k, "k", least=1, most=MAX_K)
@@ -210,7 +207,7 @@ class Gallery:
             raise InvalidArgument(f"the minimum score is {minimum_score}; expected a cosine in [-1, 1]")
         keys = [] if exclude == () else check_keys(exclude)
         demanded = None if filter is None else check_filter(filter)
-        with self._snapshots.open(at_once=at_once) as (snapshot, reader):
+        with self._snapshots.open() as (snapshot, reader):
             if demanded is not None and not snapshot.dead.all():
                 check_kinds(demanded, snapshot.kinds_of)
             found = snapshot.search(

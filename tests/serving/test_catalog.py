@@ -38,7 +38,7 @@ from tests.serving.published import (
 )
 from tests.serving.test_parquet import make_parquet
 from tests.serving.test_webdataset import make_tar
-from training.loop.record import check_record
+from training.loop.run import check_record
 
 GIVEN = SplitRule(by="given")
 

@@ -16,7 +16,7 @@ from training.data.partition import divide
 from training.data.pictures import Pictures, training_decoder, viewing_decoder
 from training.loop.processes import gather_rows, gather_shares, mean_gradients, share, start_processes
 from training.loop.trainee import build_network, start_trainee
-from training.network.embedding import embedder_function
+from training.network.embedder import embedder_function
 from training.recipes.recipe_file import load_recipe
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, damage is told, and a write that fails leaves the previous file."""
+"""Checkpoints: what goes in comes out, damage is told, a write that fails leaves the previous file."""
 
 import errno
 import json
@@ -18,9 +18,7 @@ from training.loop.checkpoint import (
     load_optimizer,
     load_state,
     pack_optimizer,
-    prefixed,
     save_checkpoint,
-    unprefixed,
 )
 from training.loop.whole_file import write_file
 
@@ -36,12 +34,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-def test_prefixes() -> None:
-    tensors = {"a.b": torch.zeros(1), "ab.c": torch.ones(1)}
-    assert unprefixed("a", tensors).keys() == {"b"}
-    assert unprefixed("m", prefixed("m", tensors)) == tensors
-
-
 @pytest.mark.parametrize("at", ["write", "fsync", "replace"])
 def test_a_full_disk_leaves_the_previous_file(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -49,7 +41,7 @@ def test_a_full_disk_leaves_the_previous_file(
     path = tmp_path / "last.safetensors"
     save_checkpoint(path, {"a": torch.zeros(3)}, {"epochs_done": 1})
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if at == "write":
@@ -120,32 +112,14 @@ def test_an_optimizer_goes_on_bit_for_bit(fused: bool) -> None:
     assert torch.equal(nets[0].bias, nets[1].bias)  # type: ignore[arg-type]
 
 
-def test_write_file_replaces_whole(tmp_path: Path) -> None:
-    write_file(tmp_path / "a", b"first, the longer one")
-    write_file(tmp_path / "a", b"second")
-    assert (tmp_path / "a").read_bytes() == b"second"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ("0.step", "0.stdp", r"no state optimizer\.0\.stdp"),
-        ("0.step", "", r"optimizer\.0\.step is missing"),
-        ("1.exp_avg", "7.exp_avg", r"no state optimizer\.7\.exp_avg"),
-        ("1.exp_avg", "q.exp_avg", r"no state optimizer\.q\.exp_avg"),
-        ("1.exp_avg", "0exp_avg", r"no state optimizer\.0exp_avg"),
-        ("1.exp_avg", "0.exp_avg", r"no state optimizer\.0\.exp_avg of shape \(4,\)"),
-    ],
-)
-def test_a_damaged_optimizer_is_told(old: str, new: str, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("old", "new"), [("1.exp_avg", "7.exp_avg"), ("1.exp_avg", "q.exp_avg")])
+def test_a_damaged_optimizer_is_told(old: str, new: str, tmp_path: Path) -> None:
     net = nn.Conv2d(3, 4, 3)
     optimizer = torch.optim.AdamW(net.parameters())
     _step(net, optimizer, torch.randn(2, 3, 5, 5))
     tensors = pack_optimizer(optimizer)
-    value = tensors.pop(old)
-    if new:
-        tensors[new] = value
-    with pytest.raises(BadArtifact, match=rf"last\.safetensors is damaged: .*{told}"):
+    tensors[new] = tensors.pop(old)
+    with pytest.raises(BadArtifact, match=rf"last\.safetensors is damaged: .* no state optimizer\.{new}"):
         load_optimizer(optimizer, tensors, source=tmp_path / "last.safetensors")
 
 
@@ -154,3 +128,12 @@ def test_an_entry_of_no_use_is_told(tmp_path: Path) -> None:
     for state in ({}, {"epochs_done": "3"}, {"epochs_done": True}):
         with pytest.raises(BadArtifact, match="has no epochs_done"):
             entry(state, "epochs_done", int, source=tmp_path)
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CrossbatchError, match="no plain file"):
+        write_file(tmp_path / "pipe", b"x")
+    assert not (tmp_path / "pipe").is_file()
+    with pytest.raises(CrossbatchError, match="cannot be written"):
+        write_file(tmp_path, b"x")

@@ -12,13 +12,12 @@ from serving.catalog.catalog import read
 from serving.errors import BadSetting
 from tests.training.drawn import draw_folder
 from training import train
-from training.data.duplicates import NEAR, find_duplicates
+from training.data.partition import NEAR, find_duplicates
 from training.data.pictures import viewing_decoder
 from training.evaluation.evaluate import Settings, render, run
 from training.loop.run import load_run
 from training.network.backbone import build_backbone
-from training.network.embedder import build_embedder
-from training.network.embedding import pooled_function
+from training.network.embedder import build_embedder, pooled_function
 
 
 def test_pairs_are_the_double_loop() -> None:

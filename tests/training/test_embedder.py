@@ -1,16 +1,19 @@
-"""The embedder: shapes, the head before GAP equal to a linear layer after it, pixels to network input."""
+"""The embedder: shapes, pooling against loops, pixels to network input."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from serving.errors import BadSetting
 from training.method.histogram import histogram
-from training.network.embedder import Embedder, build_embedder
-from training.network.pooling import PoolingName, generalised_mean, mean, mean_and_maximum
+from training.network.embedder import LEAST, Embedder, Pooling, PoolingName, build_embedder, generalised_mean
 from training.recipes.recipe import AssignOn, Recipe
 
 RECIPE = Recipe(image_size=16, dimension=12, prototypes=5)
+MEAN, MEAN_AND_MAXIMUM = Pooling("gap"), Pooling("gap_gmp")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +111,7 @@ def test_embeddings_are_the_head_of_the_pooled_map(pooling: PoolingName, pixels:
     if pooling == "gem":
         pooled = generalised_mean(maps, 3.0)
     else:
-        pooled = mean(maps) if pooling == "gap" else mean_and_maximum(maps)
+        pooled = MEAN(maps) if pooling == "gap" else MEAN_AND_MAXIMUM(maps)
     torch.testing.assert_close(embedder.pooled(images), pooled)
     wanted = pooled @ embedder.head.weight[:, :, 0, 0].T
     torch.testing.assert_close(features.embeddings, wanted, rtol=1e-4, atol=1e-5)
@@ -128,17 +131,55 @@ def test_only_the_generalised_mean_adds_to_a_checkpoint() -> None:
     assert names["gem"] - names["gap"] == {"pool.exponent"}
 
 
-@torch.no_grad()
-def test_a_vision_transformer_is_built_for_the_recipes_size() -> None:
-    embedder = build_embedder(Recipe(backbone="test_vit", image_size=48, dimension=12, prototypes=5))
-    assert embedder.grid == (3, 3)
-    assert embedder.backbone.body.pos_embed.shape == (1, 1 + 9, 64)
-    assert embedder(torch.zeros(2, 3, 48, 48)).locations.shape == (2, 9, 12)
-
-
 @pytest.mark.parametrize("pooling", ["gap", "gap_gmp", "gem"])
 def test_all_weights_learn(pooling: str) -> None:
     embedder = build_embedder(RECIPE.model_copy(update={"pooling": pooling})).train()
     features = embedder(torch.randn(2, 3, 16, 16))
     (features.embeddings.sum() + features.histograms.square().sum()).backward()
     assert all(parameter.grad is not None for parameter in embedder.parameters())
+
+
+def _maps(seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=generator)
+
+
+def _channels(maps: Tensor) -> list[tuple[int, int, list[float]]]:
+    """Each image, each channel, and what it has at all places."""
+    return [(b, c, maps[b, c].flatten().tolist()) for b in range(len(maps)) for c in range(maps.shape[1])]
+
+
+def test_mean_and_maximum_against_loops() -> None:
+    maps = _maps()
+    average, both = MEAN(maps), MEAN_AND_MAXIMUM(maps)
+    for b, c, values in _channels(maps):
+        assert average[b, c].item() == pytest.approx(sum(values) / 20, abs=1e-12)
+        assert both[b, c].item() == pytest.approx(sum(values) / 20 + max(values), abs=1e-12)
+
+
+@pytest.mark.parametrize("exponent", [3.0, 1.0, 0.5, 6.5, -2.0])
+def test_generalised_mean_against_a_loop(exponent: float) -> None:
+    maps = _maps()
+    found = generalised_mean(maps, exponent)
+    for b, c, values in _channels(maps):
+        powers = [max(value, LEAST) ** exponent for value in values]
+        assert found[b, c].item() == pytest.approx((sum(powers) / 20) ** (1 / exponent), rel=1e-9)
+
+
+def test_generalised_mean_of_one_place_and_of_nothing_positive() -> None:
+    one = torch.rand(2, 3, 1, 1) + 0.1
+    torch.testing.assert_close(generalised_mean(one, 3.0), one[:, :, 0, 0])
+    for dark in (torch.zeros(1, 2, 3, 3), -torch.ones(1, 2, 3, 3)):
+        torch.testing.assert_close(generalised_mean(dark, 3.0), torch.full((1, 2), LEAST))
+
+
+def test_generalised_mean_of_large_features_is_finite() -> None:
+    maps = torch.tensor([1e30, 2e30]).view(1, 1, 1, 2)  # their cubes are not float32
+    assert generalised_mean(maps, 3.0).item() == pytest.approx(1e30 * math.cbrt(4.5), rel=1e-5)
+    assert generalised_mean(maps.to(torch.bfloat16), 3.0).dtype == torch.float32
+
+
+def test_generalised_mean_learns_features_and_exponent() -> None:
+    maps = _maps().abs().add(0.1).requires_grad_()
+    exponent = torch.tensor([2.5], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(generalised_mean, (maps, exponent))

@@ -26,10 +26,9 @@ from training.evaluation.evaluate import Settings, render, run
 from training.export import Settings as ExportSettings
 from training.export import run as export
 from training.loop.run import load_run, read_record, write_record
-from training.network import embedding
-from training.network.embedder import build_embedder
-from training.network.embedding import embedder_function
-from training.network.resnet20 import ResNet20
+from training.network import embedder as network
+from training.network.embedder import build_embedder, embedder_function
+from training.network.networks import ResNet20
 from training.recipes.recipe import Recipe
 
 
@@ -437,7 +436,7 @@ def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pyt
         return embed
 
     monkeypatch.setattr(pictures, "viewing_decoder", viewing_decoder)
-    monkeypatch.setattr(embedding, "embedder_function", embedder_function)
+    monkeypatch.setattr(network, "embedder_function", embedder_function)
     result = run(Settings(target=trained, split="all", batch=3))
     assert (decoded[0], len(ahead)) == (25, 8)
     assert max(ahead) <= 3 + 2 + 1  # a batch, those ahead of it, and one that was no image

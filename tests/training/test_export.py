@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,19 +13,18 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from serving.errors import BadArtifact, BadData, BadSetting
+from serving.errors import BadArtifact, BadData, BadSetting, CrossbatchError
 from serving.model.encoder import Encoder
 from serving.model.spec import KEY, ModelSpec, fingerprint, output_names, read_spec
 from tests.tiny_model import tiny_graph
 from training import export as module
-from training import parity, train
+from training import train
 from training.data.partition import read_own
 from training.evaluation import evaluate
 from training.export import Settings, export_model, render, run
 from training.loop.run import Run
 from training.network.backbone import Backbone
-from training.network.embedder import Embedder, build_embedder
-from training.network.pooling import PoolingName
+from training.network.embedder import Embedder, PoolingName, build_embedder
 from training.recipes.recipe import Recipe
 
 SIZE = 16
@@ -59,9 +56,7 @@ class _Body(nn.Module):
 def _embedder(fault: str = "") -> Embedder:
     torch.manual_seed(0)
     backbone = Backbone(_Body(fault), 6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
-    embedder = Embedder(
-        backbone, image_size=SIZE, dimension=5, prototypes=4, assignment_scale=10.0, assign_on="unit"
-    )
+    embedder = Embedder(backbone, Recipe(image_size=SIZE, dimension=5, prototypes=4, assignment_scale=10.0))
     for layer in embedder.modules():
         if isinstance(layer, nn.BatchNorm2d):  # statistics that evaluation mode shows
             layer.running_mean = torch.randn(8)
@@ -148,14 +143,6 @@ def test_prototypes_that_nothing_trained_are_left_out(tmp_path: Path) -> None:
     encoder = Encoder(path)
     batch = np.stack([encoder.preprocess(image) for image in IMAGES[:2]])
     assert encoder.run(batch)["embeddings"].shape == (2, 5)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "explains"),
-    [({}, True), ({"xml_weight": 0}, False), ({"xml_weight": 0, "reconstruction_weight": 1}, True)],
-)
-def test_a_run_explains_by_what_it_has_learnt(chosen: dict[str, float], explains: bool) -> None:
-    assert Recipe.model_validate(chosen).learns_prototypes == explains
 
 
 def test_a_run_without_xml_is_exported_without_prototypes(data: Path, recipe: str, tmp_path: Path) -> None:
@@ -265,35 +252,18 @@ def test_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "_to_onnx", lambda *_: tiny_graph(size=SIZE))
+    monkeypatch.setattr(module, "check_parity", lambda *_: 0.0)
+    monkeypatch.setattr(module, "Encoder", lambda _: None)
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BadSetting, match=r"m\.onnx cannot be written: no space left on device"):
+    with pytest.raises(CrossbatchError, match=r"m\.onnx cannot be written \(no space left on device\)"):
         export_model(_embedder(), FIELDS, tmp_path / "m.onnx", IMAGES)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_killed_exports_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        ended.wait()
-    monkeypatch.setattr(module, "_to_onnx", lambda *_: tiny_graph(size=SIZE))
-    monkeypatch.setattr(module, "Encoder", lambda _: None)
-    monkeypatch.setattr(module, "check_parity", lambda *_: 0.0)
-    dead, alive = tmp_path / f".m.onnx.{ended.pid}.tmp", tmp_path / f".m.onnx.{os.getppid()}.tmp"
-    others = [
-        tmp_path / f".n.onnx.{ended.pid}.tmp",  # of another target
-        tmp_path / ".m.onnx.mine.tmp",
-        tmp_path / f".m.onnx.{10**30}.tmp",
-        tmp_path / f"m.onnx.{ended.pid}.tmp",
-    ]
-    for file in (dead, alive, *others):
-        file.write_bytes(b"half a model")
-    export_model(_embedder(), FIELDS, tmp_path / "m.onnx", IMAGES)
-    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "m.onnx", alive, *others])
-
-
 def test_parity_sees_a_difference_in_each_output(exported: tuple[Embedder, Path, ModelSpec, float]) -> None:
     embedder, path, _, _ = exported
-    graph, encoder = module._Graph(embedder, explains=True).eval(), Encoder(path, threads=1)
-    assert parity.check_parity(encoder, graph, IMAGES) < 1e-5
+    graph, encoder = module.OnnxGraph(embedder, explains=True).eval(), Encoder(path, threads=1)
+    assert module.check_parity(encoder, graph, IMAGES) < 1e-5
     for wrong in range(3):
 
         def network(images: Tensor, wrong: int = wrong) -> list[Tensor]:
@@ -301,10 +271,10 @@ def test_parity_sees_a_difference_in_each_output(exported: tuple[Embedder, Path,
             outputs[wrong] = (outputs[wrong] + 1) if wrong == 2 else outputs[wrong] * 1.01
             return outputs
 
-        with pytest.raises(BadArtifact, match=f"its {parity.OUTPUTS[wrong]} .* differ"):
-            parity.check_parity(encoder, network, IMAGES)
+        with pytest.raises(BadArtifact, match=f"its {module.OUTPUTS[wrong]} .* differ"):
+            module.check_parity(encoder, network, IMAGES)
     with pytest.raises(BadArtifact, match="by nan"):
-        parity.check_parity(
+        module.check_parity(
             encoder, lambda images: [output * float("nan") for output in graph(images)], IMAGES
         )
 

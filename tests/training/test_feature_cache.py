@@ -20,10 +20,9 @@ from training.data.pictures import Stream, embed_pictures, viewing_decoder
 from training.evaluation.evaluate import Settings as Evaluate
 from training.evaluation.evaluate import run as evaluate
 from training.loop.run import load_run
-from training.network.embedder import Embedder, build_embedder
-from training.network.embedding import embedder_function
-from training.recipes.recipe import Recipe
-from training.recipes.recipe_file import make_recipe, parse_yaml
+from training.network.embedder import Embedder, build_embedder, embedder_function
+from training.recipes.recipe import Recipe, make_recipe
+from training.recipes.recipe_file import parse_yaml
 from training.train import Settings, run
 
 FROZEN = SMALL.replace("ema_decay: 0.9\n", "") + "freeze: backbone\nviews: 3\nepochs: 2\n"
@@ -63,9 +62,9 @@ def test_it_is_made_once_for_the_same_images_and_settings(
 ) -> None:
     made, extract = list[Path](), feature_cache._extract
 
-    def count(*args: Any, place: Path, **options: Any) -> None:
-        made.append(place)
-        extract(*args, place=place, **options)
+    def count(*args: Any, part: Path, **options: Any) -> None:
+        made.append(part)
+        extract(*args, part=part, **options)
 
     monkeypatch.setattr(feature_cache, "_extract", count)
 
@@ -89,7 +88,7 @@ def test_a_cut_extraction_is_made_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(feature_cache, "_store", cut)
+        patch.setattr(feature_cache, "_maps", cut)
         with pytest.raises(KeyboardInterrupt):
             cache_features(rows, embedder, small, views=1, folder=tmp_path)
     assert list((tmp_path / "features").iterdir()) == []
@@ -109,17 +108,6 @@ def test_a_damaged_cache_is_made_anew(
         file.write_bytes(file.read_bytes()[:left])
     assert find_features(rows, embedder, small, views=1, folder=tmp_path) is None
     assert len(cache_features(rows, embedder, small, views=1, folder=tmp_path)) == 6
-
-
-def test_what_a_killed_extraction_left_is_taken_away(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
-) -> None:
-    left, other = (tmp_path / "features" / f"abc.{number}" for number in (2**22 + 1, os.getppid()))
-    for folder in (left, other):
-        folder.mkdir(parents=True)
-    cache_features(rows, embedder, small, views=1, folder=tmp_path)
-    assert not left.exists()
-    assert other.exists()  # of a process that is alive
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="there is no way to take room")
@@ -165,9 +153,9 @@ def test_batches_hold_the_same_places_of_all_their_images(
 ) -> None:
     found = cache_features(rows, embedder, small, views=2, folder=tmp_path)
 
-    def deal(**changes: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        given = {"seed": 1, "epoch": 0, "pooled": False, **changes}
-        return list(FeatureBatches(found, [[0, 3, 4, 5], [1, 2]], location_share=0.5, **given))
+    def deal(epoch: int = 0, xml_weight: float = 0.1, **more: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        recipe = small.model_copy(update={"seed": 1, "location_share": 0.5, "xml_weight": xml_weight})
+        return list(FeatureBatches(found, [[0, 3, 4, 5], [1, 2]], recipe, epoch=epoch, **more))
 
     whole = deal()
     half = round(0.5 * found.locations)
@@ -177,7 +165,7 @@ def test_batches_hold_the_same_places_of_all_their_images(
     assert whole[0][1].tolist() == [0, 1, 2, 2]
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(whole, deal(), strict=True))
     assert not torch.equal(whole[0][0], deal(epoch=1)[0][0])
-    means = deal(pooled=True)
+    means = deal(xml_weight=0)  # nothing then looks at single places
     torch.testing.assert_close(means[0][0][:, :, 0, 0], whole[0][0].float().mean(dim=(2, 3)))
     parts = [deal(rank=rank, processes=2)[0][0] for rank in range(2)]
     assert torch.equal(torch.cat(parts), whole[0][0])

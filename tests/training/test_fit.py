@@ -10,16 +10,14 @@ import pytest
 import torch
 
 import training.loop.fit
-import training.loop.objective
 import training.loop.run
+import training.losses.objective
 import training.train
 from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
 from training.data.augment import Augmentation
 from training.loop.checkpoint import load_checkpoint
-from training.loop.objective import Objective
 from training.loop.run import load_run
-from training.loop.schedule import xml_weight
 from training.loop.trainee import start_trainee
 from training.losses import metrix
 from training.network.embedder import Embedder, build_embedder
@@ -36,7 +34,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step(
         calls.append(1)
         return histograms.sum() * (float("nan") if len(calls) == 6 else 1)  # the watch calls, too
 
-    monkeypatch.setattr(training.loop.objective, "cross_batch_loss", spoiled)
+    monkeypatch.setattr(training.losses.objective, "cross_batch_loss", spoiled)
     out = tmp_path / "wild"
     with pytest.raises(BadSetting, match=r"nan.* at step 4 \(epoch 2, batch 2\).*epoch 1 is kept"):
         run(Settings(recipe=recipe, data=data, out=out))
@@ -62,7 +60,7 @@ def test_without_xml_the_prototypes_stay(data: Path, recipe: str, tmp_path: Path
 def test_a_reconstruction_moves_the_codebook_and_leaves_the_embedding(
     data: Path, recipe: str, tmp_path: Path
 ) -> None:
-    plain = ["xml_weight=0", "epochs=1", "ema_decay=0", "clip_norm=0"]
+    plain = ["xml_weight=0", "epochs=1", "ema_decay=0", "clip_norm=0.1"]
     found = []
     for name, more in (("plain", []), ("learnt", ["reconstruction_weight=1"])):
         run(Settings(recipe=recipe, data=data, out=tmp_path / name, set=plain + more))
@@ -145,11 +143,6 @@ def test_training_stops_when_patience_is_out(data: Path, recipe: str, tmp_path: 
     load_run(tmp_path / "r")  # which warns only of a training that was cut
 
 
-def test_an_epoch_that_is_hardly_better_is_not_better(data: Path, recipe: str, tmp_path: Path) -> None:
-    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["min_delta=0.99"]))
-    assert result["best"]["epoch"] == 0
-
-
 def test_fp16_leaves_out_steps_that_overflow_but_not_for_ever(
     data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,25 +186,6 @@ def test_the_schedule_reaches_the_optimizer_and_evaluations_their_epochs(
     start, *rows = _history(tmp_path / "r")
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.004, 0.002, 0.002])
     assert ["map_at_r" in row for row in (start, *rows)] == [True, False, True, True]  # the last one always
-
-
-def test_a_warm_up_within_an_epoch_is_counted_in_steps(
-    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[int, float]] = []
-    inner = Objective.forward
-
-    def forward(self: Objective, *arguments: Any, **options: Any) -> Any:
-        told.append((options["step"], options["weight"]))
-        return inner(self, *arguments, **options)
-
-    monkeypatch.setattr(Objective, "forward", forward)
-    changes = ["xml_weight=0.4", "xml_warmup=0.5", "xml_schedule=linear", "epochs=2"]
-    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes))
-    recipe_read = load_run(tmp_path / "r").recipe
-    assert [step for step, _ in told] == [0, 1, 2, 3]
-    assert [weight for _, weight in told] == [xml_weight(step, 4, recipe_read) for step in range(4)]
-    assert len({weight for _, weight in told}) == 4
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -258,17 +232,6 @@ def test_each_level_mixes_at_its_own_place(
     run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[*changes, "epochs=1"]))
     assert seen == [12] * passes
     assert mixed == middles
-
-
-def test_fp16_clips_gradients_and_not_their_scaled_selves(data: Path, recipe: str, tmp_path: Path) -> None:
-    lengths = []
-    for precision in ("32-true", "16-mixed"):
-        changes = ["epochs=1", "batches_per_epoch=8", "optimizer=adam", "learning_rate=0"]
-        changes += ["head_learning_rate=0", "prototype_learning_rate=0", "freeze_batchnorm=true"]
-        out = tmp_path / precision
-        run(Settings(recipe=recipe, data=data, out=out, set=[*changes, f"precision={precision}"]))
-        lengths.append(_history(out)[1]["gradient_norm"])
-    assert lengths[1] == pytest.approx(lengths[0], rel=0.1)
 
 
 def test_a_step_that_fp16_leaves_out_does_not_spoil_the_mean(

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from serving.errors import BadData, BadSetting
-from training.network.head_init import closed_form_head
+from training.network import head_init
+from training.recipes.recipe import Recipe
+
+
+def closed_form_head(rows: Tensor, labels: Tensor, *, form: str, dimension: int, **more: float) -> Tensor:
+    chosen = {f"head_{name}": value for name, value in more.items()}
+    recipe = Recipe.model_validate({"head_init": form, "dimension": dimension} | chosen)
+    return head_init.closed_form_head(rows, labels, recipe)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +56,7 @@ def test_whitening_makes_the_scatter_a_multiple_of_the_identity(
     form: str, features: tuple[Tensor, Tensor]
 ) -> None:
     rows, labels = features
-    head = closed_form_head(rows, labels, form=form, dimension=6, shrinkage=1e-9)  # type: ignore[arg-type]
+    head = closed_form_head(rows, labels, form=form, dimension=6, shrinkage=1e-9)
     groups = labels if form == "whiten_within" else torch.zeros_like(labels)
     scatter = _scatter((rows @ head.double().T).numpy(), groups.numpy())
     np.testing.assert_allclose(scatter / scatter[0, 0], np.eye(6), atol=1e-4)

@@ -1,16 +1,30 @@
-"""The histogram operator against its double loop, and its degenerate cases."""
+"""The histogram operator, Definition 1 and the starts of a codebook against their loops; Lemma 1."""
+
+import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.method.histogram import histogram
-from training.recipes.recipe import AssignOn
+from training.loop.run import load_run
+from training.method.histogram import (
+    Metric,
+    assign,
+    covering_radius,
+    exact_histogram,
+    histogram,
+    start_codebook,
+)
+from training.network.embedder import build_embedder
+from training.recipes.recipe import AssignOn, CodebookInit, Recipe
+from training.train import Settings, run
 
 WAYS: list[AssignOn] = ["unit", "raw", "ball"]
 
@@ -40,13 +54,6 @@ def test_histogram_rows_are_shares(seed: int, dtype: torch.dtype) -> None:
     assert z.dtype == torch.float32
     assert (z >= 0).all()
     torch.testing.assert_close(z.sum(dim=1), torch.ones(2))
-
-
-def test_histogram_of_black_and_one_prototype() -> None:
-    black = histogram(torch.zeros(1, 2, 4, requires_grad=True), torch.randn(3, 4))
-    torch.testing.assert_close(black, torch.full((1, 3), 1 / 3))
-    torch.autograd.backward(black.sum())
-    torch.testing.assert_close(histogram(torch.randn(2, 3, 4), torch.randn(1, 4)), torch.ones(2, 1))
 
 
 def test_histogram_names_shapes_that_do_not_fit() -> None:
@@ -81,3 +88,120 @@ def test_black_locations_have_a_gradient_of_numbers() -> None:
 def test_an_unknown_way_to_assign_is_named() -> None:
     with pytest.raises(BadSetting, match="assign_on is 'cosine', but it must be one of unit, raw, ball"):
         histogram(torch.zeros(1, 2, 4), torch.zeros(3, 4), assign_on="cosine")  # type: ignore[arg-type]
+
+
+METRICS: list[Metric] = ["euclidean", "inner", "cosine"]
+NUMBERS = st.floats(-100, 100, allow_nan=False, width=32)
+
+
+def error(locations: Tensor, prototypes: Tensor, metric: Metric) -> Tensor:
+    """‖Σ z_i ν_i − y‖ of each image, (B,)."""
+    z = exact_histogram(locations, prototypes, metric=metric)
+    return (z @ prototypes - locations.mean(dim=1)).square().sum(dim=1).sqrt()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_assignment_is_the_loop(metric: Metric) -> None:
+    generator = torch.Generator().manual_seed(0)
+    locations = torch.randn(4, 7, 3, generator=generator, dtype=torch.float64)
+    prototypes = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    found = assign(locations, prototypes, metric=metric)
+    assert found.dtype == torch.int64
+    for image, numbers in zip(locations, found, strict=True):
+        assert numbers.tolist() == oracles.assign(image.numpy(), prototypes.numpy(), metric).tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_lemma_1_holds_for_the_nearest_prototype(data: st.DataObject) -> None:
+    n, m, d = (data.draw(st.integers(1, 5)) for _ in range(3))
+    locations = torch.from_numpy(data.draw(arrays(np.float64, (2, n, d), elements=NUMBERS)))
+    prototypes = torch.from_numpy(data.draw(arrays(np.float64, (m, d), elements=NUMBERS)))
+    radius = covering_radius(locations, prototypes)
+    assert (error(locations, prototypes, "euclidean") <= radius + 1e-9).all()
+
+
+def test_lemma_1_fails_for_the_inner_product_where_norms_differ() -> None:
+    """Correction 4: the long prototype wins every location, however near the other one is."""
+    prototypes = torch.tensor([[1.0, 0.0], [10.0, 1.0]], dtype=torch.float64)
+    locations = torch.tensor([[[1.0, 0.0], [1.1, 0.0]]], dtype=torch.float64)
+    radius = covering_radius(locations, prototypes)
+    assert radius.item() == pytest.approx(0.1)
+    assert (error(locations, prototypes, "euclidean") <= radius).all()
+    assert error(locations, prototypes, "inner").item() > 50 * radius.item()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10_000))
+def test_the_metrics_agree_for_prototypes_of_one_norm(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    locations = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
+    prototypes = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    prototypes = 3 * prototypes / prototypes.norm(dim=1, keepdim=True)
+    nearest = assign(locations, prototypes, metric="euclidean")
+    assert torch.equal(nearest, assign(locations, prototypes, metric="inner"))
+    assert torch.equal(nearest, assign(locations, prototypes, metric="cosine"))
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(BadSetting, match="euclidean, inner, cosine"):
+        assign(torch.ones(1, 1, 2), torch.ones(1, 2), metric="manhattan")  # type: ignore[arg-type]
+
+
+def test_the_square_of_the_error_is_bounded_by_the_square_of_the_radius_alone() -> None:
+    """The paper's proof bounds it by the radius itself."""
+    location, prototypes = torch.zeros(1, 1, 1), torch.tensor([[2.0]])
+    radius = covering_radius(location, prototypes)
+    error = (exact_histogram(location, prototypes) @ prototypes).norm()
+    assert error**2 > radius
+    assert error <= radius
+
+
+BLOBS = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+
+
+def _start(locations: Tensor, count: int, form: str, assign_on: str) -> Tensor:
+    chosen = {"prototypes": count, "codebook_init": form, "assign_on": assign_on}
+    return start_codebook(locations, Recipe.model_validate(chosen), seed=0)
+
+
+def test_k_centre_takes_the_farthest_again_and_again() -> None:
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [9.0, 0.0], [0.0, 5.0]])
+    found = _start(points[None], 4, "k_centre", "raw")
+    start = found[0].tolist()
+    rest = sorted(points.tolist(), key=lambda point: math.dist(point, start))
+    assert found[1].tolist() == rest[-1]
+    assert sorted(found.tolist()) == sorted(points.tolist())
+
+
+def test_k_means_finds_the_blobs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    points = BLOBS.repeat(50, 1) + 0.1 * torch.randn(150, 2, generator=generator)
+    found = _start(points[None], 3, "k_means", "raw")
+    assert float(torch.cdist(BLOBS, found).amin(dim=1).max()) < 0.1
+
+
+@pytest.mark.parametrize("form", ["k_means", "k_centre"])
+def test_features_are_taken_as_the_histogram_sees_them(form: CodebookInit) -> None:
+    locations = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1)) * 4
+    unit = _start(locations, 15, form, "unit")
+    torch.testing.assert_close(unit.norm(dim=1), torch.ones(15))
+    ball = _start(locations, 15, form, "ball")
+    assert float(ball.norm(dim=1).max()) <= 1 + 1e-5
+    raw = _start(locations, 15, form, "raw")
+    assert float(torch.cdist(raw, locations.flatten(0, 1)).amin(dim=1).max()) < 1e-3
+
+
+def test_fewer_features_than_prototypes_repeat() -> None:
+    found = _start(torch.randn(1, 2, 3), 5, "k_centre", "raw")
+    assert found.shape == (5, 3)
+    assert len({tuple(row) for row in found.tolist()}) == 2
+
+
+def test_a_training_starts_from_its_images(data: Path, recipe: str, tmp_path: Path) -> None:
+    words = ["codebook_init=k_means", "validation=0", "prototype_learning_rate=0", "epochs=1"]
+    run(Settings(recipe=recipe, data=data, out=tmp_path / "run", set=words))
+    trained = load_run(tmp_path / "run")
+    random = build_embedder(trained.recipe)
+    assert not torch.equal(trained.embedder.codebook, random.codebook)
+    assert float(trained.embedder.codebook.detach().norm(dim=1).max()) <= 1 + 1e-5  # means of unit features

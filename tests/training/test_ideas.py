@@ -10,6 +10,7 @@ import torch
 from benchmarks import ideas, study
 from tests.training.drawn import draw_folder
 from training.network.backbone import build_backbone
+from training.recipes.recipe import Recipe
 
 SMALL = (
     "backbone=resnet20 weights=none image_size=16 views=1 head_init=random dimension=4 prototypes=4"
@@ -45,9 +46,8 @@ def test_each_criterion_chooses_among_the_trainings(tmp_path: Path, monkeypatch:
 
 def test_a_grid_of_cells_tells_where_a_prototype_is_found() -> None:
     embedder = ideas.GridEmbedder(
-        build_backbone("resnet20", "none", image_size=32),
-        image_size=32, dimension=4, prototypes=3, assignment_scale=60, assign_on="unit",
-    )  # fmt: skip
+        build_backbone("resnet20", "none", image_size=32), Recipe(image_size=32, dimension=4, prototypes=3)
+    )
     height, width = embedder.grid
     locations = torch.randn(2, height * width, 4)
     turned = locations.view(2, height, width, 4).flip(2).flatten(1, 2)

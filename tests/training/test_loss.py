@@ -12,11 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning.losses import ProxyNCALoss
-from torch import Tensor, nn
+from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import loss_oracles, oracles
-from training.losses import loss
 from training.losses.loss import LOSSES, MetricLoss, build_loss
 from training.method.cross_batch import cross_batch_loss
 
@@ -90,12 +89,6 @@ def test_a_loss_is_its_loop(name: str, options: dict[str, float | str], labels: 
         torch.autograd.backward(value)
         assert x.grad is not None
         assert x.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_usual_batch_is_no_degenerate_one(name: str) -> None:
-    x, names = batch(BATCHES["usual"])
-    assert build(name)(x, names).item() > 0.01
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -189,13 +182,6 @@ def test_every_loss_serves_the_cross_batch_term(name: str) -> None:
         assert weight.grad is not None
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_weights_follow_from_the_seed(name: str) -> None:
-    one, two = build(name).state_dict(), build(name).state_dict()
-    assert bool(one) == (name not in PAIRS)
-    assert all(torch.equal(one[key], two[key]) for key in one)
-
-
 def test_proxy_nca_is_the_librarys_but_keeps_what_that_drops() -> None:
     x, names = batch(BATCHES["usual"])
     function = build("proxy_nca", temperature=1 / 9)
@@ -209,27 +195,6 @@ def test_proxy_nca_is_the_librarys_but_keeps_what_that_drops() -> None:
     sharp.inner.W.data, theirs.proxies.data = proxies.T.clone(), proxies.clone()
     assert theirs(rows, torch.tensor([0, 2])).item() == pytest.approx(0)
     assert sharp(rows, torch.tensor([0, 2])).item() == pytest.approx(200)
-
-
-def test_a_researcher_adds_a_loss_in_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Proxies(nn.Module):
-        def __init__(self, classes: int, dimension: int, scale: float) -> None:
-            super().__init__()
-            self.proxies = nn.Parameter(scale * torch.ones(classes, dimension))
-
-        def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-            return (embeddings - self.proxies[labels]).square().sum()
-
-    def proxies(*, classes: int, dimension: int, scale: float = 1.0) -> nn.Module:
-        return Proxies(classes, dimension, scale)
-
-    monkeypatch.setitem(loss.LOSSES, "proxies", proxies)
-    function = build_loss("proxies", classes=2, dimension=3, scale=2.0)
-    assert [tuple(p.shape) for p in function.parameters()] == [(2, 3)]
-    assert function(torch.zeros(1, 3), torch.tensor([1])).item() == 12
-    assert not function.on_pairs
-    with pytest.raises(BadSetting, match="scale set to 'two', but it should be a valid number"):
-        build_loss("proxies", classes=2, dimension=3, scale="two")
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -250,9 +215,7 @@ def test_the_docs_list_every_loss_with_its_options_and_defaults(name: str) -> No
     ("name", "options", "message"),
     [
         ("contrastiv", {}, "did you mean 'contrastive'"),
-        ("quux", {}, "choose from contrastive, libc, multi_similarity, proxy_anchor, proxy_nca, triplet"),
         ("contrastive", {"pos_margn": 1.0}, "no option 'pos_margn': did you mean 'pos_margin'"),
-        ("contrastive", {"quux": 1.0}, "choose from distance, neg_margin, pos_margin"),
         (
             "contrastive",
             {"pos_margin": 1.5},
@@ -261,21 +224,13 @@ def test_the_docs_list_every_loss_with_its_options_and_defaults(name: str) -> No
         ("contrastive", {"pos_margin": "half"}, "pos_margin set to 'half', but it should be a valid number"),
         ("contrastive", {"neg_margin": float("nan")}, "should be a finite number"),
         ("triplet", {"margin": -0.1}, "margin set to -0.1, but it should be greater than 0"),
-        ("triplet", {"margin": True}, "should be a valid number"),
         (
             "triplet",
             {"miner": "semihrd"},
             "miner set to 'semihrd', but it should be 'all', 'semihard' or 'hard'",
         ),
-        ("triplet", {"miner": 1.0}, "miner set to 1.0, but it should be 'all', 'semihard' or 'hard'"),
-        ("multi_similarity", {"beta": float("inf")}, "should be a finite number"),
-        ("multi_similarity", {"epsilon": -1.0}, "should be greater than or equal to 0"),
-        ("proxy_nca", {"temperature": 0.0}, "should be greater than 0"),
-        ("proxy_anchor", {"alpha": -32.0}, "should be greater than 0"),
         ("libc", {"layers": 1.5}, "layers set to 1.5, but it should be a valid integer"),
-        ("libc", {"heads": 0.0}, "should be greater than or equal to 1"),
         ("libc", {"heads": 3.0}, "3 heads, which do not divide the 4 dimensions"),
-        ("libc", {"smoothing": 1.0}, "should be less than 1"),
     ],
 )
 def test_a_wrong_setting_is_answered_with_what_is_right(

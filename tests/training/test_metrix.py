@@ -1,6 +1,5 @@
 """Metrix against its loop in float64: the draws, the mixtures, the loss, and the hook half way."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +7,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests import loss_oracles
-from training.losses.loss import build_loss
 from training.losses.metrix import Pairs, draw_pairs, mix, mixed_loss, mixing_at
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=10)
@@ -53,32 +51,6 @@ def test_draws_repeat_with_the_generator_and_go_on_with_it() -> None:
     assert not torch.equal(first.share, second.share)
 
 
-def test_draws_leave_the_global_generators_alone() -> None:
-    torch.manual_seed(1)
-    np.random.seed(1)
-    expected = torch.rand(3), np.random.rand(3)
-    torch.manual_seed(1)
-    np.random.seed(1)
-    draw_pairs(torch.arange(6), alpha=2.0, generator=seeded())
-    assert torch.equal(torch.rand(3), expected[0])
-    assert np.array_equal(np.random.rand(3), expected[1])
-
-
-@pytest.mark.parametrize("alpha", [0.3, 2.0, 20.0])
-def test_shares_are_from_the_beta_distribution(alpha: float) -> None:
-    share = draw_pairs(torch.arange(4000), alpha=alpha, generator=seeded()).share
-    assert share.mean().item() == pytest.approx(0.5, abs=0.02)
-    assert share.var().item() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.1)
-
-
-def test_partners_are_drawn_evenly() -> None:
-    names = torch.tensor([0] * 3000 + [1, 1, 2])
-    second = draw_pairs(names, alpha=2.0, generator=seeded()).second[:3000]
-    counts = torch.bincount(second, minlength=3003)[3000:]
-    assert counts.sum() == 3000
-    assert (counts - 1000).abs().max() < 100
-
-
 @pytest.mark.parametrize("shape", [(), (4,), (3, 5, 5)])
 def test_a_mixture_is_its_rows_by_share(shape: tuple[int, ...]) -> None:
     values = torch.randn(6, *shape, generator=seeded(), dtype=torch.float64)
@@ -87,11 +59,6 @@ def test_a_mixture_is_its_rows_by_share(shape: tuple[int, ...]) -> None:
     for row, (first, second, share) in zip(mixed, listed(pairs), strict=True):
         torch.testing.assert_close(row, share * values[first] + (1 - share) * values[second])
     assert mix(values.bfloat16(), pairs).dtype == torch.bfloat16
-
-
-def test_no_pairs_mix_to_no_rows() -> None:
-    _, pairs = drawn([1, 1])
-    assert mix(torch.zeros(2, 3, 5), pairs).shape == (0, 3, 5)
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 18.0, "beta": 75.0, "base": 0.77}], ids=["usual", "paper"])
@@ -134,17 +101,6 @@ def test_shares_of_nought_and_one_are_the_multi_similarity_loss(labels: list[int
     torch.testing.assert_close(value, expected)
 
 
-def test_its_scales_are_those_of_the_loss_of_that_name() -> None:
-    """Where each anchor has both kinds of reference within the miner's reach, the values agree."""
-    names = torch.tensor([0, 1])
-    x = torch.tensor([[1.0, 0.1], [0.1, 1.0]])
-    pairs = Pairs(torch.tensor([0, 1]), torch.tensor([1, 0]), torch.ones(2))
-    function = build_loss("multi_similarity", classes=2, dimension=2, epsilon=3.0)
-    references = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
-    value = mixed_loss(x, names, mix(references, pairs), pairs)
-    torch.testing.assert_close(value, function.against(x, names, references, names))
-
-
 @settings(max_examples=30)
 @given(LABELS, st.integers(0, 999))
 def test_the_order_of_the_batch_does_not_matter(labels: list[int], seed: int) -> None:
@@ -166,21 +122,6 @@ def test_the_gradient_is_the_difference_quotient() -> None:
     assert torch.autograd.gradcheck(value, embed(5).requires_grad_())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_widened(dtype: torch.dtype) -> None:
-    names = torch.tensor([0, 0, 1, 1])
-    pairs = draw_pairs(names, alpha=2.0, generator=seeded())
-    x = (1000 * embed(4)).to(dtype).requires_grad_()
-    mixed = mix(x, pairs)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = mixed_loss(x, names, mixed, pairs, beta=1000.0)  # a scale that overflows an exponential
-    assert value.dtype == torch.float32
-    torch.autograd.backward(value)
-    assert value.isfinite()
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
-
-
 def test_a_module_puts_out_mixtures_while_mixing() -> None:
     network = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
     x = embed(6)
@@ -192,17 +133,3 @@ def test_a_module_puts_out_mixtures_while_mixing() -> None:
     torch.testing.assert_close(mixed, network[2](mix(network[:2](x), few)))
     assert mixed.shape == (4, 2)
     assert torch.equal(network(x), clean)
-
-
-def test_mixing_ends_with_an_error_too() -> None:
-    layer = nn.Linear(4, 3).double()
-    _, pairs = drawn([0, 1, 2])
-
-    def fail() -> None:
-        with mixing_at(layer, Pairs(*(part[:2] for part in pairs))):
-            assert len(layer(embed(3))) == 2
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert len(layer(embed(3))) == 3

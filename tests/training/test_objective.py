@@ -13,9 +13,9 @@ from torch import Tensor
 from serving.errors import BadSetting
 from tests import oracles
 from training.loop.checkpoint import load_module
-from training.loop.objective import Objective, Terms
 from training.losses.loss import build_loss
 from training.losses.metrix import Pairs, draw_pairs, mix, mixed_loss
+from training.losses.objective import Objective, Terms
 from training.method.cross_batch import cross_batch_loss, split_classes
 from training.method.prototypes import fit_prototypes
 from training.recipes.recipe import Recipe
@@ -52,12 +52,6 @@ def test_the_whole_is_the_weighted_sum_of_its_parts() -> None:
     assert torch.equal(terms.dml, loss(embeddings, LABELS))
     assert torch.equal(terms.xml, cross_batch_loss(histograms, embeddings, LABELS, loss, generator=halves))
     torch.testing.assert_close(terms.total, 0.7 * terms.dml + 0.3 * terms.xml)
-
-
-def test_without_xml_nothing_is_fitted() -> None:
-    terms = _measure(Objective(_recipe(xml_weight=0), classes=4), weight=0.0)
-    assert terms.xml == 0
-    assert terms.total is terms.dml
 
 
 def test_the_memory_counts_from_its_start_and_never_holds_the_batch_itself() -> None:
@@ -101,22 +95,6 @@ def test_a_half_is_expressed_by_the_other_half_and_the_past_without_its_own_clas
         terms.total.backward()  # type: ignore[no-untyped-call]
 
 
-def test_the_past_gives_away_no_class_that_is_to_be_expressed() -> None:
-    recipe = _recipe(prototypes=4, xml_prototypes="recursion", loss_options={"neg_margin": 0.2})
-    objective = Objective(recipe, classes=4)
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(4, 5, generator=generator)
-    histograms = (6 * torch.eye(4)).softmax(dim=1)[LABELS]  # a prototype a class
-    for _ in range(30):
-        embeddings = directions[LABELS] + 0.1 * torch.randn(12, 5, generator=generator)
-        halves = torch.Generator().manual_seed(7)
-        terms = objective(embeddings, histograms, LABELS, step=0, weight=0.3, halves=halves)
-    halves = torch.Generator().manual_seed(7)
-    alone = cross_batch_loss(histograms, embeddings, LABELS, objective.loss, generator=halves)
-    assert alone > 1
-    assert terms.xml > 0.9 * alone  # a quarter where the past holds the classes that are expressed
-
-
 def test_a_past_too_large_is_refused_with_its_size() -> None:
     with pytest.raises(BadSetting, match=r"11,318 classes, 128 prototypes and 1024 dimensions .* 6\.2 GiB"):
         Objective(_recipe(prototypes=128, dimension=1024, xml_prototypes="recursion"), classes=11_318)
@@ -138,18 +116,6 @@ def test_quarter_turns_of_a_class_are_never_parted(labels: list[int], seed: int)
             fitted = fit_prototypes(histograms[other], embeddings[other])
             expected = expected + objective.loss(histograms[mine] @ fitted.T, names[mine])
     torch.testing.assert_close(told.xml, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_processes_that_gather_turned_classes_in_another_order_split_them_alike() -> None:
-    objective = Objective(_recipe(quarter_turns=True), classes=12)
-    names = torch.tensor([0, 3, 6, 9, 1, 1, 4, 7, 2, 5, 8, 11])
-    embeddings, histograms = _batch()
-    told = []
-    for order in (torch.arange(12), torch.randperm(12, generator=torch.Generator().manual_seed(0))):
-        halves = torch.Generator().manual_seed(5)
-        rows = embeddings[order], histograms[order], names[order]
-        told.append(objective(*rows, step=0, weight=0.3, halves=halves).total)
-    torch.testing.assert_close(*told)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])

@@ -24,9 +24,7 @@ def test_a_run_of_version_1_opens_with_the_same_weights(whole: Path, tmp_path: P
     tensors, state = load_checkpoint(old / "best.safetensors")
     tensors["model.prototypes"] = tensors.pop("model.codebook")
     save_file(
-        tensors,
-        old / "best.safetensors",
-        metadata={"crossbatch": json.dumps(state | {"format_version": 1})},
+        tensors, old / "best.safetensors", metadata={"crossbatch": json.dumps(state | {"format_version": 1})}
     )
     opened, new = load_run(old), load_run(whole)
     assert (opened.recipe.assign_on, opened.recipe.assignment_scale) == ("raw", new.recipe.assignment_scale)

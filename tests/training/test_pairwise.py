@@ -1,5 +1,6 @@
-"""Losses on pairs against other embeddings, by their loops; the triplets are the library's."""
+"""Losses on pairs against other embeddings, by their loops; the memory of such others."""
 
+import io
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from serving.errors import BadSetting
 from tests import loss_oracles
 from training.losses.loss import LOSSES, build_loss
-from training.losses.pairwise import TripletMiner, TripletRule
+from training.losses.pairwise import Memory, TripletMiner, TripletRule
 
 LOOPS: dict[str, Callable[..., float]] = {
     "contrastive": loss_oracles.contrastive_against,
@@ -54,18 +55,6 @@ def test_against_references_a_loss_is_its_loop(name: str, case: tuple[list[int],
         assert (x.grad.abs().sum() > 0) == (expected > 0)
         seen += expected
     assert seen > 0 or case != CASES["usual"]
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_one_pair_of_each_kind_counts(name: str) -> None:
-    x = torch.tensor([[1.0, 0.0]])
-    references = torch.tensor(
-        [[0.8, 0.6], [0.75, 0.66]]
-    )  # the negative is a little farther than the positive
-    value = build_loss(name, classes=2, dimension=2).against(
-        x, torch.tensor([0]), references, torch.tensor([0, 1])
-    )
-    assert value.item() > 0.01
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -122,3 +111,53 @@ def test_the_triplets_are_the_librarys(
         for miner in (TripletMiner(margin, rule, LpDistance()), theirs)
     ]
     assert found[0] == found[1]
+
+
+D = 3
+
+
+def batch(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, D, generator=generator), torch.randint(2**40, (count,), generator=generator)
+
+
+def held(memory: Memory) -> list[tuple[int, list[float]]]:
+    embeddings, labels = memory.contents()
+    return sorted(zip(labels.tolist(), embeddings.tolist(), strict=True))
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 9), st.lists(st.integers(0, 12), max_size=8))
+def test_it_holds_the_newest(size: int, batches: list[int]) -> None:
+    memory = Memory(D, size)
+    everything: list[tuple[int, list[float]]] = []
+    for seed, count in enumerate(batches):
+        embeddings, labels = batch(count, seed)
+        memory.push(embeddings, labels)
+        everything += zip(labels.tolist(), embeddings.tolist(), strict=True)
+        assert held(memory) == sorted(everything[-size:])
+        assert int(memory.filled) == min(len(everything), size)
+        assert int(memory.position) == len(everything) % size
+
+
+@pytest.mark.parametrize("pushed", [(2,), (3, 3), (4, 4, 4), (11,)])
+def test_a_checkpoint_restores_it_bit_by_bit(pushed: tuple[int, ...]) -> None:
+    memory, restored = Memory(D, 5), Memory(D, 5)
+    for seed, count in enumerate(pushed):
+        memory.push(*batch(count, seed))
+    file = io.BytesIO()
+    torch.save(memory.state_dict(), file)
+    file.seek(0)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    for step in range(4):  # and it goes on alike
+        state, other = memory.state_dict(), restored.state_dict()
+        assert sorted(state) == ["embeddings", "filled", "labels", "position"]
+        assert all(torch.equal(state[name], other[name]) for name in state)
+        assert all(torch.equal(a, b) for a, b in zip(memory.contents(), restored.contents(), strict=True))
+        memory.push(*batch(3, 50 + step))
+        restored.push(*batch(3, 50 + step))
+
+
+def test_a_memory_without_room_is_refused() -> None:
+    with pytest.raises(BadSetting, match="a memory of 0 embeddings can hold none"):
+        Memory(D, 0)

@@ -9,13 +9,7 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.method.prototypes import (
-    cross_reconstruct,
-    fit_dual,
-    fit_primal,
-    fit_prototypes,
-    solve_positive,
-)
+from training.method.prototypes import cross_reconstruct, fit_dual, fit_primal, fit_prototypes
 
 Fit = Callable[..., Tensor]
 
@@ -92,11 +86,6 @@ def test_a_feature_that_is_not_a_number_shows_in_the_result(count: int, prototyp
     z, y = batch(count, prototypes)
     z[0, 0] = torch.nan
     assert fit_prototypes(z, y).isnan().all()
-
-
-def test_a_system_that_is_not_positive_definite_gives_no_numbers() -> None:
-    indefinite = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
-    assert solve_positive(indefinite, torch.ones(2, 1)).isnan().all()
 
 
 @pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])

@@ -1,14 +1,15 @@
-"""The recursion against the direct fit to all batches, with the corrections; the printed weights fail."""
+"""The recursion and the sums by class against direct fits to all batches; the printed weights fail."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.method.prototypes import fit_prototypes
-from training.method.recursion import Fit, fit_batch, merge, start, update, weight
+from training.method.recursion import Fit, Past, fit_batch, merge, start, update, weight
 
 BATCHES, M, D = 5, 6, 4
 
@@ -55,12 +56,6 @@ def test_two_batches_merge_into_the_direct_solution() -> None:
     torch.testing.assert_close(merged.gram, z1.T @ z1 + z2.T @ z2 + 0.1 * torch.eye(M, dtype=z1.dtype))
 
 
-def test_merging_is_associative() -> None:
-    a, b, c = (fit_batch(z, y) for z, y in stream()[:3])
-    left, right = merge(merge(a, b), c), merge(a, merge(b, c))
-    torch.testing.assert_close(left.prototypes, right.prototypes)
-
-
 @pytest.mark.parametrize("decay", [0.5, 1.0])
 def test_the_weight_has_both_forms_of_the_method(decay: float) -> None:
     first, second = (fit_batch(z, y) for z, y in stream()[:2])
@@ -93,35 +88,6 @@ def test_the_printed_recursive_weight_is_not_the_direct_solution() -> None:
     assert np.abs(combine(past, new, printed).numpy() - exact).max() > 0.05
 
 
-def test_the_recursion_starts_at_a_single_fit() -> None:
-    z, y = stream()[0]
-    first = update(start(M, D, ridge=0.05, like=z), z, y, decay=0.9, ridge=0.05)
-    torch.testing.assert_close(first.prototypes, fit_prototypes(z, y, ridge=0.05))
-    assert torch.equal(start(M, D).prototypes, torch.zeros(D, M))
-
-
-def test_float32_inside_autocast_stays_near_the_direct_solution() -> None:
-    fit = start(M, D)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        for z, y in stream(torch.float32):
-            fit = update(fit, z, y, decay=0.9)
-    assert fit.prototypes.dtype == torch.float32
-    np.testing.assert_allclose(fit.prototypes, direct(stream(), 0.9, 0.05), atol=1e-3)
-
-
-def test_merge_leaves_autocast() -> None:
-    first, second = (fit_batch(z, y) for z, y in stream(torch.float32)[:2])
-    expected = merge(first, second).prototypes
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(merge(first, second).prototypes, expected)
-
-
-def test_gradients_run_through_an_update() -> None:
-    z, y = (t.requires_grad_() for t in stream()[0])
-    past = update(start(M, D, like=z), *stream()[1])
-    assert torch.autograd.gradcheck(lambda a, b: update(past, a, b).prototypes, (z, y))
-
-
 @pytest.mark.parametrize("decay", [0.0, -0.5, 1.5])
 def test_a_decay_outside_its_range_is_refused(decay: float) -> None:
     z, y = stream()[0]
@@ -131,6 +97,31 @@ def test_a_decay_outside_its_range_is_refused(decay: float) -> None:
         weight(fit_batch(z, y), fit_batch(z, y), decay=decay)
 
 
-def test_a_start_without_a_ridge_is_refused() -> None:
-    with pytest.raises(BadSetting, match="above zero"):
-        start(M, D, ridge=0.0)
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), max_size=4),
+    st.sets(st.integers(0, 4)),
+    st.sampled_from([0.5, 0.9, 1.0]),
+)
+def test_the_sums_are_those_of_every_image_of_another_class(
+    steps: list[list[int]], own: set[int], decay: float
+) -> None:
+    past, draw = Past(5, 3, 2, decay=decay), np.random.default_rng(0)
+    gram, moment = np.zeros((3, 3)), np.zeros((3, 2))
+    for labels in steps:
+        z, y = draw.random((len(labels), 3)), draw.standard_normal((len(labels), 2))
+        past.push(torch.tensor(z).float(), torch.tensor(y).float(), torch.tensor(labels))
+        for i, label in enumerate(labels):
+            if label not in own:
+                gram += np.outer(z[i], z[i])
+                moment += np.outer(z[i], y[i])
+        gram, moment = decay * gram, decay * moment
+    found = past.without(torch.tensor(sorted(own), dtype=torch.int64))
+    np.testing.assert_allclose(found[0].numpy(), gram, atol=1e-5)
+    np.testing.assert_allclose(found[1].numpy(), moment, atol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.1])
+def test_a_decay_out_of_its_range_is_refused(decay: float) -> None:
+    with pytest.raises(BadSetting, match="above 0 and at most 1"):
+        Past(2, 3, 2, decay=decay)

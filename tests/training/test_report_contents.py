@@ -12,7 +12,7 @@ from PIL import Image
 from serving.catalog.catalog import Row
 from serving.catalog.picture import File
 from tests.training.drawn import draw_folder
-from training.loop.history import History
+from training.loop.logbook import History
 from training.recipes.recipe import Recipe
 from training.report.contents import plot_curves, tabulate_figures, tabulate_histograms
 from training.report.figures import (

@@ -1,7 +1,8 @@
-"""The P×K sampler: coverage, classes of any size, and an order that the seed and epoch decide alone."""
+"""The P×K sampler: coverage, and an order that seed and epoch decide alone; the sample of rows."""
 
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
+from serving.catalog.catalog import Row
+from serving.catalog.picture import File
 from serving.errors import BadData, BadSetting
-from training.data.sampler import PKSampler
+from training.data.sampler import PKSampler, draw_sample
 
 
 @settings(deadline=None, max_examples=100)
@@ -42,26 +45,6 @@ def test_an_epoch_is_no_longer_than_it_must_be() -> None:
     sampler = PKSampler(np.repeat(np.arange(10), 20), classes_per_batch=5, images_per_class=4)
     assert len(sampler) == 10
     assert set(Counter(image for batch in sampler for image in batch).values()) == {1}
-
-
-def test_one_big_class_is_spread_over_the_epoch() -> None:
-    labels = np.array([0] * 40 + [1, 2, 3])
-    batches = list(PKSampler(labels, classes_per_batch=2, images_per_class=4))
-    assert len(batches) == 10
-    assert all((labels[np.array(batch)] == 0).sum() == 4 for batch in batches)
-
-
-def test_a_class_that_fills_up_is_drawn_at_random() -> None:
-    labels = np.array([0] * 400 + [1] * 6 + [2] * 6 + [3] * 6)
-    batches = list(PKSampler(labels, classes_per_batch=2, images_per_class=2))
-    partners = Counter(labels[batch[-1]] if labels[batch[0]] == 0 else labels[batch[0]] for batch in batches)
-    assert min(partners[c] for c in (1, 2, 3)) > 40
-
-
-def test_classes_are_mixed_anew_in_each_batch() -> None:
-    labels = np.repeat(np.arange(10), 200)
-    batches = list(PKSampler(labels, classes_per_batch=5, images_per_class=4))
-    assert len({frozenset(labels[np.array(batch)]) for batch in batches}) > 60
 
 
 def test_the_order_is_that_of_seed_and_epoch() -> None:
@@ -117,3 +100,35 @@ def test_a_setting_below_one_is_refused(name: str) -> None:
     settings = {"classes_per_batch": 2, "images_per_class": 2, "batches": 2, name: 0}
     with pytest.raises(BadSetting, match=f"{name} is 0, but it must be at least 1"):
         PKSampler([0, 1], **settings)
+
+
+def _rows(classes: int, images: int) -> list[Row]:
+    return [Row(f"{c:03}/{i:03}", File(Path("x")), f"{c:03}") for c in range(classes) for i in range(images)]
+
+
+def test_all_where_they_fit() -> None:
+    rows = _rows(3, 4)
+    assert draw_sample(rows, most=12, seed=0) == tuple(rows)
+
+
+def test_small_classes_come_whole() -> None:
+    found = draw_sample(_rows(200, 5), most=100, seed=0)
+    assert set(Counter(row.label for row in found).values()) == {2}  # 100 // 100 is below a pair
+    found = draw_sample(_rows(200, 5), most=600, seed=0)
+    assert len(found) == 600
+    assert sorted(Counter(row.label for row in found).values())[-119:] == [5] * 119
+    assert [row.key for row in found] == sorted(row.key for row in found)
+
+
+def test_large_classes_share_the_room() -> None:
+    found = draw_sample(_rows(5, 1000), most=100, seed=0)
+    assert Counter(row.label for row in found) == {f"{c:03}": 20 for c in range(5)}
+
+
+def test_the_seed_draws() -> None:
+    rows = _rows(20, 10)
+    draws = [draw_sample(rows, most=50, seed=seed) for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+    one, other = ({row.label for row in draw_sample(_rows(200, 5), most=100, seed=seed)} for seed in (0, 1))
+    assert one != other
+    assert len(draw_sample(rows, most=3, seed=0)) == 3

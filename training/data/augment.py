@@ -1,22 +1,29 @@
-"""Augmentation: a training image to the S x S pixels of one draw, decided by that draw's seed alone."""
+"""Augmented training images: each draw is S x S pixels decided by its number alone, in any process."""
 
+import itertools
 import threading
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
 from torchvision.transforms import InterpolationMode, v2
 
+from training.data.pictures import Pictures, QuarterTurns
 from training.recipes.recipe import Recipe
 
-__all__ = ["Augmentation"]
-
+__all__ = ["Augmentation", "Draws", "TrainingSet"]
 
 _MEAN_COLOUR = [124, 116, 104]
 """Of ImageNet's pixels, RGB: what is 0 once a network has normalised it."""
 _DRAWING = threading.Lock()
 """Torchvision draws from the one generator that all threads share."""
+
+_Items = list[tuple[int, int]]
+"""Image numbers and numbers of the draws in the epoch."""
 
 
 class Augmentation:
@@ -38,12 +45,8 @@ class Augmentation:
                 )
             )
         if recipe.crop_scale < 1:
-            ratio = recipe.crop_ratio
-            steps.append(
-                v2.RandomResizedCrop(
-                    size, scale=(recipe.crop_scale, 1.0), ratio=(1 / ratio, ratio), interpolation=resampling
-                )
-            )
+            scale, ratio = (recipe.crop_scale, 1.0), (1 / recipe.crop_ratio, recipe.crop_ratio)
+            steps.append(v2.RandomResizedCrop(size, scale=scale, ratio=ratio, interpolation=resampling))
         else:  # as the model is used, but for the place of the crop
             steps.append(v2.Resize(round(size / recipe.crop_fraction), interpolation=resampling))
             steps.append(v2.RandomCrop(size))
@@ -56,11 +59,44 @@ class Augmentation:
         self._steps = v2.Compose(steps)
 
     def __call__(self, image: NDArray[np.uint8], seed: int) -> NDArray[np.uint8]:
-        """Draw one view of `image`, uint8 (H, W, 3).
-
-        Returns:
-            uint8 (S, S, 3); the same for the same seed, whatever was drawn before, in any process and thread.
-        """
+        """Draw one view, uint8 (S, S, 3), of `image`, uint8 (H, W, 3); the same for the same seed."""
         with _DRAWING, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds all devices: 25 times slower
             return np.asarray(self._steps(Image.fromarray(image)))
+
+
+class TrainingSet(Dataset[tuple[Tensor, int]]):
+    """Augmented draws of `pictures`; asked for as (image number, number of the draw in the epoch)."""
+
+    def __init__(
+        self, pictures: Pictures | QuarterTurns, augmentation: Augmentation, *, seed: int, epoch: int
+    ) -> None:
+        self._pictures = pictures
+        self._augmentation = augmentation
+        self._entropy = (seed, epoch)
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int]:
+        """Give uint8 (S, S, 3) and the class number."""
+        index, draw = item
+        seed = int(np.random.SeedSequence((*self._entropy, draw)).generate_state(1)[0])
+        view = self._augmentation(self._pictures[index], seed)
+        return torch.from_numpy(view.copy()), int(self._pictures.labels[index])
+
+
+class Draws(Sampler[_Items]):
+    """Numbers the draws of a batch sampler, so that an image drawn twice in an epoch is augmented twice.
+
+    `mine` takes this process's rows out of a batch, whose draws are numbered as one process would.
+    """
+
+    def __init__(self, batches: Sampler[list[int]], mine: Callable[[_Items], _Items] = list) -> None:
+        self._batches = batches
+        self._mine = mine
+
+    def __iter__(self) -> Iterator[_Items]:
+        draw = itertools.count()
+        for batch in self._batches:
+            yield self._mine([(index, next(draw)) for index in batch])
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]

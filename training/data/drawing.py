@@ -70,11 +70,7 @@ class Product(NamedTuple):
 
 
 def products(count: int, *, seed: int = 0) -> list[Product]:
-    """Draw `count` different products at random, from the 2304 that the parts allow.
-
-    Raises:
-        ValueError: More products are wanted than there are.
-    """
+    """Draw `count` different products at random, from the 2304 that the parts allow."""
     combinations = [Product(*parts) for parts in itertools.product(_SHAPES, _TEXTURES, _COLOURS, _PLACEMENTS)]
     if count > len(combinations):
         raise ValueError(f"{count} products were asked for; the parts make {len(combinations)}")
@@ -83,11 +79,7 @@ def products(count: int, *, seed: int = 0) -> list[Product]:
 
 
 def draw_product(product: Product, rng: np.random.Generator, *, size: int = 64) -> Image.Image:
-    """Photograph a product once: a random scale, angle, position, light and background.
-
-    Returns:
-        An RGB image of `size` × `size` pixels.
-    """
+    """Photograph a product once, `size` pixels square: random scale, angle, place, light and background."""
     y, x = np.mgrid[0:size, 0:size] * (2 / (size - 1)) - 1.0
     scene = _background(x, y, rng)
     angle, scale = rng.uniform(-0.6, 0.6), rng.uniform(0.6, 0.9)
@@ -111,17 +103,10 @@ def draw_product(product: Product, rng: np.random.Generator, *, size: int = 64) 
 def draw_catalogue(
     root: Path, *, classes: int = 200, images: int = 24, size: int = 64, seed: int = 0
 ) -> list[Product]:
-    """Draw a catalogue in the layout `root/<number-and-parts>/<number>.jpg`.
+    """Draw `images` pictures of each of `classes` products as `root/<number-and-parts>/<number>.jpg`.
 
-    Args:
-        root: The folder to make; pictures that are there already are drawn again, alike.
-        classes: Number of products.
-        images: Pictures of each.
-        size: Side of a picture, pixels.
-        seed: The same seed draws the same pictures.
-
-    Returns:
-        The products, in the order of their folders' names.
+    Pictures that are there already are drawn again, alike for the same seed. Gives the products, in the order
+    of their folders' names.
     """
     chosen = products(classes, seed=seed)
     for number, product in enumerate(chosen):

@@ -8,6 +8,7 @@ C channels, S pixels a side.
 
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +32,11 @@ from training.data.pictures import (
     Stream,
     Unreadable,
     class_numbers,
+    first_of,
     training_decoder,
     viewing_decoder,
 )
-from training.loop.whole_file import has_ended, write_file
+from training.loop.whole_file import locked, write_file
 from training.network.embedder import Embedder
 from training.recipes.recipe import AUGMENTATION, Recipe
 
@@ -42,7 +45,7 @@ __all__ = ["FeatureBatches", "FeatureSet", "cache_features", "find_features"]
 _FORMAT = 1
 _BATCH = 16
 """Images whose views go through the backbone at a time."""
-_ARRAY, _INDEX = "features.npy", "index.json"
+_ARRAY, _INDEX, _PART = "features.npy", "index.json", ".part"
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +53,7 @@ _log = logging.getLogger(__name__)
 class FeatureSet:
     """Readable images of `rows` as local features; offers what `training.data.pictures.Pictures` does.
 
-    Args:
-        rows: The images, readable ones alone.
-        unreadable: Those that are left out.
-        classes: Sorted, of both.
-        features: float16 (M, V, h, w, C), mapped.
-        places: Which of the M each row is, (N,).
+    The features are float16 (M, V, h, w, C), mapped, and `places` (N,) says which of the M each row is.
     """
 
     def __init__(
@@ -70,6 +68,8 @@ class FeatureSet:
         self.unreadable = tuple(unreadable)
         self.classes = tuple(classes)
         self.labels = class_numbers(rows, self.classes)  # (N,)
+        self.views = int(features.shape[1])  # V; the first is what the served model sees
+        self.locations = int(features.shape[2] * features.shape[3])  # h · w
         self._features = features
         self._places = places
 
@@ -79,16 +79,6 @@ class FeatureSet:
     def __iter__(self) -> Iterator[NDArray[np.float16]]:
         """Give each image's map as the served model sees it, float16 (C, h, w)."""
         return (self._features[place, 0].transpose(2, 0, 1) for place in self._places)
-
-    @property
-    def views(self) -> int:
-        """V, how many views of an image there are; the first is what the served model sees."""
-        return int(self._features.shape[1])
-
-    @property
-    def locations(self) -> int:
-        """How many places h · w a map has."""
-        return int(self._features.shape[2] * self._features.shape[3])
 
     def only(self, rows: Sequence[Row]) -> "FeatureSet":
         """Give the set of some of the rows; those that could not be read stay out."""
@@ -119,35 +109,26 @@ class FeatureSet:
 class FeatureBatches:
     """The batches of one epoch: a view of each image at random, of some of its places.
 
-    Args:
-        features: What is drawn from.
-        batches: Image numbers of each batch.
-        location_share: How many of the places a batch sees, the same ones of all its images.
-        pooled: Give the mean of these places alone: all that a linear head needs where nothing looks at
-            single places, and as many times less work.
-        seed: Of the views and places.
-        epoch: The same.
-        rank: Which run of rows of each batch is this process's.
-        processes: Of how many.
+    A batch sees the recipe's share of the places, the same ones of all its images, or their mean alone: all
+    that a linear head needs where nothing looks at single places, and as many times less work. `rank` says
+    which run of rows of each batch is this process's.
     """
 
     def __init__(
         self,
         features: FeatureSet,
         batches: Sequence[list[int]],
+        recipe: Recipe,
         *,
-        location_share: float,
-        pooled: bool,
-        seed: int,
         epoch: int,
         rank: int = 0,
         processes: int = 1,
     ) -> None:
         self._features = features
         self._batches = batches
-        self._kept = max(1, round(location_share * features.locations))
-        self._pooled = pooled
-        self._entropy = (seed, epoch)
+        self._kept = max(1, round(recipe.location_share * features.locations))
+        self._pooled = recipe.pooling == "gap" and not recipe.learns_prototypes
+        self._entropy = (recipe.seed, epoch)
         self._rank, self._processes = rank, processes
 
     def __len__(self) -> int:
@@ -167,31 +148,36 @@ class FeatureBatches:
 
 
 def cache_features(
-    rows: Sequence[Row],
-    embedder: Embedder,
-    recipe: Recipe,
-    *,
-    views: int,
-    folder: Path | None,
+    rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, views: int, folder: Path | None
 ) -> FeatureSet:
-    """Read the features of images from the cache, or compute them and put them there.
+    """Read the features of V views of images from the cache, or compute them and put them there.
 
-    Args:
-        rows: The images.
-        embedder: Its backbone, on whatever device.
-        recipe: Size, preprocessing and augmentation; every view but the first is augmented.
-        views: V.
-        folder: Where caches are kept; `$XDG_CACHE_HOME/crossbatch`, or `~/.cache/crossbatch`, when None.
+    Every view but the first is augmented. The `folder` of caches is `$XDG_CACHE_HOME/crossbatch`, or
+    `~/.cache/crossbatch`, when None.
 
     Raises:
         BadSetting: If they would be larger than the recipe's `cache_gib`, or than what is free on the disk.
         BadData: If not one image can be read, or the backbone gives what float16 does not hold.
     """
     place = _place(rows, embedder, recipe, views, folder)
+    if (found := _read(rows, place)) is not None:
+        return found
+    shape = (len(rows), views, *embedder.grid, embedder.backbone.channels)
+    _check_room(shape, recipe, place.parent)
+    with locked(place.parent, wait=True):  # so that what is half made is what a killed process left
+        for left in place.parent.glob(f"*{_PART}"):
+            shutil.rmtree(left, ignore_errors=True)
+        if (found := _read(rows, place)) is not None:  # another process has made it meanwhile
+            return found
+        part = place.with_name(place.name + _PART)
+        part.mkdir()
+        try:
+            _extract(rows, embedder, recipe, shape=shape, part=part)
+            shutil.rmtree(place, ignore_errors=True)
+            part.rename(place)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     found = _read(rows, place)
-    if found is None:
-        _extract(rows, embedder, recipe, views=views, place=place)
-        found = _read(rows, place)
     if found is None:
         raise BadData(f"the features in {place} were changed while they were written: try again")
     return found
@@ -205,8 +191,22 @@ def find_features(
 
 
 def _place(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, views: int, folder: Path | None) -> Path:
+    """Name a cache by all that its contents come from: weights, preprocessing, images."""
+    settings = {"image_size", "crop_fraction", "resampling", "backbone", "precision"}
+    settings |= AUGMENTATION - {"location_share"} if views > 1 else set()
+    told = {"format": _FORMAT, "views": views} | {name: getattr(recipe, name) for name in sorted(settings)}
+    digest = hashlib.sha256(json.dumps(told).encode())
+    for name, value in embedder.backbone.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for row in rows:
+        try:
+            contents = hashlib.sha256(row.image.read_bytes()).digest()
+        except OSError:  # the extraction tells why
+            contents = b""
+        digest.update(contents)
     home = folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "crossbatch"
-    return home / "features" / _digest(rows, embedder, recipe, views)
+    return home / "features" / digest.hexdigest()[:32]
 
 
 def _read(rows: Sequence[Row], place: Path) -> FeatureSet | None:
@@ -215,10 +215,9 @@ def _read(rows: Sequence[Row], place: Path) -> FeatureSet | None:
         found = json.loads((place / _INDEX).read_text())
         features = np.load(place / _ARRAY, mmap_mode="r")
         reasons = {int(number): reason for number, reason in found["unreadable"]}
-        whole = features.shape == tuple(found["shape"])
+        if features.shape != tuple(found["shape"]):
+            return None
     except (OSError, EOFError, ValueError, KeyError, TypeError):
-        return None
-    if not whole:
         return None
     kept = [row for number, row in enumerate(rows) if number not in reasons]
     bad = [Unreadable(rows[number].key, reason) for number, reason in reasons.items()]
@@ -226,68 +225,47 @@ def _read(rows: Sequence[Row], place: Path) -> FeatureSet | None:
     return FeatureSet(kept, bad, classes, features, np.arange(len(kept)))
 
 
-def _extract(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, views: int, place: Path) -> None:
+def _extract(
+    rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, shape: tuple[int, ...], part: Path
+) -> None:
     """Run all views of all images through the backbone; the index, written last, says that all are there."""
-    height, width = embedder.grid
-    shape = (len(rows), views, height, width, embedder.backbone.channels)
-    _check_room(shape, recipe, place)
-    _sweep(place.parent)
-    aside = place.with_name(f"{place.name}.{os.getpid()}")
-    aside.mkdir(parents=True, exist_ok=True)
-    try:
-        array = np.lib.format.open_memmap(aside / _ARRAY, mode="w+", dtype=np.float16, shape=shape)
-        _take_room(aside / _ARRAY)
-        stream = Stream(rows, _views_decoder(recipe, views))
-        device = embedder.codebook.device
-        done, waiting = 0, list[NDArray[np.uint8]]()
-        embedder.eval().to(memory_format=torch.channels_last)
-        with progress(stream, "Features", total=len(rows), unit="image") as bar:
-            for number, pixels in enumerate(bar, 1):
-                waiting.append(pixels)
-                if len(waiting) < _BATCH and number < len(rows):
-                    continue
-                done = _store(array, done, waiting, embedder, recipe, device)
-                waiting.clear()
-        if waiting:
-            done = _store(array, done, waiting, embedder, recipe, device)
-        if done == 0:
-            first = stream.unreadable[0]
-            raise BadData(f"none of the {len(rows)} images can be read (first: {first.key}: {first.reason})")
-        array.flush()
-        numbers = {row.key: number for number, row in enumerate(rows)}
-        unreadable = [[numbers[bad.key], bad.reason] for bad in stream.unreadable]
-        write_file(aside / _INDEX, json.dumps({"shape": shape, "unreadable": unreadable}).encode())
-        if _read(rows, place) is None:  # another process may have been quicker
-            shutil.rmtree(place, ignore_errors=True)
-            aside.rename(place)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    array = np.lib.format.open_memmap(part / _ARRAY, mode="w+", dtype=np.float16, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # a mapped page that finds no room on the disk kills the process
+        with (part / _ARRAY).open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, (part / _ARRAY).stat().st_size)
+    stream = Stream(rows, _views_decoder(recipe, shape[1]))
+    embedder.eval().to(memory_format=torch.channels_last)
+    done = 0
+    with progress(stream, "Features", total=len(rows), unit="image") as bar:
+        images: Any = iter(bar)
+        while some := list(itertools.islice(images, _BATCH)):
+            maps = _maps(np.concatenate(some), embedder, recipe)
+            array[done : done + len(some)] = maps.reshape(len(some), *shape[1:])
+            done += len(some)
+    if done == 0:
+        raise BadData(f"none of the {len(rows)} images can be read{first_of(stream.unreadable)}")
+    array.flush()
+    numbers = {row.key: number for number, row in enumerate(rows)}
+    unreadable = [[numbers[bad.key], bad.reason] for bad in stream.unreadable]
+    write_file(part / _INDEX, json.dumps({"shape": shape, "unreadable": unreadable}).encode())
 
 
 @torch.no_grad()
-def _store(
-    array: NDArray[np.float16],
-    done: int,
-    waiting: Sequence[NDArray[np.uint8]],
-    embedder: Embedder,
-    recipe: Recipe,
-    device: torch.device,
-) -> int:
-    """Put the maps of some images, uint8 (V, S, S, 3) each, behind the first `done`; returns how many now."""
-    pixels = torch.from_numpy(np.concatenate(waiting)).to(device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16-mixed"):
-        maps: Tensor = embedder.backbone(embedder.normalise(pixels))  # (B V, C, h, w)
+def _maps(pixels: NDArray[np.uint8], embedder: Embedder, recipe: Recipe) -> NDArray[np.float16]:
+    """Run the backbone on pixels, uint8 (B, S, S, 3), to maps (B, h, w, C)."""
+    images = torch.from_numpy(pixels).to(embedder.codebook.device)
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=recipe.precision == "bf16-mixed"):
+        maps: Tensor = embedder.backbone(embedder.normalise(images))  # (B, C, h, w)
     halves = maps.permute(0, 2, 3, 1).half().cpu()
     if not torch.isfinite(halves).all():
         raise BadData(
             f"features of the backbone {recipe.backbone} are too large for float16, in which they are cached:"
             " train with freeze set to none, or choose another backbone"
         )
-    array[done : done + len(waiting)] = halves.numpy().reshape(len(waiting), *array.shape[1:])
-    return done + len(waiting)
+    return halves.numpy()
 
 
-def _check_room(shape: tuple[int, ...], recipe: Recipe, place: Path) -> None:
+def _check_room(shape: tuple[int, ...], recipe: Recipe, folder: Path) -> None:
     """Tell how large a cache will be, and refuse one that is too large, before it is made."""
     size = 2 * int(np.prod(shape)) / 2**30
     told = (
@@ -299,32 +277,11 @@ def _check_room(shape: tuple[int, ...], recipe: Recipe, place: Path) -> None:
             f"{told}, but cache_gib is {recipe.cache_gib:g}: raise it, or lower views or image_size, or set"
             " freeze to none"
         )
-    place.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(place.parent).free / 2**30
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free / 2**30
     if size > free:
-        raise BadSetting(
-            f"{told}, but {place.parent} has {free:.2f} GiB free: give another folder by --cache"
-        )
-    _log.warning("%s in %s", told, place)
-
-
-def _take_room(path: Path) -> None:
-    """Take the room of a file on the disk, for a mapped page that finds none kills the process.
-
-    Raises:
-        OSError: If the disk is full.
-    """
-    if hasattr(os, "posix_fallocate"):
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-
-
-def _sweep(folder: Path) -> None:
-    """Take away what extractions left aside when they were killed."""
-    for path in folder.iterdir():
-        _, dot, process = path.name.partition(".")
-        if dot and process.isdecimal() and has_ended(int(process)):
-            shutil.rmtree(path, ignore_errors=True)
+        raise BadSetting(f"{told}, but {folder} has {free:.2f} GiB free: give another folder by --cache")
+    _log.warning("%s in %s", told, folder)
 
 
 def _views_decoder(recipe: Recipe, views: int) -> Decoder:
@@ -346,21 +303,3 @@ def _decode_views(
         image, seed = whole(data), zlib.crc32(data)
         found += [augment(image, seed + number) for number in range(1, views)]
     return np.stack(found)
-
-
-def _digest(rows: Sequence[Row], embedder: Embedder, recipe: Recipe, views: int) -> str:
-    """Name a cache by all that its contents come from: weights, preprocessing, images."""
-    settings = {"image_size", "crop_fraction", "resampling", "backbone", "precision"}
-    settings |= AUGMENTATION - {"location_share"} if views > 1 else set()
-    told = {"format": _FORMAT, "views": views} | {name: getattr(recipe, name) for name in sorted(settings)}
-    digest = hashlib.sha256(json.dumps(told).encode())
-    for name, value in embedder.backbone.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    for row in rows:
-        try:
-            contents = hashlib.sha256(row.image.read_bytes()).digest()
-        except OSError:  # the extraction tells why
-            contents = b""
-        digest.update(contents)
-    return digest.hexdigest()[:32]

@@ -1,6 +1,6 @@
 """Which images train, which classes choose the best epoch; what a run's record says of them, and its reading.
 
-The rest of a data set is never looked at in training.
+The rest of a data set is never looked at in training, but for near-duplicates that the test shares with it.
 """
 
 import hashlib
@@ -16,29 +16,40 @@ from numpy.typing import NDArray
 
 from serving.catalog.catalog import Catalog, Row, SplitRule, read, select
 from serving.errors import BadData
+from training.evaluation.metrics import ExactSearch, unit_rows
 from training.recipes.recipe import Recipe
 
-__all__ = ["Partition", "check_complete", "cut_fold", "divide", "hold_out", "is_own", "read_own"]
+__all__ = [
+    "NEAR", "Partition", "check_complete", "cut_fold", "divide", "find_duplicates", "hold_out", "is_own",
+    "read_own",
+]  # fmt: skip
+
+NEAR = 0.92
+"""Least cosine of a near-duplicate.
+
+Chosen by looking at the most alike pairs of pooled features of EfficientNet-Lite0 (ImageNet weights, 224
+px). Of 100 classes of CUB-200-2011 all 13 pairs above it are one photograph twice, cropped or mirrored, or
+two of one moment; below 0.91 most are birds alike in one pose. Of clothes no pair of two kinds is above 0.85,
+though different trousers before one wall reach 0.93. Strokes on white are all alike: of Omniglot 96 of 2,420
+test images are above it, none a copy, so what is told wants a look.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The training part of a data set, cut in two by class."""
+    """The training part of a data set, cut in two by class; `validation` is empty when none is held out."""
 
     catalog: Catalog
-    split: SplitRule
+    recipe: Recipe
     train: tuple[Row, ...]
     validation: tuple[Row, ...]
-    """Empty when the recipe holds none out."""
-    folds: int = 0
-    fold: int = 0
-    """Which of the folds `validation` is, counted from 0; of no meaning without folds."""
 
-    def classes(self, recipe: Recipe) -> int:
-        """Count the classes that train, with their quarter turns where the recipe has these."""
-        return len({row.label for row in self.train}) * (4 if recipe.quarter_turns else 1)
+    @property
+    def classes(self) -> int:
+        """How many classes train, with their quarter turns where the recipe has these."""
+        return len({row.label for row in self.train}) * (4 if self.recipe.quarter_turns else 1)
 
     def tell(self) -> str:
         """Say in a line what was read and what trains, so that who meant something else can stop in time."""
@@ -51,13 +62,13 @@ class Partition:
         """Give what a run's record says of its data; `digest` changes when an image comes, goes or moves."""
         return {
             **_place(self.catalog),
-            "split": self.split.model_dump(),
+            "split": self.recipe.split.model_dump(),
             "train_classes": sorted({row.label for row in self.train}),
             "validation_classes": sorted({row.label for row in self.validation}),
             "train_images": len(self.train),
             "validation_images": len(self.validation),
-            "folds": self.folds,
-            "fold": self.fold if self.folds else None,
+            "folds": self.recipe.folds,
+            "fold": self.recipe.fold if self.recipe.folds else None,
             "missing": list(self.catalog.missing),
             "unlabelled": self.catalog.unlabelled,
             "digest": _digest((*self.train, *self.validation)),
@@ -65,17 +76,13 @@ class Partition:
 
 
 def divide(catalog: Catalog, recipe: Recipe) -> Partition:
-    """Take out of a data set what training may see.
-
-    Raises:
-        BadData: If the data set cannot be cut as the recipe says, has an empty class, one class to train on,
-            too few for a batch, one validation class alone, or none with two images.
-    """
+    """Take out of a data set what training may see; `BadData` if it cannot be cut as the recipe says."""
     check_complete(catalog)
-    rows = select(catalog, "train", recipe.split)
-    train, validation = hold_out(rows, recipe)
+    train, validation = hold_out(select(catalog, "train", recipe.split), recipe)
+    partition = Partition(catalog, recipe, train, validation)
     key = "folds" if recipe.folds else "validation"
     held = len({row.label for row in validation})
+    classes, turns = partition.classes, 4 if recipe.quarter_turns else 1
     if held == 1:
         larger = "set fewer folds" if recipe.folds else "hold out a larger share"
         raise BadData(
@@ -87,8 +94,6 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
             f"none of the {held} validation classes has two images, so that nothing could be found: set {key}"
             " to 0 to keep the last epoch"
         )
-    partition = Partition(catalog, recipe.split, train, validation, folds=recipe.folds, fold=recipe.fold)
-    classes = partition.classes(recipe)
     if classes == 1:
         raise BadData(
             f"one class is left to train on ({train[0].label!r}), which teaches nothing: two or more are"
@@ -100,31 +105,25 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
             f"there are {classes} classes{turned} to train on, but a batch takes {recipe.classes_per_batch}:"
             f" give more classes or set classes_per_batch to {classes} or less"
         )
-    images = len(train) * (4 if recipe.quarter_turns else 1)
-    if recipe.batch_size > images:
+    if recipe.batch_size > turns * len(train):
         raise BadData(
-            f"there are {images} images to train on, but a batch takes {recipe.batch_size}, so that some"
-            " would be in it twice: give more images, or lower classes_per_batch or images_per_class"
+            f"there are {turns * len(train)} images to train on, but a batch takes {recipe.batch_size}, so"
+            " that some would be in it twice: give more images, or lower classes_per_batch or"
+            " images_per_class"
         )
     return partition
 
 
 def check_complete(catalog: Catalog) -> None:
-    """Refuse a data set of which a class has no image, and warn of images that are not there.
-
-    Raises:
-        BadData: If a class is empty.
-    """
+    """Refuse, with a `BadData`, a data set of which a class has no image; warn of images that are missing."""
     if catalog.empty:
         raise BadData(
             f"the class {catalog.empty[0]!r} of {catalog.root} has no image: fill its folder or take it out"
             f" ({len(catalog.empty)} such folders)"
         )
     if catalog.missing:
-        _log.warning(
-            "%d images that %s names are not there (first: %s)",
-            len(catalog.missing), catalog.root, ", ".join(catalog.missing[:3]),
-        )  # fmt: skip
+        told = "%d images that %s names are not there (first: %s)"
+        _log.warning(told, len(catalog.missing), catalog.root, ", ".join(catalog.missing[:3]))
 
 
 def read_own(
@@ -132,16 +131,7 @@ def read_own(
 ) -> Catalog:
     """Read the data set of a run: the one that its record names, as it was read then, or another one.
 
-    Args:
-        record: The run's.
-        data: Where the images are, if not where they were; elsewhere the record's format and table are of
-            no use.
-        format: Layout; `auto` is the record's.
-        table: The one file to read; the record's when not given.
-
-    Raises:
-        BadData: If the images are no longer there, or cannot be read.
-        BadSetting: If the format is not known, or takes no table.
+    Elsewhere, with `data`, the record's format and table are of no use.
     """
     own = record.get("data", {})
     root, read_as = Path(own.get("root", "")), own.get("format", "auto")
@@ -171,36 +161,26 @@ def hold_out(rows: Sequence[Row], recipe: Recipe) -> tuple[tuple[Row, ...], tupl
     """Cut the recipe's fold, or its share of validation classes, from the training rows.
 
     A data set that is split by folder has whole top-level folders held out, so that validation is as unseen
-    as the test is.
-
-    Returns:
-        Rows to train on, rows to validate on; no class is in both.
-
-    Raises:
-        BadData: If there are too few classes for that, and nothing would be left to train on.
+    as the test is. Returns rows to train on and rows to validate on; no class is in both.
     """
-    names = sorted({_group(row, recipe) for row in rows})
+    by_folder = recipe.split_by == "folder"
+    groups = [row.label.partition("/")[0] if by_folder else row.label for row in rows]
+    names = sorted(set(groups))
     held = {names[place] for place in _held(len(names), recipe)}
-    return (
-        tuple(row for row in rows if _group(row, recipe) not in held),
-        tuple(row for row in rows if _group(row, recipe) in held),
+    train, validation = (
+        tuple(row for row, group in zip(rows, groups, strict=True) if (group in held) is wanted)
+        for wanted in (False, True)
     )
+    return train, validation
 
 
 def cut_fold(count: int, *, folds: int, fold: int, rule: Literal["even", "wrapped"]) -> NDArray[np.intp]:
-    """Choose the names of one fold among `count` sorted ones.
+    """Choose the names of one fold, counted from 0, among `count` sorted ones; their places, (k,).
 
-    Args:
-        count: How many names there are, at least `folds`.
-        folds: How many folds.
-        fold: Which, from 0.
-        rule: `even` cuts the list at equal steps, as the authors of XML do, so that each name is in one fold.
-            `wrapped` goes by the original MLRC code: from fold/folds of the list on, a training part of
-            count - count // folds names, round the end of the list; the count // folds names that follow
-            are held out, and some names may be in no fold.
-
-    Returns:
-        Places of the names that are held out, in the order of the fold, (k,).
+    `even` cuts the list at equal steps, as the authors of XML do, so that each name is in one fold. `wrapped`
+    goes by the original MLRC code: from fold/folds of the list on, a training part of count - count // folds
+    names, round the end of the list; the count // folds names that follow are held out, and some may be in no
+    fold.
     """
     if rule == "even":
         edges = np.linspace(0, count, folds + 1).astype(np.intp)
@@ -231,8 +211,26 @@ def _held(count: int, recipe: Recipe) -> NDArray[np.intp]:
     return np.array([int((i + 0.5) * count / wanted) for i in range(wanted)], dtype=np.intp)  # evenly spaced
 
 
-def _group(row: Row, recipe: Recipe) -> str:
-    return row.label.partition("/")[0] if recipe.split_by == "folder" else row.label
+def find_duplicates(
+    tests: NDArray[np.floating[Any]], trains: NDArray[np.floating[Any]], *, near: float = NEAR
+) -> list[tuple[int, int, float]]:
+    """Find the test images whose most alike training image is near, by the untrained backbone.
+
+    Args:
+        tests: Features, finite float (N, C).
+        trains: Features, finite float (G, C), at least one.
+        near: Least cosine.
+
+    Returns:
+        Of each such image its place in `tests`, that of its most alike in `trains`, and their cosine; the
+        highest first.
+    """
+    tests, trains = unit_rows(tests), unit_rows(trains)
+    nobody = np.zeros(len(tests), dtype=np.int64), np.ones(len(trains), dtype=np.int64)
+    nearest = ExactSearch(tests, trains, *nobody).nearest(np.arange(len(tests)), 1)[:, 0]
+    cosines = (tests * trains[nearest]).sum(axis=1)
+    found = [place for place in np.argsort(-cosines, kind="stable").tolist() if cosines[place] >= near]
+    return [(place, int(nearest[place]), float(cosines[place])) for place in found]
 
 
 def _count(rows: Sequence[Row]) -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,23 +21,10 @@ from serving.progress import progress
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "Decoder",
-    "Embed",
-    "Pictures",
-    "QuarterTurns",
-    "Readable",
-    "Share",
-    "Stream",
-    "Unreadable",
-    "check_classes",
-    "check_pairs",
-    "class_numbers",
-    "embed_pictures",
-    "first_of",
-    "tell_unreadable",
-    "training_decoder",
+    "Decoder", "Embed", "Pictures", "QuarterTurns", "Readable", "Stream", "Unreadable", "check_classes",
+    "check_pairs", "class_numbers", "embed_pictures", "first_of", "tell_unreadable", "training_decoder",
     "viewing_decoder",
-]
+]  # fmt: skip
 
 _AHEAD = 64
 """Most decoded images that wait to be used."""
@@ -59,6 +46,27 @@ class Unreadable:
     reason: str
 
 
+class Readable(Protocol):
+    """Images to go through in order, as pixels or as maps; what could not be read is known at the end."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[NDArray[Any]]: ...
+
+    @property
+    def unreadable(self) -> Sequence[Unreadable]:
+        """What was left out."""
+        ...
+
+
+class _Labelled(Protocol):
+    """Images of classes, of which some could not be read."""
+
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    unreadable: tuple[Unreadable, ...]
+
+
 class Stream:
     """The readable ones of `rows`, decoded in order and forgotten, a few images ahead of whoever iterates.
 
@@ -78,24 +86,20 @@ class Stream:
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the pixels of each readable row, uint8 (H, W, 3)."""
         self.rows, self.unreadable = [], []
-        waiting: deque[tuple[Row, Future[NDArray[np.uint8] | Unreadable]]] = deque()
-        with ThreadPoolExecutor(min(_threads(), 8)) as pool:
-            for row in self._from:
-                waiting.append((row, pool.submit(_try, row, self._decode)))
-                if len(waiting) == _AHEAD:
-                    yield from self._sort(*waiting.popleft())
+        torch = sys.modules.get("torch")  # which may have been told how many threads to take
+        threads = torch.get_num_threads() if torch else os.cpu_count() or 1
+        with ThreadPoolExecutor(min(threads, 8)) as pool:
+            rest = ((row, pool.submit(_try, row, self._decode)) for row in self._from)
+            waiting = deque(itertools.islice(rest, _AHEAD))
             while waiting:
-                yield from self._sort(*waiting.popleft())
-
-    def _sort(
-        self, row: Row, decoded: "Future[NDArray[np.uint8] | Unreadable]"
-    ) -> Iterator[NDArray[np.uint8]]:
-        found = decoded.result()
-        if isinstance(found, Unreadable):
-            self.unreadable.append(found)
-        else:
-            self.rows.append(row)
-            yield found
+                row, decoded = waiting.popleft()
+                found = decoded.result()
+                waiting.extend(itertools.islice(rest, 1))
+                if isinstance(found, Unreadable):
+                    self.unreadable.append(found)
+                else:
+                    self.rows.append(row)
+                    yield found
 
 
 class Pictures:
@@ -124,11 +128,7 @@ class Pictures:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> NDArray[np.uint8]:
-        """Give the pixels of one image, uint8 (H, W, 3).
-
-        Raises:
-            BadData: If the file has become unreadable since the start.
-        """
+        """Give the pixels of one image, uint8 (H, W, 3); `BadData` if its file has become unreadable."""
         pixels = self._pixels[index]
         if pixels is not None:
             return pixels
@@ -138,30 +138,26 @@ class Pictures:
         return found
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
-        """Give the pixels of each image, uint8 (H, W, 3)."""
         return (self[i] for i in range(len(self)))
 
-    def share(self, rank: int, processes: int) -> "Share":
+    def share(self, rank: int, processes: int) -> "_Share":
         """Give the run of pictures that falls to one of several processes."""
-        mine = np.array_split(np.arange(len(self)), processes)[rank]
-        return Share(self, mine.tolist())
+        return _Share(self, np.array_split(np.arange(len(self)), processes)[rank].tolist())
 
 
-class Share:
+@dataclass(frozen=True, slots=True)
+class _Share:
     """Some of the pictures, in order."""
 
+    pictures: Pictures
+    indices: Sequence[int]
     unreadable: tuple[Unreadable, ...] = ()
 
-    def __init__(self, pictures: Pictures, indices: Sequence[int]) -> None:
-        self._pictures = pictures
-        self._indices = indices
-
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self.indices)
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
-        """Give the pixels of each image, uint8 (H, W, 3)."""
-        return (self._pictures[i] for i in self._indices)
+        return (self.pictures[i] for i in self.indices)
 
 
 class QuarterTurns:
@@ -186,38 +182,8 @@ class QuarterTurns:
         return np.rot90(self._pictures[image], turn)
 
 
-class Readable(Protocol):
-    """Images to go through in order, as pixels or as maps; what could not be read is known at the end."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[NDArray[Any]]: ...
-
-    @property
-    def unreadable(self) -> Sequence[Unreadable]:
-        """What was left out, known once all was gone through."""
-        ...
-
-
-class Labelled(Protocol):
-    """Images of classes, of which some could not be read."""
-
-    @property
-    def labels(self) -> NDArray[np.int64]: ...
-
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-    @property
-    def unreadable(self) -> tuple[Unreadable, ...]: ...
-
-
-def check_classes(images: Labelled) -> None:
-    """Refuse a class without one readable image.
-
-    Raises:
-        BadData: Names the class.
-    """
+def check_classes(images: _Labelled) -> None:
+    """Refuse a class without one readable image, with a `BadData` that names it."""
     counts = np.bincount(images.labels, minlength=len(images.classes))
     empty = [name for name, count in zip(images.classes, counts, strict=True) if count == 0]
     if empty:
@@ -227,12 +193,8 @@ def check_classes(images: Labelled) -> None:
         )
 
 
-def check_pairs(images: Labelled) -> None:
-    """Refuse images among which no search can find anything.
-
-    Raises:
-        BadData: No class has two readable images.
-    """
+def check_pairs(images: _Labelled) -> None:
+    """Refuse, with a `BadData`, images no class of which has two that can be read: nothing could be found."""
     if not len(images.labels) or np.bincount(images.labels).max() < 2:
         raise BadData(
             f"none of the {len(images.classes)} validation classes has two images that can be read, and"
@@ -244,16 +206,10 @@ def check_pairs(images: Labelled) -> None:
 def embed_pictures(
     embed: Embed, images: Readable, *, batch: int = 64, label: str = "Embedding"
 ) -> NDArray[np.float32]:
-    """Embed images that are all S x S, a batch in memory at a time.
+    """Embed images that are all S x S, at most `batch` in memory at a time; float32 (N, d), in their order.
 
-    Args:
-        embed: Pixels, uint8 (B, S, S, 3), or maps, float16 (B, C, h, w), to float32 (B, d).
-        images: What `viewing_decoder` decodes, or its features.
-        batch: Most images at a time.
-        label: Name of the progress bar.
-
-    Returns:
-        float32 (N, d), in the order of `images`.
+    `images` are what `viewing_decoder` decodes, uint8 (B, S, S, 3) for `embed`, or features, float16 (B, C,
+    h, w).
 
     Raises:
         BadData: If not one image can be read.
@@ -273,18 +229,14 @@ def embed_pictures(
 
 def training_decoder(recipe: Recipe) -> Decoder:
     """Decode for augmentation: the whole image, its shorter side at most 2 S, so that crops stay sharp."""
-    return functools.partial(
-        _decode_whole, least=2 * recipe.image_size, resampling=Image.Resampling[recipe.resampling.upper()]
-    )
+    resampling = Image.Resampling[recipe.resampling.upper()]
+    return functools.partial(_decode_whole, least=2 * recipe.image_size, resampling=resampling)
 
 
 def viewing_decoder(recipe: Recipe) -> Decoder:
     """Decode as the served model does."""
     return functools.partial(
-        preprocess,
-        size=recipe.image_size,
-        crop_fraction=recipe.crop_fraction,
-        resampling=recipe.resampling,
+        preprocess, size=recipe.image_size, crop_fraction=recipe.crop_fraction, resampling=recipe.resampling
     )
 
 
@@ -320,12 +272,6 @@ def tell_unreadable(found: Sequence[Mapping[str, str]]) -> list[str]:
 def first_of(unreadable: Sequence[Unreadable]) -> str:
     """Name the first of them for a message, where there is one."""
     return f" (first: {unreadable[0].key}: {unreadable[0].reason})" if unreadable else ""
-
-
-def _threads() -> int:
-    """Count what may run at once: as many as torch was told to take, where it is loaded."""
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch else os.cpu_count() or 1
 
 
 def _try(row: Row, decode: Decoder) -> NDArray[np.uint8] | Unreadable:

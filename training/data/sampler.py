@@ -1,6 +1,7 @@
-"""The P×K sampler: batches of P classes with K images each, over an epoch that leaves no image out."""
+"""Which images are drawn: P×K batches over an epoch that leaves no image out, and a fair sample of rows."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,9 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from serving.catalog.catalog import Row
 from serving.errors import BadData, BadSetting
 
-__all__ = ["PKSampler"]
+__all__ = ["PKSampler", "draw_sample"]
+
+_CLASSES = 100
+"""Classes that share the room of a sample at least, where there are so many."""
 
 
 class PKSampler(Sampler[list[int]]):
@@ -19,18 +24,6 @@ class PKSampler(Sampler[list[int]]):
     Each class is cut into groups of K images, the last one filled up with images of the class. A round deals
     all groups out so that the P classes of a batch differ. An epoch is one round, or `batches` batches of as
     many rounds as that takes. A class smaller than K repeats its images.
-
-    Args:
-        labels: One label an image, (N,).
-        classes_per_batch: P.
-        images_per_class: K.
-        batches: Batches in an epoch; None for as many as use every image.
-        seed: At least zero.
-        epoch: The epoch to begin with; `set_epoch` sets it later.
-
-    Raises:
-        BadSetting: When P, K or `batches` is below one, or the seed or epoch below zero.
-        BadData: When there are fewer than P classes.
     """
 
     def __init__(
@@ -115,3 +108,24 @@ class PKSampler(Sampler[list[int]]):
         spent = remaining == 0  # all -inf: drawn last, at random among themselves
         order = np.lexsort((rng.random(len(keys)), keys, ~spent))[::-1]
         return order[: self._p]
+
+
+def draw_sample(rows: Sequence[Row], *, most: int, seed: int) -> tuple[Row, ...]:
+    """Draw at most `most` rows, in their order, class by class, so that what is drawn still has its matches.
+
+    Classes come in an order drawn by the seed; each gives all of its images, or an even share of the room
+    where it has more, and the last what still goes in.
+    """
+    if len(rows) <= most:
+        return tuple(rows)
+    members = defaultdict[str, list[int]](list)
+    for place, row in enumerate(rows):
+        members[row.label].append(place)
+    rng = np.random.default_rng(seed)
+    share = max(2, most // min(len(members), _CLASSES))
+    chosen = list[int]()
+    for label in rng.permutation(sorted(members)).tolist():
+        chosen += rng.permutation(members[label])[:share].tolist()
+        if len(chosen) >= most:
+            break
+    return tuple(rows[place] for place in sorted(chosen[:most]))

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Catalog, Format, Row, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
-from training.data.duplicates import NEAR, find_duplicates
-from training.data.partition import check_complete, is_own, read_own
+from training.data.partition import NEAR, check_complete, find_duplicates, is_own, read_own
 from training.data.pictures import Stream, class_numbers, embed_pictures, tell_unreadable
 from training.evaluation.metrics import FIGURE_NAMES
 from training.evaluation.protocol import ProtocolName, groups_of, measure_retrieval, roles_of

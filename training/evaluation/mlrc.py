@@ -26,7 +26,7 @@ from training.evaluation.protocol import measure_retrieval, roles_of
 from training.loop.checkpoint import load_state
 from training.loop.run import LAST, load_run, read_recipe, read_record
 from training.loop.whole_file import write_file
-from training.network.embedding import embedder_function
+from training.network.embedder import embedder_function
 from training.recipes.recipe import Recipe
 from training.recipes.recipe_file import load_recipe
 

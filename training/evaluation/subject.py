@@ -70,10 +70,10 @@ def open_run(path: Path, *, fitted: bool) -> Subject:
     # only here: a model file is measured without torch
     from training.data.feature_cache import find_features
     from training.data.pictures import viewing_decoder
-    from training.loop.allocator import keep_freed_memory
+    from training.loop.processes import keep_freed_memory
     from training.loop.run import load_run
-    from training.network.embedder import build_embedder
-    from training.network.embedding import (
+    from training.network.embedder import (
+        build_embedder,
         describer_function,
         embedder_function,
         maps_function,

@@ -1,7 +1,4 @@
-"""Checkpoints: tensors in safetensors, everything else as JSON in its metadata; no pickle.
-
-A full disk or a power cut while one is written leaves the previous one (`training.loop.whole_file`).
-"""
+"""Checkpoints: tensors in safetensors, everything else as JSON in its metadata; no pickle."""
 
 import contextlib
 import hashlib
@@ -14,41 +11,25 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.optim import Optimizer, RMSprop
+from torch.optim import Optimizer
 
 from serving.errors import BadArtifact, ModelMismatch, NotFound
 from training.loop.whole_file import write_file
+from training.network.weights import check_shapes
 
 __all__ = [
-    "FORMAT_VERSION",
-    "check_shapes",
-    "entry",
-    "load_checkpoint",
-    "load_module",
-    "load_optimizer",
-    "load_state",
-    "pack_optimizer",
-    "prefixed",
-    "save_checkpoint",
-    "unprefixed",
-]
+    "entry", "load_checkpoint", "load_module", "load_optimizer", "load_state", "pack_optimizer", "prefixed",
+    "save_checkpoint", "unprefixed",
+]  # fmt: skip
 
 FORMAT_VERSION = 2
 """2 calls the histogram operator's weights `codebook`; they were `prototypes` in 1."""
 
 T = TypeVar("T")
 
-_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
-_MOMENTS_OF_RMSPROP = frozenset({"step", "square_avg", "momentum_buffer"})
-"""What an optimiser keeps for a parameter, once that has had a gradient."""
-
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Write tensors and a JSON-able state as one file, or leave the previous file as it is.
-
-    Raises:
-        CrossbatchError: If the file cannot be written.
-    """
+    """Write tensors and a JSON-able state as one file, or leave the previous file as it is."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     described = json.dumps({"format_version": FORMAT_VERSION, **state})
     write_file(path, save(plain, metadata={"crossbatch": described, "digest": _digest(plain)}))
@@ -61,8 +42,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         NotFound: If there is no such file.
         BadArtifact: If the file is damaged, of a newer format, or not ours.
     """
-    with _open(path) as file:
-        state = _state(file, path)
+    with _open(path) as (file, state):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         digest = file.metadata().get("digest")
     if digest not in (None, _digest(tensors)):  # the first checkpoints had none
@@ -78,16 +58,12 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def load_state(path: Path) -> dict[str, Any]:
     """Read only the state of a checkpoint; raises what `load_checkpoint` does."""
-    with _open(path) as file:
-        return _state(file, path)
+    with _open(path) as (_, state):
+        return state
 
 
 def entry(state: Mapping[str, Any], key: str, kind: type[T], *, source: Path) -> T:
-    """Give one entry of a checkpoint's state.
-
-    Raises:
-        BadArtifact: If it is missing or of another type.
-    """
+    """Give one entry of a checkpoint's state; `BadArtifact` if it is missing or of another type."""
     value = state.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise BadArtifact(f"the checkpoint {source} is damaged: its state has no {key} that is of use")
@@ -101,19 +77,12 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Take out the tensors whose name begins with `prefix` and a dot, and drop that."""
-    return {
-        name.removeprefix(f"{prefix}."): value
-        for name, value in tensors.items()
-        if name.startswith(f"{prefix}.")
-    }
+    start = f"{prefix}."
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
 
 
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
-    """Fill a module's weights and buffers.
-
-    Raises:
-        ModelMismatch: If a name or a shape differs.
-    """
+    """Fill a module's weights and buffers; `ModelMismatch` if a name or a shape differs."""
     own = module.state_dict()
     differing = sorted(own.keys() ^ tensors.keys())
     if differing:
@@ -123,20 +92,6 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Pat
         )
     check_shapes(own, tensors, source=source)
     module.load_state_dict(dict(tensors))
-
-
-def check_shapes(own: Mapping[str, Tensor], given: Mapping[str, Tensor], *, source: str | Path) -> None:
-    """Refuse weights of other shapes; every name of `given` is one of `own`.
-
-    Raises:
-        ModelMismatch: Names the first that differs.
-    """
-    for name, value in given.items():
-        if value.shape != own[name].shape:
-            raise ModelMismatch(
-                f"{source} holds weights of another architecture: {name} has shape {tuple(value.shape)},"
-                f" but the recipe's has {tuple(own[name].shape)}"
-            )
 
 
 def pack_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -149,21 +104,14 @@ def pack_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], *, source: Path) -> None:
-    """Restore what `pack_optimizer` gave of Adam, its kin or RMSprop; learning rates stay the recipe's.
-
-    Raises:
-        BadArtifact: If a name or a shape is not one that the optimiser has.
-    """
-    moments = _MOMENTS
-    if isinstance(optimizer, RMSprop):
-        moments = _MOMENTS_OF_RMSPROP - (set() if optimizer.defaults["momentum"] else {"momentum_buffer"})
+    """Restore what `pack_optimizer` gave, or tell that it is damaged; learning rates stay the recipe's."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")
-        known = number.isdecimal() and int(number) < len(parameters) and name in moments
-        like = parameters[int(number)] if known else value
-        if not known or value.shape != (() if name == "step" else like.shape):
+        known = number.isdecimal() and int(number) < len(parameters)
+        like = parameters[int(number)] if known else None
+        if like is None or value.shape != (() if name == "step" else like.shape):
             raise BadArtifact(
                 f"the checkpoint {source} is damaged: the optimiser has no state optimizer.{key} of shape"
                 f" {tuple(value.shape)}"
@@ -171,41 +119,28 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], *, sourc
         if name != "step":  # back to the parameter's own memory format
             value = torch.empty_like(like, dtype=value.dtype).copy_(value)
         state.setdefault(int(number), {})[name] = value
-    for place, found in state.items():
-        if missing := sorted(moments - found.keys()):
-            raise BadArtifact(
-                f"the checkpoint {source} is damaged: the optimiser's state"
-                f" optimizer.{place}.{missing[0]} is missing"
-            )
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; whatever is wrong with it while it is open is damage."""
+def _open(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Open a checkpoint and read its state; whatever is wrong with it while it is open is damage."""
     if not path.is_file():
         raise NotFound(f"no checkpoint is at {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
+            if "crossbatch" not in (file.metadata() or {}):
+                raise BadArtifact(f"{path} is a safetensors file, but not a checkpoint of crossbatch")
+            state: dict[str, Any] = json.loads(file.metadata()["crossbatch"])
+            version = int(state["format_version"])
+            if version > FORMAT_VERSION:
+                raise BadArtifact(
+                    f"the checkpoint {path} has format version {version}, but this crossbatch reads up to"
+                    f" {FORMAT_VERSION}: update crossbatch"
+                )
+            yield file, state
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadArtifact(f"the checkpoint {path} is damaged: {error}") from error
-
-
-def _state(file: Any, path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = json.loads((file.metadata() or {})["crossbatch"])
-        version = int(state["format_version"])
-    except KeyError as error:
-        raise BadArtifact(f"{path} is a safetensors file, but not a checkpoint of crossbatch") from error
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BadArtifact(f"the checkpoint {path} is damaged: {error}") from error
-    if version > FORMAT_VERSION:
-        raise BadArtifact(
-            f"the checkpoint {path} has format version {version}, but this crossbatch reads up to"
-            f" {FORMAT_VERSION}: update crossbatch"
-        )
-    return state
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

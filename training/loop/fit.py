@@ -20,22 +20,17 @@ from torch.utils.data import DataLoader
 
 from serving.errors import BadSetting, CrossbatchError
 from serving.progress import progress
-from training.data.augment import Augmentation
-from training.data.dataset import Draws, TrainingSet
+from training.data.augment import Augmentation, Draws, TrainingSet
 from training.data.feature_cache import FeatureBatches, FeatureSet
 from training.data.pictures import Pictures, QuarterTurns, embed_pictures
 from training.data.sampler import PKSampler
 from training.evaluation.protocol import measure_retrieval
-from training.loop.board import Board
-from training.loop.logbook import Logbook
-from training.loop.optimizer import clip, freeze_batchnorm
+from training.loop.logbook import Logbook, curves
 from training.loop.processes import gather_rows, gather_shares, mean_gradients, share
-from training.loop.schedule import rate_factor, xml_weight
-from training.loop.trainee import Trainee
+from training.loop.trainee import Trainee, clip, freeze_batchnorm, rate_factor, xml_weight
 from training.losses.metrix import Pairs, draw_pairs, mix, mixing_at
-from training.method.term import dead_note
-from training.network.embedder import Features
-from training.network.embedding import embedder_function
+from training.method.cross_batch import dead_note
+from training.network.embedder import Features, embedder_function
 from training.recipes.recipe import Recipe
 
 __all__ = ["fit"]
@@ -56,19 +51,12 @@ def fit(
     record: dict[str, Any],
     *,
     fresh: bool,
-    board: Board,
+    tensorboard: bool = False,
 ) -> Logbook:
     """Run the epochs that are left, saving after each.
 
-    Args:
-        recipe: All settings.
-        trainee: What `start_trainee` built of the recipe.
-        source: Training images, of any size, or their features.
-        validation: Images of held-out classes, S x S, or their features; None keeps the last epoch.
-        folder: The run's, which exists.
-        record: The run's; its `metrics` are brought up to date.
-        fresh: The training begins; otherwise it goes on from its last checkpoint.
-        board: Draws the figures for TensorBoard, too, where it is on.
+    `validation`, S x S or features, are held-out classes; without, the last epoch is kept. The `record` of
+    the run is brought up to date. A run that is not `fresh` goes on from its last checkpoint.
 
     Returns:
         The logbook: its `best` has `epoch`, counted from 1 (0 is the start), and with validation the metrics
@@ -86,21 +74,14 @@ def fit(
         batches=recipe.batches_per_epoch,
         seed=recipe.seed,
     )
-    logbook = Logbook(
-        trainee.modules,
-        trainee.optimizer,
-        precision=fabric.strategy.precision,
-        recipe=recipe,
-        folder=folder,
-        record=record,
-        writes=fabric.is_global_zero,
-    )
+    logbook = Logbook(trainee, recipe, folder, record)
     if fresh:
-        logbook.end_epoch({"epoch": 0, "steps": 0}, trainee.eval_model, _validate(trainee, validation))
+        logbook.end_epoch({"epoch": 0, "steps": 0}, _validate(trainee, validation))
     else:
         logbook.restore()
     dead_before = any(dead_note([row], recipe) for row in logbook.history)
-    with board.open(folder, logbook.history) as curves:
+    board = folder / "tensorboard" if tensorboard and fabric.is_global_zero else None
+    with curves(board, logbook.history) as draw:
         while not logbook.finished:
             epoch, started = logbook.epochs_done, time.monotonic()
             sampler.set_epoch(epoch)
@@ -113,13 +94,13 @@ def fit(
                 "learning_rate": trainee.optimizer.param_groups[0]["lr"],
                 "seconds": round(time.monotonic() - started, 2),
             }
-            due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
             note = dead_note([row], recipe)
             if note and not dead_before and fabric.is_global_zero:
                 _log.warning("%s", note)
             dead_before = dead_before or note is not None
-            logbook.end_epoch(row, trainee.eval_model, _validate(trainee, validation if due else None))
-            curves.add(row)
+            due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
+            logbook.end_epoch(row, _validate(trainee, validation if due else None))
+            draw(row)
     return logbook
 
 
@@ -132,16 +113,8 @@ def _batches(
 ) -> _Batches:
     """Deal out one epoch, counted from 0: this process's rows of each batch."""
     if isinstance(source, FeatureSet):
-        return FeatureBatches(
-            source,
-            list(sampler),
-            location_share=recipe.location_share,
-            pooled=recipe.pooling == "gap" and not recipe.learns_prototypes,
-            seed=recipe.seed,
-            epoch=epoch,
-            rank=fabric.global_rank,
-            processes=fabric.world_size,
-        )
+        rank, processes = fabric.global_rank, fabric.world_size
+        return FeatureBatches(source, list(sampler), recipe, epoch=epoch, rank=rank, processes=processes)
     return DataLoader(
         TrainingSet(source, Augmentation(recipe), seed=recipe.seed, epoch=epoch),
         batch_sampler=Draws(sampler, mine=lambda batch: share(batch, fabric)),
@@ -152,9 +125,8 @@ def _batches(
 
 def _run_epoch(trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int) -> dict[str, float]:
     """Step through one epoch, counted from 0; gives the means of `_SUMS` and `watch` of the last batch."""
-    embedder, objective, optimizer, fabric = (
-        trainee.embedder, trainee.objective, trainee.optimizer, trainee.fabric,
-    )  # fmt: skip
+    embedder, objective, fabric = trainee.embedder, trainee.objective, trainee.fabric
+    optimizer, mapped = trainee.optimizer, recipe.caches_features
     steps, total = len(batches), recipe.epochs * len(batches)
     torch.manual_seed(_seed(recipe, epoch, 0) + fabric.global_rank)  # for backbones that drop out
     halves, pairing = (torch.Generator().manual_seed(_seed(recipe, epoch, use)) for use in (1, 2))
@@ -166,31 +138,24 @@ def _run_epoch(trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int) 
     label = f"Epoch {epoch + 1}/{recipe.epochs}"
     for batch, (pixels, names) in enumerate(progress(_drawn(batches), label, total=steps, unit="batch")):
         step = epoch * steps + batch
+        weight = xml_weight(step, total, recipe)
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * rate_factor(step, total, recipe, per_epoch=steps)
         # pixels uint8 (B, S, S, 3) or maps (B, C, k, 1), names int64 (B,), both this process's rows
-        images = embedder.normalise(pixels.to(trainee.device), mapped=recipe.caches_features)
+        images = embedder.normalise(pixels.to(trainee.device), mapped=mapped)
         labels = names.to(trainee.device)
-        features: Features = trainee.forward(images, mapped=recipe.caches_features)
+        features: Features = trainee.forward(images, mapped=mapped)
         mixed = _mix(trainee, images, features, labels, recipe, pairing)
         rows = tuple(gather_rows(each, fabric) for each in (features.embeddings, features.histograms, labels))
-        weight = xml_weight(step, total, recipe)
+        detached = None if features.detached is None else gather_rows(features.detached, fabric)
         if batch + 1 == steps and recipe.learns_prototypes:  # before the objective remembers the batch
             watched = _watch(trainee, features, rows[2], weight=weight, seed=_seed(recipe, epoch, 3))
-        terms = objective(
-            *rows,
-            step=step,
-            weight=weight,
-            halves=halves,
-            mixed=mixed,
-            detached=None if features.detached is None else gather_rows(features.detached, fabric),
-        )
+        terms = objective(*rows, step=step, weight=weight, halves=halves, mixed=mixed, detached=detached)
         fabric.backward(terms.total)
         mean_gradients(objective, fabric)
         if resting:
             embedder.backbone.zero_grad()  # which the optimiser then passes over
-        length = _unscaled_length(trainee, recipe)
-        told = _to_host((*terms, length))
+        told = _to_host((*terms, _unscaled_length(trainee, recipe)))
         _check_finite(told, scale=_scale(trainee), epoch=epoch, batch=batch, step=step)
         optimizer.step()
         optimizer.zero_grad()
@@ -248,19 +213,14 @@ def _watch(
 ) -> dict[str, float]:
     """Measure the XML term on a batch, and its gradient at what the head puts out, behind which nothing runs.
 
-    Args:
-        trainee: What is trained.
-        features: Of this process's rows.
-        labels: Of all processes' rows, (B,).
-        weight: λ at this step.
-        seed: Draws halves of its own, so that training draws as if nothing were measured.
+    The seed draws halves of its own, so that training draws as if nothing were measured.
     """
     locations = gather_rows(features.locations.detach(), trainee.fabric).requires_grad_()
-    embeddings = locations.mean(dim=1)
+    leaves, embeddings = [locations], locations.mean(dim=1)
     if trainee.embedder.pooling != "gap":  # which is no function of the locations
         embeddings = gather_rows(features.embeddings.detach(), trainee.fabric).requires_grad_()
+        leaves.append(embeddings)
     histograms = trainee.embedder.histogram(locations)
-    leaves = [locations] if trainee.embedder.pooling == "gap" else [locations, embeddings]
     return trainee.objective.watch(embeddings, histograms, labels, leaves=leaves, weight=weight, seed=seed)
 
 
@@ -268,7 +228,7 @@ def _unscaled_length(trainee: Trainee, recipe: Recipe) -> Tensor:
     """Clip the gradient as the recipe says, fp16's scale taken out; returns its length before."""
     optimizer = trainee.optimizer
     trainee.fabric.strategy.precision.unscale_gradients(getattr(optimizer, "optimizer", optimizer))
-    return clip(optimizer, norm=recipe.clip_norm, value=recipe.clip_value)
+    return clip(optimizer, trainee.embedder.codebook, norm=recipe.clip_norm, value=recipe.clip_value)
 
 
 def _scale(trainee: Trainee) -> float | None:

@@ -1,13 +1,21 @@
-"""The logbook of a run: after each epoch a checkpoint, the weights kept, a line of figures, the record."""
+"""The logbook of a run: after each epoch a checkpoint, the weights kept, a row of metrics.csv, the record.
 
-from collections.abc import Mapping
+And how these rows are read again, by whoever shows a run.
+"""
+
+import contextlib
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning_fabric.plugins.precision import Precision
-from torch import nn
-from torch.optim import Optimizer
+from torch import Tensor
 
+from serving.errors import BadArtifact
 from training.loop.checkpoint import (
     entry,
     load_checkpoint,
@@ -18,59 +26,42 @@ from training.loop.checkpoint import (
     save_checkpoint,
     unprefixed,
 )
-from training.loop.run import BEST, LAST, write_metrics, write_record
-from training.network.embedder import Embedder
+from training.loop.run import BEST, LAST, METRICS, write_record
+from training.loop.trainee import Trainee
+from training.loop.whole_file import write_file
 from training.recipes.recipe import Recipe
 
-__all__ = ["Logbook"]
+__all__ = ["Curves", "History", "Logbook", "curves", "read_history"]
+
+Curves = Callable[[Mapping[str, Any]], None]
+"""Takes one row of an epoch."""
+_RESTING = ("model.backbone.", "average.module.backbone.")
 
 
 class Logbook:
     """What a run folder keeps of a training: weights, optimiser, epochs done, the best, a row for each.
 
-    Args:
-        modules: What a checkpoint holds, by name.
-        optimizer: Of these.
-        precision: Lightning's; with fp16 it has a scale of gradients to keep.
-        recipe: When an epoch is better, and when it is time to stop.
-        folder: The run's.
-        record: The run's; its `metrics` are brought up to date.
-        writes: Whether this process writes files, as one of several does.
+    The `metrics` of the record are brought up to date. Of several processes the first one writes files.
     """
 
-    def __init__(
-        self,
-        modules: Mapping[str, nn.Module],
-        optimizer: Optimizer,
-        *,
-        precision: Precision,
-        recipe: Recipe,
-        folder: Path,
-        record: dict[str, Any],
-        writes: bool = True,
-    ) -> None:
-        self._modules = modules
-        self._optimizer = optimizer
-        self._precision = precision
-        self._recipe = recipe
-        self._folder = folder
-        self._record = record
-        self._writes = writes
+    def __init__(self, trainee: Trainee, recipe: Recipe, folder: Path, record: dict[str, Any]) -> None:
+        self._trainee, self._recipe, self._folder, self._record = trainee, recipe, folder, record
+        self._precision: Precision = trainee.fabric.strategy.precision
+        self._writes = trainee.fabric.is_global_zero
         self.epochs_done = 0
         self.best: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
 
     def restore(self) -> None:
-        """Take up the last checkpoint.
-
-        Raises:
-            CrossbatchError: If it is damaged or of another architecture.
-        """
+        """Take up the last checkpoint; a `CrossbatchError` if it is damaged or of another architecture."""
         path = self._folder / LAST
         tensors, state = load_checkpoint(path)
-        for name, module in self._modules.items():
+        if self._recipe.caches_features:  # a backbone that rests is the one of the weights that were kept
+            kept = unprefixed("model.backbone", load_checkpoint(self._folder / BEST)[0])
+            tensors = {f"{part}{name}": value for part in _RESTING for name, value in kept.items()} | tensors
+        for name, module in self._trainee.modules.items():
             load_module(module, unprefixed(name, tensors), source=path)
-        load_optimizer(self._optimizer, unprefixed("optimizer", tensors), source=path)
+        load_optimizer(self._trainee.optimizer, unprefixed("optimizer", tensors), source=path)
         if scale := self._precision.state_dict():
             found = entry(state, "precision", dict, source=path)
             self._precision.load_state_dict(
@@ -90,18 +81,15 @@ class Logbook:
         measured = self.epochs_done % self._recipe.evaluate_every == 0
         return measured and 0 < self._recipe.patience <= waited and "map_at_r" in self.best
 
-    def end_epoch(self, row: dict[str, Any], eval_model: Embedder, measured: dict[str, Any] | None) -> None:
-        """Save; the weights that are measured are kept when they are the best so far, or nothing is measured.
-
-        Raises:
-            CrossbatchError: If a file cannot be written.
-        """
+    def end_epoch(self, row: dict[str, Any], measured: dict[str, Any] | None) -> None:
+        """Save; the measured weights are kept when they are the best so far, or nothing is measured."""
         if measured is not None:
             row |= {"recall_at_1": measured["recall_at"]["1"], "map_at_r": measured["map_at_r"]}
         if self._is_better(measured):
             self.best = {"epoch": row["epoch"]} | (measured or {})
             if self._writes:
-                save_checkpoint(self._folder / BEST, prefixed("model", eval_model.state_dict()), self.best)
+                kept = prefixed("model", self._trainee.eval_model.state_dict())
+                save_checkpoint(self._folder / BEST, kept, self.best)
             # what `evaluate` noted of earlier weights does not hold for these
             self._record["metrics"] = {"epoch": row["epoch"]} | ({"validation": measured} if measured else {})
         self.history.append(row)
@@ -116,19 +104,106 @@ class Logbook:
         return measured is not None and measured["map_at_r"] > self.best["map_at_r"] + self._recipe.min_delta
 
     def _save(self) -> None:
-        tensors = prefixed("optimizer", pack_optimizer(self._optimizer))
-        for name, module in self._modules.items():
+        tensors: dict[str, Tensor] = prefixed("optimizer", pack_optimizer(self._trainee.optimizer))
+        for name, module in self._trainee.modules.items():
             tensors |= prefixed(name, module.state_dict())
-        save_checkpoint(
-            self._folder / LAST,
-            tensors,
-            {
-                "epochs_done": self.epochs_done,
-                "finished": self.finished,
-                "best": self.best,
-                "history": self.history,
-                "precision": self._precision.state_dict(),
-            },
-        )
-        write_metrics(self._folder, self.history)
+        if self._recipe.caches_features:
+            tensors = {name: value for name, value in tensors.items() if not name.startswith(_RESTING)}
+        state = {
+            "epochs_done": self.epochs_done,
+            "finished": self.finished,
+            "best": self.best,
+            "history": self.history,
+            "precision": self._precision.state_dict(),
+        }
+        save_checkpoint(self._folder / LAST, tensors, state)
+        _write_metrics(self._folder / METRICS, self.history)
         write_record(self._folder, self._record)
+
+
+def _write_metrics(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
+    """Write one line an epoch; what was not measured in an epoch is empty."""
+    text = io.StringIO()
+    names = dict.fromkeys(name for row in history for name in row)
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(history)
+    write_file(path, text.getvalue().encode())
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The epochs of a run, by rising number; a row has `epoch` and whatever else is a finite number in it."""
+
+    rows: tuple[dict[str, float], ...]
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """Give (epoch, value) of each epoch that has a value of that name."""
+        return [(row["epoch"], row[name]) for row in self.rows if name in row]
+
+    @property
+    def names(self) -> list[str]:
+        """What is told beside the epoch, in the order of the file."""
+        return [name for name in dict.fromkeys(key for row in self.rows for key in row) if name != "epoch"]
+
+    def thinned(self, most: int) -> "History":
+        """Give at most `most` of the epochs, evenly spaced, the first and the last among them."""
+        if len(self.rows) <= most:
+            return self
+        places = {round(i * (len(self.rows) - 1) / (most - 1)) for i in range(most)}
+        return History(tuple(self.rows[place] for place in sorted(places)))
+
+
+def read_history(path: Path) -> History:
+    """Read the history of a run folder; a run without one has an empty one.
+
+    A row that names no epoch is passed over, and of two of one epoch the last counts.
+
+    Raises:
+        BadArtifact: If the file is no table.
+    """
+    file = path / METRICS
+    if not file.is_file():
+        return History(())
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            rows = [_finite(row.items()) for row in csv.DictReader(lines)]
+    except (OSError, ValueError, csv.Error) as error:
+        raise BadArtifact(f"{file} is damaged: it is not a readable table ({error})") from error
+    by_epoch = {row["epoch"]: row for row in rows if "epoch" in row}
+    return History(tuple(by_epoch[epoch] for epoch in sorted(by_epoch)))
+
+
+def _finite(cells: Iterable[tuple[object, object]]) -> dict[str, float]:
+    """Keep what is a finite number under a name; DictReader puts cells past the head under None."""
+    found = {}
+    for name, cell in cells:
+        if name and isinstance(name, str) and isinstance(cell, str):
+            with contextlib.suppress(ValueError):
+                if math.isfinite(value := float(cell)):
+                    found[name] = value
+    return found
+
+
+@contextlib.contextmanager
+def curves(folder: Path | None, history: Sequence[Mapping[str, Any]]) -> Iterator[Curves]:
+    """Open TensorBoard's curves in a folder, the epochs so far drawn anew; without one nothing is drawn."""
+    if folder is None:
+        yield lambda row: None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    inner: Any = SummaryWriter(str(folder), purge_step=0)
+
+    def draw(row: Mapping[str, Any]) -> None:
+        for name, value in row.items():
+            if name not in ("epoch", "steps"):
+                inner.add_scalar(name, value, row["steps"])
+        inner.flush()
+
+    try:
+        for row in history:
+            draw(row)
+        yield draw
+    finally:
+        inner.close()

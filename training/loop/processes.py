@@ -6,6 +6,8 @@ loss, and the mean of the processes' gradients is that of one process on the who
 """
 
 import contextlib
+import ctypes
+import functools
 import os
 import warnings
 from collections.abc import Iterator
@@ -13,36 +15,29 @@ from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.plugins.precision import MixedPrecision, Precision
+from lightning_fabric.plugins.precision import MixedPrecision
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import Tensor, nn
 
 from serving.errors import BadData, BadSetting
+from training.network.weights import first_line
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "agree",
-    "gather_rows",
-    "gather_shares",
-    "mean_gradients",
-    "processes",
-    "share",
-    "start_processes",
-    "sync_batchnorm",
-]
+    "BATCHNORMS", "agree", "gather_rows", "gather_shares", "keep_freed_memory", "mean_gradients", "processes",
+    "share", "start_processes", "sync_batchnorm",
+]  # fmt: skip
 
 T = TypeVar("T")
 
+BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 
 def start_processes(device: str, recipe: Recipe) -> Fabric:
-    """Join the processes that `torchrun` started, or be the only one.
-
-    Args:
-        device: `auto`, or a device by Lightning's name.
-        recipe: Its precision, and its batch, which the processes share.
+    """Join the processes that `torchrun` started, or be the only one, on `auto` or a device by its name.
 
     Raises:
-        BadSetting: If the device is not there, or the batch cannot be shared evenly.
+        BadSetting: If the device is not there, or the recipe's batch cannot be shared evenly.
     """
     if device == "auto":  # never mps, on which no training has been measured
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -64,18 +59,19 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
         "ignore", message=r"torch\.distributed\.nn\.functional", module="lightning_fabric"
     )
     try:
+        # given as a plugin, for Lightning would silently change fp16 on a CPU for bf16
+        mixed = None if recipe.precision == "32-true" else MixedPrecision(recipe.precision, device)
         fabric = Fabric(
             accelerator=device,
             devices=here,
             num_nodes=total // here,
             strategy="ddp" if total > 1 else "auto",
-            plugins=_precision(recipe.precision, device),
+            plugins=mixed,
         )
         fabric.launch()
     except Exception as error:  # Lightning has a class of its own for each accelerator that is missing
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
         raise BadSetting(
-            f"--device {device} with precision {recipe.precision} cannot be used: {reason}"
+            f"--device {device} with precision {recipe.precision} cannot be used: {first_line(error)}"
         ) from error
     return fabric
 
@@ -96,11 +92,7 @@ def processes(device: str, recipe: Recipe) -> Iterator[Fabric]:
 
 
 def agree(value: Any, fabric: Fabric) -> None:
-    """See that what every process has read is what the first one has.
-
-    Raises:
-        BadData: In every process, if one of them differs.
-    """
+    """Raise a `BadData` in every process, if what one of them has read is not what the first one has."""
     if fabric.world_size == 1:
         return
     same = torch.tensor([fabric.broadcast(value) == value], device=fabric.device)
@@ -117,15 +109,7 @@ def share(batch: list[T], fabric: Fabric) -> list[T]:
 
 
 def gather_rows(rows: Tensor, fabric: Fabric) -> Tensor:
-    """Put the processes' rows together in the order of ranks; gradients flow back to each one's own.
-
-    Args:
-        rows: Of the same shape everywhere, (b, ...).
-        fabric: The processes.
-
-    Returns:
-        (b · processes, ...), the same everywhere.
-    """
+    """Put the processes' rows (b, ...) together in the order of ranks; gradients flow back to their own."""
     if fabric.world_size == 1:
         return rows
     gathered: Tensor = fabric.all_gather(rows, sync_grads=rows.requires_grad)  # type: ignore[assignment]
@@ -140,21 +124,15 @@ class _InRows(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, rows: Tensor) -> Tensor:
-        """Give the rows as they are."""
         return rows.view_as(rows)
 
     @staticmethod
     def backward(context: Any, grad: Tensor) -> Tensor:
-        """Give the gradient in rows."""
         return grad.contiguous()
 
 
 def gather_shares(rows: Tensor, total: int, fabric: Fabric) -> Tensor:
-    """Put together what the processes made of `torch.arange(total).tensor_split(processes)`.
-
-    Returns:
-        (total, ...) in the old order, no row twice, the same everywhere.
-    """
+    """Put together (total, ...) what the processes made of `arange(total).tensor_split(processes)`."""
     if fabric.world_size == 1:
         return rows
     sizes = [len(part) for part in torch.arange(total).tensor_split(fabric.world_size)]
@@ -174,14 +152,10 @@ def mean_gradients(module: nn.Module, fabric: Fabric) -> None:
 
 
 def sync_batchnorm(module: nn.Module, fabric: Fabric, *, frozen: bool) -> nn.Module:
-    """Let BatchNorm take its statistics from the rows of all processes.
-
-    Raises:
-        BadSetting: If several processes on CPUs would have to, for which torch has no kernel.
-    """
+    """Let BatchNorm take its statistics from the rows of all processes, which torch cannot on CPUs."""
     if fabric.world_size == 1 or frozen:
         return module
-    if not any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in module.modules()):
+    if not any(isinstance(each, BATCHNORMS) for each in module.modules()):
         return module
     if fabric.device.type != "cuda":
         raise BadSetting(
@@ -192,8 +166,18 @@ def sync_batchnorm(module: nn.Module, fabric: Fabric, *, frozen: bool) -> nn.Mod
     return synced
 
 
-def _precision(name: Any, device: str) -> Precision | None:
-    """Give Lightning's plugin; for fp16 on a CPU, which it would silently change for bf16, the same one."""
-    if name == "32-true":
-        return None
-    return MixedPrecision(name, device)  # with a gradient scaler for fp16
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGEST = 2**31 - 1
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Keep what is freed for the next tensor, instead of faulting its pages in anew; tell whether glibc does.
+
+    glibc maps each block above 32 MiB afresh, and the kernel clears it page by page: for the maps of a
+    network that can cost more than what is computed on them. The process stays as large as at its peak.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, _LARGEST))

@@ -1,61 +1,44 @@
 """A run folder: recipe.yaml, record.json, metrics.csv, best.safetensors, last.safetensors."""
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
 import logging
-import os
 import platform
-import shutil
+import reprlib
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from serving.catalog.catalog import Layout
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchError, NotFound
 from training.loop.checkpoint import entry, load_checkpoint, load_module, load_state, unprefixed
-from training.loop.record import check_record
-from training.loop.whole_file import is_aside, write_file
+from training.loop.whole_file import aside_of, locked, write_file
 from training.network.embedder import Embedder, build_embedder
-from training.recipes.recipe import Recipe
-from training.recipes.recipe_file import make_recipe, parse_yaml
+from training.recipes.recipe import Recipe, make_recipe
+from training.recipes.recipe_file import parse_yaml
 
 __all__ = [
-    "BEST",
-    "LAST",
-    "METRICS",
-    "Run",
-    "begin",
-    "check_vacant",
-    "load_run",
-    "provenance",
-    "read_recipe",
-    "read_record",
-    "reserved",
-    "write_metrics",
-    "write_record",
-]
+    "BEST", "LAST", "MAX_NAME", "METRICS", "Run", "begin", "check_record", "check_vacant", "load_run",
+    "provenance", "read_recipe", "read_record", "reserved", "write_record",
+]  # fmt: skip
 
 BEST = "best.safetensors"
 LAST = "last.safetensors"
+METRICS = "metrics.csv"
+MAX_NAME = 200
+"""Longest name of a run, in characters; it becomes the name of its exported model."""
 _RECIPE = "recipe.yaml"
 _RECORD = "record.json"
-METRICS = "metrics.csv"
 _PACKAGES = (
-    "crossbatch",
-    "torch",
-    "torchvision",
-    "timm",
-    "lightning-fabric",
-    "pytorch-metric-learning",
-    "pillow",
-)
+    "crossbatch", "torch", "torchvision", "timm", "lightning-fabric", "pytorch-metric-learning", "pillow",
+)  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +55,7 @@ class Run:
     """Of the weights, counted from 1; 0 is the start."""
     record: dict[str, Any]
     """`name`, `versions`, `seed`, `git_commit`, `data` (root, format, table, split, classes, ...),
-    `metrics` of the weights that are kept (see `ModelSpec.accuracy`); checked by `training.loop.record`."""
+    `metrics` of the weights that are kept (see `ModelSpec.accuracy`); as `check_record` has found it."""
 
 
 def load_run(path: Path) -> Run:
@@ -83,8 +66,7 @@ def load_run(path: Path) -> Run:
         BadArtifact: If one of its files is damaged.
         ModelMismatch: If the checkpoint is of another architecture than the recipe.
     """
-    recipe = read_recipe(path)
-    record = read_record(path)
+    recipe, record = read_recipe(path), read_record(path)
     if not (path / BEST).is_file():
         if (path / LAST).is_file():
             raise BadArtifact(
@@ -93,16 +75,16 @@ def load_run(path: Path) -> Run:
             )
         raise NotFound(f"the run {path} has no {BEST}: its first epoch has not ended")
     tensors, best = load_checkpoint(path / BEST)
-    _check_trained(path, recipe, best)
+    kept = entry(best, "epoch", int, source=path / BEST)
+    _check_trained(path, recipe, kept)
     # the weights come from the checkpoint: the recipe's own package or file need not be here
     embedder = build_embedder(recipe.model_copy(update={"weights": "none"}))
     load_module(embedder, unprefixed("model", tensors), source=path / BEST)
-    return Run(path, recipe, embedder.eval(), entry(best, "epoch", int, source=path / BEST), record)
+    return Run(path, recipe, embedder.eval(), kept, record)
 
 
-def _check_trained(path: Path, recipe: Recipe, best: Mapping[str, Any]) -> None:
+def _check_trained(path: Path, recipe: Recipe, kept: int) -> None:
     """Refuse weights that no epoch has trained, and warn of a training that has not ended."""
-    kept = entry(best, "epoch", int, source=path / BEST)
     done, finished = kept, True
     if (path / LAST).is_file():
         state = load_state(path / LAST)
@@ -122,37 +104,31 @@ def _check_trained(path: Path, recipe: Recipe, best: Mapping[str, Any]) -> None:
 
 
 def check_vacant(path: Path) -> None:
-    """Refuse a folder that a new run cannot have; one whose run was cut before it had a recipe can be had.
-
-    Raises:
-        AlreadyExists: If a run or anything else is in it.
-        BadSetting: If it is a file.
-    """
+    """Refuse a folder in which something is; a run that was cut before it had a recipe is nothing."""
     if (path / _RECIPE).exists():
         raise AlreadyExists(
             f"{path} holds a run already: go on with it by --resume, or choose another folder"
         )
     if path.exists() and not path.is_dir():
         raise BadSetting(f"{path} is a file: give --out a folder, which is made")
-    if path.is_dir() and not _is_stump({file.name for file in path.iterdir()}, path):
+    if path.is_dir() and not _is_stump(path):
         raise AlreadyExists(f"{path} is not empty and holds no run: choose another folder for --out")
 
 
-def _is_stump(names: Set[str], path: Path) -> bool:
+def _is_stump(path: Path) -> bool:
     """Tell whether a folder is empty, or holds only what `begin` leaves when it is cut before its end."""
-    if any(name != _RECORD and not is_aside(name, _RECORD) and not is_aside(name, _RECIPE) for name in names):
+    ours = {path / _RECORD, aside_of(path / _RECORD), aside_of(path / _RECIPE)}
+    if not set(path.iterdir()) <= ours:
         return False
-    if _RECORD in names:
-        try:
-            read_record(path)
-        except CrossbatchError:  # whatever it is, we have not written it
-            return False
-    return True
+    try:
+        return not (path / _RECORD).exists() or bool(read_record(path))
+    except CrossbatchError:  # whatever it is, we have not written it
+        return False
 
 
 @contextlib.contextmanager
 def reserved(path: Path) -> Iterator[None]:
-    """Keep a run folder from every other process that would train in it; it is made where it is not there.
+    """Keep a run folder, made where it is not there, from every other process that would train in it.
 
     Raises:
         AlreadyExists: If another process trains in it.
@@ -163,35 +139,20 @@ def reserved(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise BadSetting(f"the run folder {path} cannot be made: {reason}") from error
-    if os.name != "posix":  # where folders cannot be locked
-        yield
-        return
-    import fcntl
-
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(path))
         except BlockingIOError as error:
             raise AlreadyExists(
                 f"another process trains in {path} just now: wait for its end, or choose another folder"
             ) from error
         yield
-    finally:
-        os.close(descriptor)  # and with it the lock, as at whatever end of the process
 
 
 def begin(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
     """Fill the reserved folder of a new run, which can be resumed from then on; cut here, it is still vacant.
 
-    Args:
-        path: The folder.
-        recipe: Every setting.
-        record: Of the run; gets `recipe_digest`.
-
-    Raises:
-        AlreadyExists: If a run has come into it.
-        CrossbatchError: If it cannot be written to.
+    The record gets `recipe_digest`.
     """
     check_vacant(path)
     text = yaml.safe_dump(recipe.model_dump(), sort_keys=False).encode()
@@ -201,12 +162,7 @@ def begin(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read the resolved recipe of a run.
-
-    Raises:
-        NotFound: If `path` is not a run folder.
-        BadArtifact: If the recipe is damaged.
-    """
+    """Read the resolved recipe of a run; `NotFound` if there is none, `BadArtifact` if it is damaged."""
     file = path / _RECIPE
     if not file.is_file():
         cut = (path / _RECORD).is_file() and not (path / LAST).exists()
@@ -227,25 +183,15 @@ def read_recipe(path: Path) -> Recipe:
         )
     if not isinstance(values, dict):
         raise BadArtifact(f"{file} is damaged: it holds no table of settings")
-    return make_recipe(_renamed(values), source=str(file))
-
-
-def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    """Give the settings of a run by today's names, whenever it was made."""
-    if "unit" in values:
+    if "unit" in values:  # names of an earlier version
         values["assign_on"] = "unit" if values.pop("unit") else "raw"
     if "epsilon" in values:
         values["assignment_scale"] = values.pop("epsilon")
-    return values
+    return make_recipe(values, source=str(file))
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read the record of a run.
-
-    Raises:
-        NotFound: If there is none.
-        BadArtifact: If it is damaged; names the key.
-    """
+    """Read the record of a run; `NotFound` if there is none, `BadArtifact` if it is damaged."""
     file = path / _RECORD
     if not file.is_file():
         raise NotFound(f"{path} is not a run folder: it has no {_RECORD}")
@@ -257,26 +203,55 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write the record of the run.
-
-    Raises:
-        CrossbatchError: If the file cannot be written.
-    """
+    """Write the record of the run; a `CrossbatchError` if the file cannot be written."""
     write_file(path / _RECORD, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def write_metrics(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
-    """Write one line an epoch; what was not measured in an epoch is empty.
+_Path = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
 
-    Raises:
-        CrossbatchError: If the file cannot be written.
-    """
-    names = list(dict.fromkeys(name for row in history for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(history)
-    write_file(path / METRICS, text.getvalue().encode())
+
+class _Data(BaseModel):
+    """Where a run's images are, how they were read, and which of them train."""
+
+    model_config = ConfigDict(strict=True)
+
+    root: _Path
+    format: Layout
+    table: _Path | None
+    train_classes: list[str]
+    train_images: int = Field(ge=0)
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class _Record(BaseModel):
+    """The keys of a record that are read again; others may stand beside them."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str = Field(min_length=1, max_length=MAX_NAME)
+    data: _Data
+    metrics: dict[str, JsonValue]
+    versions: dict[str, str] = {}
+    seed: int | None = None
+    git_commit: str | None = None
+
+
+def check_record(values: object, *, source: str) -> dict[str, Any]:
+    """Give a record as it was read from `source`; a `BadArtifact` names the first key that is not sound."""
+    if not isinstance(values, dict):
+        raise BadArtifact(f"{source} is damaged: it holds no record")
+    try:
+        _Record.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"][:3])
+        if first["type"] == "missing":
+            raise BadArtifact(f"{source} is damaged: it has no {key}") from error
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        raise BadArtifact(
+            f"{source} is damaged: its {key} is {reprlib.repr(first['input'])}, but {reason}"
+        ) from error
+    return values
 
 
 def provenance() -> dict[str, Any]:
@@ -291,18 +266,9 @@ def provenance() -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    git = shutil.which("git")
-    if git is None:
-        return None
-    folder = Path(__file__).parent
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
-        found = subprocess.run(
-            [git, "-C", str(folder), "rev-parse", "--verify", "--quiet", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # git is not installed, for one
         return None
     return found.stdout.strip() or None

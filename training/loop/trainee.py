@@ -1,29 +1,35 @@
-"""What a training step moves: the embedder, its objective, their optimiser, the average of weights."""
+"""What a training step moves: the embedder, its objective, their optimiser and its schedule, the average."""
 
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer, RAdam, RMSprop
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from training.data.feature_cache import FeatureSet
 from training.data.pictures import Pictures, Stream, class_numbers, embed_pictures, viewing_decoder
-from training.data.sample import draw_sample
-from training.loop.objective import Objective
-from training.loop.optimizer import average_weights, build_optimizer, freeze_weights
-from training.loop.processes import sync_batchnorm
-from training.method.codebook import start_codebook
-from training.network.embedder import Embedder, build_embedder
-from training.network.embedding import locations_function, pooled_function
+from training.data.sampler import draw_sample
+from training.loop.processes import BATCHNORMS, sync_batchnorm
+from training.losses.objective import Objective
+from training.method.histogram import start_codebook
+from training.network.embedder import Embedder, build_embedder, locations_function, pooled_function
 from training.network.head_init import closed_form_head
 from training.recipes.recipe import Recipe
 
-__all__ = ["Trainee", "build_network", "start_trainee"]
+__all__ = [
+    "Trainee", "average_weights", "build_network", "build_optimizer", "clip", "freeze_batchnorm",
+    "freeze_weights", "rate_factor", "start_trainee", "xml_weight",
+]  # fmt: skip
 
 _SAMPLE = 400
 """Most images whose local features start the prototypes."""
+_Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +64,10 @@ class Trainee:
 def build_network(recipe: Recipe, *, classes: int, fresh: bool) -> tuple[Embedder, Objective]:
     """Build what learns, as a training starts it: what a setting can spoil fails here, before images.
 
-    Args:
-        recipe: All settings.
-        classes: Number of classes that train.
-        fresh: No checkpoint will overwrite the weights, so that they have to be right.
+    Weights have to be right where no checkpoint will overwrite them, the training being `fresh`.
 
     Raises:
-        BadSetting: If a setting does not fit the backbone or the loss.
-        CrossbatchError: If weights cannot be read.
+        CrossbatchError: If a setting does not fit the backbone or the loss, or weights cannot be read.
     """
     with torch.random.fork_rng(devices=[]):  # the same proxies in every process
         torch.manual_seed(recipe.seed)
@@ -86,14 +88,9 @@ def start_trainee(
     fabric: Fabric,
     fresh: bool,
 ) -> Trainee:
-    """Put everything in its place for the first step.
+    """Put what `build_network` built in its place for the first step, on the device of the launched `fabric`.
 
-    Args:
-        recipe: All settings.
-        network: What `build_network` built.
-        pictures: The training images as they are, or their features, for a start from the data.
-        fabric: Device, precision and processes, launched.
-        fresh: No checkpoint will overwrite the weights, so that they have to be right.
+    A `fresh` head and codebook may start from the training images as they are, or from their features.
 
     Raises:
         BadSetting: If a setting does not fit the processes.
@@ -111,6 +108,7 @@ def start_trainee(
     return Trainee(fabric, embedder, forward, objective, optimizer, average)
 
 
+@torch.no_grad()
 def _start_head(embedder: Embedder, pictures: Pictures | FeatureSet, recipe: Recipe) -> None:
     """Set the head by its closed form on the training images as the served model sees them."""
     if recipe.head_init == "random":
@@ -119,20 +117,12 @@ def _start_head(embedder: Embedder, pictures: Pictures | FeatureSet, recipe: Rec
     viewed = pictures if isinstance(pictures, FeatureSet) else Stream(pictures.rows, viewing_decoder(recipe))
     pool = pooled_function(embedder, embedder.codebook.device, mapped=mapped)
     features = torch.from_numpy(embed_pictures(pool, viewed, label="Features for head"))  # (N, C)
-    head = closed_form_head(
-        features,
-        torch.from_numpy(class_numbers(viewed.rows, pictures.classes)),
-        form=recipe.head_init,
-        dimension=recipe.dimension,
-        shrinkage=recipe.head_shrinkage,
-        power=recipe.head_power,
-        centre=recipe.head_centre,
-        length=recipe.head_length,
-    )
-    with torch.no_grad():
-        embedder.head.weight.copy_(head[:, :, None, None])
+    labels = torch.from_numpy(class_numbers(viewed.rows, pictures.classes))
+    head = closed_form_head(features, labels, recipe)
+    embedder.head.weight.copy_(head[:, :, None, None])
 
 
+@torch.no_grad()
 def _start_codebook(embedder: Embedder, pictures: Pictures | FeatureSet, recipe: Recipe) -> None:
     """Start the prototypes from local features of some training images, once the head is started."""
     if recipe.codebook_init == "random" or not recipe.learns_prototypes:
@@ -144,12 +134,125 @@ def _start_codebook(embedder: Embedder, pictures: Pictures | FeatureSet, recipe:
     )
     locate = locations_function(embedder, embedder.codebook.device, mapped=mapped)
     found = embed_pictures(locate, viewed, label="Features for prototypes")  # (b, n, d)
-    codebook = start_codebook(
-        torch.from_numpy(found),
-        recipe.prototypes,
-        form=recipe.codebook_init,
-        assign_on=recipe.assign_on,
-        seed=recipe.seed,
-    )
-    with torch.no_grad():
-        embedder.codebook.copy_(codebook)
+    embedder.codebook.copy_(start_codebook(torch.from_numpy(found), recipe, seed=recipe.seed))
+
+
+def build_optimizer(embedder: Embedder, objective: nn.Module, recipe: Recipe) -> Optimizer:
+    """Group the weights by their learning rate, stored as `peak` of each group.
+
+    Weights of one dimension (BatchNorm, biases, a pooling's exponent), prototypes and what a loss learns are
+    not decayed.
+    """
+    backbone = [parameter for parameter in embedder.backbone.parameters() if parameter.requires_grad]
+    special = {id(parameter) for parameter in (*embedder.backbone.parameters(), embedder.codebook)}
+    head = [parameter for parameter in embedder.parameters() if id(parameter) not in special]
+    groups: list[dict[str, Any]] = [
+        {"params": part, "lr": rate, "weight_decay": decay}
+        for weights, rate in ((backbone, recipe.learning_rate), (head, recipe.head_learning_rate))
+        for part, decay in (
+            ([parameter for parameter in weights if parameter.ndim > 1], recipe.weight_decay),
+            ([parameter for parameter in weights if parameter.ndim <= 1], 0.0),
+        )
+    ]
+    if embedder.codebook.requires_grad:
+        groups.append({"params": [embedder.codebook], "lr": recipe.prototype_learning_rate})
+    groups.append({"params": list(objective.parameters()), "lr": recipe.loss_learning_rate})
+    groups = [group | {"peak": group["lr"]} for group in groups if group["params"]]
+    # fused: one pass over the weights, a third of the time of the loop on a CPU; fp16's scaler cannot clip it
+    fused = recipe.precision != "16-mixed"
+    made: dict[str, Callable[[], Optimizer]] = {
+        "adamw": lambda: AdamW(groups, weight_decay=0.0, fused=fused),
+        "adam": lambda: Adam(groups, fused=fused),
+        "radam": lambda: RAdam(groups),
+        "rmsprop": lambda: RMSprop(groups, momentum=recipe.momentum),
+    }
+    return made[recipe.optimizer]()
+
+
+def clip(optimizer: Optimizer, codebook: Tensor, *, norm: float, value: float) -> Tensor:
+    """Shorten the gradient to the length `norm`, then cut its components to `value`; 0 leaves them.
+
+    The codebook's is shortened apart, so that what moves it alone cannot shorten an embedding's step.
+
+    Returns:
+        The whole gradient's length before, a scalar.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    length: Tensor = nn.utils.get_total_norm(each.grad for each in parameters if each.grad is not None)
+    if norm:
+        rest = [parameter for parameter in parameters if parameter is not codebook]
+        nn.utils.clip_grad_norm_(rest, norm)
+        nn.utils.clip_grad_norm_(codebook, norm)
+    if value:
+        nn.utils.clip_grad_value_(parameters, value)
+    return length
+
+
+def average_weights(embedder: Embedder, decay: float) -> AveragedModel:
+    """Give the moving average of all weights and buffers; `update_parameters` takes the next step in.
+
+    The decay starts low, min(decay, (1 + t) / (10 + t)) at step t, so that the start is soon forgotten.
+    """
+
+    def update(averages: _Tensors, currents: _Tensors, step: Tensor | int) -> None:
+        now = min(decay, (1 + int(step)) / (10 + int(step)))
+        get_ema_multi_avg_fn(now)(averages, currents, step)  # type: ignore[no-untyped-call]
+
+    return AveragedModel(embedder, multi_avg_fn=update, use_buffers=True)
+
+
+def freeze_weights(embedder: Embedder, recipe: Recipe) -> None:
+    """Stop the training of the backbone's first stages, of BatchNorm's weights, and of idle prototypes."""
+    embedder.backbone.freeze(recipe.freeze_stages)
+    if recipe.caches_features:
+        embedder.backbone.requires_grad_(False)
+    if recipe.freeze_batchnorm_weights:
+        for layer in _batchnorms(embedder):
+            layer.requires_grad_(False)
+    if not recipe.learns_prototypes:  # nothing asks for them, and several processes wait for every gradient
+        embedder.codebook.requires_grad_(False)
+
+
+def freeze_batchnorm(module: nn.Module, *, whole: bool) -> None:
+    """Let BatchNorm, the `whole` of it or that of frozen stages, keep its statistics; its weights train."""
+    for layer in _batchnorms(module):
+        weight = layer.weight
+        if whole or (isinstance(weight, Tensor) and not weight.requires_grad):
+            layer.eval()
+
+
+def _batchnorms(module: nn.Module) -> Iterable[nn.Module]:
+    return (layer for layer in module.modules() if isinstance(layer, BATCHNORMS))
+
+
+def rate_factor(step: int, steps: int, recipe: Recipe, *, per_epoch: int = 1) -> float:
+    """Give the share of the peak learning rate at `step` of `steps`, counted from 0.
+
+    A line up to 1 over the warm-up, then half a cosine down to 0, or 1 throughout, or `drop_factor` for each
+    of `drop_epochs` that has ended, an epoch being `per_epoch` steps.
+    """
+    warmup = round(recipe.warmup * steps)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if recipe.schedule == "constant":
+        return 1.0
+    if recipe.schedule == "drops":
+        return recipe.drop_factor ** bisect_right(sorted(recipe.drop_epochs), step // per_epoch)
+    return _half_cosine((step - warmup) / (steps - warmup))
+
+
+def xml_weight(step: int, steps: int, recipe: Recipe) -> float:
+    """Give lambda at `step` of `steps`, counted from 0.
+
+    A line up to `xml_weight` over the warm-up, then as it is, or down to 0 in a line or half a cosine.
+    """
+    warmup = round(recipe.xml_warmup * steps)
+    if step < warmup:
+        return recipe.xml_weight * (step + 1) / (warmup + 1)
+    gone = (step - warmup) / (steps - warmup)
+    falling = {"constant": 1.0, "linear": 1 - gone, "cosine": _half_cosine(gone)}
+    return recipe.xml_weight * falling[recipe.xml_schedule]
+
+
+def _half_cosine(gone: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * gone))

@@ -1,85 +1,70 @@
-"""Files that are written whole or not at all: aside first, flushed to the disk, then renamed.
-
-What is written aside bears the number of its process, so that two that write one file do not write into one
-another's; and what a process left aside when it was killed is swept by the next.
-"""
+"""Files that are written whole or not at all: aside, flushed, then renamed; and locked folders."""
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from serving.errors import CrossbatchError
 
-__all__ = ["aside_of", "check_target", "has_ended", "is_aside", "sweep", "write_file"]
-
-_SUFFIX = ".tmp"
+__all__ = ["aside_of", "locked", "replacing", "write_file"]
 
 
 def write_file(path: Path, contents: bytes) -> None:
-    """Replace a file in one step, or leave the previous one as it is.
+    """Replace a file in one step, or leave the previous one as it is, with a `CrossbatchError`."""
+    with replacing(path) as aside:
+        aside.write_bytes(contents)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the place for a file's new contents, which replace the file in one step when the block ends well.
 
     Raises:
         CrossbatchError: If it cannot be written, the disk being full for one.
     """
     aside = aside_of(path)
     try:
-        check_target(path)
-        sweep(path)
-        with aside.open("wb") as file:
-            file.write(contents)
-            file.flush()
+        if path.exists() and not path.is_file():  # a device, for one
+            raise OSError(0, "something is there that is no plain file", str(path))
+        yield aside
+        with aside.open("r+b") as file:
             os.fsync(file.fileno())
         aside.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
         raise CrossbatchError(
             f"{path} cannot be written ({(error.strerror or str(error)).lower()}); a previous one is"
             " unharmed: make room or choose another folder"
         ) from error
-
-
-def check_target(path: Path) -> None:
-    """Refuse to put a file in the place of something else, a device for one.
-
-    Raises:
-        OSError: If something is there that is no plain file.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError(0, "something is there that is no plain file", str(path))
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def aside_of(path: Path) -> Path:
-    """Tell where this process writes a file before it has its name."""
-    return path.with_name(f".{path.name}.{os.getpid()}{_SUFFIX}")
+    """Tell where a file is written before it has its name, over what a killed process left there."""
+    return path.with_name(f".{path.name}.tmp")
 
 
-def is_aside(name: str, of: str) -> bool:
-    """Tell whether a name is that of a file which some process wrote aside for the file `of`."""
-    number = name.removeprefix(f".{of}.").removesuffix(_SUFFIX)
-    return number.isdecimal() and name == f".{of}.{number}{_SUFFIX}"
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Keep every other process that asks out of a folder, until the block or the process ends.
 
+    Raises:
+        BlockingIOError: If another process has it, and this one does not `wait`.
+    """
+    if os.name != "posix":  # where folders cannot be locked
+        yield
+        return
+    import fcntl
 
-def sweep(path: Path) -> None:
-    """Take away what processes left aside for a file when they were killed."""
-    with contextlib.suppress(OSError):  # what cannot be taken away does no harm
-        for file in path.parent.iterdir():
-            if is_aside(file.name, path.name) and has_ended(int(file.name.split(".")[-2])):
-                file.unlink(missing_ok=True)
-
-
-def has_ended(process: int) -> bool:
-    """Tell whether no process of this number runs here; where there is no telling, it is taken to run."""
-    if os.name != "posix":  # elsewhere the signal 0 is not a question
-        return False
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # another user's; no number of a process
-        return False
-    return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)  # and with it the lock, as at whatever end of the process
 
 
 def _sync_folder(path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Losses and miners on embeddings."""
+"""Losses and miners on embeddings, and what a training step makes of them."""

@@ -1,7 +1,7 @@
 """Losses on embeddings, by pytorch-metric-learning where it has them: one short entry in `LOSSES` each.
 
-To add one, write a function that takes its own options with their types and defaults, `classes` and
-`dimension`, and returns a module from embeddings and labels to a scalar; then name it in `LOSSES`. Its
+To add one, write a module from embeddings and labels to a scalar, or a function that returns one, which
+takes its own options with their types and defaults, `classes` and `dimension`; then name it in `LOSSES`. Its
 options become settings of that name. One that compares pairs returns a `PairLoss`, and can use a memory.
 """
 
@@ -12,16 +12,17 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, cast
 
+import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pytorch_metric_learning import distances, losses, miners
 from torch import Tensor, nn
+from torch.nn import functional
 
 from serving.errors import BadSetting
-from training.losses.libc import LIBC
 from training.losses.pairwise import PairLoss, TripletMiner, TripletRule
 from training.method.precision import full_precision
 
-__all__ = ["LOSSES", "MetricLoss", "build_loss"]
+__all__ = ["LIBC", "LOSSES", "MetricLoss", "build_loss"]
 
 Positive = Annotated[float, Field(gt=0)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
@@ -51,9 +52,8 @@ def _triplet(
 ) -> nn.Module:
     # Distances are Euclidean, of embeddings at unit length: from 0 to 2.
     distance = distances.LpDistance()
-    return PairLoss(
-        losses.TripletMarginLoss(margin=margin, distance=distance), TripletMiner(margin, miner, distance)
-    )
+    triplets = TripletMiner(margin, miner, distance)
+    return PairLoss(losses.TripletMarginLoss(margin=margin, distance=distance), triplets)
 
 
 def _multi_similarity(
@@ -66,10 +66,8 @@ def _multi_similarity(
     epsilon: Annotated[float, Field(ge=0)] = 0.1,
 ) -> nn.Module:
     # The miner keeps negatives nearer than the farthest positive less epsilon, and positives likewise.
-    return PairLoss(
-        losses.MultiSimilarityLoss(alpha=alpha, beta=beta, base=base),
-        miners.MultiSimilarityMiner(epsilon=epsilon),
-    )
+    loss = losses.MultiSimilarityLoss(alpha=alpha, beta=beta, base=base)
+    return PairLoss(loss, miners.MultiSimilarityMiner(epsilon=epsilon))
 
 
 def _proxy_nca(*, classes: int, dimension: int, temperature: Positive = 1 / 9) -> nn.Module:
@@ -80,32 +78,59 @@ def _proxy_nca(*, classes: int, dimension: int, temperature: Positive = 1 / 9) -
 
 
 def _proxy_anchor(
-    *,
-    classes: int,
-    dimension: int,
-    margin: Annotated[float, Field(ge=0, le=1)] = 0.1,
-    alpha: Positive = 32.0,
+    *, classes: int, dimension: int, margin: Annotated[float, Field(ge=0, le=1)] = 0.1, alpha: Positive = 32.0
 ) -> nn.Module:
     return cast(nn.Module, losses.ProxyAnchorLoss(classes, dimension, margin=margin, alpha=alpha))
 
 
-def _libc(
-    *,
-    classes: int,
-    dimension: int,
-    layers: Count = 1,
-    heads: Count = 2,
-    temperature: Positive = 0.2,
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1,
-) -> nn.Module:
-    return LIBC(
-        classes=classes,
-        dimension=dimension,
-        layers=layers,
-        heads=heads,
-        temperature=temperature,
-        smoothing=smoothing,
-    )
+class LIBC(nn.Module):
+    """LIBC: label-smoothed cross-entropy on embeddings as they are and as the whole batch refines them.
+
+    Seidenschwarz, Elezi and Leal-Taixé, "Learning Intra-Batch Connections for Deep Metric Learning", ICML
+    2021. The images of a batch are the nodes of a full graph, each its own neighbour too, and a layer passes
+    messages over it by attention, as the encoder layer of a transformer without positions and without dropout
+    does, so torch's own is taken. The weights, two classifiers among them, serve in training alone.
+
+    What the paper leaves open: the message passing is at the embedding's own dimension; both cross-entropies
+    count alike and are divided by the same temperature.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        dimension: int,
+        layers: Count = 1,
+        heads: Count = 2,
+        temperature: Positive = 0.2,
+        smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1,
+    ) -> None:
+        super().__init__()
+        if dimension % heads:
+            raise BadSetting(
+                f"the libc loss has {heads} heads, which do not divide the {dimension} dimensions of an"
+                " embedding; choose a number of heads that does"
+            )
+        self.temperature = temperature
+        self.smoothing = smoothing
+        self.messages = nn.Sequential(
+            *(
+                nn.TransformerEncoderLayer(dimension, heads, 4 * dimension, dropout=0.0, batch_first=True)
+                for _ in range(layers)
+            )
+        )
+        self.classify = nn.Linear(dimension, classes)
+        self.classify_refined = nn.Linear(dimension, classes)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Sum the two cross-entropies of raw embeddings (B, d); zero with a zero gradient for one class."""
+        nodes = embeddings.to(self.classify.weight.dtype)
+        refined = self.messages(nodes[None])[0]  # one graph of B nodes: (1, B, d) -> (B, d)
+        logits = torch.stack([self.classify(nodes), self.classify_refined(refined)])  # (2, B, C)
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1) / self.temperature, labels.repeat(2), label_smoothing=self.smoothing
+        )
+        return 2 * loss  # the mean over both, so twice it is their sum
 
 
 LOSSES: dict[str, Callable[..., nn.Module]] = {
@@ -114,7 +139,7 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "multi_similarity": _multi_similarity,
     "proxy_nca": _proxy_nca,
     "proxy_anchor": _proxy_anchor,
-    "libc": _libc,
+    "libc": LIBC,
 }
 
 
@@ -132,35 +157,14 @@ class MetricLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Loss of a batch.
-
-        Args:
-            embeddings: Raw, float (B, d); the loss normalises them where it works on cosines.
-            labels: int64 (B,); below the number of classes for a loss with weights.
-
-        Returns:
-            A scalar; zero with a zero gradient where the loss is on pairs and the batch has no valid one.
-        """
+        """Loss of a batch, raw (B, d); zero with a zero gradient where a loss on pairs finds none."""
         return cast(Tensor, self.inner(embeddings, labels))
 
     @full_precision
     def against(
         self, embeddings: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor
     ) -> Tensor:
-        """Loss of a batch compared with references alone, its miner looking at them.
-
-        Args:
-            embeddings: Raw, float (B, d).
-            labels: int64 (B,).
-            references: Raw, float (R, d); none of the batch is among them.
-            reference_labels: int64 (R,).
-
-        Returns:
-            A scalar; zero with a zero gradient where there is no valid pair.
-
-        Raises:
-            BadSetting: When the loss does not compare pairs.
-        """
+        """Loss of a batch (B, d) compared with references (R, d) alone, none of which is of the batch."""
         if not isinstance(self.inner, PairLoss):
             raise BadSetting(
                 "this loss has no use for a memory, for it does not compare pairs of images; choose one that"
@@ -170,16 +174,13 @@ class MetricLoss(nn.Module):
 
 
 def build_loss(name: str, *, classes: int, dimension: int, **options: float | str) -> MetricLoss:
-    """Build a loss by its name; what weights it has start from torch's global generator.
+    """Build a loss by its name, a key of `LOSSES`; what weights it has start from torch's global generator.
 
     Args:
-        name: A key of `LOSSES`.
+        name: The loss.
         classes: Number of training classes, for losses with a proxy each.
         dimension: d of the embeddings, for the same.
         options: The loss's own settings; its defaults where left out.
-
-    Returns:
-        A function from raw embeddings (B, d) and labels (B,) to a scalar.
 
     Raises:
         BadSetting: When the name or an option is unknown, or an option ill-typed or out of range.
@@ -188,16 +189,14 @@ def build_loss(name: str, *, classes: int, dimension: int, **options: float | st
         raise BadSetting(f"there is no loss {name!r}: {_suggest(name, LOSSES)}")
     entry = LOSSES[name]
     known = set(inspect.signature(entry).parameters) - {"classes", "dimension"}
+    types = typing.get_type_hints(vars(entry).get("__init__", entry), include_extras=True)
     for option in options:
         if option not in known:
             raise BadSetting(
                 f"the {name} loss has no option {option!r}: {_suggest(option, known)}"
                 " (a recipe's own go by --set 'loss_options={}')"
             )
-    types = typing.get_type_hints(entry, include_extras=True)
-    checked = {
-        option: _check(name, option, value, types.get(option, Any)) for option, value in options.items()
-    }
+    checked = {option: _check(name, option, value, types[option]) for option, value in options.items()}
     return MetricLoss(entry(classes=classes, dimension=dimension, **checked))
 
 

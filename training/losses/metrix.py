@@ -26,15 +26,10 @@ class Pairs(NamedTuple):
 
 
 def draw_pairs(labels: Tensor, *, alpha: float, generator: torch.Generator) -> Pairs:
-    """Draw for each image of a batch a partner of another class, and the share of either.
+    """Draw for each image of a batch a partner of another class, its share by Beta(alpha, alpha).
 
-    Args:
-        labels: int64 (B,).
-        alpha: Shares are from Beta(alpha, alpha), above zero.
-        generator: On the CPU. The same generator and labels give the same pairs on any device.
-
-    Returns:
-        M = B pairs, the first of each pair in the order of the batch; none where the batch has one class.
+    The first of each pair is in the order of the batch; there are none where the batch has one class. The
+    same generator, on the CPU, and labels give the same pairs on any device.
     """
     others = (labels[:, None] != labels).float().cpu()  # (B, B)
     first = torch.arange(len(labels)) if others.any() else torch.arange(0)
@@ -46,15 +41,7 @@ def draw_pairs(labels: Tensor, *, alpha: float, generator: torch.Generator) -> P
 
 
 def mix(values: Tensor, pairs: Pairs) -> Tensor:
-    """Mix rows of a batch: share * values[first] + (1 - share) * values[second].
-
-    Args:
-        values: Float (B, ...): pixels, features or embeddings.
-        pairs: M pairs of rows.
-
-    Returns:
-        (M, ...), of the type of `values`.
-    """
+    """Mix rows of a batch (B, ...) to (M, ...): share * values[first] + (1 - share) * values[second]."""
     share = pairs.share.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
     return torch.lerp(values[pairs.second], values[pairs.first], share)
 
@@ -83,21 +70,11 @@ def mixed_loss(
                          + 1/beta  log(1 + sum over v of (1 - y(a, v)) exp( beta (s(a, v) - base)))
 
     With labels of 0 and 1 this is the multi-similarity loss itself, without a miner. What the paper leaves
-    open: here all anchors share one set of mixtures, so an anchor meets mixtures that it is part of, and
-    mixtures of two other classes, which are plain negatives (y = 0); anchors are the clean images, never
-    mixtures; scales and base default to those of the multi_similarity loss.
+    open: here all anchors, the clean images alone, share one set of mixtures, so an anchor meets mixtures
+    that it is part of, and mixtures of two other classes, which are plain negatives (y = 0); scales and base
+    default to those of the multi_similarity loss.
 
-    Args:
-        embeddings: Of the clean images, raw, float (B, d).
-        labels: int64 (B,).
-        mixed: Embeddings of the mixtures, raw, float (M, d).
-        pairs: What the mixtures are made of; rows of `embeddings` and `labels`.
-        alpha: Scale of the pull, above zero.
-        beta: Scale of the push, above zero.
-        base: Cosine at which either begins.
-
-    Returns:
-        A scalar; zero with a zero gradient where there is no mixture.
+    Embeddings (B, d), of clean images, and `mixed` (M, d) are raw; without a mixture it is zero.
     """
     cosines = functional.normalize(embeddings) @ functional.normalize(mixed).T  # s, (B, M)
     share = pairs.share.to(cosines.dtype)
@@ -112,12 +89,7 @@ def mixed_loss(
 
 @contextmanager
 def mixing_at(module: nn.Module, pairs: Pairs) -> Iterator[None]:
-    """While open, `module` puts out the mixtures of what it computes, so that what follows sees M rows.
-
-    Args:
-        module: Gives one tensor, a batch first.
-        pairs: What is mixed.
-    """
+    """While open, `module` puts out the mixtures of what it computes, so that what follows sees M rows."""
     hook = module.register_forward_hook(lambda _module, _inputs, output: mix(output, pairs))
     try:
         yield

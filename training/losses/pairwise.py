@@ -1,4 +1,4 @@
-"""Losses that compare pairs: one of the library with its miner, on a batch or against other embeddings."""
+"""Losses that compare pairs, within a batch or with other embeddings, and a memory of such others."""
 
 from collections.abc import Callable
 from typing import Any, Literal, cast
@@ -8,7 +8,9 @@ from pytorch_metric_learning import distances
 from pytorch_metric_learning.utils import loss_and_miner_utils
 from torch import Tensor, nn
 
-__all__ = ["PairLoss", "TripletMiner", "TripletRule", "all_pairs"]
+from serving.errors import BadSetting
+
+__all__ = ["Memory", "PairLoss", "TripletMiner", "TripletRule", "all_pairs"]
 
 TripletRule = Literal["all", "semihard", "hard"]
 
@@ -19,12 +21,7 @@ def all_pairs(
     references: Tensor | None = None,
     reference_labels: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Take every pair: a miner that leaves nothing out.
-
-    Returns:
-        Anchors and positives, then anchors and negatives, int64 (P,), (P,), (N,), (N,). Positives and
-        negatives count the references, where given; else the batch, in which nothing pairs with itself.
-    """
+    """Take every pair: anchors and positives, anchors and negatives, int64; nothing pairs with itself."""
     return tuple(loss_and_miner_utils.get_all_pairs_indices(labels, reference_labels))
 
 
@@ -48,11 +45,7 @@ class TripletMiner:
         references: Tensor | None = None,
         reference_labels: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Find the triplets of a batch, or of a batch against references.
-
-        Returns:
-            Anchors, positives and negatives, int64 (T,) each.
-        """
+        """Find anchors, positives and negatives, int64 (T,) each, in the batch or among references."""
         matches, differs = loss_and_miner_utils.get_matches_and_diffs(labels, reference_labels)
         between = self.distance(embeddings, references)  # (B, R)
         anchors, positives = torch.where(matches)  # (P,)
@@ -67,11 +60,7 @@ class TripletMiner:
 
 
 class PairLoss(nn.Module):
-    """A loss of the library without weights of its own, and the miner that chooses its pairs or triplets.
-
-    Both take what the library's take: embeddings, labels and, for a comparison with other embeddings, the
-    references and their labels.
-    """
+    """A loss of the library without weights of its own, and the miner that chooses its pairs or triplets."""
 
     def __init__(self, loss: nn.Module, miner: Callable[..., Any] = all_pairs) -> None:
         super().__init__()
@@ -95,3 +84,43 @@ class PairLoss(nn.Module):
             # The library takes a single pair of a kind for none. Named twice it counts, and no mean changes.
             mined = tuple(torch.cat([places, places]) for places in mined)
         return cast(Tensor, self.loss(embeddings, labels, mined, *others))
+
+
+class Memory(nn.Module):
+    """Cross-batch memory: a ring of the last embeddings and labels; the oldest make room for the newest.
+
+    Wang, Zhang, Huang and Scott, "Cross-Batch Memory for Embedding Learning", CVPR 2020: embeddings drift
+    slowly once training has settled, so those of past batches still serve as references. All state is in
+    buffers, so that a checkpoint brings back the very memory that was saved.
+    """
+
+    embeddings: Tensor  # float32 (size, d)
+    labels: Tensor  # int64 (size,)
+    position: Tensor  # int64 (), where the next embedding goes
+    filled: Tensor  # int64 (), how many rows hold one
+
+    def __init__(self, dimension: int, size: int) -> None:
+        super().__init__()
+        if size < 1:
+            raise BadSetting(f"a memory of {size} embeddings can hold none; it needs room for at least 1")
+        self.register_buffer("embeddings", torch.zeros(size, dimension))
+        self.register_buffer("labels", torch.zeros(size, dtype=torch.int64))
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def push(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Add a batch, raw (B, d), in its order; of one larger than the memory the last rows stay."""
+        size, count = len(self.labels), len(labels)
+        kept = min(count, size)
+        # Places are counted on the device: reading the position back would wait for it.
+        places = (self.position + torch.arange(count - kept, count, device=self.labels.device)) % size
+        self.embeddings[places] = embeddings[count - kept :].to(self.embeddings)
+        self.labels[places] = labels[count - kept :].to(self.labels)
+        self.position.add_(count).remainder_(size)
+        self.filled.add_(count).clamp_(max=size)
+
+    def contents(self) -> tuple[Tensor, Tensor]:
+        """Give embeddings (R, d) and labels (R,), in no order of time: views, which the next push changes."""
+        filled = int(self.filled)
+        return self.embeddings[:filled], self.labels[:filled]

@@ -1,35 +1,41 @@
-"""The cross-batch loss (XML): each half of a batch is expressed by prototypes fitted to the other half."""
+"""The cross-batch loss (XML): each half of a batch expressed by prototypes of the other; its signs of life.
 
-from collections.abc import Callable
-from typing import Literal, get_args
+With features that all fall to the same few prototypes the fit has one direction, every expressed embedding
+points along it, and the loss stands still whatever λ is. No curve of the loss shows that, so it is measured.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from serving.errors import BadSetting
-from training.method.past import Past
 from training.method.precision import full_precision
-from training.method.prototypes import RidgeOn, cross_reconstruct, fit_moments, fit_prototypes
+from training.method.prototypes import RidgeOn, cross_reconstruct, fit_moments, fit_prototypes, scaled_ridge
+from training.method.recursion import Past
+from training.recipes.recipe import Recipe
 
-__all__ = ["FitOn", "cross_batch_loss", "express", "fit_targets", "split_classes"]
+__all__ = [
+    "FitOn", "cross_batch_loss", "dead_note", "express", "fit_targets", "gradient_share", "split_classes",
+    "watch_term",
+]  # fmt: skip
 
 FitOn = Literal["raw", "unit"]
 
 _AT_ONCE = 4
 """Up to this many images a prototype, both halves are expressed at once: fewer, larger operations."""
+_ALIVE = 4
+"""Fewer eigenvalues above the ridge than this express next to nothing."""
 
 
 def split_classes(labels: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Split a batch at random into two sets of disjoint classes, by label and never by row.
 
-    The split depends on the set of labels and the generator alone: processes that gathered one batch, in
-    whatever order, and hold generators of one seed, split it alike. An odd class count puts one class more
-    in the second set, and one class leaves the first empty.
-
-    Args:
-        labels: Integer (B,).
-        generator: A generator on the CPU; torch's global one when None.
+    The split depends on the set of labels and the generator (on the CPU; torch's global one when None) alone:
+    processes that gathered one batch, in whatever order, split it alike. An odd class count puts one class
+    more in the second set, and one class leaves the first empty.
 
     Returns:
         Two masks, bool (B,), each the negation of the other.
@@ -89,11 +95,7 @@ def cross_batch_loss(
 
 
 def fit_targets(embeddings: Tensor, fit_on: FitOn) -> Tensor:
-    """Give what prototypes are fitted to, float (B, d): embeddings as they are, or at unit length.
-
-    Raises:
-        BadSetting: When `fit_on` is unknown.
-    """
+    """Give what prototypes are fitted to, float (B, d): embeddings as they are, or at unit length."""
     if fit_on not in get_args(FitOn):
         raise BadSetting(f"fit_on is {fit_on!r}, but it must be one of {', '.join(get_args(FitOn))}")
     return functional.normalize(embeddings, dim=1) if fit_on == "unit" else embeddings
@@ -112,20 +114,8 @@ def express(
 ) -> Tensor:
     """Express each half by what is fitted to the other, Ŷ₁ = V₂Z₁ and Ŷ₂ = V₁Z₂ (eq. 2.10).
 
-    Args:
-        histograms: Zᵀ, float (B, m).
-        targets: Yᵀ that the prototypes are fitted to, float (B, d).
-        kinds: What `first` splits, integer (B,).
-        first: Which images are of the first half, bool (B,).
-        ridge: ϵ of the fit, above zero.
-        ridge_on: Take ϵ as it is, or relative to trace(ZZᵀ)/m of what is fitted.
-        past: Earlier batches, of which each half's own kinds are left out.
-
-    Returns:
-        Ŷᵀ, float (B, d), in the order of the batch.
-
-    Raises:
-        BadSetting: When `ridge` is not above zero or `ridge_on` is unknown.
+    Args are those of `cross_batch_loss`; `targets` Yᵀ are float (B, d), and `first` says which images are of
+    the first half, bool (B,). Returns Ŷᵀ, float (B, d), in the order of the batch.
     """
     if past is None and len(histograms) <= _AT_ONCE * histograms.shape[1]:
         return cross_reconstruct(histograms, targets, first, ridge=ridge, ridge_on=ridge_on)
@@ -139,3 +129,91 @@ def express(
 
     v1, v2 = fit(first), fit(~first)
     return torch.where(first[:, None], histograms @ v2.T, histograms @ v1.T)  # (B, m) x (m, d) -> (B, d)
+
+
+@torch.no_grad()
+@full_precision
+def watch_term(
+    histograms: Tensor,
+    embeddings: Tensor,
+    labels: Tensor,
+    first: Tensor,
+    *,
+    ridge: float,
+    ridge_on: RidgeOn = "absolute",
+    fit_on: FitOn = "raw",
+    past: Past | None = None,
+    kinds: Tensor | None = None,
+) -> dict[str, float]:
+    """Measure what the term makes of one batch, given as for `cross_batch_loss`, that `past` does not hold.
+
+    Returns:
+        Of these what the batch has, all finite: `prototypes_in_use`, exp of the entropy of the mean
+        histogram, and `prototypes_an_image`, the mean of that of each, both in [1, m]; `eigenvalues`, how
+        many of the ZZᵀ that is fitted exceed the ridge, the mean of both halves; `expressed_cosine`, the mean
+        between expressed embeddings of different classes within a half; `rebuilt_cosine`, the mean of ŷ to y.
+    """
+    if not (histograms.isfinite().all() and embeddings.isfinite().all()):
+        return {}  # which the loop tells of
+    told = {
+        "prototypes_in_use": _effective(histograms.mean(dim=0)),
+        "prototypes_an_image": _effective(histograms).mean(),
+    }
+    kinds = labels if kinds is None else kinds
+    if first.any() and not first.all():
+        counts = []
+        for half in (first, ~first):
+            gram = histograms[half].T @ histograms[half]
+            if past is not None:
+                gram = gram + past.without(kinds[~half])[0]
+            level = scaled_ridge(ridge, ridge_on, gram.trace(), len(gram))
+            # float32 fails to converge where all images have one prototype; and on MPS there is neither
+            counts.append((torch.linalg.eigvalsh(gram.cpu().double()) > level.cpu()).sum().double())
+        told["eigenvalues"] = torch.stack(counts).mean()
+        targets = fit_targets(embeddings, fit_on)
+        expressed = express(histograms, targets, kinds, first, ridge=ridge, ridge_on=ridge_on, past=past)
+        unit = functional.normalize(expressed, dim=1)
+        apart = (labels[:, None] != labels) & (first[:, None] == first)
+        told["expressed_cosine"] = (unit @ unit.T)[apart].mean()  # NaN where each half has one class
+        told["rebuilt_cosine"] = functional.cosine_similarity(expressed, targets).mean()
+    return {name: float(value) for name, value in told.items() if value.isfinite()}
+
+
+def gradient_share(dml: Tensor, xml: Tensor, leaves: Sequence[Tensor], *, weight: float) -> float:
+    """Give |λ ∂L_XML| / |(1 − λ) ∂L_DML| by tensors taken together; not finite where DML has no gradient."""
+    xml_length, dml_length = (
+        torch.cat([
+            gradient.flatten()
+            for gradient in torch.autograd.grad(term, leaves, retain_graph=True, materialize_grads=True)
+        ]).norm()
+        for term in (xml, dml)
+    )  # fmt: skip
+    return float(weight * xml_length / ((1 - weight) * dml_length))
+
+
+def dead_note(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> str | None:
+    """Say that the term is dead, and what wakes it, if it was in the last measured of rows of metrics.csv."""
+    measured = [row for row in rows if "eigenvalues" in row]
+    if not recipe.xml_weight or not measured:
+        return None
+    last = measured[-1]
+    if last["eigenvalues"] >= min(_ALIVE, recipe.prototypes):
+        return None
+    half = recipe.batch_size // 2
+    cure = (
+        f"A half of a batch is {half} images, and it needs more: raise classes_per_batch or images_per_class."
+        if half < _ALIVE
+        else "To wake it, set assignment_scale higher, assign_on to raw or ball, codebook_init to start from"
+        " the images, or ridge lower."
+    )
+    return (
+        f"The cross-batch term is dead at epoch {last['epoch']:g}: {last['eigenvalues']:g} of"
+        f" {recipe.prototypes} eigenvalues of what its prototypes are fitted to are above the ridge, and with"
+        f" fewer than {_ALIVE} it expresses all images alike. {cure}"
+    )
+
+
+def _effective(shares: Tensor) -> Tensor:
+    """Give exp(−Σ p log p) over the last dimension."""
+    entropy: Tensor = torch.special.entr(shares).sum(dim=-1)
+    return entropy.exp()

@@ -22,9 +22,6 @@ def full_precision(function: Callable[P, T]) -> Callable[P, T]:
 
     Solves and losses lose their meaning in 8 bits of mantissa, and Cholesky has no half-precision kernel.
     float64 arguments stay float64, so that gradients can be checked.
-
-    Returns:
-        A function with the signature of `function`.
     """
 
     @functools.wraps(function)

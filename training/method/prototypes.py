@@ -1,7 +1,9 @@
 """Fitted prototypes: the ridge fit that rebuilds the embeddings of a batch from its histograms.
 
 Letters: B images, d dimensions, m prototypes. Arrays hold one image a row, so that the paper's
-Z (m, B) and Y (d, B) are `histograms.T` and `embeddings.T` here.
+Z (m, B) and Y (d, B) are `histograms.T` and `embeddings.T` here. The ridge ϵ is above zero; with `ridge_on`
+`trace` it is relative to the mean eigenvalue, trace(ZZᵀ)/m, through which gradients run too. All functions
+raise `BadSetting` for a ridge or a choice that cannot be, and `ValueError` for shapes that do not fit.
 """
 
 from typing import Literal, get_args
@@ -13,15 +15,9 @@ from serving.errors import BadSetting
 from training.method.precision import full_precision
 
 __all__ = [
-    "RidgeOn",
-    "cross_reconstruct",
-    "fit_dual",
-    "fit_moments",
-    "fit_primal",
-    "fit_prototypes",
-    "scaled_ridge",
+    "RidgeOn", "cross_reconstruct", "fit_dual", "fit_moments", "fit_primal", "fit_prototypes", "scaled_ridge",
     "solve_positive",
-]
+]  # fmt: skip
 
 RidgeOn = Literal["absolute", "trace"]
 
@@ -35,15 +31,10 @@ def fit_prototypes(
         histograms: Zᵀ, float (B, m).
         embeddings: Yᵀ, float (B, d).
         ridge: ϵ, above zero.
-        ridge_on: `absolute` takes ϵ as it is; `trace` multiplies it by the mean eigenvalue, trace(ZZᵀ)/m,
-            through which gradients run too, so that V of cZ is V/c.
+        ridge_on: Take ϵ as it is, or relative to the trace, so that V of cZ is V/c.
 
     Returns:
         Prototypes V as columns, float32 (float64 for float64 input) (d, m); differentiable in both arrays.
-
-    Raises:
-        BadSetting: When `ridge` is not above zero or `ridge_on` is unknown.
-        ValueError: When the shapes do not fit.
     """
     count, prototypes = histograms.shape
     fit = fit_primal if prototypes <= count else fit_dual
@@ -54,35 +45,14 @@ def fit_prototypes(
 def fit_primal(
     histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05, ridge_on: RidgeOn = "absolute"
 ) -> Tensor:
-    """Fit prototypes by the m×m system, V = Y Zᵀ (Z Zᵀ + ϵI)⁻¹ (eq. 2.8).
-
-    Returns:
-        Prototypes V as columns, float (d, m).
-
-    Raises:
-        BadSetting: When `ridge` is not above zero or `ridge_on` is unknown.
-        ValueError: When the shapes do not fit.
-    """
+    """Fit prototypes by the m×m system, V = Y Zᵀ (Z Zᵀ + ϵI)⁻¹ (eq. 2.8), as columns (d, m)."""
     _check(histograms, embeddings)
     gram = histograms.T @ histograms  # Z Zᵀ (m, m)
     return fit_moments(gram, histograms.T @ embeddings, ridge=ridge, ridge_on=ridge_on)
 
 
 def fit_moments(gram: Tensor, moment: Tensor, *, ridge: float, ridge_on: RidgeOn) -> Tensor:
-    """Fit prototypes to the sums that stand for images, V = Y Zᵀ (Z Zᵀ + ϵI)⁻¹ (eq. 2.8).
-
-    Args:
-        gram: Z Zᵀ, float (m, m).
-        moment: Z Yᵀ, float (m, d).
-        ridge: ϵ, above zero.
-        ridge_on: What scales it, as in `fit_prototypes`.
-
-    Returns:
-        Prototypes V as columns, float (d, m).
-
-    Raises:
-        BadSetting: When `ridge` is not above zero or `ridge_on` is unknown.
-    """
+    """Fit prototypes (d, m) to the sums that stand for images, Z Zᵀ (m, m) and Z Yᵀ (m, d) (eq. 2.8)."""
     scale = scaled_ridge(ridge, ridge_on, gram.trace(), len(gram))
     return solve_positive(_add_ridge(gram, scale), moment).T  # (m, d) -> (d, m)
 
@@ -91,15 +61,7 @@ def fit_moments(gram: Tensor, moment: Tensor, *, ridge: float, ridge_on: RidgeOn
 def fit_dual(
     histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05, ridge_on: RidgeOn = "absolute"
 ) -> Tensor:
-    """Fit prototypes by the B×B system, V = Y (ZᵀZ + ϵI)⁻¹ Zᵀ (eq. 2.8).
-
-    Returns:
-        Prototypes V as columns, float (d, m).
-
-    Raises:
-        BadSetting: When `ridge` is not above zero or `ridge_on` is unknown.
-        ValueError: When the shapes do not fit.
-    """
+    """Fit prototypes by the B×B system, V = Y (ZᵀZ + ϵI)⁻¹ Zᵀ (eq. 2.8), as columns (d, m)."""
     _check(histograms, embeddings)
     gram = histograms @ histograms.T  # Zᵀ Z (B, B), of the same trace as Z Zᵀ
     scale = scaled_ridge(ridge, ridge_on, gram.trace(), histograms.shape[1])
@@ -118,21 +80,8 @@ def cross_reconstruct(
     """Express each half of a batch by prototypes fitted to the other, Ŷ₁ = V₂Z₁ and Ŷ₂ = V₁Z₂ (eq. 2.10).
 
     Both halves are fitted by the dual form in one B×B system, which falls apart into theirs: with S_ij = 1
-    where i and j are of one half, Ŷ = Y (ZᵀZ ∘ S + ϵI)⁻¹ (ZᵀZ ∘ (1 − S)).
-
-    Args:
-        histograms: Zᵀ, float (B, m).
-        embeddings: Yᵀ, float (B, d).
-        first: Which images are of the first half, bool (B,).
-        ridge: ϵ of both fits, above zero.
-        ridge_on: What scales it, as in `fit_prototypes`: each half by its own trace, on its own diagonal.
-
-    Returns:
-        Ŷᵀ, float (B, d), in the order of the batch.
-
-    Raises:
-        BadSetting: When `ridge` is not above zero or `ridge_on` is unknown.
-        ValueError: When the shapes do not fit.
+    where i and j are of one half, Ŷ = Y (ZᵀZ ∘ S + ϵI)⁻¹ (ZᵀZ ∘ (1 − S)). `first` (B,) says which images are
+    of the first half; a relative ridge goes by each half's own trace. Gives Ŷᵀ, float (B, d).
     """
     _check(histograms, embeddings)
     gram = histograms @ histograms.T  # Zᵀ Z (B, B)
@@ -144,18 +93,11 @@ def cross_reconstruct(
 
 
 def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
-    """Solve a symmetric positive definite system by Cholesky.
+    """Solve a symmetric positive definite system (k, k) for right-hand sides (k, c) by Cholesky.
 
     A matrix that is not positive definite (a feature is NaN, say) gives NaN everywhere: the training loop
     sees that in the loss, and nothing waits for the GPU here. MPS lacks this solver until torch 2.12 or so:
     there the system, which is small, is solved on the CPU.
-
-    Args:
-        matrix: Symmetric, float (k, k).
-        right: Right-hand sides, float (k, c).
-
-    Returns:
-        The solution, float (k, c).
     """
     device = matrix.device
     if device.type == "mps":
@@ -166,21 +108,9 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def scaled_ridge(ridge: float, ridge_on: RidgeOn, trace: Tensor, prototypes: int) -> Tensor:
-    """Give ϵ as it is, or relative to the mean eigenvalue trace(ZZᵀ)/m of what is fitted.
+    """Give ϵ as it is, or times trace(ZZᵀ)/m, in the shape of `trace`.
 
     Histograms sum to one, so that the trace of B of them is at least B/m and the relative ridge above zero.
-
-    Args:
-        ridge: ϵ, above zero.
-        ridge_on: `absolute` or `trace`.
-        trace: trace(ZZᵀ), float, of any shape.
-        prototypes: m.
-
-    Returns:
-        What is added to the diagonal, in the shape of `trace`.
-
-    Raises:
-        BadSetting: When `ridge` is not above zero or `ridge_on` is unknown.
     """
     if not ridge > 0:
         raise BadSetting(f"ridge is {ridge}, but it must be above zero: the paper uses 0.05")

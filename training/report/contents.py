@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from serving.catalog.catalog import Row
 from training.evaluation.metrics import FIGURE_NAMES
-from training.loop.history import History
+from training.loop.logbook import History
 from training.loop.run import Run
 from training.recipes.recipe import Recipe
 from training.report import figures

@@ -13,8 +13,7 @@ from serving.catalog.catalog import Row
 from training.data.pictures import Stream, Unreadable, class_numbers, embed_pictures, viewing_decoder
 from training.evaluation.metrics import rank_queries, unit_rows
 from training.evaluation.protocol import measure_retrieval, roles_of, sides_of
-from training.network.embedder import Embedder
-from training.network.embedding import describer_function
+from training.network.embedder import Embedder, describer_function
 from training.recipes.recipe import Recipe
 
 __all__ = [

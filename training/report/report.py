@@ -11,11 +11,11 @@ from serving.catalog.catalog import Format, select
 from serving.errors import BadData, BadSetting
 from training.data.partition import check_complete, read_own
 from training.data.pictures import tell_unreadable
-from training.data.sample import draw_sample
-from training.loop.history import read_history
+from training.data.sampler import draw_sample
+from training.loop.logbook import read_history
 from training.loop.run import load_run
 from training.loop.whole_file import write_file
-from training.method.term import dead_note
+from training.method.cross_batch import dead_note
 from training.report.contents import (
     SPLITS,
     describe_settings,

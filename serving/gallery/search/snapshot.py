@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import Overloaded
-from serving.gallery.at_hand import NotAtHand
 from serving.gallery.index.index import SCORE_ERROR, Index
 from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
 from serving.gallery.search.columns import Columns, ColumnsDamaged, Mask
@@ -172,16 +171,15 @@ class SnapshotCache:
         self._loading = threading.Lock()  # held by the one caller that loads an index
 
     @contextmanager
-    def open(self, *, at_once: bool = False) -> Iterator[tuple[Snapshot, Reader]]:
+    def open(self) -> Iterator[tuple[Snapshot, Reader]]:
         """Begin a read transaction and bring the snapshot to the state that it sees.
 
         Raises:
             Overloaded: Another caller has been loading the index for long.
-            NotAtHand: That would take time, and it is to be `at_once`.
         """
         while True:
             with self._store.read() as reader:
-                snapshot = self._at_hand(reader) if at_once else self._current(reader)
+                snapshot = self._current(reader)
                 if snapshot is not None:
                     self._consider(snapshot.state, damaged=snapshot.damaged)
                     yield snapshot, reader
@@ -191,18 +189,6 @@ class SnapshotCache:
         """Keep nothing in memory from now on."""
         with self._guard:
             self._retired, self._snapshot = True, None
-
-    def _at_hand(self, reader: Reader) -> Snapshot:
-        """Return the snapshot in memory, if it is of the reader's state and nobody has to be waited for."""
-        if not self._guard.acquire(blocking=False):
-            raise NotAtHand
-        try:
-            state, known = reader.state(), self._snapshot
-        finally:
-            self._guard.release()
-        if known is None or known.state.change != state.change or known.generation != state.generation:
-            raise NotAtHand
-        return known
 
     def _current(self, reader: Reader) -> Snapshot | None:
         """Return the snapshot of the reader's state; None if it is to look again in a new transaction.

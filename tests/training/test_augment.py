@@ -1,0 +1,89 @@
+"""Augmented draws: each depends on its own seed, wherever it is made."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from serving.catalog.catalog import read
+from tests.serving.test_parquet import make_parquet
+from tests.serving.test_webdataset import make_tar
+from tests.training.drawn import draw_folder
+from training.data.augment import Augmentation, Draws, TrainingSet
+from training.data.pictures import Pictures, training_decoder
+from training.data.sampler import PKSampler
+from training.recipes.recipe import Recipe
+
+RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return draw_folder(tmp_path / "data", classes=3, images=3, size=20)
+
+
+def test_a_draw_depends_on_its_seed_alone() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (24, 30, 3), dtype=np.uint8)
+    recipe = Recipe(
+        image_size=16, crop_scale=0.4, flip=0.5, jitter=0.3, rotation=10, translation=0.1, zoom=0.1, shear=5
+    )
+    augmentation = Augmentation(recipe)
+    torch.manual_seed(3)
+    first = augmentation(image, 7)
+    drawn = torch.rand(1)
+    assert first.shape == (16, 16, 3)
+    assert first.dtype == np.uint8
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(1))  # nothing was taken from the global generator
+    augmentation(image, 8)
+    assert np.array_equal(augmentation(image, 7), first)
+    assert not np.array_equal(augmentation(image, 8), first)
+
+
+def test_a_draw_is_the_same_in_any_thread() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (24, 30, 3), dtype=np.uint8)
+    augmentation = Augmentation(Recipe(image_size=16, crop_scale=0.3, flip=0.5, jitter=0.3))
+    expected = [augmentation(image, seed) for seed in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda seed: augmentation(image, seed), range(200)))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_no_augmentation_is_the_image_itself() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    assert np.array_equal(Augmentation(Recipe(image_size=16))(image, 1), image)
+
+
+def test_an_image_drawn_twice_is_augmented_twice(root: Path) -> None:
+    pictures = Pictures(read(root).rows, training_decoder(RECIPE), keep=inf, label="Reading")
+    sampler = PKSampler(pictures.labels, classes_per_batch=3, images_per_class=5, seed=0)
+    draws = [item for batch in Draws(sampler) for item in batch]
+    assert len(Draws(sampler)) == len(sampler)
+    assert [draw for _, draw in draws] == list(range(len(draws)))
+    recipe = RECIPE.model_copy(update={"crop_scale": 0.3})
+    views = TrainingSet(pictures, Augmentation(recipe), seed=0, epoch=0)
+    image, label = views[(4, 0)]
+    assert image.shape == (16, 16, 3)
+    assert label == 1
+    assert torch.equal(image, views[(4, 0)][0])
+    assert not torch.equal(image, views[(4, 1)][0])
+    assert not torch.equal(image, TrainingSet(pictures, Augmentation(recipe), seed=0, epoch=1)[(4, 0)][0])
+
+
+@pytest.mark.parametrize("form", ["folder", "webdataset", "parquet"])
+def test_a_training_set_can_be_handed_to_a_process(root: Path, form: str) -> None:
+    images = [(row.key.partition(".")[0], row.image.read_bytes()) for row in read(root).rows]
+    if form == "webdataset":
+        root = make_tar(root / "a.tar", {f"{key}.png": data for key, data in images})
+    elif form == "parquet":
+        root = make_parquet(root / "a.parquet", image=[data for _, data in images])
+    rows = read(root).rows
+    assert [row.image.read_bytes() for row in rows] == [data for _, data in images]
+    pictures = Pictures(rows, training_decoder(RECIPE), keep=0, label="Reading")
+    views = TrainingSet(pictures, Augmentation(RECIPE), seed=0, epoch=0)
+    copy = pickle.loads(pickle.dumps(views))
+    assert torch.equal(copy[(4, 0)][0], views[(4, 0)][0])
