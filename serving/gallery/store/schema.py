@@ -27,10 +27,29 @@ from serving.gallery.item import Item, Source
 from serving.gallery.validation import metadata_text
 
 __all__ = [
-    "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION", "MAX_THUMBNAIL_SIDE",
-    "PUBLISHED", "SCHEMA", "UNREADABLE", "Connection", "Meta", "altered", "damaged", "item_checksum",
-    "item_of", "publication_checksum", "read_meta", "record_of", "sound", "source_columns", "source_of",
-    "unreadable", "vectors_of",
+    "DETACH",
+    "FILE_NAME",
+    "FORMAT_VERSION",
+    "ITEM_COLUMNS",
+    "MAX_DIMENSION",
+    "MAX_THUMBNAIL_SIDE",
+    "PUBLISHED",
+    "SCHEMA",
+    "UNREADABLE",
+    "Meta",
+    "SqlConnection",
+    "altered",
+    "damaged",
+    "item_checksum",
+    "item_of",
+    "publication_checksum",
+    "read_meta",
+    "record_of",
+    "sound",
+    "source_columns",
+    "source_of",
+    "unreadable",
+    "vectors_of",
 ]  # fmt: skip
 
 FILE_NAME = "gallery.sqlite"
@@ -145,7 +164,7 @@ def sound(path: Path, what: str) -> Iterator[None]:
         raise unreadable(path, what, error) from error
 
 
-class Connection(Protocol):
+class SqlConnection(Protocol):
     """What is used here of a connection of SQLite."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any:
@@ -155,7 +174,7 @@ class Connection(Protocol):
         """Carry out one statement for each of the parameters."""
 
 
-def read_meta(connection: Connection, path: Path) -> Meta:
+def read_meta(connection: SqlConnection, path: Path) -> Meta:
     """Return what an open file is made for; BadArtifact: it is damaged, no gallery, or of another format."""
     with sound(path, "its table meta"):
         tables = connection.execute("SELECT name FROM sqlite_schema WHERE name = 'meta'").fetchall()

@@ -17,7 +17,7 @@ from serving.gallery.store.schema import (
     ITEM_COLUMNS,
     PUBLISHED,
     UNREADABLE,
-    Connection,
+    SqlConnection,
     altered,
     item_checksum,
     item_of,
@@ -87,7 +87,7 @@ class Block:
 class Reader:
     """Reads within one transaction; every method raises BadArtifact for what is not as it was written."""
 
-    def __init__(self, connection: Connection, path: Path, dimension: int) -> None:
+    def __init__(self, connection: SqlConnection, path: Path, dimension: int) -> None:
         self.path = path
         self._sql = connection
         self._dimension = dimension
@@ -252,7 +252,7 @@ class Reader:
 class Writer:
     """Writes within one transaction, alone among all processes; `reader` sees what was written so far."""
 
-    def __init__(self, connection: Connection, reader: Reader) -> None:
+    def __init__(self, connection: SqlConnection, reader: Reader) -> None:
         self.reader = reader
         self._sql = connection
 
