@@ -17,6 +17,7 @@
     ├── Overloaded            no room now; try again later
     ├── Draining              the server is stopping
     ├── DeadlineExceeded      the caller's time ran out
+    ├── Cancelled             the caller left
     └── Unavailable           a server that cannot be reached, a port in use
 
 A message is one plain sentence: what was found, what was expected, what to do. `serving.rpc.status` holds
@@ -32,6 +33,7 @@ __all__ = [
     "BadData",
     "BadImage",
     "BadSetting",
+    "Cancelled",
     "Conflict",
     "CrossbatchError",
     "DeadlineExceeded",
@@ -146,6 +148,10 @@ class Draining(CrossbatchError):
 
 class DeadlineExceeded(CrossbatchError):
     """The caller's time ran out before the work was done."""
+
+
+class Cancelled(CrossbatchError):
+    """The caller hung up before the work was done."""
 
 
 class Unavailable(CrossbatchError):

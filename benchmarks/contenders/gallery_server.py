@@ -4,7 +4,6 @@ The server is a process of its own: `python -m benchmarks.contenders.gallery_ser
 image here, so that its model is an empty one of the gallery's fingerprint.
 """
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -79,10 +78,10 @@ class GalleryServer:
 
 
 class _NoEncoder:
-    """Stands for a model that embeds nothing but the server's own trial batch; is its own source."""
+    """Stands for a model that embeds nothing but the server's own warm-up; is its own source."""
 
     name = place = stamp = ""
-    most_lanes = 1
+    device = "cpu"
 
     def __init__(self, dimension: int) -> None:
         self.spec = ModelSpec(
@@ -107,10 +106,7 @@ class _NoEncoder:
     def hide(self, text: str) -> str:
         return text
 
-    def forget(self) -> None:
-        """It takes no memory."""
-
-    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> NDArray[np.float32]:
         return np.eye(len(images), self.spec.dimension, dtype=np.float32)
 
 
@@ -121,18 +117,14 @@ def make(folder: Path, argument: str) -> GalleryServer:
 
 def main(folder: str) -> None:
     """Serve the gallery, tell the address, and stop when standard input ends."""
-    asyncio.run(_serve(Path(folder)))
-
-
-async def _serve(folder: Path) -> None:
-    galleries = GalleryDirectory(folder, policy=RebuildPolicy(automatic=False))
+    galleries = GalleryDirectory(Path(folder), policy=RebuildPolicy(automatic=False))
     encoder: Any = _NoEncoder(galleries.get(_NAME).meta.dimension)
-    server = Server(encoder, galleries, Settings(model=("none.onnx",), galleries=folder, port=0))
-    await server.start()
+    server = Server(encoder, galleries, Settings(model=("none.onnx",), galleries=Path(folder), port=0))
+    server.start()
     sys.stdout.write(f"{server.address}\n")
     sys.stdout.flush()
-    await asyncio.to_thread(sys.stdin.read)
-    await server.stop(1.0)
+    sys.stdin.read()
+    server.stop(1.0)
 
 
 if __name__ == "__main__":

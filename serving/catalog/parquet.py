@@ -69,11 +69,13 @@ def _rows(shard: Shard) -> list[Row]:
     named = {name.lower(): name for name in types}
     label = named.get("label", named.get("class", ""))
     key, split = named.get("key", ""), named.get("split", "")
-    for name, what in ((label, "labels"), (key, "keys"), (split, "splits")):
+    for name, wanted in (
+        (label, "labels as text or numbers"),
+        (key, "keys as text"),
+        (split, "sides as text"),
+    ):
         if name and kinds[name] not in ("number", "text"):
-            raise BadData(
-                f"the column {name} of {path} is of the type {types[name]}; give {what} as text or as numbers"
-            )
+            raise BadData(f"the column {name} of {path} is of the type {types[name]}; give {wanted}")
     names = _class_names(schema, label)
     leaf = f"{image}.bytes" if types[image].num_fields else image
     column = Column(path, leaf, found.st_size, found.st_mtime_ns)
@@ -93,18 +95,11 @@ def _rows(shard: Shard) -> list[Row]:
 
 def _image_column(types: Mapping[str, Any], kinds: Mapping[str, str], path: Path) -> str:
     """Return the name of the column with the images' bytes, or else of that with their paths."""
-    fitting = [
-        name
-        for kind in ("bytes", "text")
-        for wanted in _IMAGES
-        for name in types
-        if kinds[name] == kind and name.lower() == wanted
-    ]
     of_bytes = [name for name in types if kinds[name] == "bytes"]
-    if fitting and (kinds[fitting[0]] == "bytes" or not of_bytes):
-        return fitting[0]
-    if len(of_bytes) == 1:
-        return of_bytes[0]
+    possible = of_bytes or [name for name in types if kinds[name] == "text"]
+    named = [name for wanted in _IMAGES for name in possible if name.lower() == wanted]
+    if named or len(of_bytes) == 1:
+        return (named or of_bytes)[0]
     told = ", ".join(f"{name} ({str(of)[:80]})" for name, of in types.items())
     raise BadData(
         f"the parquet file {path} has {'several' if of_bytes else 'no'} columns of images: bytes, {{bytes,"

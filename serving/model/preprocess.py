@@ -58,20 +58,18 @@ _MARGIN: Final = 2
 by 9 at worst; at twice the size by 0.8 and 3."""
 _FROM_16_BIT: Final = ((np.arange(1 << 16) * 255 + 32_767) // 65_535).astype(np.uint8)
 _PILLOW: Final = re.compile(r"PIL\.")
+_Box = tuple[float, float, float, float]
 _MARKER: Final = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 
 
 def preprocess(data: bytes, *, size: int, crop_fraction: float, resampling: str) -> NDArray[np.uint8]:
-    """Decode an image and cut out the square that a model reads.
+    """Decode an image and cut out the square that a model reads: uint8 (S, S, 3), RGB.
 
     Args:
         data: A whole image file.
         size: Side S of the result, in pixels.
         crop_fraction: Side of the centred square over the shorter side of the image, in (0, 1].
         resampling: One of `RESAMPLINGS`.
-
-    Returns:
-        uint8 (S, S, 3), RGB.
 
     Raises:
         BadImage: The bytes hold no image within the limits.
@@ -160,10 +158,7 @@ def open_rgb(data: bytes, *, least: int | None = None) -> Image.Image:
 
 
 def _resized(
-    image: Image.Image,
-    size: tuple[int, int],
-    resampling: str,
-    box: tuple[float, float, float, float] | None = None,
+    image: Image.Image, size: tuple[int, int], resampling: str, box: _Box | None = None
 ) -> Image.Image:
     try:
         return image.resize(size, Image.Resampling[resampling.upper()], box=box)

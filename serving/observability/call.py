@@ -1,8 +1,12 @@
-"""What is known of the call that the running task works for."""
+"""A call while it passes through the server: who makes it, how long he waits, where its time goes."""
 
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
+
+from serving.errors import Cancelled, CrossbatchError, DeadlineExceeded
 
 __all__ = ["STAGES", "Call", "Stages", "current_call"]
 
@@ -10,31 +14,8 @@ STAGES = ("decode", "queue", "encode", "gallery")
 
 
 @dataclass(slots=True)
-class Call:
-    """Fills up while the call passes; read when it ends."""
-
-    rpc: str
-    """Its name, such as RetrievalService/Search."""
-    method: str = ""
-    """Its whole name, as gRPC has it: /crossbatch.v1.RetrievalService/Search."""
-    inputs: int = 0
-    """Images, queries or items that were admitted."""
-    stages: "Stages | None" = None
-    """Where its time went; None when it came to nothing that is measured."""
-    began: float = field(default_factory=time.monotonic)
-    peer: str = ""
-    """Where it came from, asked when it came in: gRPC may not know it any more when it ends."""
-
-
-current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
-
-
-@dataclass(slots=True)
 class Stages:
-    """Seconds that the slowest input of a call spent in each stage.
-
-    The first ones that a task makes for a call are what the call takes note of.
-    """
+    """Seconds that the slowest input of a call spent in each stage."""
 
     began: float = field(default_factory=time.monotonic)
     decode: float = 0.0
@@ -44,13 +25,63 @@ class Stages:
     starts: dict[str, float] = field(default_factory=dict)
     """The `time.monotonic()` at which each stage of that input began."""
 
-    def __post_init__(self) -> None:
-        call = current_call.get()
-        if call is not None and call.stages is None:
-            call.stages = self
-
     def spent(self, stage: str, began: float, seconds: float) -> None:
         """Note how long one input was in a stage; the slowest one counts."""
         if seconds >= getattr(self, stage):
             setattr(self, stage, seconds)
             self.starts[stage] = began
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Made when a call comes in; its fields fill up until it ends."""
+
+    rpc: str
+    """Short name, such as RetrievalService/Search."""
+    method: str = ""
+    """Full name, as gRPC has it: /crossbatch.v1.RetrievalService/Search."""
+    peer: str = ""
+    """Where it came from, as gRPC writes it."""
+    client: str = ""
+    """Name of the API key; empty where none is asked for."""
+    deadline: float | None = None
+    """The `time.monotonic()` after which nobody waits for the reply."""
+    writes: bool = False
+    """Whether it needs the role write, and so has a line in the audit log."""
+    request: Any = None
+    """Its message, once that is read."""
+    inputs: int = 0
+    """Images, queries or items that were admitted."""
+    stages: Stages = field(default_factory=Stages)
+    began: float = field(default_factory=time.monotonic)
+    ended: CrossbatchError | None = None
+    """Why nobody waits any more, where the server itself gave the call up."""
+    is_active: Callable[[], bool] = _always
+    """Tells whether the caller still waits, as far as gRPC knows."""
+
+    def check(self) -> None:
+        """Raise why nobody waits any more, if that is so.
+
+        Raises:
+            DeadlineExceeded: if the deadline has passed.
+            Cancelled: if the caller left.
+            Draining: if the server has no more time for the call.
+        """
+        if self.ended is not None:
+            raise self.ended
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise DeadlineExceeded("The deadline passed before the work was done; give the call more time.")
+        if not self.is_active():
+            raise Cancelled("The caller left before the reply.")
+
+    def remaining(self, longest: float) -> float:
+        """Return the seconds that a wait may last: until the deadline, and `longest` at most."""
+        return longest if self.deadline is None else max(0.0, min(longest, self.deadline - time.monotonic()))
+
+
+current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+"""The call that this thread works for; for log lines, since all else gets its call as an argument."""

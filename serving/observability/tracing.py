@@ -4,24 +4,21 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import grpc
 
 from serving.errors import BadSetting
-from serving.observability.call import STAGES, Call, Stages
+from serving.observability.call import STAGES, Call
 from serving.observability.logs import request_id
 
 if TYPE_CHECKING:  # it comes with an extra
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace.export import SpanExporter
 
-__all__ = ["Tracer"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Tracer", "tracer_of"]
 
 PATH = "/v1/traces"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -30,18 +27,10 @@ FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL",
 
 
 class Tracer:
-    """Makes the spans of each call when it has ended, and sends them from a thread of its own.
-
-    A collector that is slow or away costs spans, which are dropped once 2,048 wait, and one log line a
-    minute; no call waits for it.
-    """
+    """Makes the spans of each call when it has ended; OpenTelemetry sends them from a thread of its own."""
 
     def __init__(self, exporter: "SpanExporter") -> None:
-        """Start the thread.
-
-        Args:
-            exporter: What sends the spans.
-        """
+        """Keep what sends the spans, of which 2,048 wait at most."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -56,44 +45,10 @@ class Tracer:
         self._tracer = self._provider.get_tracer("crossbatch", attributes["service.version"])
         self._propagator = TraceContextTextMapPropagator()
 
-    @classmethod
-    def of(cls, url: str | None) -> "Tracer | None":
-        """Make the one that sends to a collector, by OTLP over HTTP.
-
-        Args:
-            url: Of the collector, its path `/v1/traces` when it names none; where None, OpenTelemetry's
-                own environment variables decide, which also hold headers, certificates and sampling.
-
-        Returns:
-            None when neither names a collector.
-
-        Raises:
-            BadSetting: if the URL is none, or the extra is not installed.
-        """
-        named = any(os.environ.get(each) for each in ENDPOINTS)
-        disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-        if url is None and (not named or disabled):
-            return None
-        endpoint = None if url is None else _checked(url)
-        try:
-            from serving.observability.collector import Collector
-        except ImportError as error:
-            asked = "--trace" if url is not None else next(each for each in ENDPOINTS if os.environ.get(each))
-            raise BadSetting(
-                f"{asked} needs OpenTelemetry, which is not installed: pip install 'crossbatch[trace]'."
-            ) from error
-        return cls(Collector(endpoint))
-
     def record(
-        self,
-        call: Call,
-        *,
-        code: str,
-        seconds: float,
-        reason: str,
-        metadata: Sequence[tuple[str, Any]],
+        self, call: Call, code: str, seconds: float, reason: str, metadata: Iterable[tuple[str, str | bytes]]
     ) -> None:
-        """Make the spans of a call that has ended just now; never fails.
+        """Make the spans of a call that has ended just now.
 
         Args:
             call: With all that was learned of it.
@@ -102,14 +57,7 @@ class Tracer:
             reason: Of its error; empty without one.
             metadata: What came with it; a `traceparent` in it is what the span belongs to.
         """
-        try:
-            self._record(call, code, seconds, reason, metadata)
-        except Exception:  # what is only watched must not fail for it
-            logger.debug("a call could not be traced", exc_info=True)
-
-    def _record(
-        self, call: Call, code: str, seconds: float, reason: str, metadata: Sequence[tuple[str, Any]]
-    ) -> None:
+        from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         service, _, name = call.method[1:].rpartition("/")
@@ -125,17 +73,18 @@ class Tracer:
         }
         if reason:
             attributes["error.type"] = reason
+        carrier = {key: str(value) for key, value in metadata if key in ("traceparent", "tracestate")}
         span = self._tracer.start_span(
             call.method[1:],
-            context=self._parent(metadata),
+            context=self._propagator.extract(carrier, context=Context()),
             kind=SpanKind.SERVER,
             attributes=attributes,
             start_time=end - round(seconds * 1e9),
         )
-        if span.is_recording() and call.stages is not None:
-            within = set_span_in_context(span)
-            for stage, began, took in _parts(call.stages):
-                start = epoch + round(began * 1e9)
+        within = set_span_in_context(span)
+        for stage in STAGES:
+            if took := getattr(call.stages, stage):
+                start = epoch + round(call.stages.starts[stage] * 1e9)
                 part = self._tracer.start_span(stage, context=within, start_time=start)
                 part.end(start + round(took * 1e9))
         if code in FAULTS:
@@ -150,26 +99,44 @@ class Tracer:
         if sending.is_alive():
             self._exporter.shutdown()  # breaks off its attempts
 
-    def _parent(self, metadata: Sequence[tuple[str, Any]]) -> "Context":
-        from opentelemetry.context import Context
 
-        carrier: Mapping[str, str] = {
-            key: value for key, value in metadata if key in ("traceparent", "tracestate")
-        }
-        return self._propagator.extract(carrier, context=Context())
+def tracer_of(url: str | None) -> Tracer | None:
+    """Make the tracer that sends to a collector, by OTLP over HTTP; None when nothing names one.
+
+    Args:
+        url: Of the collector, its path `/v1/traces` when it names none; where None, OpenTelemetry's own
+            environment variables decide, which also hold headers, certificates and sampling.
+
+    Raises:
+        BadSetting: if the URL is none, or the extra is not installed.
+    """
+    named = any(os.environ.get(each) for each in ENDPOINTS)
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if url is None and (not named or disabled):
+        return None
+    endpoint = None if url is None else _checked(url)
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        asked = "--trace" if url is not None else next(each for each in ENDPOINTS if os.environ.get(each))
+        raise BadSetting(
+            f"{asked} needs OpenTelemetry, which is not installed: pip install 'crossbatch[trace]'."
+        ) from error
+    # It has a line for each attempt to reach a collector that is away.
+    logging.getLogger(OTLPSpanExporter.__module__).addFilter(_OnceAMinute())
+    return Tracer(OTLPSpanExporter(endpoint))
 
 
-def _parts(stages: Stages) -> list[tuple[str, float, float]]:
-    """Each stage that the call came to, the `time.monotonic()` it began at, and its seconds."""
-    parts = []
-    began = stages.began
-    for stage in STAGES:
-        took = getattr(stages, stage)
-        if took:
-            began = stages.starts.get(stage, began)
-            parts.append((stage, began, took))
-            began += took
-    return parts
+class _OnceAMinute(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.created - self._last < 60:
+            return False
+        self._last = record.created
+        return True
 
 
 def _checked(url: str) -> str:

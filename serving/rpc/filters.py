@@ -6,9 +6,11 @@ from protos import retrieval_service_pb2 as pb
 from serving.errors import InvalidArgument
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, Value
 from serving.gallery.search.filter_bounds import check_filter
-from serving.rpc.limits import MAX_FILTER_CONDITIONS
 
-__all__ = ["filter_message", "filter_of"]
+__all__ = ["MAX_FILTER_MESSAGE", "filter_message", "filter_of"]
+
+MAX_FILTER_MESSAGE = 524_288
+"""Most bytes of a filter as it travels: its 64 KiB of text, and 1,000 conditions 30 levels deep."""
 
 _BOUNDS = ("above", "least", "below", "most")
 
@@ -35,21 +37,12 @@ def filter_of(message: pb.Filter) -> Filter:
     Raises:
         InvalidArgument: if it is incomplete, too large, or cannot be carried out.
     """
-    return check_filter(_read(message, _Room()))
-
-
-class _Room:
-    """Counts conditions as `check_filter` does, so that a huge filter is refused before it is unpacked."""
-
-    def __init__(self) -> None:
-        self._left = MAX_FILTER_CONDITIONS
-
-    def take(self, conditions: int) -> None:
-        self._left -= conditions
-        if self._left < 0:
-            raise InvalidArgument(
-                f"The filter has more than {MAX_FILTER_CONDITIONS:,} conditions and values; use fewer."
-            )
+    if (size := message.ByteSize()) > MAX_FILTER_MESSAGE:
+        raise InvalidArgument(
+            f"The filter takes {size:,} bytes; one of 1,000 conditions with 64 KiB of text takes less than "
+            f"{MAX_FILTER_MESSAGE:,}. Use fewer or shorter conditions."
+        )
+    return check_filter(_read(message))
 
 
 def _written(condition: Filter) -> pb.Filter:
@@ -60,11 +53,8 @@ def _written(condition: Filter) -> pb.Filter:
             sent = [_value_message(value) for value in values]
             return pb.Filter(among=pb.Filter.Among(field=field, values=sent))
         case Range(field):
-            bounds = {
-                name: _value_message(bound)
-                for name in _BOUNDS
-                if (bound := getattr(condition, name)) is not None
-            }
+            given = {name: getattr(condition, name) for name in _BOUNDS}
+            bounds = {name: _value_message(bound) for name, bound in given.items() if bound is not None}
             return pb.Filter(range=pb.Filter.Range(field=field, **bounds))
         case Exists(field):
             return pb.Filter(exists=field)
@@ -88,39 +78,30 @@ def _value_message(value: Value) -> pb.Filter.Value:
     return pb.Filter.Value(number=float(value))
 
 
-def _read(message: pb.Filter, room: _Room) -> Filter:
+def _read(message: pb.Filter) -> Filter:
     match message.WhichOneof("condition"):
         case "equal":
-            room.take(1)
             return Equal(message.equal.field, _value(message.equal.value))
         case "among":
-            room.take(max(1, len(message.among.values)))
             return In(message.among.field, tuple(_value(each) for each in message.among.values))
         case "range":
-            room.take(1)
-            bounds = {
-                name: _value(getattr(message.range, name)) for name in _BOUNDS if message.range.HasField(name)
-            }
-            return Range(message.range.field, **bounds)
+            given = message.range
+            return Range(
+                given.field,
+                **{name: _value(getattr(given, name)) for name in _BOUNDS if given.HasField(name)},
+            )
         case "exists":
-            room.take(1)
             return Exists(message.exists)
         case "all_of":
-            return AllOf(_read_several(message.all_of, room))
+            return AllOf(tuple(_read(each) for each in message.all_of.filters))
         case "any_of":
-            return AnyOf(_read_several(message.any_of, room))
+            return AnyOf(tuple(_read(each) for each in message.any_of.filters))
         case "negated":
-            return Not(_read(message.negated, room))
+            return Not(_read(message.negated))
         case _:
             raise InvalidArgument(
                 "A filter is empty; give equal, among, range, exists, all_of, any_of or negated."
             )
-
-
-def _read_several(message: pb.Filter.Several, room: _Room) -> tuple[Filter, ...]:
-    if not message.filters:
-        room.take(1)
-    return tuple(_read(each, room) for each in message.filters)
 
 
 def _value(message: pb.Filter.Value) -> Value:

@@ -15,16 +15,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, NotFound, Overloaded
 from serving.gallery.disk import disk_error, written_aside
-from serving.rpc.roles import Role
 from serving.whole import read_whole
 
-__all__ = ["MAX_KEYS", "Key", "add_key", "hash_of", "read_keys", "revoke_key"]
+__all__ = ["MAX_KEYS", "Key", "Role", "add_key", "hash_of", "read_keys", "revoke_key"]
+
+Role: TypeAlias = Literal["read", "write"]
 
 FORMAT = 1
 PREFIX = "cb_"  # by which scanners for leaked secrets know it

@@ -7,8 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.errors import BadSetting
-from serving.rpc.keys import Key, add_key, read_keys, revoke_key
-from serving.rpc.roles import Role
+from serving.rpc.keys import Key, Role, add_key, read_keys, revoke_key
 
 __all__ = ["Settings", "remark", "render", "run"]
 

@@ -47,26 +47,17 @@ CODES: dict[type[CrossbatchError], grpc.StatusCode] = {
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.ReadOnly: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.Draining: grpc.StatusCode.UNAVAILABLE,
 }
 
-# For a status that carries no reason of ours, since gRPC itself or a proxy made it.
 _BY_CODE: dict[int, type[CrossbatchError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT.value[0]: errors.InvalidArgument,
-    grpc.StatusCode.NOT_FOUND.value[0]: errors.NotFound,
-    grpc.StatusCode.ALREADY_EXISTS.value[0]: errors.AlreadyExists,
-    grpc.StatusCode.ABORTED.value[0]: errors.Conflict,
-    grpc.StatusCode.FAILED_PRECONDITION.value[0]: errors.Mismatch,
-    grpc.StatusCode.UNAUTHENTICATED.value[0]: errors.Unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED.value[0]: errors.PermissionDenied,
-    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: errors.Overloaded,
-    grpc.StatusCode.UNAVAILABLE.value[0]: errors.Unavailable,
+    # For a status without a reason of ours, which gRPC itself or a proxy made: the first class of each code.
+    **{code.value[0]: kind for kind, code in reversed(CODES.items())},
     grpc.StatusCode.CANCELLED.value[0]: errors.Unavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: errors.DeadlineExceeded,
 }
-
 _CODE_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 # A status travels in two headers, and many clients refuse headers of more than 8 KiB in all.
@@ -99,16 +90,12 @@ def refusal(field: str, message: str) -> Refusal:
 
 def code_of(error: CrossbatchError) -> grpc.StatusCode:
     """Look up an error's code, by the nearest class that the table holds."""
-    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+    return CODES[_listed(error)]
 
 
 def reason_of(error: CrossbatchError) -> str:
-    """Name an error's class as google.rpc.ErrorInfo wants it: `BadImage` is `BAD_IMAGE`.
-
-    A class that is not in the table, known within the server only, goes by the nearest one that is.
-    """
-    name = next(kind.__name__ for kind in type(error).__mro__ if kind in CODES)
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
+    """Name an error's class as google.rpc.ErrorInfo wants it: `BadImage` is `BAD_IMAGE`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", _listed(error).__name__).upper()
 
 
 def to_status(error: Exception) -> status_pb2.Status:
@@ -121,19 +108,17 @@ def to_status(error: Exception) -> status_pb2.Status:
         overload, BadRequest for a `Refusal`.
     """
     if isinstance(error, Refusal):
-        status = to_status(error.violations[0].error)
         first = error.violations[0]
+        status = to_status(first.error)
         status.message = _shortened(f"{first.field}: {status.message}", _MOST_MESSAGE_BYTES)
         return _with_violations(status, error.violations[:_MOST_VIOLATIONS])
     if not isinstance(error, CrossbatchError):
         return _internal(error)
-    status = status_pb2.Status(
-        code=code_of(error).value[0], message=_shortened(str(error), _MOST_MESSAGE_BYTES)
-    )
+    message = _shortened(str(error), _MOST_MESSAGE_BYTES)
     info = error_details_pb2.ErrorInfo(reason=reason_of(error), domain=DOMAIN)
     if isinstance(error, errors.Conflict):
         info.metadata.update(key=error.key, expected=str(error.expected), found=str(error.found))
-    status.details.append(_packed(info))
+    status = status_pb2.Status(code=code_of(error).value[0], message=message, details=[_packed(info)])
     if isinstance(error, errors.Overloaded):
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(error.retry_after * 1e9))
@@ -148,42 +133,27 @@ def from_status(status: status_pb2.Status) -> CrossbatchError:
         An instance of the class that the ErrorInfo names, or else of the nearest one for the code; it has the
         name of the code, and the reason.
     """
-    error = _meaning_of(status)
-    info = _detail(status, error_details_pb2.ErrorInfo)
-    error.code = _CODE_NAMES.get(status.code, "UNKNOWN")
-    error.reason = "" if info is None else info.reason
+    info = _detail(status, error_details_pb2.ErrorInfo) or error_details_pb2.ErrorInfo()
+    kind = _by_reason(info.reason if info.domain == DOMAIN else "")
+    kind = kind or _BY_CODE.get(status.code, CrossbatchError)
+    retry = _detail(status, error_details_pb2.RetryInfo)
+    error: CrossbatchError
+    if issubclass(kind, errors.Overloaded) and retry is not None:
+        error = kind(status.message, retry_after=retry.retry_delay.ToNanoseconds() / 1e9)
+    elif issubclass(kind, errors.Conflict):
+        told = info.metadata
+        expected, found = _number(told.get("expected", "")), _number(told.get("found", ""))
+        error = kind(status.message, key=told.get("key", ""), expected=expected, found=found)
+    else:
+        error = kind(status.message)
+    error.code, error.reason = _CODE_NAMES.get(status.code, "UNKNOWN"), info.reason
     return error
 
 
-def _meaning_of(status: status_pb2.Status) -> CrossbatchError:
-    info = _detail(status, error_details_pb2.ErrorInfo)
-    reason = info.reason if info is not None and info.domain == DOMAIN else ""
-    kind = _by_reason(reason) or _BY_CODE.get(status.code, CrossbatchError)
-    if issubclass(kind, errors.Overloaded):
-        retry = _detail(status, error_details_pb2.RetryInfo)
-        if retry is not None:
-            return kind(status.message, retry_after=retry.retry_delay.ToNanoseconds() / 1e9)
-    if issubclass(kind, errors.Conflict) and info is not None:
-        told = info.metadata
-        return kind(
-            status.message,
-            key=told.get("key", ""),
-            expected=_number(told.get("expected", "")),
-            found=_number(told.get("found", "")),
-        )
-    return kind(status.message)
-
-
 def violations_of(status: status_pb2.Status) -> tuple[Violation, ...]:
-    """Read the fields that a status complains about.
-
-    Returns:
-        One violation a field, in the server's order; none when the status has no BadRequest.
-    """
+    """Read the fields that a status complains about, in the server's order; none where it names none."""
     bad = _detail(status, error_details_pb2.BadRequest)
-    if bad is None:
-        return ()
-    return tuple(Violation(each.field, _fault(each)) for each in bad.field_violations)
+    return () if bad is None else tuple(Violation(each.field, _fault(each)) for each in bad.field_violations)
 
 
 def _fault(violation: error_details_pb2.BadRequest.FieldViolation) -> CrossbatchError:
@@ -192,10 +162,14 @@ def _fault(violation: error_details_pb2.BadRequest.FieldViolation) -> Crossbatch
     return error
 
 
+def _listed(error: CrossbatchError) -> type[CrossbatchError]:
+    """The error's class, or the nearest one above it that is in the table."""
+    return next(kind for kind in type(error).__mro__ if kind in CODES)
+
+
 def _by_reason(reason: str) -> type[CrossbatchError] | None:
     name = "".join(word.capitalize() for word in reason.split("_"))
-    kind = getattr(errors, name, None) if name in errors.__all__ else None
-    return kind if isinstance(kind, type) and issubclass(kind, CrossbatchError) else None
+    return next((kind for kind in CODES if kind.__name__ == name), None)
 
 
 def _number(text: str) -> int:
@@ -205,13 +179,12 @@ def _number(text: str) -> int:
 def _internal(error: Exception) -> status_pb2.Status:
     incident = uuid.uuid4().hex[:12]
     logger.error("a bug of ours, incident %s", incident, exc_info=error, extra={"incident": incident})
-    status = status_pb2.Status(
+    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN, metadata={"incident": incident})
+    return status_pb2.Status(
         code=grpc.StatusCode.INTERNAL.value[0],
         message=f"The server failed by its own fault; its log tells more under incident {incident}.",
+        details=[_packed(info)],
     )
-    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN, metadata={"incident": incident})
-    status.details.append(_packed(info))
-    return status
 
 
 def _with_violations(status: status_pb2.Status, violations: Sequence[Violation]) -> status_pb2.Status:
@@ -224,9 +197,9 @@ def _with_violations(status: status_pb2.Status, violations: Sequence[Violation])
             description=_shortened(str(each.error), _MOST_FIELD_BYTES),
             reason=reason_of(each.error),
         )
-        longer = status_pb2.Status()
-        longer.CopyFrom(status)
-        longer.details.append(_packed(bad))
+        longer = status_pb2.Status(
+            code=status.code, message=status.message, details=[*status.details, _packed(bad)]
+        )
         if _header_bytes(longer) > _MOST_HEADER_BYTES:
             break
         whole = longer
@@ -253,7 +226,7 @@ def _packed(message: Any) -> any_pb2.Any:
 
 
 def _detail(status: status_pb2.Status, kind: type[Any]) -> Any:
-    """The first detail of a kind; None when there is none or it cannot be read."""
+    """The first detail of a kind; None when there is none."""
     for packed in status.details:
         if packed.Is(kind.DESCRIPTOR):
             message = kind()

@@ -11,28 +11,18 @@ from numpy.typing import NDArray
 from serving.errors import InvalidArgument
 from serving.gallery.metadata import check_metadata
 
-__all__ = ["bytes_of", "checked_struct_of", "metadata_of", "plain_of", "struct_of", "vector_of"]
+__all__ = ["bytes_of", "checked_struct_of", "plain_of", "struct_of", "vector_of"]
 
 _LARGEST_EXACT = 2**53
 
 
 def bytes_of(vector: NDArray[np.floating[Any]]) -> bytes:
-    """Pack a vector.
-
-    Args:
-        vector: (d,) of any float type.
-
-    Returns:
-        4 d bytes: float32, little-endian.
-    """
+    """Pack a vector (d,) of any float type as float32, little-endian: 4 d bytes."""
     return np.ascontiguousarray(vector, dtype="<f4").tobytes()
 
 
 def vector_of(data: bytes) -> NDArray[np.float32]:
-    """Unpack a vector.
-
-    Returns:
-        float32 (d,), native byte order, read-only.
+    """Unpack a vector: float32 (d,), native byte order, read-only.
 
     Raises:
         InvalidArgument: if the bytes are not whole float32 values.
@@ -43,18 +33,16 @@ def vector_of(data: bytes) -> NDArray[np.float32]:
 
 
 def struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
-    """Pack metadata as a Struct, whose numbers are doubles.
+    """Pack metadata that has been checked, as a Struct, whose numbers are doubles.
 
     Raises:
-        InvalidArgument: if a value is not of a JSON type, is no Unicode, is larger than a double, or is
-            nested more than 30 levels deep.
+        InvalidArgument: if it cannot be packed all the same.
     """
-    check_metadata(metadata)
     struct = struct_pb2.Struct()
     try:
-        struct.update(dict(metadata))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise _unknown(_unknown_in(dict(metadata)) or str(error)) from error
+        struct.update(metadata)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise _unknown(str(error)) from error
     return struct
 
 
@@ -62,23 +50,13 @@ def checked_struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
     """Pack metadata that somebody hands in, as `struct_of`.
 
     Raises:
-        InvalidArgument: if it cannot be packed, or holds an infinity or NaN, which no gallery can store.
+        InvalidArgument: if a value is not of a JSON type, is no Unicode, is larger than a double or not
+            finite, or is nested more than 30 levels deep.
     """
-    struct = struct_of(metadata)
+    check_metadata(metadata)
     if what := _unknown_in(dict(metadata)):
         raise _unknown(what)
-    return struct
-
-
-def metadata_of(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """Unpack metadata that somebody sends, as `plain_of`.
-
-    Raises:
-        InvalidArgument: if it is nested more than 30 levels deep.
-    """
-    metadata = plain_of(struct)
-    check_metadata(metadata)
-    return metadata
+    return struct_of(dict(metadata))
 
 
 def plain_of(struct: struct_pb2.Struct) -> dict[str, Any]:

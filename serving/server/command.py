@@ -5,18 +5,19 @@ import resource
 import sys
 import time
 from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.observability.logs import configure_logs
-from serving.server import loop
-from serving.server.place import check_place
-from serving.server.process import live
-from serving.server.signals import Signals, ignore_hangups
+from serving.errors import BadSetting, NotFound
+from serving.gallery.store.schema import FILE_NAME
+from serving.observability.logs import configure_logs, flush_logs
+from serving.server.signals import Signals, ignore_hangups, live
 from serving.server.supervisor import Supervisor
 from serving.settings import Settings
 
 if TYPE_CHECKING:
-    from serving.server.process import Serves
+    from serving.server.signals import Serves
 
 __all__ = ["Settings", "render", "run"]
 
@@ -30,21 +31,12 @@ def run(settings: Settings) -> dict[str, Any]:
         The address that was served and for how many seconds.
 
     Raises:
-        CrossbatchError: if the model or the folder cannot be used, or the port is taken.
+        CrossbatchError: The model or the folder cannot be used, or the port is taken.
     """
     ignore_hangups()
     configure_logs(settings.log_level)
-    check_place(settings.galleries)
+    _check_folder(settings.galleries)
     _allow_connections()
-    return loop.run(_serve(settings))
-
-
-def render(result: dict[str, Any]) -> str:
-    """Say in one line what was served."""
-    return f"served {result['address']} for {result['seconds']:.0f} s"
-
-
-async def _serve(settings: Settings) -> dict[str, Any]:
     signals = Signals()
     server = Supervisor(settings) if settings.workers > 1 else _alone(settings)
     began = time.monotonic()
@@ -57,20 +49,52 @@ async def _serve(settings: Settings) -> dict[str, Any]:
         sys.stdout.flush()
         logger.info("serving on %s", server.address, extra={"address": server.address})
 
-    await live(server, signals, settings.grace, serving=announce)
-    seconds = time.monotonic() - began
-    logger.info("stopped after %.0f s", seconds)
+    try:
+        live(server, signals, settings.grace, serving=announce)
+        seconds = time.monotonic() - began
+        logger.info("stopped after %.0f s", seconds)
+    finally:
+        flush_logs()
     return {"address": server.address, "seconds": round(seconds, 3)}
+
+
+def render(result: dict[str, Any]) -> str:
+    """Say in one line what was served."""
+    return f"served {result['address']} for {result['seconds']:.0f} s"
 
 
 def _alone(settings: Settings) -> "Serves":
     # Here, since a supervisor loads no engine, and since imports take time in which Ctrl-C must work.
-    from serving.engine.library import Library
+    from serving.engine.repository import ModelRepository
     from serving.gallery.directory import GalleryDirectory
     from serving.server.server import Server
 
-    galleries = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
-    return Server(Library(settings), galleries, settings)
+    directory = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
+    return Server(ModelRepository(settings), directory, settings)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder of galleries that cannot be meant: a misspelt one is not served as an empty one.
+
+    One that is missing is made with the first gallery.
+    """
+    if (folder / FILE_NAME).is_file():
+        raise BadSetting(
+            f"--galleries {folder} is a gallery itself; give the folder that it is in, "
+            f"{folder.absolute().parent}"
+        )
+    if folder.exists():
+        return
+    beside: set[str] = set()
+    with suppress(OSError):
+        beside = {each.parent.parent.name for each in folder.parent.glob(f"*/*/{FILE_NAME}")}
+    if nearest := get_close_matches(folder.name, sorted(beside), 1):
+        hint = f"did you mean {folder.parent / nearest[0]}? If not, make the folder first: mkdir {folder}"
+        raise NotFound(f"--galleries {folder} is not there; {hint}")
+    if not folder.absolute().parent.exists():
+        raise NotFound(
+            f"--galleries {folder} is not there, nor is {folder.parent}; make it first: mkdir -p {folder}"
+        )
 
 
 def _allow_connections() -> None:

@@ -11,25 +11,18 @@ __all__ = ["Port"]
 
 
 class Port:
-    """Bound and not listening: connections are refused, and so is every other server that wants the port.
-
-    Models take seconds to load. Would the port listen meanwhile, clients would connect and wait for answers;
-    would it be free, another server could take it.
+    """Bound and not listening while models load: connections are refused, and so is every other server.
 
     Where 0.0.0.0 is meant, the port of IPv6 is held too, for as long as the server lives: gRPC would listen
     on `[::]` in its place, which a firewall that knows IPv4 alone leaves open.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Take the port; `number` tells which, should any have been meant. Blocks while a name is looked up.
-
-        Args:
-            settings: With the host, the port, and whether other machines may reach it; where there are
-                several workers, they may listen on it while it is held.
+        """Take the port, which several workers may listen on while it is held; `number` tells which it is.
 
         Raises:
-            BadSetting: if the host may not be used.
-            Unavailable: if the port is in use.
+            BadSetting: The host may not be used.
+            Unavailable: The port is in use.
         """
         host, port, shared = settings.host, settings.port, settings.workers > 1
         encrypted = settings.tls_certificate is not None

@@ -1,12 +1,16 @@
 """Models and a folder of galleries behind gRPC: every part put together, started and stopped."""
 
-import asyncio
+import atexit
 import logging
+import os
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import grpc.aio
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -21,32 +25,28 @@ from protos import (
     retrieval_service_pb2_grpc,
 )
 from serving.cores import usable_cores
-from serving.engine.fleet import Change, Fleet
-from serving.engine.library import Sources
-from serving.engine.pipeline import Bounds, Pipeline
-from serving.engine.plan import Kind, Plan
-from serving.engine.reloads import Reloads
-from serving.engine.shelf import Shelf
-from serving.errors import CrossbatchError, Unavailable
-from serving.observability.audit import Audit
-from serving.rpc.access import Access
+from serving.engine.galleries import GalleryExecutor
+from serving.engine.instances import step_back
+from serving.engine.models import Change, ModelRegistry
+from serving.engine.repository import ModelSources
+from serving.engine.waiting import InstanceLimits
+from serving.errors import Draining, Unavailable
+from serving.observability.access_log import AccessLog
+from serving.observability.audit import AuditLog
+from serving.observability.logs import flush_logs
+from serving.observability.metrics import Metrics, keep_fresh, serve_metrics
+from serving.observability.tracing import tracer_of
 from serving.rpc.address import written_address
 from serving.rpc.admission import Admission
-from serving.rpc.boundary import Boundary
-from serving.rpc.certificates import Certificates
-from serving.rpc.fuse import Fuse
-from serving.rpc.services import galleries as gallery_calls
-from serving.rpc.services import inference as inference_calls
-from serving.rpc.services import retrieval as retrieval_calls
-from serving.rpc.services.galleries import Galleries
-from serving.rpc.services.health import Health
-from serving.rpc.services.inference import Inference
-from serving.rpc.services.models import Models
-from serving.rpc.services.retrieval import Retrieval
-from serving.server.channel import channel_options
+from serving.rpc.auth import Authenticator
+from serving.rpc.interceptor import CallInterceptor
+from serving.rpc.limits import MAX_MESSAGE_BYTES
+from serving.rpc.services.galleries import GalleryCalls
+from serving.rpc.services.inference import InferenceCalls
+from serving.rpc.services.models import ModelCalls
+from serving.rpc.services.retrieval import RetrievalCalls
+from serving.rpc.tls import server_credentials
 from serving.server.port import Port
-from serving.server.unregistered import Unregistered
-from serving.server.watch import Watch
 from serving.settings import Settings
 
 if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
@@ -66,231 +66,257 @@ SERVICES = tuple(
     )
 )
 
-READERS = {**gallery_calls.READERS, **retrieval_calls.READERS, **inference_calls.READERS}
-
-# Each call that works holds a permit; as many again may be arriving, leaving or refused.
-CALLS_PER_PERMIT = 2
-# Watchers of the health service never hang up, so the last replies get this long to leave and no longer.
+MOST_THREADS = 2_048
+"""Most calls that are worked on or wait inside; a thread that waits takes some 50 KB."""
+SPARE_THREADS = 64
+"""Beside those that hold permits, for calls that are refused, arrive or take none."""
 FLUSH_SECONDS = 0.5
+"""For the last replies to leave."""
+BATCH_CPU, BATCH_GPU = 4, 32
+"""Most images in a batch where --max-batch says nothing. On one core larger ones are no quicker."""
 
 
 class Server:
-    """All services on one port. Belongs to the event loop in which `start` was awaited."""
+    """All services on one port."""
 
     def __init__(
         self,
-        sources: Sources,
-        galleries: "GalleryDirectory",
+        sources: ModelSources,
+        directory: "GalleryDirectory",
         settings: Settings,
         *,
-        watch: Watch | None = None,
-        plans: Mapping[Kind, Plan] | None = None,
+        worker: int = 0,
+        asked_to_reload: Callable[[], object] = lambda: None,
     ) -> None:
         """Put the parts together; nothing runs yet.
 
         Args:
             sources: Where the models are.
-            galleries: The folder of galleries; an absolute path.
+            directory: The folder of galleries; an absolute path.
             settings: Everything else.
-            watch: Its metrics and traces; made by the settings when not given.
-            plans: By which models are run that others have tried.
+            worker: The number of this process among its like; 0 for one that is alone.
+            asked_to_reload: Called when a client has let this process load anew; its like know nothing of it.
 
         Raises:
-            BadSetting: if traces are asked for that cannot be sent.
-            ValueError: if a limit makes no sense.
-            CrossbatchError: if the keys, certificates or the audit log cannot be used.
+            CrossbatchError: The keys, certificates, audit log or collector of traces cannot be used.
         """
         self.address = ""
-        self.failed = asyncio.Event()
-        self.asked_to_reload: Callable[[], None] = lambda: None
+        self.metrics_address = ""
+        self.failed = threading.Event()
+        self._asked_to_reload = asked_to_reload
         self._settings = settings
-        self._watch = watch or Watch(settings)
-        self._certificates = Certificates.of(settings)
-        self._audit = Audit(settings.audit_log)
-        self._admission = Admission(settings.max_in_flight, most_a_client=settings.max_in_flight_per_client)
-        self._fleet = Fleet(
-            sources,
-            Bounds(
-                max_batch=settings.max_batch,
-                max_wait=settings.max_wait_ms / 1e3,
-                capacity=settings.max_in_flight,
-            ),
-            decode_threads=settings.decode_threads or max(1, usable_cores() // settings.workers),
-            metrics=self._watch.metrics,
-            failed=self._failed,
-            plans=plans,
+        self._worker = worker
+        self._metrics = Metrics(worker)
+        self._tracer = tracer_of(settings.trace)
+        self._credentials = server_credentials(settings)
+        self.admission = Admission(
+            settings.max_in_flight,
+            most_a_client=settings.max_in_flight_per_client,
+            refused=self._metrics.refused,
         )
-        self._reloads = Reloads(self._load_anew)
-        self._asked_by_call = False
-        self._shelf = Shelf(galleries, self._fleet, most=settings.max_in_flight)
-        self._fuse = Fuse(CALLS_PER_PERMIT * settings.max_in_flight, self._admission.refusals)
-        self._boundary = Boundary(
-            self._admission,
-            Access(settings.keys),
-            self._audit,
-            self._watch.metrics,
-            READERS,
-            fuse=self._fuse,
-            tracer=self._watch.tracer,
+        self.models = ModelRegistry(sources, _limits(settings), ran=self._metrics.batch, failed=self._fail)
+        self.galleries = GalleryExecutor(directory, self.models)
+        self.interceptor = CallInterceptor(
+            Authenticator(settings.keys),
+            self.admission,
+            AccessLog(self._metrics, AuditLog(settings.audit_log), self._tracer),
         )
-        self._health = Health()
-        self._grpc: grpc.aio.Server | None = None
-        self._port: Port | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._health = health.HealthServicer()
+        self._stopping = False
+        self._stops: list[Callable[[], None]] = []
+        self._grpc: grpc.Server | None = None
 
-    @property
-    def metrics_address(self) -> str:
-        """Where Prometheus reads the metrics, as `host:port`; empty when not here."""
-        return self._watch.address
-
-    def plans(self) -> Mapping[Kind, Plan]:
-        """Return how each model is run."""
-        return self._fleet.plans()
-
-    async def start(self) -> None:
+    def start(self) -> None:
         """Take the port, load and warm up the models, look at the galleries; only then listen, and answer.
 
         Where there are several workers, their supervisor has the port and each of them listens on it.
 
         Raises:
-            BadSetting: if the host may not be used.
-            Unavailable: if the port is in use.
-            CrossbatchError: if a model cannot be served.
+            CrossbatchError: The host or port may not be used, or a model cannot be served.
         """
         try:
-            await self._start()
+            port = Port(self._settings) if self._settings.workers == 1 else None
+            if port is not None:
+                self._stops.append(port.close)
+            self._start_metrics()
+            self.models.start()
+            self.galleries.report()
+            if port is not None:
+                port.hand_over()
+            self._listen(self._settings.port if port is None else port.number)
         except BaseException:
-            if self._port is not None:
-                self._port.close()
-            await asyncio.to_thread(self._watch.stop, 0.0)  # it answers since before the models were loaded
+            self._end()
             raise
 
-    async def _start(self) -> None:
-        host, number = self._settings.host, self._settings.port
-        if self._settings.workers == 1:
-            self._port = await asyncio.to_thread(Port, self._settings)
-        try:
-            await asyncio.to_thread(self._watch.start, self._fleet, self._admission, self._shelf.galleries)
-            await self._fleet.start()
-            await asyncio.to_thread(self._report_galleries)
-        finally:
-            if self._port is not None:
-                number = self._port.number
-                self._port.hand_over()
-        self._grpc = grpc.aio.server(interceptors=[self._boundary], options=channel_options(self._settings))
-        self._add_services(self._grpc)
-        try:
-            number = self._open(self._grpc, written_address(host, number))
-        except RuntimeError as error:
-            raise Unavailable(
-                f"Port {number} on {host} cannot be used; choose another with --port."
-            ) from error
-        await self._grpc.start()
-        for service in ("", *SERVICES):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        self.address = written_address(host, number)
-
-    async def stop(self, grace: float) -> None:
+    def stop(self, grace: float) -> None:
         """Say NOT_SERVING, refuse new work, finish what runs, and end.
 
         Args:
-            grace: Seconds that running calls have, after the delay that is set; those that are not done by
-                then are cancelled.
-
-        Raises:
-            CrossbatchError: if a gallery cannot be closed.
+            grace: Seconds that running calls have, after the delay that is set; then they are given up.
         """
-        await self._health.enter_graceful_shutdown()
-        await asyncio.sleep(self._settings.drain_delay)
+        self._stopping = True
+        self._health.enter_graceful_shutdown()
+        time.sleep(self._settings.drain_delay)
         deadline = time.monotonic() + grace
-        self._boundary.drain()
-        self._reloads.close()
-        # Not by the clock: the loop's own may be a moment ahead, and end the wait before the deadline.
-        idle = await self._boundary.wait_idle(deadline - time.monotonic())
-        flush = min(FLUSH_SECONDS, max(0.0, deadline - time.monotonic()))
-        if not idle:
-            self._boundary.give_up()
-            flush = FLUSH_SECONDS  # for what they are told, which takes no longer than it needs
-            await self._boundary.wait_idle(flush)
+        self.interceptor.drain()
+        if not self.interceptor.wait_idle(grace):
+            self.interceptor.give_up()
+            self.interceptor.wait_idle(FLUSH_SECONDS)
         if self._grpc is not None:
-            await self._grpc.stop(flush)
-        if self._port is not None:
-            self._port.close()
-        await self._reloads.end()
-        await self._fleet.stop()
-        await asyncio.to_thread(self._shelf.close)
-        await asyncio.to_thread(self._audit.close)
-        await asyncio.to_thread(self._watch.stop, max(FLUSH_SECONDS, deadline - time.monotonic()))
+            self._grpc.stop(FLUSH_SECONDS).wait()
+        self._end()
+        self.models.stop()
+        self.galleries.close()
+        if self._tracer is not None:
+            self._tracer.close(max(FLUSH_SECONDS, deadline - time.monotonic()))
+        if self.models.is_loading:
+            atexit.register(_end_now)
 
-    def _open(self, server: grpc.aio.Server, address: str) -> int:
-        known = self._settings.keys or self._settings.tls_client_ca
-        if not known and (self._settings.insecure or self._certificates):
-            logger.warning("whoever reaches %s may read and write; --keys asks for API keys", address)
-        if self._certificates:
-            return server.add_secure_port(address, self._certificates.credentials())
-        return server.add_insecure_port(address)
-
-    async def reload(self) -> Change:
+    def reload(self) -> Change:
         """Look at the model files and the folder of galleries again; no call fails for it.
 
-        Who asks while one waits for another to end shares the one that waits.
-
-        Returns:
-            Which models are served since, and which no more.
-
         Raises:
-            Draining: if the server is stopping.
-            CrossbatchError: if a model cannot be served, or a gallery would lose the last one that fits it;
+            CrossbatchError: A model cannot be served, or a gallery would lose the last one that fits it;
                 then everything stays as it was.
         """
-        return await self._reloads.ask()
-
-    async def _reload_by_call(self) -> Change:
-        """Reload as a client asks for; he may mean other processes too, which saw nothing of his call."""
-        self._asked_by_call = True
-        return await self.reload()
-
-    async def _load_anew(self) -> Change:
-        by_call, self._asked_by_call = self._asked_by_call, False
-        change = await self._fleet.reload(self._agreed)
-        await asyncio.to_thread(self._report_galleries)
+        change = self.models.reload(self.galleries.check_kept)
+        self.galleries.report()
         logger.info("loaded anew", extra={"loaded": change.loaded, "removed": change.removed})
-        if by_call:
-            self.asked_to_reload()
         return change
 
-    async def _agreed(self, before: Sequence[Pipeline], after: Sequence[Pipeline]) -> None:
-        """Refuse to take from a gallery the last model that fits it: each call on it would fail."""
-        await asyncio.to_thread(self._shelf.check_kept, before, after)
+    def _reload_by_call(self) -> Change:
+        """Reload in a thread that nobody waits for when the server stops, as a load cannot be broken off."""
+        done: Future[Change] = Future()
 
-    def _add_services(self, server: grpc.aio.Server) -> None:
-        parts, quick = (self._fleet, self._shelf, self._admission), Unregistered(server)
-        retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(Retrieval(*parts), quick)
-        gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(Galleries(*parts), quick)
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(
-            Models(self._fleet, self._reload_by_call), quick
+        def work() -> None:
+            step_back()
+            try:
+                done.set_result(self.reload())
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=work, name="reload", daemon=True).start()
+        while not self.admission.draining:
+            try:
+                change = done.result(0.1)
+            except TimeoutError:
+                if done.done():
+                    raise
+            else:
+                self._asked_to_reload()
+                return change
+        raise Draining("The server is stopping and loads nothing any more; try another one.")
+
+    def _start_metrics(self) -> None:
+        settings = self._settings
+        if settings.metrics_port is None:
+            return
+        if not self._worker:
+            self.metrics_address, stop = serve_metrics(
+                settings.metrics_host, settings.metrics_port, registry=self._metrics.registry
+            )
+            self._stops.append(stop)
+        self._stops.append(
+            keep_fresh(
+                lambda: self._metrics.refresh(self.admission, self.models.all(), self.galleries.directory)
+            )
         )
-        inference = Inference(self._fleet, self._admission, self._health)
-        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, quick)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, quick)
-        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)  # which has a look at what it is given
 
-    def _failed(self) -> None:
+    def _listen(self, number: int) -> None:
+        settings = self._settings
+        address = written_address(settings.host, number)
+        threads = min(settings.max_in_flight, MOST_THREADS) + SPARE_THREADS
+        server = self._grpc = grpc.server(
+            ThreadPoolExecutor(threads, "call"),
+            interceptors=[self.interceptor],
+            options=_channel_options(settings),
+            maximum_concurrent_rpcs=2 * threads,
+        )
+        self._add_services(server)
+        if not settings.keys and not settings.tls_client_ca and (settings.insecure or self._credentials):
+            logger.warning("whoever reaches %s may read and write; --keys asks for API keys", address)
+        try:
+            if self._credentials is not None:
+                number = server.add_secure_port(address, self._credentials)
+            else:
+                number = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise Unavailable(f"{address} cannot be used; choose another port with --port.") from error
+        server.start()
+        for service in ("", *SERVICES):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self.address = written_address(settings.host, number)
+
+    def _add_services(self, server: grpc.Server) -> None:
+        parts = (self.models, self.galleries, self.admission)
+        retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(RetrievalCalls(*parts), server)
+        gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(GalleryCalls(*parts), server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(
+            ModelCalls(self.models, self._reload_by_call), server
+        )
+        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
+            InferenceCalls(self.models, self.admission, self._is_ready), server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+
+    def _is_ready(self) -> bool:
+        return not (self.failed.is_set() or self._stopping)
+
+    def _fail(self) -> None:
         """Say NOT_SERVING from now on, since no image can be embedded any more."""
         self.failed.set()
-        self._telling = asyncio.create_task(self._health.enter_graceful_shutdown())
+        self._health.enter_graceful_shutdown()
 
-    def _report_galleries(self) -> None:
-        """Open each gallery, so that one that cannot be used shows in the log and not only in a call."""
-        folder, names = self._shelf.galleries.path, self._shelf.galleries.names()
-        if not folder.is_dir():
-            logger.warning("there is no folder %s; it is made with the first gallery", folder)
-        logger.info("galleries in %s: %d", folder, len(names), extra={"galleries": len(names)})
-        for name in names:
-            try:
-                self._shelf.using(name, lambda *_: None)
-            except CrossbatchError as error:
-                logger.warning("gallery %s cannot be used: %s", name, error, extra={"gallery": name})
-            except Exception:  # a bug that one gallery shows must not keep the others from being served
-                logger.exception("gallery %s cannot be opened", name, extra={"gallery": name})
+    def _end(self) -> None:
+        while self._stops:
+            self._stops.pop()()
+
+
+def _limits(settings: Settings) -> InstanceLimits:
+    """Share the cores: on a CPU each instance runs on one, for a GPU each decodes on one."""
+    cores = max(1, usable_cores() // settings.workers)
+    on_cpu = settings.device == "cpu"
+    return InstanceLimits(
+        instances=(settings.threads if on_cpu else settings.decode_threads) or cores,
+        max_batch=settings.max_batch or (BATCH_CPU if on_cpu else BATCH_GPU),
+        capacity=settings.max_in_flight,
+        max_wait=settings.max_wait_ms / 1e3,
+    )
+
+
+def _channel_options(settings: Settings) -> list[tuple[str, int]]:
+    options = [
+        # On by default on Linux, where a second server would silently share the port (grpc#10755, #19773).
+        ("grpc.so_reuseport", int(settings.workers > 1)),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        # The first is what clients are told; past it gRPC refuses some calls at random, past the second all.
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.absolute_max_metadata_size", 16 * 1024),
+        # A client that has more calls on one connection lets them wait on its side.
+        ("grpc.max_concurrent_streams", 1_024),
+        # Whoever connects must speak HTTP/2 (and TLS where it is on) within this time.
+        ("grpc.server_handshake_timeout_ms", 20_000),
+        # A client that is gone without a word would keep what it holds.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        # Clients may keep an idle connection open; gRPC's own default hangs up on them.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ]
+    if settings.workers > 1:
+        # A connection is one worker's for ever (grpc#22036): clients that stay would leave new workers idle.
+        # It is ended gently, and what runs on it may go on for an hour.
+        options += [
+            ("grpc.max_connection_age_ms", 60_000),
+            ("grpc.max_connection_age_grace_ms", 3_600_000),
+        ]
+    return options
+
+
+def _end_now() -> None:
+    """End the process while an engine is at work; Python would abort it (status 134) were it to finalize."""
+    flush_logs()
+    sys.stdout.flush()
+    os._exit(0)

@@ -64,9 +64,3 @@ def expected(*photos: bytes) -> NDArray[np.float32]:
 
 def explained(photo: bytes) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     return explanation_for(zlib.crc32(photo), PROTOTYPES)
-
-
-def raw_infer(stubs: Stubs, data: bytes) -> bytes:
-    call: Any = stubs.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-    reply: bytes = call(data, timeout=20)
-    return reply

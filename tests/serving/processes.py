@@ -29,8 +29,8 @@ class Launched:
 
     def workers(self) -> list[int]:
         """The ids of its child processes."""
-        pid = self.process.pid
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()  # each thread has children of its own
+        return sorted(int(each) for task in tasks for each in (task / "children").read_text().split())
 
     def records(self) -> list[dict[str, Any]]:
         """What it has logged; whole lines only."""

@@ -1,11 +1,9 @@
 """A deterministic encoder without a model, and a real server around it on a loopback port."""
 
-import asyncio
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.engine.repository import ModelFile
 from serving.errors import BadImage, InvalidArgument
-from serving.server.loop import new_event_loop
 from serving.server.server import Server
 from serving.settings import Settings
 
@@ -69,7 +67,7 @@ class FakeEncoder:
     encode_gate: threading.Event = field(default_factory=threading.Event)
     failing: Exception | None = None
     known: dict[int, bytes] = field(default_factory=dict)
-    most_lanes: int = 1
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         self.decode_gate.set()
@@ -88,10 +86,7 @@ class FakeEncoder:
         pixels.reshape(-1)[:4] = np.frombuffer(checksum.to_bytes(4, "little"), np.uint8)
         return pixels
 
-    def forget(self) -> None:
-        pass
-
-    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> NDArray[np.float32]:
         assert images.dtype == np.uint8
         assert images.shape[1:] == (SIZE, SIZE, 3)
         if not images.any():  # the warm-up
@@ -118,23 +113,9 @@ class FakeEncoder:
         return {name: arrays[name] for name in outputs}
 
 
-@dataclass(frozen=True)
-class FakeSource:
-    """Loads an encoder that is there already."""
-
-    encoder: Any
-    name: str = ""
-
-    @property
-    def place(self) -> str:
-        return f"{self.name or self.encoder.spec.name}.onnx"
-
-    @property
-    def stamp(self) -> int:
-        return id(self.encoder)
-
-    def load(self) -> Any:
-        return self.encoder
+def source(encoder: Any, name: str = "") -> ModelFile:
+    """A model file whose encoder is loaded already."""
+    return ModelFile(name, f"{name or encoder.spec.name}.onnx", id(encoder), lambda: encoder)
 
 
 @dataclass
@@ -143,8 +124,8 @@ class FakeSources:
 
     models: dict[str, Any]
 
-    def look(self) -> list[FakeSource]:
-        return [FakeSource(encoder, name) for name, encoder in self.models.items()]
+    def look(self) -> list[ModelFile]:
+        return [source(encoder, name) for name, encoder in self.models.items()]
 
     def hide(self, text: str) -> str:
         return text.replace("/secret/", "")
@@ -152,49 +133,25 @@ class FakeSources:
 
 @contextmanager
 def serving(encoder: Any, galleries: Any, **settings: Any) -> Iterator[Server]:
-    """Run a server in a thread with a loop of its own; `server.address` is where it answers.
+    """Run a server; `server.address` is where it answers.
 
     `encoder` is one, or the `FakeSources` of several.
     """
     sources = encoder if isinstance(encoder, FakeSources) else FakeSources({"": encoder})
     given = Settings.model_validate(
-        {"model": ["model.onnx"], "galleries": Path("galleries"), "port": 0, "decode_threads": 2} | settings
+        {"model": ["model.onnx"], "galleries": Path("galleries"), "port": 0, "threads": 2} | settings
     )
-    started: Future[Server] = Future()
-    loop = new_event_loop()
-    done = asyncio.Event()
-
-    async def live() -> None:
-        try:
-            server = Server(sources, galleries, given)
-            await server.start()
-        except BaseException as error:
-            started.set_exception(error)
-            return
-        started.set_result(server)
-        await done.wait()
-        await server.stop(given.grace)
-
-    def work() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(live())
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    server = Server(sources, galleries, given)
+    server.start()
     try:
-        server = started.result(20)
-        server.loop = loop  # type: ignore[attr-defined]
         yield server
     finally:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(done.set)
-        thread.join(20)
-        assert not thread.is_alive()
+        server.stop(given.grace)
 
 
-def stop(running: Any, grace: float) -> None:
+def stop(running: Server, grace: float) -> None:
     """Stop a server of `serving` before its block ends."""
-    asyncio.run_coroutine_threadsafe(running.stop(grace), running.loop).result(20)
+    running.stop(grace)
 
 
 def until(condition: Callable[[], Any], patience: float = 10.0) -> Any:

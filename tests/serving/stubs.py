@@ -1,6 +1,6 @@
 """Every stub of a server on one channel, messages for it, and what its errors must look like."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,3 +91,15 @@ def fields_of(failure: pytest.ExceptionInfo[Any]) -> list[str]:
         if each.Unpack(bad):
             return [violation.field for violation in bad.field_violations]
     return []
+
+
+def refusal_of(call: Callable[[], Any], code: str, *fields: str, reason: str = "") -> str:
+    """Make a call that must be refused, for these fields if any; return the message.
+
+    The reason is that of the code's own class where none is given.
+    """
+    with pytest.raises(grpc.RpcError) as failure:
+        call()
+    if fields:
+        assert fields_of(failure) == list(fields)
+    return refused(code, failure, reason or code)

@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import crossbatch
 from serving.settings import Settings
-from tests.serving.rpc_fakes import FakeEncoder
+from tests.serving.rpc_fakes import FakeEncoder, until
 from tests.serving.stubs import image, item
-from tests.serving.test_metrics import read, values, wait_until, watched
+from tests.serving.test_metrics import read, values, watched
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = json.loads((ROOT / "examples/grafana.json").read_text(encoding="utf-8"))
@@ -38,9 +38,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         encoder.encode_gate.clear()
         call = threading.Thread(target=stubs.embed, args=[b"%d" % i for i in range(200)])
         call.start()
-        wait_until(
-            lambda: values(read(server.metrics_address))['crossbatch_inputs_in_flight{worker="0"}'] == 200
-        )
+        until(lambda: values(read(server.metrics_address))['crossbatch_inputs_in_flight{worker="0"}'] == 200)
         with pytest.raises(grpc.RpcError):
             stubs.embed(*(b"%d" % i for i in range(100)))
         encoder.encode_gate.set()

@@ -1,6 +1,5 @@
 """The stop: health says so, what runs is finished within the grace, the rest is cancelled."""
 
-import asyncio
 import threading
 import time
 from pathlib import Path
@@ -60,55 +59,6 @@ def test_what_does_not_finish_within_the_grace_is_cancelled(encoder: FakeEncoder
         stopping.join(5)
         assert not stopping.is_alive()
         assert encoder.encoded == 0
-
-
-def test_what_was_decoded_for_a_call_that_is_cancelled_reaches_no_model(
-    encoder: FakeEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """gRPC tells the client first that the server stops; the call itself would go on, and embed."""
-    encoder.decode_gate.clear()
-    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
-        server: Any = running._grpc
-        stop_grpc = server.stop
-
-        async def stopping(grace: float) -> None:
-            encoder.decode_gate.set()  # after the grace: what was decoding is ready now
-            await asyncio.sleep(0.3)
-            await stop_grpc(grace)
-
-        monkeypatch.setattr(server, "stop", stopping)
-        pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
-        until(lambda: running._fuse.count() == 1 and running._admission.inputs == 1)
-        stop(running, 0.1)
-        with pytest.raises(grpc.RpcError):
-            pending.result()
-    assert encoder.encoded == 0
-
-
-def test_what_has_no_more_time_is_cancelled_though_the_clock_of_the_loop_is_ahead(
-    encoder: FakeEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoder.decode_gate.clear()
-    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
-        register = running._boundary._register
-        wait_idle = register.wait_idle
-        monkeypatch.setattr(register, "wait_idle", lambda longest: wait_idle(longest - 0.05))
-        cancelled: list[bool] = []
-        cancel = running._fuse.cancel
-
-        def noted() -> None:
-            cancelled.append(True)
-            cancel()
-            encoder.decode_gate.set()
-
-        monkeypatch.setattr(running._fuse, "cancel", noted)
-        pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
-        until(lambda: running._admission.inputs == 1)
-        stop(running, 0.2)
-        with pytest.raises(grpc.RpcError):
-            pending.result()
-    assert cancelled == [True]
-    assert encoder.encoded == 0
 
 
 def test_a_long_search_ends_soon_after_the_grace(

@@ -1,63 +1,40 @@
-"""The calls on a gallery as a whole, over real sockets: it is removed, indexed anew, switched and back."""
+"""The calls on a gallery as a whole, over real sockets: made, removed, indexed anew, switched and back."""
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from protos import gallery_service_pb2 as pb
-from protos import retrieval_service_pb2 as retrieval_pb
-from serving.engine import builds
+from serving.engine import galleries as executor
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import Item
 from serving.gallery.lock import alone
-from serving.rpc.services import generations
+from serving.rpc.services import galleries as calls
 from serving.server.server import Server
-from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, vector_for
-from tests.serving.stubs import Stubs, connected, image, item, refused
-
-MODEL: dict[str, Any] = {"model_name": "fake", "fingerprint": "a" * 64, "dimension": DIMENSION}
+from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, stop, until
+from tests.serving.stubs import Stubs, connected, image, item, refusal_of
 
 
 @pytest.fixture
 def galleries(tmp_path: Path) -> GalleryDirectory:
+    """The folder that is served, as another process sees it."""
     return GalleryDirectory(tmp_path)
 
 
-@pytest.fixture
-def running(galleries: GalleryDirectory) -> Iterator[Server]:
-    with serving(FakeEncoder(), galleries, grace=5) as running:
-        yield running
+def switch(stubs: Stubs, name: str, other: str) -> Any:
+    return stubs.galleries.SwitchGallery(pb.SwitchGalleryRequest(name=name, other=other)).gallery
 
 
-@pytest.fixture
-def stubs(running: Server) -> Iterator[Stubs]:
-    with connected(running.address) as stubs:
-        yield stubs
-
-
-def switch(stubs: Stubs, name: str, other: str, timeout: float = 10) -> pb.Gallery:
-    request = pb.SwitchGalleryRequest(name=name, other=other)
-    reply: pb.SwitchGalleryResponse = stubs.galleries.SwitchGallery(request, timeout=timeout)
-    return reply.gallery
-
-
-def roll_back(stubs: Stubs, name: str) -> pb.RollbackGalleryResponse:
-    reply: pb.RollbackGalleryResponse = stubs.galleries.RollbackGallery(
-        pb.RollbackGalleryRequest(name=name), timeout=10
-    )
-    return reply
+def roll_back(stubs: Stubs, name: str) -> Any:
+    return stubs.galleries.RollbackGallery(pb.RollbackGalleryRequest(name=name))
 
 
 def drop(stubs: Stubs, name: str) -> None:
-    stubs.galleries.DeleteGallery(pb.DeleteGalleryRequest(name=name), timeout=10)
+    stubs.galleries.DeleteGallery(pb.DeleteGalleryRequest(name=name))
 
 
 def build(stubs: Stubs, name: str, timeout: float = 20, **options: Any) -> Any:
@@ -68,25 +45,30 @@ def names(stubs: Stubs) -> list[str]:
     return [each.name for each in stubs.galleries.ListGalleries(pb.ListGalleriesRequest()).galleries]
 
 
-def found(stubs: Stubs, name: str) -> str:
-    return stubs.search(name, image(b"x"), k=1).results[0].hits[0].key
+def found(stubs: Stubs, name: str) -> list[str]:
+    return [hit.key for hit in stubs.search(name, image(b"x")).results[0].hits]
+
+
+def filled(stubs: Stubs, *names: str) -> None:
+    """Make galleries, each with one item of its own name."""
+    for name in names:
+        stubs.create(name)
+        stubs.upsert(name, item(name))
 
 
 class Slow:
     """In place of `Gallery.rebuild`: goes on, step by step, until it is allowed to end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, steps: bool = True) -> None:
-        self.began, self.finish, self.broken = threading.Event(), threading.Event(), threading.Event()
-        self.steps = steps
+        self.finish, self.broken = threading.Event(), threading.Event()
         real = Gallery.rebuild
 
         def rebuild(gallery: Gallery, *args: Any, progress: Any, **options: Any) -> None:
-            self.began.set()
             done = 0
             try:
                 progress("train", 0, 9)
                 while not self.finish.wait(0.002):
-                    done += self.steps
+                    done += steps
                     progress("train", done, 10_000)
                 real(gallery, *args, progress=progress, **options)
             except BaseException:
@@ -101,57 +83,90 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     return Slow(monkeypatch)
 
 
+def no_builds() -> bool:
+    return not [each for each in threading.enumerate() if "gallery-build" in each.name]
+
+
+# --- made, described, removed -------------------------------------------------------------------------------
+
+
 def test_a_gallery_that_is_deleted_is_gone_and_its_name_free(stubs: Stubs, tmp_path: Path) -> None:
-    for name in ("birds", "cars"):
-        stubs.create(name)
-    stubs.upsert("birds", item("a"))
+    filled(stubs, "birds", "cars")
     drop(stubs, "birds")
     assert names(stubs) == ["cars"]
     assert [each.name for each in tmp_path.iterdir()] == ["cars"]
-    with pytest.raises(grpc.RpcError) as failure:
-        drop(stubs, "birds")
-    assert "cars" in refused("NOT_FOUND", failure, "NOT_FOUND")
-    with pytest.raises(grpc.RpcError) as failure:
-        drop(stubs, "../cars")
-    refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
-
-
-def test_what_was_deleted_does_not_come_back_under_its_name(stubs: Stubs) -> None:
+    said = refusal_of(lambda: drop(stubs, "birds"), "NOT_FOUND")
+    assert "cars" in said
+    assert str(tmp_path) not in said
+    refusal_of(lambda: drop(stubs, "../cars"), "INVALID_ARGUMENT")
     stubs.create("birds")
-    stubs.upsert("birds", item("a"), item("b"))
-    stubs.galleries.DeleteItems(pb.DeleteItemsRequest(gallery="birds", keys=["a"]))
-    *_, last = build(stubs, "birds")
-    assert (last.gallery.items, last.gallery.deleted_items) == (1, 0)
-    assert found(stubs, "birds") == "b"
-    drop(stubs, "birds")
-    stubs.create("birds")
-    assert not stubs.search("birds", image(b"x")).results[0].hits
-    stubs.upsert("birds", item("c"))
-    *_, last = build(stubs, "birds")
-    assert [hit.key for hit in stubs.search("birds", image(b"x")).results[0].hits] == ["c"]
+    assert found(stubs, "birds") == []
 
 
-def test_one_damaged_gallery_blocks_neither_the_start_nor_its_own_removal(tmp_path: Path) -> None:
-    galleries = GalleryDirectory(tmp_path)
-    galleries.create("ours", **MODEL).upsert([Item("a", vector_for(b"a"))])
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "gallery.sqlite").write_bytes(b"no database" * 100)
-    with serving(FakeEncoder(), galleries) as running, connected(running.address) as stubs:
-        assert found(stubs, "ours") == "a"
-        with pytest.raises(grpc.RpcError) as failure:
-            list(build(stubs, "broken"))
-        assert str(tmp_path) not in refused("FAILED_PRECONDITION", failure, "BAD_ARTIFACT")
-        drop(stubs, "broken")
-        assert names(stubs) == ["ours"]
+def test_galleries_are_listed_page_by_page(stubs: Stubs) -> None:
+    for name in "abcde":
+        stubs.create(name)
+    seen, token = [], ""
+    for _ in range(3):
+        request = pb.ListGalleriesRequest(page_size=2, page_token=token)
+        reply = stubs.galleries.ListGalleries(request, timeout=10)
+        seen.append("".join(each.name for each in reply.galleries))
+        token = reply.next_page_token
+    assert (seen, token) == (["ab", "cd", "e"], "")
+    assert "a, b, c, d, e" in refusal_of(lambda: stubs.search("f", image(b"x")), "NOT_FOUND")
+
+
+def test_a_gallery_out_of_bounds_is_not_made(stubs: Stubs) -> None:
+    for options in ({"thumbnail_side": 1_025}, {"recall": 0.0}, {"recall": float("nan")}, {"index": "No7"}):
+        request = pb.CreateGalleryRequest(name="odd", **options)
+        refusal_of(lambda asked=request: stubs.galleries.CreateGallery(asked), "INVALID_ARGUMENT")  # type: ignore[misc]
+    refusal_of(lambda: stubs.create("../odd"), "INVALID_ARGUMENT")
+    assert names(stubs) == []
+
+
+def test_what_a_gallery_tells_of_itself(stubs: Stubs, galleries: GalleryDirectory) -> None:
+    filled(stubs, "birds")
+    assert "birds" in refusal_of(lambda: stubs.create("birds"), "ALREADY_EXISTS")
+    stubs.upsert("birds", *(item(f"{i}") for i in range(4)))
+    ask = pb.GetGalleryRequest(name="birds")
+    told = stubs.galleries.GetGallery(ask).gallery
+    assert (told.items, told.fresh_items, told.deleted_items, told.thumbnail_side) == (5, 5, 0, 0)
+    assert (told.index_type, told.recall) == ("exact", 1.0)
+    galleries.get("birds").rebuild()
+    stubs.galleries.DeleteItems(pb.DeleteItemsRequest(gallery="birds", keys=["3"]))
+    newer = stubs.galleries.GetGallery(ask).gallery
+    assert (newer.items, newer.fresh_items, newer.deleted_items) == (4, 0, 1)
+    assert newer.generation == told.generation + 1
+
+
+def test_a_gallery_is_made_for_the_model_that_was_named(tmp_path: Path) -> None:
+    other = FakeEncoder(FakeSpec(name="other", fingerprint="b" * 64, fp32_fingerprint="b" * 64))
+    models = FakeSources({"first": FakeEncoder(), "second": other})
+    with serving(models, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
+        make = stubs.galleries.CreateGallery
+        assert make(pb.CreateGalleryRequest(name="a")).gallery.model_fingerprint == "a" * 64
+        made = make(pb.CreateGalleryRequest(name="b", model="second")).gallery
+        assert (made.model_fingerprint, made.HasField("problem")) == ("b" * 64, False)
+        third = pb.CreateGalleryRequest(name="c", model="third")
+        assert "first, second" in refusal_of(lambda: make(third), "NOT_FOUND")
+        GalleryDirectory(tmp_path).create("d", model_name="x", fingerprint="c" * 64, dimension=DIMENSION)
+        listed = stubs.galleries.ListGalleries(pb.ListGalleriesRequest()).galleries
+        assert {each.name: each.HasField("problem") for each in listed} == {"a": False, "b": False, "d": True}
+        stubs.upsert("b", item("x", image=b"x"))
+        assert found(stubs, "b") == ["x"]
+
+
+# --- indexed anew -------------------------------------------------------------------------------------------
 
 
 def test_an_index_is_made_anew_and_the_last_message_has_the_gallery(stubs: Stubs) -> None:
     stubs.create("birds")
     stubs.upsert("birds", *[item(f"{i}") for i in range(200)])
+    stubs.galleries.DeleteItems(pb.DeleteItemsRequest(gallery="birds", keys=["3"]))
     *progress, last = build(stubs, "birds", index="HNSW16,SQ8", recall=0.5)
     assert all(each.stage and not each.HasField("gallery") for each in progress)
-    assert (last.stage, last.gallery.index_type[:4], last.gallery.fresh_items) == ("", "HNSW", 0)
-    assert last.gallery.generation == 1
+    assert (last.stage, last.gallery.index_type[:4], last.gallery.generation) == ("", "HNSW", 1)
+    assert (last.gallery.items, last.gallery.fresh_items, last.gallery.deleted_items) == (199, 0, 0)
     *_, last = build(stubs, "birds")  # what was wanted is wanted still
     assert (last.gallery.index_type[:4], last.gallery.generation) == ("HNSW", 2)
 
@@ -159,69 +174,35 @@ def test_an_index_is_made_anew_and_the_last_message_has_the_gallery(stubs: Stubs
 @pytest.mark.parametrize("options", [{"index": "Nonsense7"}, {"recall": 0.0}, {"recall": float("nan")}])
 def test_an_index_that_cannot_be_is_refused(stubs: Stubs, options: dict[str, Any]) -> None:
     stubs.create("birds")
-    with pytest.raises(grpc.RpcError) as failure:
-        list(build(stubs, "birds", **options))
-    refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
-    with pytest.raises(grpc.RpcError) as failure:
-        list(build(stubs, "nobody"))
-    refused("NOT_FOUND", failure, "NOT_FOUND")
+    refusal_of(lambda: list(build(stubs, "birds", **options)), "INVALID_ARGUMENT")
+    refusal_of(lambda: list(build(stubs, "nobody")), "NOT_FOUND")
 
 
 @pytest.mark.parametrize("steps", [True, False])
 def test_progress_is_told_at_least_once_a_second_and_at_most_ten_times(
     stubs: Stubs, monkeypatch: pytest.MonkeyPatch, steps: bool
 ) -> None:
-    monkeypatch.setattr(generations, "SELDOM", 0.2)
+    monkeypatch.setattr(executor, "SELDOM", 0.2)
     slow = Slow(monkeypatch, steps=steps)
     stubs.create("birds")
+    stream = build(stubs, "birds")
     times = []
-    for message in (stream := build(stubs, "birds")):
+    for message in stream:
         times.append(time.monotonic())
-        assert message.stage == "train" or message.HasField("gallery") or len(times) == 1
+        assert message.stage == "train" or len(times) == 1
         if len(times) == 5:
             break
     slow.finish.set()
     stream.cancel()
-    took = times[4] - times[1]
     low, high = (0.25, 2.5) if steps else (0.55, 3.0)  # of three pauses, on a machine that may be busy
-    assert low < took < high
-
-
-def test_a_rebuild_tells_its_loop_of_a_change_and_of_nothing_else() -> None:
-    async def live() -> None:
-        build = builds.Build(None)
-        for done, is_new in ((1, True), (1, False), (2, True)):
-            build.changed.clear()
-            await asyncio.to_thread(build.advance, "train", done, 9)
-            await asyncio.sleep(0.01)
-            assert build.changed.is_set() is is_new
-            assert build.reached == ("train", done, 9)
-
-    asyncio.run(live())
-
-
-def test_the_end_of_a_rebuild_is_told_at_once_however_seldom_the_rest_is(
-    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generations, "SELDOM", 10.0)
-    slow = Slow(monkeypatch, steps=False)
-    stubs.create("birds")
-    stream = build(stubs, "birds")
-    while next(stream).stage != "train":
-        pass
-    slow.finish.set()
-    began = time.monotonic()
-    *_, last = stream
-    assert last.HasField("gallery")
-    assert time.monotonic() - began < 5
+    assert low < times[4] - times[1] < high
 
 
 @pytest.mark.parametrize("end", ["cancelled", "late", "gone"])
 def test_a_rebuild_that_nobody_waits_for_is_broken_off_and_leaves_the_index(
     running: Server, stubs: Stubs, slow: Slow, galleries: GalleryDirectory, end: str
 ) -> None:
-    stubs.create("birds")
-    stubs.upsert("birds", item("a"))
+    filled(stubs, "birds")
     before = galleries.get("birds").info()
     if end == "gone":
         with connected(running.address) as other:
@@ -236,6 +217,7 @@ def test_a_rebuild_that_nobody_waits_for_is_broken_off_and_leaves_the_index(
         assert failure.value.code().name == {"late": "DEADLINE_EXCEEDED"}.get(end, "CANCELLED")
     assert slow.broken.wait(5)
     assert galleries.get("birds").info() == before
+    until(no_builds)
     slow.finish.set()
     *_, last = build(stubs, "birds")  # and the next one is let in
     assert last.gallery.generation == before.generation + 1
@@ -247,12 +229,11 @@ def test_a_rebuild_ends_when_the_server_drains(
     stubs.create("birds")
     stream = build(stubs, "birds")
     next(stream)
-    running._admission.draining = True
-    with pytest.raises(grpc.RpcError) as failure:
-        list(stream)
-    refused("UNAVAILABLE", failure, "DRAINING")
+    stopping = threading.Thread(target=stop, args=(running, 5))
+    stopping.start()
+    refusal_of(lambda: list(stream), "UNAVAILABLE", reason="DRAINING")
     assert slow.broken.wait(5)
-    assert galleries.get("birds").info().generation == 0
+    stopping.join()
 
 
 def test_a_stop_does_not_wait_for_a_long_step_of_a_rebuild(
@@ -275,7 +256,7 @@ def test_a_stop_does_not_wait_for_a_long_step_of_a_rebuild(
     over.set()
     with pytest.raises(grpc.RpcError):
         list(stream)
-    _until(lambda: not [each for each in threading.enumerate() if "gallery-build" in each.name])
+    until(no_builds)
 
 
 def test_so_many_rebuilds_run_at_once_and_none_holds_up_a_read_or_write(stubs: Stubs, slow: Slow) -> None:
@@ -284,12 +265,10 @@ def test_so_many_rebuilds_run_at_once_and_none_holds_up_a_read_or_write(stubs: S
     streams = [build(stubs, name) for name in "ab"]
     for stream in streams:
         next(stream)
-    assert len(streams) == builds.MOST_BUILDS
-    with pytest.raises(grpc.RpcError) as failure:
-        list(build(stubs, "c"))
-    refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+    assert len(streams) == executor.MOST_BUILDS
+    refusal_of(lambda: list(build(stubs, "c")), "RESOURCE_EXHAUSTED", reason="OVERLOADED")
     stubs.upsert("a", item("x"))
-    assert found(stubs, "a") == "x"
+    assert found(stubs, "a") == ["x"]
     switch(stubs, "d", "c")
     slow.finish.set()
     for stream in streams:
@@ -297,18 +276,17 @@ def test_so_many_rebuilds_run_at_once_and_none_holds_up_a_read_or_write(stubs: S
 
 
 def test_a_rebuild_that_waits_for_another_one_says_so_and_can_be_given_up(
-    stubs: Stubs, galleries: GalleryDirectory, tmp_path: Path
+    stubs: Stubs, tmp_path: Path
 ) -> None:
     stubs.create("birds")
     with alone(tmp_path / "birds", 1):
         stream = build(stubs, "birds")
         assert next(stream).stage == "wait"
         stream.cancel()
-        late = build(stubs, "birds", timeout=0.3)
         with pytest.raises(grpc.RpcError) as failure:
-            list(late)
+            list(build(stubs, "birds", timeout=0.3))
         assert failure.value.code().name == "DEADLINE_EXCEEDED"
-        _until(lambda: not [each for each in threading.enumerate() if "gallery-build" in each.name])
+        until(no_builds)
 
 
 def test_a_rebuild_of_a_gallery_that_is_deleted_meanwhile_finds_none(stubs: Stubs, slow: Slow) -> None:
@@ -317,158 +295,55 @@ def test_a_rebuild_of_a_gallery_that_is_deleted_meanwhile_finds_none(stubs: Stub
     next(stream)
     drop(stubs, "birds")
     slow.finish.set()
-    with pytest.raises(grpc.RpcError) as failure:
-        list(stream)
-    refused("NOT_FOUND", failure, "NOT_FOUND")
+    refusal_of(lambda: list(stream), "NOT_FOUND")
+
+
+# --- switched and back --------------------------------------------------------------------------------------
 
 
 def test_a_name_is_given_away_and_comes_back(stubs: Stubs) -> None:
-    for name in ("birds", "next"):
-        stubs.create(name)
-        stubs.upsert(name, item(name))
+    filled(stubs, "birds", "next")
     assert switch(stubs, "birds", "next").name == "birds"
-    assert (found(stubs, "birds"), found(stubs, "next")) == ("next", "birds")
-    with pytest.raises(grpc.RpcError) as failure:  # a second time would undo it
-        switch(stubs, "birds", "next")
-    refused("ALREADY_EXISTS", failure, "ALREADY_EXISTS")
+    assert (found(stubs, "birds"), found(stubs, "next")) == (["next"], ["birds"])
+    # A second time would undo it.
+    refusal_of(lambda: switch(stubs, "birds", "next"), "ALREADY_EXISTS")
     undone = roll_back(stubs, "birds")
     assert (undone.gallery.name, undone.gallery.items, undone.other) == ("birds", 1, "next")
-    assert (found(stubs, "birds"), found(stubs, "next")) == ("birds", "next")
-    with pytest.raises(grpc.RpcError) as failure:
-        roll_back(stubs, "birds")
-    refused("NOT_FOUND", failure, "NOT_FOUND")
+    assert (found(stubs, "birds"), found(stubs, "next")) == (["birds"], ["next"])
+    refusal_of(lambda: roll_back(stubs, "birds"), "NOT_FOUND")
 
 
 def test_a_free_name_is_taken_and_names_that_cannot_be_are_refused(stubs: Stubs) -> None:
-    stubs.create("next")
-    stubs.upsert("next", item("a"))
+    filled(stubs, "next")
     assert switch(stubs, "birds", "next").items == 1
     assert names(stubs) == ["birds"]
-    for name, other, code in (
-        ("birds", "birds", "INVALID_ARGUMENT"),
-        ("../up", "birds", "INVALID_ARGUMENT"),
-        ("birds", "nobody", "NOT_FOUND"),
-    ):
-        with pytest.raises(grpc.RpcError) as failure:
-            switch(stubs, name, other)
-        refused(code, failure, code)
+    refusal_of(lambda: switch(stubs, "birds", "birds"), "INVALID_ARGUMENT")
+    refusal_of(lambda: switch(stubs, "../up", "birds"), "INVALID_ARGUMENT")
+    refusal_of(lambda: switch(stubs, "birds", "nobody"), "NOT_FOUND")
 
 
 def test_a_gallery_that_lies_where_the_one_before_was_is_not_served_by_a_rollback(stubs: Stubs) -> None:
-    for name in ("birds", "next"):
-        stubs.create(name)
+    filled(stubs, "birds", "next")
     switch(stubs, "birds", "next")
     drop(stubs, "next")
-    with pytest.raises(grpc.RpcError) as failure:
-        roll_back(stubs, "birds")
-    refused("NOT_FOUND", failure, "NOT_FOUND")
+    refusal_of(lambda: roll_back(stubs, "birds"), "NOT_FOUND")
     stubs.create("next")
-    with pytest.raises(grpc.RpcError) as failure:
-        roll_back(stubs, "birds")
-    refused("FAILED_PRECONDITION", failure, "MISMATCH")
+    refusal_of(lambda: roll_back(stubs, "birds"), "FAILED_PRECONDITION", reason="MISMATCH")
 
 
 def test_a_switch_that_waits_for_a_rebuild_keeps_nobody_waiting_and_gives_up_in_time(
     stubs: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generations, "PATIENCE", 0.4)
-    for name in ("birds", "next"):
-        stubs.create(name)
+    monkeypatch.setattr(calls, "PATIENCE", 0.8)
+    filled(stubs, "birds", "next")
     with alone(tmp_path / "birds", 1), alone(tmp_path / "next", 1):
         began = time.monotonic()
-        waiting = [
-            stubs.galleries.SwitchGallery.future(
-                pb.SwitchGalleryRequest(name="birds", other="next"), timeout=10
-            )
-            for _ in range(4)
-        ]
+        request = pb.SwitchGalleryRequest(name="birds", other="next")
+        waiting = [stubs.galleries.SwitchGallery.future(request, timeout=10) for _ in range(4)]
         stubs.upsert("birds", item("a"))
-        assert found(stubs, "birds") == "a"
-        assert time.monotonic() - began < 0.3
+        assert "a" in found(stubs, "birds")
+        assert time.monotonic() - began < 0.7
         for call in waiting:
-            with pytest.raises(grpc.RpcError) as failure:
-                call.result()
-            message = refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
-            assert str(tmp_path) not in message
-        assert time.monotonic() - began < 1.5
-
-
-def test_a_switch_fails_no_call_that_is_searching_or_storing(stubs: Stubs) -> None:
-    for name in ("birds", "next"):
-        stubs.create(name)
-        stubs.upsert(name, item("a"))
-    faults: list[BaseException] = []
-    calls = [0]
-    over = threading.Event()
-
-    def again(call: Callable[[], Any]) -> None:
-        try:
-            while not over.is_set():
-                call()
-                calls[0] += 1
-        except BaseException as error:
-            faults.append(error)
-
-    works: list[Callable[[], Any]] = [
-        lambda: found(stubs, "birds"),
-        lambda: stubs.search("birds", retrieval_pb.Query(key="a")),
-        lambda: stubs.upsert("birds", item("b"), item("c", image=b"c")),
-        lambda: stubs.galleries.GetItem(pb.GetItemRequest(gallery="birds", key="a")),
-    ]
-    threads = [threading.Thread(target=again, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for _ in range(5):
-        switch(stubs, "birds", "next")
-        time.sleep(0.05)
-        roll_back(stubs, "birds")
-        time.sleep(0.05)
-    over.set()
-    for thread in threads:
-        thread.join(10)
-    assert not faults
-    assert calls[0] > 20
-
-
-def test_a_gallery_is_made_for_the_model_that_was_named(tmp_path: Path) -> None:
-    models = FakeSources(
-        {
-            "first": FakeEncoder(),
-            "second": FakeEncoder(FakeSpec(name="other", fingerprint="b" * 64, fp32_fingerprint="b" * 64)),
-        }
-    )
-    with (
-        serving(models, GalleryDirectory(tmp_path)) as running,
-        connected(running.address) as stubs,
-    ):
-        make = stubs.galleries.CreateGallery
-        assert make(pb.CreateGalleryRequest(name="a")).gallery.model_fingerprint == "a" * 64
-        made = make(pb.CreateGalleryRequest(name="b", model="second")).gallery
-        assert (made.model_fingerprint, made.HasField("problem")) == ("b" * 64, False)
-        with pytest.raises(grpc.RpcError) as failure:
-            make(pb.CreateGalleryRequest(name="c", model="third"))
-        assert "first, second" in refused("NOT_FOUND", failure, "NOT_FOUND")
-        GalleryDirectory(tmp_path).create("d", model_name="x", fingerprint="c" * 64, dimension=DIMENSION)
-        listed = stubs.galleries.ListGalleries(pb.ListGalleriesRequest()).galleries
-        assert {each.name: each.HasField("problem") for each in listed} == {"a": False, "b": False, "d": True}
-        stubs.upsert("b", item("x", image=b"x"))
-        assert found(stubs, "b") == "x"
-
-
-def test_scores_do_not_depend_on_how_many_queries_are_sent_at_once(stubs: Stubs) -> None:
-    stubs.create("birds")
-    stubs.upsert("birds", *[item(f"{i}") for i in range(60)])
-    images = [image(b"%d" % i) for i in range(32)]
-    together = stubs.search("birds", *images, k=20).results
-    for each, result in zip(images, together, strict=True):
-        alone_ = stubs.search("birds", each, k=20).results[0]
-        assert [hit.key for hit in alone_.hits] == [hit.key for hit in result.hits]
-        scores = [[hit.score for hit in some.hits] for some in (alone_, result)]
-        np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=2e-6)
-
-
-def _until(condition: Callable[[], bool], patience: float = 10.0) -> None:
-    limit = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
+            said = refusal_of(call.result, "RESOURCE_EXHAUSTED", reason="OVERLOADED")
+            assert str(tmp_path) not in said
+        assert time.monotonic() - began < 3

@@ -1,7 +1,5 @@
-"""The Open Inference Protocol over real sockets, with a fake encoder."""
+"""The Open Inference Protocol over real sockets, with a fake encoder: what is answered, what is refused."""
 
-import threading
-import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -10,12 +8,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from protos import open_inference_pb2 as pb
-from serving.engine.pipeline import Pipeline
 from serving.gallery.directory import GalleryDirectory
-from serving.rpc.services import inference as inference_calls
-from serving.rpc.services import tensors
+from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.server.server import Server
 from tests.serving.inference_calls import (
     GRID,
@@ -29,19 +26,10 @@ from tests.serving.inference_calls import (
     of_pixels,
     pixels_of,
     prefixed,
-    raw_infer,
     tensor,
 )
-from tests.serving.rpc_fakes import (
-    DIMENSION,
-    SIZE,
-    FakeEncoder,
-    FakeSources,
-    FakeSpec,
-    serving,
-    vector_for,
-)
-from tests.serving.stubs import Stubs, connected, refused
+from tests.serving.rpc_fakes import DIMENSION, SIZE, FakeEncoder, FakeSources, FakeSpec, serving, until
+from tests.serving.stubs import Stubs, connected, refusal_of
 
 PHOTOS = [b"photo %d" % i for i in range(3)]
 
@@ -54,15 +42,12 @@ def encoder() -> FakeEncoder:
 @pytest.fixture
 def running(encoder: FakeEncoder, tmp_path: Path) -> Iterator[Server]:
     plain = FakeEncoder(FakeSpec(name="plain", fingerprint="b" * 64))
-    sources = FakeSources({"": encoder, "plain": plain})
-    with serving(sources, GalleryDirectory(tmp_path)) as running:
+    models = FakeSources({"": encoder, "plain": plain})
+    with serving(models, GalleryDirectory(tmp_path), threads=1) as running:
         yield running
 
 
-@pytest.fixture
-def stubs(running: Server) -> Iterator[Stubs]:
-    with connected(running.address) as stubs:
-        yield stubs
+# --- what is answered ---------------------------------------------------------------------------------------
 
 
 def test_pixels_and_files_give_the_same_embeddings(stubs: Stubs, encoder: FakeEncoder) -> None:
@@ -93,27 +78,6 @@ def test_listed_elements_are_answered_by_listed_elements(stubs: Stubs, encoder: 
             np.array(embeddings.fp32_contents, np.float32).reshape(3, DIMENSION), expected(*PHOTOS)
         )
         assert list(assignments.uint_contents[:6]) == explained(PHOTOS[0])[1].ravel().tolist()
-
-
-def _long(tag: bytes, value: bytes) -> bytes:
-    return tag + bytes([len(value) & 127 | 128, len(value) >> 7]) + value
-
-
-def test_elements_listed_one_by_one_are_read_too(stubs: Stubs, encoder: FakeEncoder) -> None:
-    """Packed is how elements are written; a reader has to take them unpacked as well."""
-    pixels = pixels_of(encoder, b"x")
-    listed = b"".join(
-        b"\x20" + (bytes([value]) if value < 128 else bytes([value, 1])) for value in pixels.ravel().tolist()
-    )
-    given = tensor("images", "UINT8", *pixels.shape).SerializeToString()
-    given += b"\x2a" + bytes([len(listed)]) + listed if len(listed) < 128 else _long(b"\x2a", listed)
-    assert pb.ModelInferRequest.InferInputTensor.FromString(given).contents.uint_contents == list(
-        pixels.ravel()
-    )
-    reply = pb.ModelInferResponse.FromString(raw_infer(stubs, _long(b"\x2a", given)))
-    np.testing.assert_array_equal(
-        np.array(reply.outputs[0].contents.fp32_contents, np.float32), vector_for(b"x")
-    )
 
 
 @pytest.mark.parametrize("kind", ["pixels", "files"])
@@ -170,50 +134,194 @@ def test_metadata(stubs: Stubs) -> None:
 
 
 def test_a_model_or_version_that_is_not_served_is_not_found(stubs: Stubs) -> None:
+    calls: Any = stubs.inference
     for name, version in (("other", ""), ("fake", "2"), ("plain", "a" * 12)):
-        for call, request in (
-            (stubs.inference.ModelMetadata, pb.ModelMetadataRequest(name=name, version=version)),
-            (stubs.inference.ModelInfer, of_files(b"1", model_name=name, model_version=version)),
-        ):
-            with pytest.raises(grpc.RpcError) as failure:
-                call(request, timeout=10)
-            refused("NOT_FOUND", failure, "NOT_FOUND")
-        ready = stubs.inference.ModelReady(pb.ModelReadyRequest(name=name, version=version), timeout=10)
+        asked = pb.ModelMetadataRequest(name=name, version=version)
+        photo = of_files(b"1", model_name=name, model_version=version)
+        refusal_of(lambda asked=asked: calls.ModelMetadata(asked, timeout=10), "NOT_FOUND")  # type: ignore[misc]
+        refusal_of(lambda photo=photo: infer(stubs, photo), "NOT_FOUND")  # type: ignore[misc]
+        ready = calls.ModelReady(pb.ModelReadyRequest(name=name, version=version), timeout=10)
         assert not ready.ready  # clients ask until it is
 
 
-def test_the_deadline_of_a_call_is_that_of_its_images(
-    stubs: Stubs, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+def test_32_images_of_224_pixels_fit_in_a_call(tmp_path: Path) -> None:
+    class Large(FakeEncoder):
+        def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> NDArray[np.float32]:
+            return np.eye(DIMENSION, dtype=np.float32)[images[:, 0, 0, 0] % DIMENSION]
+
+    pixels = np.zeros((32, 224, 224, 3), np.uint8)
+    pixels[:, 0, 0, 0] = range(32)
+    wanted = np.eye(DIMENSION, dtype=np.float32)[np.arange(32) % DIMENSION]
+    options = [("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
+    with (
+        serving(Large(FakeSpec(image_size=224)), GalleryDirectory(tmp_path)) as running,
+        grpc.insecure_channel(running.address, options=options) as channel,
+    ):
+        stubs = Stubs(channel)
+        np.testing.assert_array_equal(arrays_in(infer(stubs, of_pixels(pixels)))["embeddings"], wanted)
+        pixels[:, 100:] = 200
+        given = tensor("images", "UINT8", *pixels.shape)
+        given.contents.uint_contents.extend(pixels.ravel().tolist())
+        reply = infer(stubs, pb.ModelInferRequest(inputs=[given]))
+        assert list(reply.outputs[0].contents.fp32_contents) == wanted.ravel().tolist()
+
+
+# --- while it is busy ---------------------------------------------------------------------------------------
+
+
+def test_images_are_admitted_and_not_calls(encoder: FakeEncoder, tmp_path: Path) -> None:
+    encoder.encode_gate.clear()
+    with (
+        serving(encoder, GalleryDirectory(tmp_path), max_in_flight=256) as running,
+        connected(running.address) as stubs,
+    ):
+        try:
+            pixels = np.repeat(pixels_of(encoder, b"1"), 200, axis=0)
+            pending = stubs.inference.ModelInfer.future(of_pixels(pixels), timeout=20)
+            until(lambda: encoder.encoding)
+            said = refusal_of(
+                lambda: infer(stubs, of_pixels(pixels[:57])), "RESOURCE_EXHAUSTED", reason="OVERLOADED"
+            )
+            assert "200 of at most 256" in said
+            # Whether it is ready is a question that a busy server answers.
+            assert stubs.inference.ServerReady(pb.ServerReadyRequest(), timeout=10).ready
+        finally:
+            encoder.encode_gate.set()
+        assert arrays_in(pending.result())["embeddings"].shape == (200, DIMENSION)
+
+
+def test_pixels_share_batches_with_other_calls_and_expire_like_them(
+    stubs: Stubs, encoder: FakeEncoder
 ) -> None:
-    seen: list[float] = []
-    for name in ("embed", "encode", "explain"):
-        inner = getattr(Pipeline, name)
+    encoder.encode_gate.clear()
+    try:
+        pixels = pixels_of(encoder, b"1")
+        many = stubs.inference.ModelInfer.future(of_pixels(np.repeat(pixels, 64, axis=0)), timeout=20)
+        until(lambda: encoder.encoding)
+        late = stubs.inference.ModelInfer.future(of_pixels(pixels), timeout=0.2)
+        others = [stubs.inference.ModelInfer.future(of_pixels(pixels), timeout=20) for _ in range(4)]
+        with pytest.raises(grpc.RpcError) as failure:
+            late.result()
+        assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    finally:
+        encoder.encode_gate.set()
+    for call in others:
+        np.testing.assert_array_equal(arrays_in(call.result())["embeddings"], expected(b"1"))
+    assert len(arrays_in(many.result())["embeddings"]) == 64
+    assert sum(encoder.batches) == 68  # the late one was never embedded
 
-        def noted(self: Any, images: Any, deadline: float, stages: Any, inner: Any = inner) -> Any:
-            seen.append(deadline - time.monotonic())
-            return inner(self, images, deadline, stages)
 
-        monkeypatch.setattr(Pipeline, name, noted)
-    infer(stubs, of_files(b"1"))
-    infer(stubs, of_pixels(pixels_of(encoder, b"1"), outputs=asking("embeddings", "histograms")))
-    assert len(seen) == 3
-    assert all(15 < left < 21 for left in seen)
+# --- what is refused ----------------------------------------------------------------------------------------
 
 
-def test_large_tensors_do_not_hold_the_event_loop(
-    encoder: FakeEncoder, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+IMAGES = tensor("images", "UINT8", 1, SIZE, SIZE, 3)
+ONE = bytes(SIZE * SIZE * 3)
+GOOD_LIST = {"uint_contents": [0] * len(ONE)}
+
+
+def shaped(name: str, *shape: int) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(
+        inputs=[tensor(name, "UINT8" if name == "images" else "BYTES", *shape)], raw_input_contents=[ONE]
+    )
+
+
+def listing(name: str, datatype: str, *shape: int, **contents: Any) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(inputs=[tensor(name, datatype, *shape, **contents)])
+
+
+def raw(name: str, data: bytes, *more: bytes) -> pb.ModelInferRequest:
+    given = IMAGES if name == "images" else tensor("encoded", "BYTES", 2)
+    return pb.ModelInferRequest(inputs=[given], raw_input_contents=[data, *more])
+
+
+def with_parameter(place: str, name: str) -> pb.ModelInferRequest:
+    request = of_files(b"1", outputs=asking("embeddings"))
+    getattr(request, place)[0].parameters[name].string_param = "x"
+    return request
+
+
+BAD: dict[str, tuple[pb.ModelInferRequest, str, str]] = {
+    "no tensor": (pb.ModelInferRequest(), "inputs", "No tensor"),
+    "unknown tensor": (listing("pixels", "UINT8", 1), "inputs[0].name", "'pixels'"),
+    "twice": (pb.ModelInferRequest(inputs=[IMAGES, IMAGES]), "inputs[1].name", "images is there twice"),
+    "both": (
+        pb.ModelInferRequest(inputs=[IMAGES, tensor("encoded", "BYTES", 1)]), "inputs", "images and encoded",
+    ),
+    "floats": (listing("images", "FP32", 1, SIZE, SIZE, 3), "inputs[0].datatype", "images is UINT8"),
+    "no shape": (shaped("images"), "inputs[0].shape", "images takes [B, 4, 4, 3]"),
+    "too many dimensions": (shaped("images", *range(1, 2_000)), "inputs[0].shape", "[1, 2, 3, 4, 5, ...]"),
+    "none": (shaped("images", 0, SIZE, SIZE, 3), "inputs[0].shape", "images takes"),
+    "negative": (shaped("images", -1, SIZE, SIZE, 3), "inputs[0].shape", "images takes"),
+    "too many": (shaped("images", 257, SIZE, SIZE, 3), "inputs[0].shape", "B from 1 to 256"),
+    "a thousand million": (shaped("encoded", 10**9), "inputs[0].shape", "encoded takes [B] or [B, 1]"),
+    "encoded in two columns": (shaped("encoded", 1, 2), "inputs[0].shape", "encoded takes"),
+    "too short": (raw("images", ONE[1:]), "raw_input_contents[0]", "has 48 elements, and 47 came"),
+    "no elements": (pb.ModelInferRequest(inputs=[IMAGES]), "inputs[0]", "images has no elements"),
+    "an empty list": (
+        listing("images", "UINT8", 1, SIZE, SIZE, 3, uint_contents=[]), "inputs[0].contents", "0 came",
+    ),
+    "raw and listed": (
+        pb.ModelInferRequest(
+            inputs=[tensor("images", "UINT8", 1, SIZE, SIZE, 3, **GOOD_LIST)], raw_input_contents=[ONE]
+        ),
+        "inputs[0].contents", "images is there and in raw_input_contents too",
+    ),
+    "two for one": (raw("images", ONE, ONE), "raw_input_contents", "one tensor images"),
+    "listed too short": (
+        listing("images", "UINT8", 1, SIZE, SIZE, 3, uint_contents=[0] * 47), "inputs[0].contents", "47 came",
+    ),
+    "listed above 255": (
+        listing("images", "UINT8", 1, SIZE, SIZE, 3, uint_contents=[0] * 47 + [256]),
+        "inputs[0].contents", "images has an element above 255",
+    ),
+    "another list": (
+        listing("images", "UINT8", 1, SIZE, SIZE, 3, int_contents=[0] * 48), "inputs[0].contents", "uint_",
+    ),
+    "two lists": (
+        listing("images", "UINT8", 1, SIZE, SIZE, 3, **GOOD_LIST, fp32_contents=[0.0]),
+        "inputs[0].contents", "uint_contents",
+    ),
+    "text in the list of numbers": (
+        listing("encoded", "BYTES", 1, uint_contents=[1]), "inputs[0].contents", "bytes_contents",
+    ),
+    "fewer files": (raw("encoded", prefixed(b"1")), "raw_input_contents[0]", "encoded of shape [2]"),
+    "more files": (raw("encoded", prefixed(b"1", b"2", b"3")), "raw_input_contents[0]", "has more than"),
+    "half a length": (raw("encoded", prefixed(b"1") + b"\1\0"), "raw_input_contents[0]", "within element 1"),
+    "a length past the end": (raw("encoded", b"\xff\xff\xff\xff1"), "raw_input_contents[0]", "element 0"),
+    "no prefix": (raw("encoded", b"\x89PNG\r\n\x1a\n"), "raw_input_contents[0]", "encoded ends within"),
+    "unknown output": (of_files(b"1", outputs=asking("logits")), "outputs[0]", "'logits'"),
+    "output twice": (of_files(b"1", outputs=asking(*["embeddings"] * 2)), "outputs[1]", "is asked for"),
+    "no prototypes": (
+        of_files(b"1", model_name="plain", outputs=asking("histograms")), "outputs[0]", "has embeddings",
+    ),
+    "shared memory in": (
+        with_parameter("inputs", "shared_memory_region"), "inputs[0].parameters of encoded", "shared",
+    ),
+    "shared memory out": (
+        with_parameter("outputs", "shared_memory_region"), "outputs[0].parameters of embeddings", "shared",
+    ),
+    "classification": (
+        with_parameter("outputs", "classification"), "outputs[0].parameters of embeddings", "classification",
+    ),
+}  # fmt: skip
+
+
+def test_a_tensor_that_is_not_as_the_metadata_says_is_refused_by_name(
+    stubs: Stubs, encoder: FakeEncoder
 ) -> None:
-    """What copies elements runs in another thread than the one that reads small requests."""
-    threads: list[str] = []
-    inner = tensors.images_of
+    for fault, (request, field, told) in BAD.items():
+        said = refusal_of(lambda request=request: infer(stubs, request), "INVALID_ARGUMENT", field)  # type: ignore[misc]
+        assert said.startswith(f"{field}: "), fault
+        assert told in said
+        assert len(said) < 300
+    assert not encoder.encoded
 
-    def noted(given: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return inner(given)
 
-    monkeypatch.setattr(inference_calls, "images_of", noted)
-    loop, _ = infer(stubs, of_files(b"1")), infer(stubs, of_files(b"1" * 400_000))
-    assert loop.outputs
-    small, large = threads
-    assert small != large
-    assert large.startswith(("asyncio", "uvloop"))
+@pytest.mark.parametrize("outputs", [(), ("histograms",)])
+def test_one_bad_image_refuses_the_call_and_tells_its_place(stubs: Stubs, outputs: tuple[str, ...]) -> None:
+    """A tensor has no place for an error."""
+    request = of_files(b"1", b"bad", b"3", b"", outputs=asking(*outputs))
+    fields = ["encoded[1]", "encoded[3]"]
+    said = refusal_of(lambda: infer(stubs, request), "INVALID_ARGUMENT", *fields, reason="BAD_IMAGE")
+    assert said.startswith("encoded[1]: ")
+    assert "secret" not in refusal_of(lambda: infer(stubs, of_files(b"1", b"bug")), "INTERNAL")

@@ -27,14 +27,6 @@ def test_a_port_in_use_is_one_sentence(encoder: FakeEncoder, tmp_path: Path) -> 
             pass
 
 
-def test_two_servers_do_not_share_a_port(encoder: FakeEncoder, tmp_path: Path) -> None:
-    galleries = GalleryDirectory(tmp_path)
-    with serving(encoder, galleries) as running:
-        port = int(running.address.rpartition(":")[2])
-        with pytest.raises(Unavailable, match="in use"), serving(encoder, galleries, port=port):
-            pass
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_plain_text_off_loopback_needs_leave(encoder: FakeEncoder, tmp_path: Path, host: str) -> None:
     with (
@@ -100,17 +92,6 @@ def test_a_server_of_others_that_shares_its_port_does_not_share_ours(
         with pytest.raises(RuntimeError, match="Failed to bind"):
             other.add_insecure_port(running.address)
         other.stop(None).wait()
-
-
-def test_a_port_that_another_takes_in_the_last_moment_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serving.server.port.check_address", lambda *_, **__: None)
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        with pytest.raises(Unavailable, match=r"cannot be used .*choose another with --port"):
-            Port(settings(holder.getsockname()[1], 1))
 
 
 def test_every_address_of_a_name_is_held() -> None:

@@ -1,7 +1,6 @@
-"""Health checks as orchestrators send them: the plain bytes of the protocol, without any stub of ours."""
+"""Probes as orchestrators send them: gRPC health in plain bytes, and those of the inference protocol."""
 
-import asyncio
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import retrieval_service_pb2 as retrieval_pb
+from protos import open_inference_pb2 as pb
 from serving.gallery.directory import GalleryDirectory
 from serving.server.server import SERVICES, Server
-from tests.serving.rpc_fakes import FakeEncoder, serving
-from tests.serving.stubs import Stubs, connected
+from tests.serving.inference_calls import infer, of_files
+from tests.serving.rpc_fakes import FakeEncoder, serving, stop, until
+from tests.serving.stubs import Stubs, refusal_of
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 NAMES = (
@@ -26,20 +26,9 @@ NAMES = (
 
 
 @pytest.fixture
-def encoder() -> FakeEncoder:
-    return FakeEncoder()
-
-
-@pytest.fixture
 def running(encoder: FakeEncoder, tmp_path: Path) -> Iterator[Server]:
     with serving(encoder, GalleryDirectory(tmp_path), grace=20.0) as running:
         yield running
-
-
-@pytest.fixture
-def stubs(running: Server) -> Iterator[Stubs]:
-    with connected(running.address) as stubs:
-        yield stubs
 
 
 def check(stubs: Stubs, service: str) -> bytes:
@@ -50,32 +39,37 @@ def check(stubs: Stubs, service: str) -> bytes:
     return reply
 
 
-def test_a_probe_finds_every_service_serving(stubs: Stubs) -> None:
+def test_a_probe_finds_every_service_serving_and_no_other(stubs: Stubs) -> None:
     assert set(NAMES) == {"", *SERVICES}
     assert {name: check(stubs, name) for name in NAMES} == dict.fromkeys(NAMES, SERVING)
-
-
-def test_a_probe_of_a_service_that_is_not_there_is_not_found(stubs: Stubs) -> None:
     with pytest.raises(grpc.RpcError) as failure:
         check(stubs, "crossbatch.v1.OtherService")
     assert failure.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_probe_finds_no_service_serving_while_the_server_stops(
+def test_every_probe_says_no_while_the_server_stops(
     stubs: Stubs, running: Server, encoder: FakeEncoder
 ) -> None:
+    calls = stubs.inference
+
+    def ready() -> bool:
+        server = calls.ServerReady(pb.ServerReadyRequest(), timeout=10).ready
+        assert calls.ModelReady(pb.ModelReadyRequest(name="fake"), timeout=10).ready == server
+        assert calls.ServerLive(pb.ServerLiveRequest(), timeout=10).live
+        return bool(server)
+
+    assert ready()
     encoder.encode_gate.clear()
     try:
-        pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
-        while not encoder.decoded:
-            time.sleep(0.005)
-        loop: asyncio.AbstractEventLoop = running.loop  # type: ignore[attr-defined]
-        stopping = asyncio.run_coroutine_threadsafe(running.stop(20.0), loop)
-        deadline = time.monotonic() + 10
-        while check(stubs, "") != NOT_SERVING:
-            assert time.monotonic() < deadline
+        pending = calls.ModelInfer.future(of_files(b"1"), timeout=20)
+        until(lambda: encoder.encoding)
+        stopping = threading.Thread(target=stop, args=(running, 20.0))
+        stopping.start()
+        until(lambda: check(stubs, "") == NOT_SERVING)
         assert {name: check(stubs, name) for name in NAMES} == dict.fromkeys(NAMES, NOT_SERVING)
+        assert not ready()
+        refusal_of(lambda: infer(stubs, of_files(b"2")), "UNAVAILABLE", reason="DRAINING")
     finally:
         encoder.encode_gate.set()
-    assert pending.result().results[0].vector
-    stopping.result(10)
+    assert pending.result().outputs
+    stopping.join()

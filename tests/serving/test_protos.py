@@ -71,21 +71,15 @@ def test_the_contract_breaks_no_client_of_the_one_that_was_released(image: Path)
 
 
 @needs_buf
-@pytest.mark.parametrize("change", ["field deleted", "number changed", "type changed", "call deleted"])
+@pytest.mark.parametrize("change", ["field deleted", "call deleted"])
 def test_a_change_that_breaks_clients_is_found(image: Path, tmp_path: Path, change: str) -> None:
     files = descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes())
     (file,) = (each for each in files.file if each.name == "protos/retrieval_service.proto")
-    (message,) = (each for each in file.message_type if each.name == "EmbedRequest")
-    (images,) = (each for each in message.field if each.name == "images")
-    match change:
-        case "field deleted":
-            message.field.remove(images)
-        case "number changed":
-            images.number = 77
-        case "type changed":
-            images.type = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
-        case "call deleted":
-            del file.service[0].method[0]
+    if change == "call deleted":
+        del file.service[0].method[0]
+    else:
+        (message,) = (each for each in file.message_type if each.name == "EmbedRequest")
+        del message.field[0]
     changed = tmp_path / "changed.binpb"
     changed.write_bytes(files.SerializeToString())
     told = _breaks(changed)

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,11 +19,13 @@ from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.choice import build_index
 from serving.gallery.index.metadata import IndexMetadata
-from serving.gallery.store.store import Replaced
+from serving.gallery.store.schema import FILE_NAME
+from serving.gallery.store.store import Replaced, Store
 from serving.gallery.store.transaction import State
 from serving.gallery.verify import verify
 from tests.serving.vectors import MANUAL, MODEL
 from tests.serving.vectors import units as units_of
+from tests.test_fixtures import FIXTURES
 
 DIMENSION = 16
 
@@ -45,9 +48,13 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
         yield gallery
 
 
-def facts_of(gallery: Gallery) -> IndexMetadata:
-    with gallery._store.read() as reader:
+def facts_at(path: Path) -> IndexMetadata:
+    with closing(Store(path / FILE_NAME)) as store, store.read() as reader:
         return IndexMetadata.from_json(reader.state().index_facts)
+
+
+def facts_of(gallery: Gallery) -> IndexMetadata:
+    return facts_at(gallery.path)
 
 
 def extend(gallery: Gallery, **policy: Any) -> None:
@@ -318,6 +325,24 @@ def test_adding_mends_what_is_damaged(gallery: Gallery, suffix: str) -> None:
         assert reopened.info().fresh == 20
         reopened.rebuild(whole=False)
         assert (reopened.info().fresh, reopened.info().index_items) == (0, 20)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("name", ["exact", "hnsw", "pq"])
+def test_index_of_an_earlier_version_is_added_to(tmp_path: Path, name: str, whole: bool) -> None:
+    with zipfile.ZipFile(FIXTURES / "v0.1.zip") as archive:
+        archive.extractall(tmp_path)
+    path = tmp_path / "galleries" / name
+    assert verify(path).problems == []
+    with closing(Gallery.open(path, policy=MANUAL)) as old:
+        old.upsert([Item("new", units_of(1, old.meta.dimension)[0])])
+        before, index = old.info(), old.info().index_type
+        old.rebuild(whole=whole)
+        after = old.info()
+        assert (after.items, after.fresh, after.index_type) == (before.items, 0, index)
+        assert old.search(units_of(1, old.meta.dimension), 1)[0][0].key == "new"
+    assert facts_at(path).extended == (0 if whole else before.fresh)
+    assert verify(path).problems == []
 
 
 def test_rebuild_of_a_gallery_that_is_closed_meanwhile_says_so(gallery: Gallery) -> None:

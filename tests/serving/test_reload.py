@@ -1,10 +1,9 @@
 """New models and galleries in a server that runs: no call fails, and none is answered by another model."""
 
-import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from numpy.typing import NDArray
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.engine import fitted
+from serving.engine import galleries as engine_galleries
+from serving.engine.repository import ModelFile
 from serving.errors import BadArtifact, BadSetting, CrossbatchError, Mismatch, NotFound
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.item import Item
@@ -25,11 +25,11 @@ from serving.server.server import Server
 from tests.serving.rpc_fakes import (
     DIMENSION,
     FakeEncoder,
-    FakeSource,
     FakeSources,
     FakeSpec,
     serving,
     stop,
+    until,
     vector_for,
 )
 from tests.serving.stubs import Stubs, connected, image, refused
@@ -39,7 +39,7 @@ from tests.serving.stubs import Stubs, connected, image, refused
 class Turned(FakeEncoder):
     """Another model: its vectors point the other way."""
 
-    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> NDArray[np.float32]:
         return -super().encode(images)
 
 
@@ -72,7 +72,7 @@ def galleries(tmp_path: Path) -> GalleryDirectory:
 
 @pytest.fixture
 def running(sources: FakeSources, galleries: GalleryDirectory) -> Iterator[Server]:
-    with serving(sources, galleries, max_batch=4) as running:
+    with serving(sources, galleries, max_batch=4, threads=1) as running:
         yield running
 
 
@@ -80,14 +80,6 @@ def running(sources: FakeSources, galleries: GalleryDirectory) -> Iterator[Serve
 def stubs(running: Server) -> Iterator[Stubs]:
     with connected(running.address) as stubs:
         yield stubs
-
-
-def _until(true: Callable[[], bool]) -> None:
-    for _ in range(5000):
-        if true():
-            return
-        time.sleep(0.001)
-    raise AssertionError("it did not come true")
 
 
 def _reload(stubs: Stubs) -> pb.ReloadModelsResponse:
@@ -101,7 +93,7 @@ def test_a_search_whose_gallery_goes_to_another_model_is_embedded_again(
     a.encode_gate.clear()
     request = retrieval_pb.SearchRequest(gallery="birds", queries=[image(b"x")], k=1)
     search = stubs.retrieval.Search.future(request, timeout=10)
-    _until(lambda: a.decoded == [b"x"])
+    until(lambda: a.decoded == [b"x"])
     galleries.switch("birds", "next")
     a.encode_gate.set()
 
@@ -131,7 +123,7 @@ def test_an_upsert_whose_gallery_goes_to_another_model_is_embedded_again(
     a.encode_gate.clear()
     request = gallery_pb.UpsertItemsRequest(gallery="birds", items=[gallery_pb.Item(key="new", image=b"n")])
     upsert = stubs.galleries.UpsertItems.future(request, timeout=10)
-    _until(lambda: a.decoded == [b"n"])
+    until(lambda: a.decoded == [b"n"])
     galleries.switch("birds", "next")
     a.encode_gate.set()
 
@@ -147,7 +139,9 @@ def test_a_gallery_that_goes_to_another_model_again_and_again_is_given_up(
 ) -> None:
     for encoder, goes in ((a, "switch"), (b, "rollback")):
 
-        def encode(images: NDArray[np.uint8], encode: Any = encoder.encode, goes: str = goes) -> Any:
+        def encode(
+            images: NDArray[np.uint8], encode: Any = encoder.encode, goes: str = goes, threads: int = 0
+        ) -> Any:
             if goes == "switch":
                 galleries.switch("birds", "next")
             else:
@@ -158,7 +152,7 @@ def test_a_gallery_that_goes_to_another_model_again_and_again_is_given_up(
     with pytest.raises(grpc.RpcError) as failure:
         stubs.search("birds", image(b"x"))
     refused("FAILED_PRECONDITION", failure, "MODEL_MISMATCH")
-    assert a.encoded + b.encoded == fitted.TRIES
+    assert a.encoded + b.encoded == engine_galleries.TRIES
 
 
 def test_a_call_that_is_on_its_way_is_finished_by_the_model_it_began_with(
@@ -167,7 +161,7 @@ def test_a_call_that_is_on_its_way_is_finished_by_the_model_it_began_with(
     a.encode_gate.clear()
     request = retrieval_pb.SearchRequest(gallery="birds", queries=[image(b"x")], k=1)
     search = stubs.retrieval.Search.future(request, timeout=10)
-    _until(lambda: a.decoded == [b"x"])
+    until(lambda: a.decoded == [b"x"])
     quantized = Turned(FakeSpec("a", "c" * 64, "a" * 64, precision="int8"))
     sources.models = {"a": quantized, "b": sources.models["b"]}
     assert list(_reload(stubs).loaded) == ["a"]
@@ -207,7 +201,7 @@ def test_models_are_loaded_anew_and_no_call_fails(
             assert list(reply.loaded) == ["new"]
             assert list(reply.removed) == (["b"] if letter == "c" else [])
             before = calls
-            _until(lambda before=before: calls > before + 3)  # type: ignore[misc]
+            until(lambda before=before: calls > before + 3)  # type: ignore[misc]
     finally:
         done.set()
         for thread in threads:
@@ -267,9 +261,8 @@ def test_a_reload_that_would_leave_a_gallery_without_a_model_is_refused(
     message = refused("FAILED_PRECONDITION", failure, "MISMATCH")
     assert "no model would be served that fits birds (of the model a);" in message
     assert "load the new model beside the old one under another name" in message
-    told = asyncio.run_coroutine_threadsafe(running.reload(), running.loop)  # type: ignore[attr-defined]
     with pytest.raises(Mismatch, match="fits birds"):  # as for SIGHUP
-        told.result(10)
+        running.reload()
     assert stubs.search("birds", image(b"x")).model_fingerprint == "a" * 64
 
     sources.models = {"a": FakeEncoder(), "new": retrained, "b": b}
@@ -315,8 +308,8 @@ class Slow:
     def __init__(self, sources: FakeSources, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loads = 0
         self.gate = threading.Event()
-        monkeypatch.setattr(FakeSource, "load", self._load)
-        sources.models = {"new": FakeEncoder(FakeSpec("new", "c" * 64)), "b": sources.models["b"]}
+        files = [*sources.look(), ModelFile("new", "new.onnx", "new", self._load)]
+        monkeypatch.setattr(sources, "look", lambda: files)
 
     def _load(self) -> Any:
         self.loads += 1
@@ -329,12 +322,12 @@ def test_a_reload_whose_caller_leaves_is_carried_through(
 ) -> None:
     slow = Slow(sources, monkeypatch)
     pending = stubs.models.ReloadModels.future(pb.ReloadModelsRequest(), timeout=10)
-    _until(lambda: slow.loads == 1)
+    until(lambda: slow.loads == 1)
     pending.cancel()
-    _until(lambda: "CANCELLED" in str(pending.code()))
+    until(lambda: "CANCELLED" in str(pending.code()))
     time.sleep(0.1)  # the server has noticed
     slow.gate.set()
-    _until(lambda: stubs.models.GetModel(pb.GetModelRequest()).model.name == "new")
+    until(lambda: len(stubs.models.ListModels(pb.ListModelsRequest()).models) == 3)
 
 
 def test_a_stop_waits_for_no_load_beyond_the_grace_however_many_asked(
@@ -342,8 +335,8 @@ def test_a_stop_waits_for_no_load_beyond_the_grace_however_many_asked(
 ) -> None:
     slow = Slow(sources, monkeypatch)
     calls = [stubs.models.ReloadModels.future(pb.ReloadModelsRequest(), timeout=20) for _ in range(60)]
-    _until(lambda: slow.loads == 1)
-    _until(lambda: running._boundary._register._calls == 60)
+    until(lambda: slow.loads == 1)
+    time.sleep(0.2)  # they wait
     began = time.monotonic()
     try:
         stop(running, 0.5)
@@ -354,24 +347,3 @@ def test_a_stop_waits_for_no_load_beyond_the_grace_however_many_asked(
     assert slow.loads == 1
     for call in calls:
         assert call.code().name in ("UNAVAILABLE", "CANCELLED")
-
-
-@pytest.mark.parametrize("way", ["expired", "cancelled"])
-def test_a_request_that_is_given_up_frees_its_place_before_the_batch_that_runs_has_ended(
-    running: Server, stubs: Stubs, a: FakeEncoder, way: str
-) -> None:
-    """Not so in triton server#7512, and in #6920 it is computed besides."""
-    a.encode_gate.clear()
-    blocking = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"first"]), timeout=10)
-    _until(lambda: a.encoding)
-    late = stubs.retrieval.Embed.future(
-        retrieval_pb.EmbedRequest(images=[b"1", b"2", b"3"]), timeout=0.2 if way == "expired" else 10
-    )
-    _until(lambda: running._admission.inputs == 4)
-    if way == "cancelled":
-        late.cancel()
-    _until(lambda: running._admission.inputs == 1)
-    a.encode_gate.set()
-    blocking.result()
-    stubs.embed(b"after")
-    assert a.encoded == 2

@@ -9,6 +9,7 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from protos import open_inference_pb2
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery import item as gallery_item
 from serving.gallery import metadata as gallery_metadata
@@ -17,19 +18,29 @@ from serving.rpc import limits
 from serving.server import server
 from serving.server.server import Server
 from serving.settings import Settings
+from tests.serving.rpc_fakes import FakeEncoder
 from tests.serving.stubs import Stubs, refused
 
 
 def test_when_no_image_can_be_embedded_any_more_health_says_so(
-    stubs: Stubs, running: Server, caplog: pytest.LogCaptureFixture
+    stubs: Stubs,
+    running: Server,
+    encoder: FakeEncoder,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise SystemExit
+
     watch = stubs.health.Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-    running._fleet.get().batcher._take = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    monkeypatch.setattr(encoder, "encode", die)
     with pytest.raises(grpc.RpcError) as failure:
         stubs.embed(b"1")
     refused("UNAVAILABLE", failure, "UNAVAILABLE")
     assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert running.failed.is_set()
+    assert not stubs.inference.ServerReady(open_inference_pb2.ServerReadyRequest()).ready
     for service in ("", *server.SERVICES):
         reply = stubs.health.Check(health_pb2.HealthCheckRequest(service=service))
         assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -39,7 +50,7 @@ def test_when_no_image_can_be_embedded_any_more_health_says_so(
 
 
 def test_the_request_id_comes_back_and_is_in_the_log(stubs: Stubs, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="serving.rpc.register"):
+    with caplog.at_level(logging.INFO, logger="serving.observability.access_log"):
         request = retrieval_pb.EmbedRequest(images=[b"x"])
         _, call = stubs.retrieval.Embed.with_call(request, metadata=(("x-request-id", "my-id"),))
         assert ("x-request-id", "my-id") in call.trailing_metadata()
@@ -74,25 +85,6 @@ def test_health_and_reflection(stubs: Stubs) -> None:
         found.file_descriptor_response.file_descriptor_proto[0]
     )
     assert file.package == "crossbatch.v1"
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/grpc.health.v1.Health/Check",
-        "/grpc.health.v1.Health/Watch",
-        "/grpc.health.v1.Health/List",
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-    ],
-)
-def test_what_is_no_message_is_an_invalid_argument_of_other_services_too(
-    stubs: Stubs, caplog: pytest.LogCaptureFixture, path: str
-) -> None:
-    send: Any = stubs.channel.stream_stream(path)
-    with pytest.raises(grpc.RpcError) as failure:
-        list(send(iter([b"\xff"]), timeout=10))
-    assert "not a request of this call" in refused("INVALID_ARGUMENT", failure, "INVALID_ARGUMENT")
-    assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 def test_settings_hold_their_bounds() -> None:

@@ -1,11 +1,12 @@
 """What signals tell the serve command, before it serves, while it does, and once it was told to stop."""
 
-import asyncio
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,7 @@ import pytest
 
 from serving.errors import BadArtifact, Unavailable
 from serving.rpc.address import check_address
-from serving.server import worker
-from serving.server.process import live
-from serving.server.signals import Signals, ignore_hangups
+from serving.server.signals import Signals, ignore_hangups, live
 from tests.serving.processes import ROOT, launched
 from tests.tiny_model import write_tiny_model
 
@@ -37,29 +36,30 @@ sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", "."]))
 LOADING = """
 import sys, time
 import crossbatch
-from serving.engine import library
+from serving.engine import repository
 def look(self):
     print("loading", flush=True)
     time.sleep(60)
-library.Library.look = look
+repository.ModelRepository.look = look
 sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", ".", "--port", sys.argv[1]]))
 """
 
 # A process that logs a line, to a stream that takes the given time to write it, and ends at once.
 ENDING = """
-import asyncio, logging, signal, sys, time
-from serving.observability import logs as telemetry
+import logging, signal, sys, time
+from serving.observability.logs import configure_logs
 from serving.server.signals import Signals
-write = telemetry._Writer._write
-def slowly(self, line):
-    time.sleep(float(sys.argv[1]))
-    write(self, line)
-telemetry._Writer._write = slowly
-async def end():
-    logging.getLogger().warning("last words")
-    Signals().stop(signal.SIGTERM)
-telemetry.configure_logs()
-asyncio.run(end())
+class Slow:
+    def isatty(self):
+        return False
+    def write(self, text):
+        time.sleep(float(sys.argv[1]))
+        sys.stderr.write(text)
+    def flush(self):
+        sys.stderr.flush()
+configure_logs(stream=Slow())
+logging.getLogger().warning("last words")
+Signals().stop(signal.SIGTERM)
 """
 
 
@@ -72,63 +72,58 @@ def _signals_as_before() -> Iterator[None]:
 
 
 class FakeServer:
-    """Counts what it is told; each reload ends as the next of `outcomes` says."""
+    """Notes what it is told; each reload ends as the next of `outcomes` says, the last with a stop."""
+
+    address = "nowhere"
 
     def __init__(self, *outcomes: Any) -> None:
-        self.address = ""
-        self.failed = asyncio.Event()
         self.outcomes = list(outcomes)
         self.done: list[str] = []
 
-    async def start(self) -> None:
+    def start(self) -> None:
         os.kill(os.getpid(), signal.SIGHUP)  # before it is ready: not worth a reload
-        await asyncio.sleep(0.02)
+        time.sleep(0.02)
         self.done.append("started")
 
-    async def stop(self, grace: float) -> None:
+    def stop(self, grace: float) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.sleep(0.02)
+        time.sleep(0.02)
         self.done.append(f"stopped within {grace:g}")
 
-    async def reload(self) -> Any:
+    def reload(self) -> Any:
         self.done.append("reload")
         outcome = self.outcomes.pop(0)
+        os.kill(os.getpid(), signal.SIGHUP if self.outcomes else signal.SIGTERM)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
 
 def test_a_hangup_loads_anew_and_one_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    server = FakeServer("a model", BadArtifact("It is damaged."), ZeroDivisionError("a bug"))
-    heard: list[str] = []
+    server = FakeServer(BadArtifact("It is damaged."), ZeroDivisionError("a bug"), "a model")
+    frozen: list[int] = []
 
-    def reloaded(failure: str) -> None:
-        heard.append(failure)
-        os.kill(os.getpid(), signal.SIGHUP if len(heard) < 3 else signal.SIGTERM)
-
-    async def process() -> None:
-        serving = lambda: os.kill(os.getpid(), signal.SIGHUP)  # noqa: E731
-        await live(server, Signals(), 3.0, serving=serving, reloaded=reloaded)
+    def serving() -> None:
+        frozen.append(gc.get_freeze_count())
+        os.kill(os.getpid(), signal.SIGHUP)
 
     ignore_hangups()
-    asyncio.run(process())
-    os.kill(os.getpid(), signal.SIGHUP)  # nor does one end the process when the loop is closed
+    live(server, Signals(), 3.0, serving=serving)
+    os.kill(os.getpid(), signal.SIGHUP)  # nor does one end the process afterwards
     assert server.done == ["started", "reload", "reload", "reload", "stopped within 3"]
-    assert heard == ["", "It is damaged.", "a bug"]
     assert [each.levelname for each in caplog.records if "stays as it is" in each.message] == ["ERROR"] * 2
+    # No call waits while what was loaded is looked through for garbage.
+    assert frozen[0] > 10_000
+    gc.unfreeze()
 
 
-def test_a_worker_that_can_embed_no_more_makes_room_for_another() -> None:
-    server = FakeServer()
+def test_what_prevents_a_start_is_raised() -> None:
+    class Failing(FakeServer):
+        def start(self) -> None:
+            raise BadArtifact("It is damaged.")
 
-    async def process() -> None:
-        signals = Signals(once=True)
-        failing = asyncio.create_task(worker._stop_when_failed(server, signals))
-        await live(server, signals, 3.0, serving=server.failed.set)
-        await failing
-
-    asyncio.run(process())
-    assert server.done == ["started", "stopped within 3"]
+    with pytest.raises(BadArtifact):
+        live(Failing(), Signals(), 3.0, serving=lambda: None)
 
 
 @pytest.mark.parametrize("name", ["pydantic", "numpy", "serving.server.server"])

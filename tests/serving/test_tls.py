@@ -1,10 +1,7 @@
 """TLS and mutual TLS with certificates made on the spot, and what a server that is given none will not do."""
 
-import logging
-import os
 import socket
 import ssl
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,14 +15,13 @@ from pydantic import ValidationError
 import crossbatch
 from serving.errors import BadSetting
 from serving.gallery.directory import GalleryDirectory
-from serving.rpc import certificates
+from serving.rpc import tls
 from serving.rpc.address import check_address
-from serving.rpc.certificates import Certificates
 from serving.rpc.keys import add_key
 from serving.server import command
 from serving.settings import Settings
 from tests.serving.authority import Authority, Pair, encrypted
-from tests.serving.rpc_fakes import FakeEncoder, serving
+from tests.serving.rpc_fakes import FakeEncoder, serving, until
 from tests.serving.stubs import Stubs
 
 
@@ -122,7 +118,7 @@ def test_mutual_tls_lets_in_whom_the_authority_has_signed(tmp_path: Path, author
 def test_new_certificates_are_used_for_new_connections_and_old_ones_go_on(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.0)
     first, second = authority.sign("first"), authority.sign("second")
     with secured(tmp_path, first) as address, trusting(address, authority) as stubs:
         stubs.embed(b"x")
@@ -134,50 +130,32 @@ def test_new_certificates_are_used_for_new_connections_and_old_ones_go_on(
             assert others.embed(b"x").results[0].vector
 
 
-def piped(folder: Path) -> None:
-    (folder / "tls.crt").unlink()
-    os.mkfifo(folder / "tls.crt")
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda folder, authority: (folder / "tls.crt").write_bytes(authority.sign().certificate),
         lambda folder, authority: (folder / "tls.key").write_bytes(authority.sign().key[:40]),
         lambda folder, authority: (folder / "tls.key").unlink(),
-        lambda folder, authority: authority.sign(days=1, since=3).write(folder),
         lambda folder, authority: encrypted(authority.sign()).write(folder),
-        lambda folder, by: piped(folder),
     ],
-    ids=["mismatched", "half-written", "removed", "expired", "encrypted", "pipe"],
+    ids=["mismatched", "half-written", "removed", "encrypted"],
 )
-def test_files_that_cannot_be_used_leave_the_certificate_as_it_was_and_are_logged_once(
+def test_files_that_cannot_be_used_leave_the_certificate_as_it_was(
     tmp_path: Path,
     authority: Authority,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     spoil: Callable[[Path, Authority], Any],
 ) -> None:
-    monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.0)
-    held = Certificates(*authority.sign().write(tmp_path))
-    assert held._changed() is None
-    spoil(tmp_path, authority)
-    for _ in range(3):
-        assert held._changed() is None
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    assert "stays in use" in caplog.text
-    (tmp_path / "tls.crt").unlink(missing_ok=True)
-    authority.sign().write(tmp_path)
-    assert held._changed() is not None
-    assert held._changed() is None
-
-
-def test_files_are_looked_at_once_a_second_at_most(tmp_path: Path, authority: Authority) -> None:
-    held = Certificates(*authority.sign().write(tmp_path))
-    authority.sign().write(tmp_path)
-    assert held._changed() is None
-    held._looked = time.monotonic() - 1.1
-    assert held._changed() is not None
+    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.0)
+    first, second = authority.sign("first"), authority.sign("second")
+    with secured(tmp_path, first) as address:
+        spoil(tmp_path, authority)
+        for _ in range(2):
+            assert shown_by(address) == ssl.PEM_cert_to_DER_cert(first.certificate.decode())
+        assert "stays in use" in caplog.text
+        second.write(tmp_path)
+        until(lambda: shown_by(address) == ssl.PEM_cert_to_DER_cert(second.certificate.decode()))
 
 
 def write(folder: Path, pair: Pair, certificate: bytes | None = None, key: bytes | None = None) -> None:
@@ -195,8 +173,6 @@ def write(folder: Path, pair: Pair, certificate: bytes | None = None, key: bytes
         (lambda folder, by: write(folder, by.sign(), key=by.sign().key), "is not that of the certificate"),
         (lambda folder, by: write(folder, by.sign(), key=b"no key"), "are no certificate and key"),
         (lambda folder, by: write(folder, by.sign(), certificate=b""), "are no certificate and key"),
-        (lambda folder, by: write(folder, by.sign(days=1, since=3)), "has expired"),
-        (lambda folder, by: write(folder, by.sign(since=-3)), "is not valid yet"),
         (lambda folder, by: write(folder, encrypted(by.sign())), "is encrypted"),
     ],
 )
@@ -219,29 +195,14 @@ def test_bad_files_at_the_start_are_one_sentence(
     assert str(tmp_path) in error
 
 
-def test_files_that_change_while_they_are_read_are_not_used(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was checked may not be what was read before."""
-    paths = authority.sign("first").write(tmp_path)
-    check = certificates._check
-
-    def check_another(*given: Any) -> None:
-        authority.sign("second").write(tmp_path)
-        check(*given)
-
-    monkeypatch.setattr(certificates, "_check", check_another)
-    with pytest.raises(BadSetting, match="change while they are read; start again"):
-        Certificates(*paths)
-    monkeypatch.setattr(certificates, "_check", check)
-    assert Certificates(*paths)._data[0] == paths[0].read_bytes()
-
-
 def test_an_authority_without_a_certificate_is_one_sentence(tmp_path: Path, authority: Authority) -> None:
     empty = tmp_path / "empty.pem"
     empty.write_text("")
-    with pytest.raises(BadSetting, match="holds no certificate"):
-        Certificates(*authority.sign().write(tmp_path), empty)
+    certificate, key = authority.sign().write(tmp_path)
+    given = {"tls_certificate": certificate, "tls_key": key, "tls_client_ca": empty}
+    settings = Settings.model_validate({"model": ["m"], "galleries": "g"} | given)
+    with pytest.raises(BadSetting, match="are no certificate and key"):
+        tls.server_credentials(settings)
 
 
 @pytest.mark.parametrize(

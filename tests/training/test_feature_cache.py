@@ -21,8 +21,8 @@ from training.evaluation.evaluate import Settings as Evaluate
 from training.evaluation.evaluate import run as evaluate
 from training.loop.run import load_run
 from training.network.embedder import Embedder, build_embedder, embedder_function
-from training.recipes.recipe import Recipe
-from training.recipes.recipe_file import make_recipe, parse_yaml
+from training.recipes.recipe import Recipe, make_recipe
+from training.recipes.recipe_file import parse_yaml
 from training.train import Settings, run
 
 FROZEN = SMALL.replace("ema_decay: 0.9\n", "") + "freeze: backbone\nviews: 3\nepochs: 2\n"

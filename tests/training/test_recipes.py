@@ -16,8 +16,8 @@ from serving.errors import BadSetting, NotFound
 from tests.training.drawn import draw_folder
 from training.loop.run import read_record
 from training.losses.objective import Objective
-from training.recipes.recipe import Recipe
-from training.recipes.recipe_file import RECIPES, head_comment, load_recipe, make_recipe, recipe_names
+from training.recipes.recipe import Recipe, make_recipe
+from training.recipes.recipe_file import RECIPES, head_comment, load_recipe, recipe_names
 from training.train import Settings, run
 
 PUBLISHED = [name for name in recipe_names() if "/" in name]

@@ -21,8 +21,8 @@ from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchErr
 from training.loop.checkpoint import entry, load_checkpoint, load_module, load_state, unprefixed
 from training.loop.whole_file import aside_of, locked, write_file
 from training.network.embedder import Embedder, build_embedder
-from training.recipes.recipe import Recipe
-from training.recipes.recipe_file import make_recipe, parse_yaml
+from training.recipes.recipe import Recipe, make_recipe
+from training.recipes.recipe_file import parse_yaml
 
 __all__ = [
     "BEST", "LAST", "MAX_NAME", "METRICS", "Run", "begin", "check_record", "check_vacant", "load_run",

@@ -9,19 +9,17 @@ import difflib
 import functools
 import itertools
 import os
-import reprlib
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from serving.errors import BadSetting, NotFound
-from training.recipes.recipe import Recipe
+from training.recipes.recipe import Recipe, make_recipe
 
-__all__ = ["RECIPES", "head_comment", "load_recipe", "make_recipe", "parse_yaml", "recipe_names"]
+__all__ = ["RECIPES", "head_comment", "load_recipe", "parse_yaml", "recipe_names"]
 
 RECIPES = Path(__file__).parent
 _PARTS = ("protocols", "data_sets", "methods")
@@ -180,43 +178,3 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict | None):
         raise BadSetting(f"recipe {path} must be a table of key: value, but holds a {type(values).__name__}")
     return values or {}
-
-
-def make_recipe(values: Mapping[str, Any], *, source: str) -> Recipe:
-    """Check values read from a file or the command line.
-
-    Raises:
-        BadSetting: If a key is unknown or its value ill-typed.
-    """
-    for key in values:
-        if key not in Recipe.model_fields:
-            raise BadSetting(
-                f"recipe {source} has the unknown key {key!r}; the nearest valid one is {_nearest(key)!r}"
-            )
-    try:
-        return Recipe.model_validate(dict(values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:  # settings that do not fit one another
-            raise BadSetting(f"recipe {source}: {first['ctx']['error']}") from error
-        key = str(first["loc"][0])
-        told = Recipe.model_fields[key].description
-        raise BadSetting(
-            f"recipe {source} sets {key!r} to {_shown(first['input'])}: {first['msg'].lower()}"
-            f" ({key}: {told})"
-        ) from error
-
-
-def _shown(value: object) -> str:
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # a number of more digits than Python writes
-        return f"a very large {type(value).__name__}"
-
-
-def _nearest(key: object) -> str:
-    """Find the setting that was meant: by its initials (`lr`), else by its spelling."""
-    for name in Recipe.model_fields:
-        if "".join(part[0] for part in name.split("_")) == key:
-            return name
-    return difflib.get_close_matches(str(key), Recipe.model_fields, n=1, cutoff=0.0)[0]

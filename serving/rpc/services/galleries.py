@@ -1,88 +1,248 @@
-"""GalleryService: makes and describes galleries; `Items` and `Generations` have its other calls."""
+"""GalleryService: makes, describes, indexes, switches and removes galleries; stores and reads their items."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 from protos import gallery_service_pb2 as pb
-from serving.errors import CrossbatchError, NotFound
-from serving.rpc.boundary import deadline_of
-from serving.rpc.services.arrivals import UnreadItems
-from serving.rpc.services.bounds import page_size
-from serving.rpc.services.description import described
-from serving.rpc.services.generations import Generations
-from serving.rpc.services.items import Items
-from serving.rpc.status import to_status
+from protos import gallery_service_pb2_grpc
+from serving.engine.galleries import GalleryExecutor
+from serving.engine.instances import ModelInstances
+from serving.engine.models import ModelRegistry
+from serving.errors import CrossbatchError, Draining, Mismatch, NotFound
+from serving.gallery.gallery import Gallery
+from serving.gallery.metadata import MAX_METADATA_BYTES
+from serving.gallery.store.schema import Meta
+from serving.observability.call import Call
+from serving.rpc.admission import Admission
+from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_MESSAGE_BYTES
+from serving.rpc.services.convert import (
+    Upsert,
+    check_count,
+    checked_key,
+    good_or_refused,
+    page_size,
+    read_items,
+    timings_of,
+    write_info,
+    write_item,
+)
+from serving.rpc.status import refusal, to_status
 
-__all__ = ["READERS", "Galleries"]
+__all__ = ["GalleryCalls"]
 
-READERS: Mapping[str, Callable[[bytes], Any]] = {"GalleryService/UpsertItems": UnreadItems.FromString}
-"""What unpacks the requests of the calls that do not take their own message class."""
+PATIENCE = 10.0
+"""Most seconds that a switch waits for whoever works on one of the galleries."""
+BYTES_AT_ONCE = 16 * 1024 * 1024
+"""About the most bytes that are read from a gallery before those of a page are counted."""
+_SPARE_BYTES = 65_536  # for the token and what stands around the items
+_FRAME_BYTES = 12  # at most, around each item
 
 
-class Galleries(Generations, Items):
-    """Answers the calls that make and describe galleries, beside those on items and on generations."""
+class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
+    """Answers every call on galleries and their items.
 
-    async def CreateGallery(self, request: pb.CreateGalleryRequest, context: Any) -> pb.CreateGalleryResponse:  # noqa: N802
-        """Make an empty gallery for a model that is served.
+    Those that may wait for a lock (a rebuild, a switch, a removal) hold no permit; the executor bounds them.
+    """
 
-        Raises:
-            InvalidArgument: if the name breaks the rule, or an option is out of range.
-            AlreadyExists: if it is taken.
-            NotFound: if there is no such model.
-        """
-        spec, deadline = self._fleet.get(request.model).spec, deadline_of(context)
-        wanted: dict[str, Any] = {}  # what is not said is left to the gallery
-        if request.index:
-            wanted["index"] = request.index
-        if request.HasField("recall"):
-            wanted["recall"] = request.recall
-        with self._admission.admit():
-            await self._shelf.write(
-                deadline,
-                self._shelf.galleries.create,
+    def __init__(self, models: ModelRegistry, galleries: GalleryExecutor, admission: Admission) -> None:
+        self._models = models
+        self._galleries = galleries
+        self._admission = admission
+
+    def CreateGallery(self, request: pb.CreateGalleryRequest, call: Call) -> pb.CreateGalleryResponse:  # noqa: N802
+        """Make an empty gallery for a model that is served."""
+        spec = self._models.get(request.model).spec
+        recall = {"recall": request.recall} if request.HasField("recall") else {}
+        with self._admission.admit(call), _naming_no_path(self._galleries):
+            self._galleries.directory.create(
                 request.name,
                 model_name=spec.name,
                 fingerprint=spec.fingerprint,
                 dimension=spec.dimension,
                 thumbnail_side=request.thumbnail_side,
-                **wanted,
+                index=request.index or "auto",
+                **recall,
             )
-            made = await self._shelf.read(deadline, described, self._shelf, self._fleet, request.name)
-        return pb.CreateGalleryResponse(gallery=made)
+            return pb.CreateGalleryResponse(gallery=self._described(request.name))
 
-    async def GetGallery(self, request: pb.GetGalleryRequest, context: Any) -> pb.GetGalleryResponse:  # noqa: N802
-        """Describe one gallery, with its problem if it has one.
+    def GetGallery(self, request: pb.GetGalleryRequest, call: Call) -> pb.GetGalleryResponse:  # noqa: N802
+        """Describe one gallery, with its problem if it has one."""
+        with self._admission.admit(call):
+            return pb.GetGalleryResponse(gallery=self._described(request.name))
 
-        Raises:
-            NotFound: if there is none of that name.
-        """
-        with self._admission.admit():
-            found = await self._shelf.read(
-                deadline_of(context), described, self._shelf, self._fleet, request.name
-            )
-        return pb.GetGalleryResponse(gallery=found)
-
-    async def ListGalleries(self, request: pb.ListGalleriesRequest, context: Any) -> pb.ListGalleriesResponse:  # noqa: N802
-        """Describe one page of galleries, and give the token of the next one.
-
-        Raises:
-            InvalidArgument: if the page is too large.
-        """
+    def ListGalleries(self, request: pb.ListGalleriesRequest, call: Call) -> pb.ListGalleriesResponse:  # noqa: N802
+        """Describe one page of galleries; the token of the next one is the last name of this one."""
         size = page_size(request.page_size)
-        with self._admission.admit():
-            return await self._shelf.read(deadline_of(context), self._page, size, request.page_token)
-
-    def _page(self, size: int, after: str) -> pb.ListGalleriesResponse:
-        names = sorted(name for name in self._shelf.galleries.names() if name > after)
         reply = pb.ListGalleriesResponse()
-        for name in names[:size]:
-            try:
-                reply.galleries.append(described(self._shelf, self._fleet, name))
-            except NotFound:  # dropped since the names were read
-                continue
-            except CrossbatchError as error:  # one that cannot be read now must not hide the others
-                reply.galleries.append(pb.Gallery(name=name, problem=to_status(self._shelf.hide(error))))
-            except Exception as error:  # nor a bug that one shows, which `to_status` logs
-                reply.galleries.append(pb.Gallery(name=name, problem=to_status(error)))
+        with self._admission.admit(call), _naming_no_path(self._galleries):
+            names = [name for name in self._galleries.directory.names() if name > request.page_token]
+            for name in names[:size]:
+                call.check()
+                try:
+                    reply.galleries.append(self._described(name))
+                except NotFound:  # dropped since the names were read
+                    continue
+                except Exception as error:  # one that cannot be read now must not hide the others
+                    reply.galleries.add(name=name, problem=to_status(error))
         reply.next_page_token = names[size - 1] if len(names) > size else ""
         return reply
+
+    def DeleteGallery(self, request: pb.DeleteGalleryRequest, call: Call) -> pb.DeleteGalleryResponse:  # noqa: N802
+        """Remove a gallery, a damaged one too; calls that are searching it still end well."""
+        self._galleries.upkeep(lambda: self._galleries.directory.drop(request.name))
+        return pb.DeleteGalleryResponse()
+
+    def SwitchGallery(self, request: pb.SwitchGalleryRequest, call: Call) -> pb.SwitchGalleryResponse:  # noqa: N802
+        """Give the name of a gallery to another one."""
+        patience, directory = call.remaining(PATIENCE), self._galleries.directory
+        self._galleries.upkeep(lambda: directory.switch(request.name, request.other, timeout=patience))
+        return pb.SwitchGalleryResponse(gallery=self._described(request.name))
+
+    def RollbackGallery(self, request: pb.RollbackGalleryRequest, call: Call) -> pb.RollbackGalleryResponse:  # noqa: N802
+        """Undo the switch by which a gallery got its name; repeated, it would undo the one before."""
+        patience, directory = call.remaining(PATIENCE), self._galleries.directory
+        other = self._galleries.upkeep(lambda: directory.rollback(request.name, timeout=patience))
+        return pb.RollbackGalleryResponse(gallery=self._described(request.name), other=other)
+
+    def BuildIndex(self, request: pb.BuildIndexRequest, call: Call) -> Iterator[pb.BuildIndexResponse]:  # noqa: N802
+        """Make the index of a gallery anew and tell how far it is, at last with the gallery."""
+        recall = request.recall if request.HasField("recall") else None
+        steps = self._galleries.building(request.name, request.index or None, recall, call)
+        for stage, done, total in steps:  # leaving the loop breaks the work off
+            if self._admission.draining:
+                raise Draining("The server is stopping; the index is what it was. Ask another server.")
+            yield pb.BuildIndexResponse(stage=stage, done=done, total=total)
+        yield pb.BuildIndexResponse(gallery=self._described(request.name))
+
+    def UpsertItems(self, request: pb.UpsertItemsRequest, call: Call) -> pb.UpsertItemsResponse:  # noqa: N802
+        """Store all the items of the request or none; the reply follows when they are on disk."""
+        check_count("items", len(request.items), MAX_INPUTS)
+
+        def complete_and_store(meta: Meta, model: ModelInstances) -> list[int]:
+            upsert = read_items(request.items, meta.dimension, call)
+            _complete(upsert, model, meta.thumbnail_side, call)
+            call.check()
+            began = time.monotonic()
+            versions = self._galleries.on_gallery_of(
+                request.gallery, model, lambda gallery, _: _stored(gallery, upsert), writes=True
+            )
+            call.stages.spent("gallery", began, time.monotonic() - began)
+            return versions
+
+        with self._admission.admit(call, len(request.items)):
+            # The model is looked up before anything is spent on the items.
+            versions = self._galleries.with_model(request.gallery, complete_and_store)
+        return pb.UpsertItemsResponse(stored=len(versions), versions=versions, timings=timings_of(call))
+
+    def DeleteItems(self, request: pb.DeleteItemsRequest, call: Call) -> pb.DeleteItemsResponse:  # noqa: N802
+        """Remove items by key; the reply follows when that is on disk."""
+        keys, versions = list(request.keys), list(request.expected_versions)
+        check_count("keys", len(keys), MAX_DELETED_KEYS)
+        if versions and len(versions) != len(keys):
+            raise refusal(
+                "expected_versions",
+                f"{len(versions)} versions were sent for {len(keys)} keys; send one a key, or none.",
+            )
+        if versions and len(set(keys)) < len(keys):
+            raise refusal("keys", "A key comes twice; with expected_versions, send each key once.")
+        expected = dict(zip(keys, versions, strict=False))
+        with self._admission.admit(call):
+            deleted = self._galleries.using(
+                request.gallery, lambda gallery, _: gallery.delete(keys, expected=expected), writes=True
+            )
+        return pb.DeleteItemsResponse(deleted=deleted)
+
+    def GetItem(self, request: pb.GetItemRequest, call: Call) -> pb.GetItemResponse:  # noqa: N802
+        """Read one item whole."""
+        key = checked_key("key", request.key)
+
+        def read(gallery: Gallery, _: ModelInstances) -> pb.GetItemResponse:
+            (item,) = gallery.get([key], thumbnails=request.with_thumbnail)
+            reply = pb.GetItemResponse(thumbnail=item.thumbnail)
+            write_item(reply.item, item, with_vector=True)
+            return reply
+
+        with self._admission.admit(call):
+            return self._galleries.using(request.gallery, read)
+
+    def ListItems(self, request: pb.ListItemsRequest, call: Call) -> pb.ListItemsResponse:  # noqa: N802
+        """Read one page of items; the token of the next one is the last key of this one."""
+        size = page_size(request.page_size)
+        for field in ("page_token", "key_prefix"):
+            if text := getattr(request, field):
+                checked_key(field, text)
+        with self._admission.admit(call):
+            return self._galleries.using(
+                request.gallery, lambda gallery, _: _page(gallery, request, size, call)
+            )
+
+    def _described(self, name: str) -> pb.Gallery:
+        """Describe a gallery, also one that is damaged or of a model that is not served."""
+        told = pb.Gallery(name=name)
+
+        def describe(gallery: Gallery) -> None:
+            write_info(told, gallery.info(), gallery.meta.thumbnail_side)
+            self._models.fitting(gallery)
+
+        try:
+            with _naming_no_path(self._galleries):
+                self._galleries.directory.using(name, describe)
+        except Mismatch as error:
+            told.problem.CopyFrom(to_status(error))
+        return told
+
+
+@contextmanager
+def _naming_no_path(galleries: GalleryExecutor) -> Iterator[None]:
+    try:
+        yield
+    except CrossbatchError as error:
+        galleries.hide(error)
+        raise
+
+
+def _complete(upsert: Upsert, model: ModelInstances, thumbnail_side: int, call: Call) -> None:
+    """Give the items that came as images their vectors and, with a side, their thumbnails."""
+    places, images = list(upsert.images), list(upsert.images.values())
+    vectors = good_or_refused(model.embed(images, call), lambda at: f"items[{places[at]}].image")
+    for place, vector in zip(places, vectors, strict=True):
+        upsert.items[place] = replace(upsert.items[place], vector=vector)
+    if thumbnail_side:
+        made = model.thumbnails(images, thumbnail_side, call)
+        pictures = good_or_refused(made, lambda at: f"items[{places[at]}].image")
+        for place, picture in zip(places, pictures, strict=True):
+            upsert.items[place] = replace(upsert.items[place], thumbnail=picture)
+
+
+def _stored(gallery: Gallery, upsert: Upsert) -> list[int]:
+    """Store items; return their versions."""
+    items = upsert.items
+    if not gallery.meta.thumbnail_side:  # that of a gallery which had the name before may have been asked for
+        items = [replace(item, thumbnail=b"") for item in items]
+    return gallery.upsert(items, expected=upsert.expected)
+
+
+def _page(gallery: Gallery, request: pb.ListItemsRequest, size: int, call: Call) -> pb.ListItemsResponse:
+    """Read the items that follow the token: at least one if there is any, and as many as a message holds."""
+    reply = pb.ListItemsResponse()
+    room = MAX_MESSAGE_BYTES - _SPARE_BYTES
+    step = max(1, BYTES_AT_ONCE // (4 * gallery.meta.dimension + MAX_METADATA_BYTES))
+    after = request.page_token
+    while len(reply.items) < size:
+        wanted = min(step, size - len(reply.items))
+        block = gallery.list(after=after, limit=wanted, prefix=request.key_prefix)
+        for item in block:
+            call.check()
+            write_item(added := reply.items.add(), item, with_vector=request.with_vectors)
+            room -= added.ByteSize() + _FRAME_BYTES
+            if room < 0 and len(reply.items) > 1:
+                del reply.items[-1]
+                reply.next_page_token = after
+                return reply
+            after = item.key
+        if len(block) < wanted:
+            return reply
+    reply.next_page_token = after
+    return reply

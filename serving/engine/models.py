@@ -1,0 +1,264 @@
+"""The models that are served, by name: loaded, replaced, and ended when no call holds them any more."""
+
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from serving.engine.instances import ModelInstances
+from serving.engine.repository import ModelFile, ModelSources, served_name
+from serving.engine.waiting import InstanceLimits
+from serving.errors import Draining, Mismatch, ModelMismatch, NotFound
+
+if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
+    from serving.gallery.gallery import Gallery
+
+__all__ = ["Change", "ModelRegistry", "fits"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a reload changed."""
+
+    loaded: tuple[str, ...]
+    """Names of the models that are new or of another file than before."""
+    removed: tuple[str, ...]
+    """Names of those that are served no more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Served:
+    """A model that is served, or was until now and finishes its calls."""
+
+    instances: ModelInstances
+    source: Hashable
+    """What it was loaded from."""
+    place: str
+    holders: int = 0
+    retired: bool = False
+
+
+class ModelRegistry:
+    """Loads models and hands them out; every method may be called from several threads at once."""
+
+    def __init__(
+        self,
+        sources: ModelSources,
+        limits: InstanceLimits,
+        *,
+        ran: Callable[[str, int, float], None] = lambda *_: None,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            sources: What there is to serve.
+            limits: Of each model.
+            ran: Is told the name, the number of images and the seconds of each run of a model.
+            failed: Called should a model embed no image any more.
+        """
+        self._sources = sources
+        self._limits = limits
+        self._ran = ran
+        self._failed = failed
+        self._served: Mapping[str, _Served] = {}
+        self._guard = threading.Lock()  # of what is served and who holds it
+        self._turn = threading.Lock()
+        self._begun = 0
+        self._last: Change | Exception = Change((), ())
+        self._stopping = False
+
+    def start(self) -> None:
+        """Load every model and warm it up."""
+        self.reload()
+
+    def stop(self) -> None:
+        """Finish what was accepted and end every model; a load that is under way comes to nothing."""
+        with self._guard:
+            self._stopping = True
+        for served in self._served.values():
+            served.instances.stop()
+
+    def reload(
+        self, agreed: "Callable[[Sequence[ModelInstances], Sequence[ModelInstances]], None] | None" = None
+    ) -> Change:
+        """Look again: load and warm up what is new or another file than before, then serve it, all at once.
+
+        A model that is replaced or gone finishes the calls that hold it, then its memory is free. One whose
+        file is the same is not loaded anew. One reload runs at once; all who ask meanwhile share the next.
+
+        Args:
+            agreed: Given the models as they are and as they would be; what it raises refuses the reload.
+
+        Raises:
+            Draining: The server is stopping.
+            CrossbatchError: A model cannot be served, or it is not agreed; everything stays as it was.
+        """
+        begun = self._begun
+        with self._turn:
+            if self._begun == begun:  # or else one that began since has seen all that we are to see
+                self._begun += 1
+                try:
+                    self._last = self._load_anew(agreed)
+                except Exception as error:
+                    self._last = error
+            if isinstance(self._last, Exception):
+                raise self._last
+            return self._last
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a reload is under way."""
+        return self._turn.locked()
+
+    def hide(self, text: str) -> str:
+        """Take out of what an error of `reload` tells where the models lie, which a caller need not know."""
+        return self._sources.hide(text)
+
+    def all(self) -> Sequence[ModelInstances]:
+        """Return all models, the first one first."""
+        return tuple(served.instances for served in self._served.values())
+
+    def get(self, name: str = "") -> ModelInstances:
+        """Return a model; the first one for an empty name; raises NotFound, which names those there are."""
+        return self._get(name).instances
+
+    def fitting(self, gallery: "Gallery", name: str = "") -> ModelInstances:
+        """Return the model that fits a gallery: the named one, or else the first that does.
+
+        Raises:
+            NotFound: No model has that name.
+            ModelMismatch: None fits; names both sides.
+        """
+        failures: list[ModelMismatch] = []
+        for instances in (self.get(name),) if name else self.all():
+            try:
+                gallery.check_model(instances.spec)
+            except ModelMismatch as error:
+                failures.append(error)
+            else:
+                return instances
+        raise failures[0]
+
+    @contextmanager
+    def holding(self, name: str = "") -> Iterator[ModelInstances]:
+        """Use a model while the block runs; should it be replaced meanwhile, it goes when the block ends."""
+        with self._guard:
+            served = self._get(name)
+            served.holders += 1
+        try:
+            yield served.instances
+        finally:
+            with self._guard:
+                served.holders -= 1
+                if served.retired and not served.holders:
+                    _end(served)
+
+    def _get(self, name: str) -> _Served:
+        served = self._served  # once, as another thread may replace it
+        if not name:
+            return next(iter(served.values()))
+        if name not in served:
+            raise NotFound(f"There is no model {name[:80]!r}; served: {', '.join(served)}.")
+        return served[name]
+
+    def _load_anew(
+        self, agreed: "Callable[[Sequence[ModelInstances], Sequence[ModelInstances]], None] | None"
+    ) -> Change:
+        known = {served.source: served for served in self._served.values()}
+        fresh: dict[str, _Served] = {}
+        loaded: list[_Served] = []
+        try:
+            self._check_open()
+            sources = self._sources.look()
+            _check_names([(source.name, source.place) for source in sources if source.name])
+            for source in sources:
+                served = known.get((source.name, source.stamp))
+                if served is None or served in fresh.values():
+                    served = self._load(source)
+                    loaded.append(served)
+                name = served.instances.name
+                _check_names([*((each, fresh[each].place) for each in fresh), (name, served.place)])
+                fresh[name] = served
+            for served in loaded:  # only now, when each has a name that is its own
+                served.instances.start()
+                _give_back()
+            if agreed is not None:
+                agreed(self.all(), tuple(served.instances for served in fresh.values()))
+            with self._guard:
+                self._check_open()
+                before, self._served = self._served, fresh
+                for served in before.values():
+                    served.retired = served not in fresh.values()
+                    if served.retired and not served.holders:
+                        _end(served)
+        except BaseException:
+            for served in loaded:
+                served.instances.stop()
+            raise
+        if (was := next(iter(before), "")) not in ("", first := next(iter(fresh))):
+            logger.warning("calls that name no model mean %s from now on, and meant %s before", first, was)
+        return Change(
+            tuple(served.instances.name for served in loaded),
+            tuple(name for name in before if name not in fresh),
+        )
+
+    def _load(self, source: ModelFile) -> _Served:
+        encoder = source.load()
+        name = source.name or served_name(encoder.spec)
+        instances = ModelInstances(name, encoder, self._limits, ran=self._ran, failed=self._failed)
+        return _Served(instances, (source.name, source.stamp), source.place)
+
+    def _check_open(self) -> None:
+        if self._stopping:
+            raise Draining("The server is stopping and loads nothing any more; try another one.")
+
+
+def fits(gallery: "Gallery", models: Sequence[ModelInstances]) -> bool:
+    """Tell whether one of these models can be used with a gallery."""
+    for instances in models:
+        try:
+            gallery.check_model(instances.spec)
+        except ModelMismatch:
+            continue
+        return True
+    return False
+
+
+def _end(served: _Served) -> None:
+    """Stop a model in a thread of its own, as that waits for its last batch."""
+
+    def end(instances: ModelInstances) -> None:
+        instances.stop()
+        logger.info("model %s has ended", instances.name)
+        del instances
+        _give_back()
+
+    threading.Thread(target=end, args=(served.instances,), name="end model", daemon=True).start()
+
+
+def _give_back() -> None:
+    """Give the system what models freed, which glibc keeps by itself wherever something lies behind it.
+
+    After ten reloads of a model of 16 MB a process holds about 200 MB with it and 400 MB without.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none, and need none
+    if trim is not None:
+        trim(0)
+
+
+def _check_names(named: Iterable[tuple[str, str]]) -> None:
+    """Refuse two models of one name; names both places."""
+    places: dict[str, str] = {}
+    for name, place in named:
+        if name in places:
+            raise Mismatch(
+                f"{places[name]} and {place} would both be served as {name}; give one of them another name "
+                "with --model NAME=FILE"
+            )
+        places[name] = place

@@ -1,0 +1,191 @@
+"""Who calls, and what he may do: API keys, and the role that each call needs."""
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.errors import BadSetting, CrossbatchError, PermissionDenied, Unauthenticated
+from serving.rpc.keys import Role, hash_of, read_keys
+
+__all__ = ["ANYBODY", "OURS", "ROLES", "Authenticator", "Identity", "role_of", "short_name"]
+
+logger = logging.getLogger(__name__)
+
+OURS = ("/crossbatch.v1.", "/inference.")
+"""How the calls of our own packages begin; every other service is gRPC's."""
+
+ROLES: Mapping[str, Role | None] = {
+    "/crossbatch.v1.RetrievalService/Embed": "read",
+    "/crossbatch.v1.RetrievalService/Search": "read",
+    "/crossbatch.v1.RetrievalService/Explain": "read",
+    "/crossbatch.v1.GalleryService/CreateGallery": "write",
+    "/crossbatch.v1.GalleryService/GetGallery": "read",
+    "/crossbatch.v1.GalleryService/ListGalleries": "read",
+    "/crossbatch.v1.GalleryService/DeleteGallery": "write",
+    "/crossbatch.v1.GalleryService/BuildIndex": "write",
+    "/crossbatch.v1.GalleryService/SwitchGallery": "write",
+    "/crossbatch.v1.GalleryService/RollbackGallery": "write",
+    "/crossbatch.v1.GalleryService/UpsertItems": "write",
+    "/crossbatch.v1.GalleryService/DeleteItems": "write",
+    "/crossbatch.v1.GalleryService/GetItem": "read",
+    "/crossbatch.v1.GalleryService/ListItems": "read",
+    "/crossbatch.v1.ModelService/GetModel": "read",
+    "/crossbatch.v1.ModelService/ListModels": "read",
+    "/crossbatch.v1.ModelService/ReloadModels": "write",
+    # Load balancers and probes ask these, mostly without a way to send a key.
+    "/inference.GRPCInferenceService/ServerLive": None,
+    "/inference.GRPCInferenceService/ServerReady": None,
+    "/grpc.health.v1.Health/Check": None,
+    "/grpc.health.v1.Health/List": None,
+    "/grpc.health.v1.Health/Watch": None,
+    "/inference.GRPCInferenceService/ModelReady": "read",
+    "/inference.GRPCInferenceService/ServerMetadata": "read",
+    "/inference.GRPCInferenceService/ModelMetadata": "read",
+    "/inference.GRPCInferenceService/ModelInfer": "read",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "read",
+}
+"""By a call's full name, the role that it needs; None where anybody may make it."""
+
+LOOK_SECONDS = 1.0  # between two looks at whether the file of keys has changed
+
+# The same for a key that is missing, unknown, revoked or no key at all: it helps nobody to guess.
+_UNKNOWN = (
+    "The call brings no API key that is valid here; send one as `authorization: Bearer KEY`. "
+    "`crossbatch keys` makes them."
+)
+
+
+def role_of(method: str) -> Role | None:
+    """Look up what a call, by its full name, needs; one that is not in the table needs the most."""
+    return ROLES.get(method, "write")
+
+
+def short_name(method: str) -> str:
+    """Write a call's name as logs and metrics have it: `RetrievalService/Search`."""
+    for package in OURS:
+        if method.startswith(package):
+            return method.removeprefix(package)
+    return method.removeprefix("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who calls: the name of his API key, empty where none is needed."""
+
+    name: str = ""
+    role: Role = "write"
+
+
+ANYBODY = Identity()
+
+
+class Authenticator:
+    """Knows the API keys. The file is read again when it changes, by a thread that looks once a second."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read the keys.
+
+        Args:
+            path: Their file; without one everybody may do all.
+
+        Raises:
+            NotFound: if there is no such file.
+            BadArtifact: if it is damaged.
+            BadSetting: if it has no key that may be used.
+        """
+        self._path = path
+        self._known: dict[bytes, Identity] = {}
+        self._closed = threading.Event()
+        if path is None:
+            return
+        stamp = _stamp(path)
+        self._known = _usable(path)
+        if not self._known:
+            raise BadSetting(
+                f"the key file {path} has no key that may be used; "
+                f"make one by `crossbatch keys add NAME --file {path}`"
+            )
+        threading.Thread(target=self._watch, args=(path, stamp), name="keys", daemon=True).start()
+
+    def identify(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Identity:
+        """Find out who makes a call.
+
+        Raises:
+            Unauthenticated: if the call brings no valid key, and needs one.
+        """
+        if self._path is None or role_of(method) is None:
+            return ANYBODY
+        # By its hash, which an attacker cannot steer: how long a look-up takes tells nothing of other keys.
+        caller = self._known.get(hash_of(_sent(metadata)))
+        if caller is None:
+            raise Unauthenticated(_UNKNOWN)
+        return caller
+
+    @staticmethod
+    def allow(method: str, caller: Identity) -> None:
+        """Find out whether he may make it.
+
+        Raises:
+            PermissionDenied: if the key's role does not allow the call.
+        """
+        if role_of(method) == "write" and caller.role != "write":
+            raise PermissionDenied(
+                f"The key {caller.name} has the role {caller.role} and {short_name(method)} needs the role "
+                "write; use a key that has it."
+            )
+
+    def close(self) -> None:
+        """Look at the file no more."""
+        self._closed.set()
+
+    def _watch(self, path: Path, stamp: tuple[float, int, int]) -> None:
+        complaint = ""
+        while not self._closed.wait(LOOK_SECONDS):
+            now = _stamp(path)
+            if now == stamp and not complaint:
+                continue
+            stamp = now
+            try:
+                self._known = _usable(path)
+            except CrossbatchError as error:
+                if str(error) != complaint:
+                    logger.error("%s; the keys read before stay in force", error)
+                complaint = str(error)
+                continue
+            complaint = ""
+            logger.info("read %d keys of %s", len(self._known), path)
+
+
+def _usable(path: Path) -> dict[bytes, Identity]:
+    """The keys that are not revoked, by their hash."""
+    return {
+        bytes.fromhex(key.sha256): Identity(key.name, key.role)
+        for key in read_keys(path)
+        if key.revoked is None
+    }
+
+
+def _sent(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The key that a call brings; empty, which no key is, if it brings none or several."""
+    sent = set()
+    for name, value in metadata:
+        if isinstance(value, bytes):  # of a name that ends in -bin
+            continue
+        if name == "authorization":
+            scheme, _, key = value.partition(" ")
+            if scheme.lower() == "bearer":
+                sent.add(key.strip())
+        elif name == "x-api-key":
+            sent.add(value.strip())
+    return sent.pop() if len(sent) == 1 else ""
+
+
+def _stamp(path: Path) -> tuple[float, int, int]:
+    """What changes when a file is written or replaced; nothing when it cannot be looked at."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0.0, 0, 0)
+    return (found.st_mtime, found.st_size, found.st_ino)

@@ -1,0 +1,287 @@
+"""Messages to records and back: what requests hold, checked here and nowhere else, and what replies tell."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import Struct
+from numpy.typing import NDArray
+
+from protos import gallery_service_pb2, retrieval_service_pb2
+from serving.engine.instances import Explanation
+from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
+from serving.gallery.info import GalleryInfo
+from serving.gallery.item import Hit, Item, check_item, check_key, check_keys
+from serving.model.preprocess import MAX_BYTES
+from serving.observability.call import Call
+from serving.rpc.filters import filter_of
+from serving.rpc.limits import DEFAULT_K, DEFAULT_PAGE, MAX_EXCLUDED, MAX_HITS, MAX_K, MAX_PAGE
+from serving.rpc.status import Refusal, Violation, refusal, to_status
+from serving.rpc.wire import bytes_of, plain_of, vector_of
+
+__all__ = [
+    "Upsert",
+    "check_count",
+    "checked_key",
+    "embed_result",
+    "explain_result",
+    "good_or_refused",
+    "page_size",
+    "read_items",
+    "refuse_if_all_failed",
+    "search_options",
+    "timings_of",
+    "write_hits",
+    "write_info",
+    "write_item",
+]
+
+T = TypeVar("T")
+
+MAX_METADATA_MESSAGE = 1_048_576
+"""Most bytes of an item's metadata as it travels: 64 KiB of JSON never take as many."""
+
+_NOT_SENT = (ValueError, TypeError, OverflowError, RecursionError, DecodeError)
+
+
+def check_count(field: str, count: int, most: int) -> None:
+    """Refuse a request with no inputs or with more than `most`."""
+    if not 1 <= count <= most:
+        raise refusal(field, f"{count} were sent; a call takes 1 to {most:,}. Split it.")
+
+
+def page_size(wanted: int) -> int:
+    """Return how many entries a page has at most, where 0 leaves it to the server."""
+    if wanted > MAX_PAGE:
+        raise refusal("page_size", f"{wanted} were asked for; a page holds at most {MAX_PAGE:,}.")
+    return wanted or DEFAULT_PAGE
+
+
+def checked_key(field: str, key: str) -> str:
+    """Return what can be a key or the beginning of one."""
+    try:
+        return check_key(key)
+    except InvalidArgument as error:
+        raise Refusal([Violation(field, error)]) from error
+
+
+def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, Any]:
+    """Return what a search finds for each of its queries, as `Gallery.search` takes it."""
+    k = request.k if request.HasField("k") else DEFAULT_K
+    if not 1 <= k <= MAX_K:
+        raise refusal("k", f"{k} neighbours were asked for; 1 to {MAX_K:,} can be had.")
+    if k * len(request.queries) > MAX_HITS:
+        raise refusal(
+            "k", f"{k} neighbours of {len(request.queries)} queries are more than {MAX_HITS:,} in all."
+        )
+    options: dict[str, Any] = {"k": k, "group_by_label": request.group_by_label}
+    if request.HasField("minimum_score"):
+        options["minimum_score"] = request.minimum_score
+        if not -1 <= request.minimum_score <= 1:  # NaN too
+            raise refusal(
+                "minimum_score", f"{request.minimum_score} is not a score; scores lie between -1 and 1."
+            )
+    if request.exclude_keys:
+        if (count := len(request.exclude_keys)) > MAX_EXCLUDED:
+            raise refusal("exclude_keys", f"{count} were sent; a call takes at most {MAX_EXCLUDED:,}.")
+        try:
+            options["exclude"] = check_keys(list(request.exclude_keys))
+        except InvalidArgument as error:
+            raise Refusal([Violation("exclude_keys", error)]) from error
+    if request.HasField("filter"):
+        try:
+            options["filter"] = filter_of(request.filter)
+        except InvalidArgument as error:
+            raise Refusal([Violation("filter", error)]) from error
+    return options
+
+
+@dataclass(slots=True)
+class Upsert:
+    """The items of one upsert."""
+
+    items: list[Item] = field(default_factory=list)
+    """Those that come as images have a vector that only stands in."""
+    images: dict[int, bytes] = field(default_factory=dict)
+    """The images, by the position of their items."""
+    expected: dict[str, int] = field(default_factory=dict)
+    """By key, the version that an item must have now; 0: there must be none."""
+
+
+def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, call: Call) -> Upsert:
+    """Check items, each for itself; everything that needs no model.
+
+    Raises:
+        Refusal: if some are bad; names the field of each.
+    """
+    read = Upsert()
+    violations: list[Violation] = []
+    first: dict[str, int] = {}
+    stand_in = np.eye(1, dimension, dtype=np.float32)[0]
+    for i, message in enumerate(messages):
+        call.check()
+        place = f"items[{i}]"
+        try:
+            if (earlier := first.setdefault(message.key, i)) != i:
+                same = f"The key {message.key!r} is also that of items[{earlier}]; send each key once."
+                violations.append(Violation(f"{place}.key", InvalidArgument(same)))
+            if message.metadata.ByteSize() > MAX_METADATA_MESSAGE:
+                raise InvalidArgument("The metadata is more than 64 KiB as JSON; store less with the item.")
+            vector = stand_in
+            match message.WhichOneof("content"):
+                case "image":
+                    place, read.images[i] = f"{place}.image", message.image
+                    if not 0 < (size := len(message.image)) <= MAX_BYTES:
+                        raise BadImage(f"The image has {size:,} bytes; send one of 1 to {MAX_BYTES:,}.")
+                case "vector":
+                    place = f"{place}.vector"
+                    vector = vector_of(message.vector)
+                case _:
+                    raise InvalidArgument("The item is empty; give an image or a vector.")
+            item = Item(message.key, vector, message.label, message.uri, plain_of(message.metadata))
+            try:
+                read.items.append(check_item(item, dimension=dimension))
+            except InvalidArgument:
+                content, place = place, f"items[{i}]"
+                check_item(replace(item, vector=stand_in), dimension=dimension)
+                place = content  # as all else is right
+                raise
+            if message.HasField("expected_version"):
+                read.expected[message.key] = message.expected_version
+        except CrossbatchError as error:
+            violations.append(Violation(place, error))
+    if violations:
+        raise Refusal(violations)
+    return read
+
+
+def good_or_refused(outcomes: Sequence[T | Exception], field_of: Callable[[int], str]) -> list[T]:
+    """Return what came of each input, where there is no place for an error.
+
+    Raises:
+        Refusal: if some inputs are bad; names the field of each.
+        Exception: another failure, which is not the fault of a field.
+    """
+    errors = {i: each for i, each in enumerate(outcomes) if isinstance(each, Exception)}
+    _refuse(errors, field_of)
+    return [each for each in outcomes if not isinstance(each, Exception)]
+
+
+def refuse_if_all_failed(outcomes: Sequence[object], field_of: Callable[[int], str]) -> None:
+    """Fail the call if every input failed, as `good_or_refused` does if one did."""
+    errors = {i: each for i, each in enumerate(outcomes) if isinstance(each, Exception)}
+    if len(errors) == len(outcomes):
+        _refuse(errors, field_of)
+
+
+def _refuse(errors: dict[int, Exception], field_of: Callable[[int], str]) -> None:
+    violations = []
+    for i, error in errors.items():
+        if not isinstance(error, InvalidArgument | NotFound):  # overload, lateness or a bug
+            raise error
+        violations.append(Violation(field_of(i), error))
+    if violations:
+        raise Refusal(violations)
+
+
+def embed_result(outcome: NDArray[np.float32] | Exception) -> retrieval_service_pb2.EmbedResult:
+    """Write a vector (d,), or why there is none."""
+    if isinstance(outcome, Exception):
+        return retrieval_service_pb2.EmbedResult(error=to_status(outcome))
+    return retrieval_service_pb2.EmbedResult(vector=bytes_of(outcome))
+
+
+def explain_result(outcome: Explanation | Exception) -> retrieval_service_pb2.ExplainResult:
+    """Write an explanation, or why there is none."""
+    if isinstance(outcome, Exception):
+        return retrieval_service_pb2.ExplainResult(error=to_status(outcome))
+    height, width = outcome.assignments.shape
+    return retrieval_service_pb2.ExplainResult(
+        histogram=bytes_of(outcome.histogram),
+        assignments=np.ascontiguousarray(outcome.assignments, dtype=np.uint8).tobytes(),
+        height=height,
+        width=width,
+    )
+
+
+def timings_of(call: Call) -> retrieval_service_pb2.Timings:
+    """Write where the time of a call went, in whole microseconds."""
+    stages = call.stages
+    seconds = (stages.decode, stages.queue, stages.encode, stages.gallery, time.monotonic() - call.began)
+    decode, queue, encode, gallery, total = (max(0, round(each * 1e6)) for each in seconds)
+    return retrieval_service_pb2.Timings(
+        decode_us=decode, queue_us=queue, encode_us=encode, gallery_us=gallery, total_us=total
+    )
+
+
+def write_hits(
+    result: retrieval_service_pb2.SearchResult, hits: Iterable[Hit], known: dict[int, Struct]
+) -> None:
+    """Add the neighbours of one query to its result.
+
+    Args:
+        result: Of the query.
+        hits: Its neighbours.
+        known: Metadata as it travels, by version; that of many queries is packed once.
+
+    Raises:
+        BadArtifact: if an item holds metadata that cannot be sent.
+    """
+    add = result.hits.add
+    hit = None
+    try:
+        for hit in hits:  # without a function of ours for each: there may be thousands
+            metadata = known.get(hit.version)
+            if metadata is None and hit.metadata:
+                metadata = known[hit.version] = Struct()
+                metadata.update(hit.metadata)
+            add(
+                key=hit.key,
+                score=hit.score,
+                label=hit.label,
+                uri=hit.uri,
+                metadata=metadata,
+                version=hit.version,
+            )
+    except _NOT_SENT as error:
+        raise _unsendable(hit, error) from error
+
+
+def write_item(message: gallery_service_pb2.StoredItem, item: Item, *, with_vector: bool) -> None:
+    """Fill in a stored item.
+
+    Raises:
+        BadArtifact: if it holds metadata that cannot be sent.
+    """
+    message.key, message.version, message.label, message.uri = item.key, item.version, item.label, item.uri
+    try:
+        if item.metadata:
+            message.metadata.update(item.metadata)
+            message.metadata.FromString(message.metadata.SerializeToString())  # refuses what is too deep
+    except _NOT_SENT as error:
+        raise _unsendable(item, error) from error
+    if with_vector:
+        message.vector = bytes_of(item.vector)
+
+
+def write_info(message: gallery_service_pb2.Gallery, info: GalleryInfo, thumbnail_side: int) -> None:
+    """Fill in what a gallery tells of itself."""
+    message.model_name = info.model_name
+    message.model_fingerprint = info.fingerprint
+    message.dimension = info.dimension
+    message.items = info.items
+    message.index_type = info.index_type
+    message.recall = info.recall
+    message.fresh_items = info.fresh
+    message.deleted_items = info.deleted
+    message.generation = info.generation
+    message.thumbnail_side = thumbnail_side
+
+
+def _unsendable(item: Hit | Item | None, error: Exception) -> BadArtifact:
+    """Name the item with metadata that was stored past our own checks, too deep or too large to be sent."""
+    key = "" if item is None else item.key
+    return BadArtifact(f"The item {key!r} of the gallery cannot be sent: {error}")

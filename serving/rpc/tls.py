@@ -1,0 +1,97 @@
+"""The server's certificate: checked before use, and read again when its files change."""
+
+import logging
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from serving.errors import BadSetting
+from serving.settings import Settings
+
+__all__ = ["server_credentials"]
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0  # between two looks at whether the files have changed
+
+
+def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    """Read the certificate that a server was given; None for one that speaks plain text.
+
+    gRPC asks at each new connection whether there is a newer one. Files that cannot be used then are logged,
+    and leave the one that is in use.
+
+    Raises:
+        BadSetting: if a file cannot be used; the sentence tells which and why.
+    """
+    certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if certificate is None or key is None:
+        return None
+    files = [path for path in (certificate, key, client_ca) if path is not None]
+    stamp, looked = _stamp(files), time.monotonic()
+    first = _configuration(certificate, key, client_ca)
+
+    def newer() -> Any:  # a configuration, or None for no change
+        nonlocal stamp, looked
+        if time.monotonic() - looked < LOOK_SECONDS:
+            return None
+        looked = time.monotonic()
+        try:
+            now = _stamp(files)
+            if now == stamp:
+                return None
+            stamp = now
+            configuration = _configuration(certificate, key, client_ca)
+        except (
+            BadSetting,
+            OSError,
+        ) as error:  # half-written files too; they change again when they are whole
+            logger.error("%s; the certificate read before stays in use", error)
+            return None
+        logger.info("read a new certificate of %s", certificate)
+        return configuration
+
+    return grpc.dynamic_ssl_server_credentials(
+        first, newer, require_client_authentication=client_ca is not None
+    )
+
+
+def _stamp(files: list[Path]) -> list[tuple[int, int, int]]:
+    try:
+        found = [path.stat() for path in files]
+    except OSError as error:
+        raise BadSetting(f"{error.filename} cannot be read ({error.strerror})") from error
+    return [(each.st_mtime_ns, each.st_size, each.st_ino) for each in found]
+
+
+def _configuration(
+    certificate: Path, key: Path, client_ca: Path | None
+) -> "grpc.ServerCertificateConfiguration":
+    """Read the files, and try them with OpenSSL, which says more of them than gRPC does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        data = (key.read_bytes(), certificate.read_bytes())
+        roots = None if client_ca is None else client_ca.read_bytes()
+        context.load_cert_chain(certificate, key, password=_no_password)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise BadSetting(
+                f"the key {key} is not that of the certificate {certificate}; give two that belong together"
+            ) from error
+        what = ", ".join(str(path) for path in (certificate, key, client_ca) if path is not None)
+        reason = (error.reason or "not readable").replace("_", " ").lower()
+        raise BadSetting(f"{what} are no certificate and key ({reason}); give PEM files") from error
+    except OSError as error:
+        raise BadSetting(f"{error.filename} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise BadSetting(f"the key {key} is encrypted; give --tls-key one that is not") from error
+    return grpc.ssl_server_certificate_configuration([data], root_certificates=roots)
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")  # OpenSSL would ask on the terminal

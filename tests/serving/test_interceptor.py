@@ -1,0 +1,228 @@
+"""What a call passes on its way in and out, with services that tell what they were handed."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import gallery_service_pb2 as gallery_pb
+from protos import gallery_service_pb2_grpc, model_service_pb2_grpc
+from protos import model_service_pb2 as model_pb
+from serving.errors import NotFound, Overloaded
+from serving.observability.access_log import MOST_LINES, AccessLog, told_peer
+from serving.observability.audit import AuditLog
+from serving.observability.call import Call
+from serving.observability.metrics import Metrics
+from serving.rpc.admission import Admission
+from serving.rpc.auth import Authenticator
+from serving.rpc.interceptor import CallInterceptor
+from tests.serving.rpc_fakes import until
+from tests.serving.stubs import Stubs, refused
+
+LIST = "/crossbatch.v1.ModelService/ListModels"
+
+
+class Service(model_service_pb2_grpc.ModelServiceServicer, gallery_service_pb2_grpc.GalleryServiceServicer):
+    """Does with each call what a test wants."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.work: Callable[[Call], Any] = lambda call: None
+
+    def ListModels(self, request: Any, call: Call) -> Any:  # noqa: N802
+        self.calls.append(call)
+        self.work(call)
+        return model_pb.ListModelsResponse()
+
+    def BuildIndex(self, request: Any, call: Call) -> Iterator[Any]:  # noqa: N802
+        self.calls.append(call)
+        for i in range(1_000):
+            self.work(call)
+            yield gallery_pb.BuildIndexResponse(done=i)
+
+
+class Running:
+    """A server of these services."""
+
+    def __init__(self) -> None:
+        self.service, self.admission, self.metrics = Service(), Admission(256, 1 << 20), Metrics()
+        self.interceptor = CallInterceptor(
+            Authenticator(), self.admission, AccessLog(self.metrics, AuditLog())
+        )
+        self.server = grpc.server(ThreadPoolExecutor(16), interceptors=[self.interceptor])
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(self.service, self.server)
+        gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(self.service, self.server)
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        self.server.start()
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self.stubs = Stubs(self.channel)
+
+    def list(self, **options: Any) -> Any:
+        return self.stubs.models.ListModels(model_pb.ListModelsRequest(), **({"timeout": 10} | options))
+
+    def build(self, **options: Any) -> Any:
+        return self.stubs.galleries.BuildIndex(gallery_pb.BuildIndexRequest(name="g"), **options)
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    running = Running()
+    yield running
+    running.channel.close()
+    running.server.stop(0).wait()
+
+
+def test_a_service_is_handed_the_call_and_the_caller_gets_his_id_back(running: Running) -> None:
+    reply, call = running.stubs.models.ListModels.with_call(
+        model_pb.ListModelsRequest(), timeout=10, metadata=(("x-request-id", "mine"),)
+    )
+    assert isinstance(reply, model_pb.ListModelsResponse)
+    assert dict(call.trailing_metadata())["x-request-id"] == "mine"
+    (seen,) = running.service.calls
+    assert (seen.rpc, seen.method) == ("ModelService/ListModels", LIST)
+    assert told_peer(seen.peer).startswith("127.0.0.1:")
+    assert seen.deadline is not None
+    assert 8 < seen.deadline - time.monotonic() < 10
+    assert running.interceptor.wait_idle(5)
+
+
+def test_a_stream_passes_whole_and_ends_when_its_caller_leaves(running: Running) -> None:
+    assert [each.done for each in running.build(timeout=20)][-1] == 999
+    running.service.work = lambda call: time.sleep(0.01)
+    replies = running.build()
+    next(replies)
+    replies.cancel()
+    assert running.interceptor.wait_idle(5)
+    assert until(lambda: not running.service.calls[-1].is_active())
+
+
+def test_what_a_service_raises_becomes_its_status(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    def work(call: Call) -> None:
+        raise errors.pop()
+
+    running.service.work = work
+    errors: list[Exception] = [ZeroDivisionError("secret"), NotFound("There is no such model.")]
+    with pytest.raises(grpc.RpcError) as failure:
+        running.list()
+    assert refused("NOT_FOUND", failure, "NOT_FOUND") == "There is no such model."
+    with pytest.raises(grpc.RpcError) as failure:
+        running.list()
+    told = refused("INTERNAL", failure, "INTERNAL")
+    assert "secret" not in told
+    assert "secret" in caplog.text
+    errors = [Overloaded("Full.", retry_after=0.5)]
+    with pytest.raises(grpc.RpcError) as failure:
+        list(running.build())
+    refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+
+
+def test_bytes_that_are_no_request_are_the_callers_fault(running: Running) -> None:
+    raw: Any = running.channel.unary_unary(LIST)
+    with pytest.raises(grpc.RpcError) as failure:
+        raw(b"\xff\xff")
+    assert "not a request of crossbatch.v1.ModelService/ListModels" in refused(
+        "INVALID_ARGUMENT", failure, "INVALID_ARGUMENT"
+    )
+
+
+def test_there_is_room_for_so_many_bytes(running: Running) -> None:
+    raw: Any = running.channel.unary_unary(LIST)
+    with pytest.raises(grpc.RpcError) as failure:
+        raw(bytes(2 << 20))
+    refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+    assert running.admission.bytes == 0
+
+
+@pytest.mark.parametrize("leave", ["deadline", "cancel"])
+def test_work_learns_that_nobody_waits_for_it(running: Running, leave: str) -> None:
+    began, ended = threading.Event(), list[Exception]()
+
+    def work(call: Call) -> None:
+        began.set()
+        deadline = time.monotonic() + 10
+        try:
+            while time.monotonic() < deadline:
+                call.check()
+                time.sleep(0.005)
+        except Exception as error:
+            ended.append(error)
+            raise
+
+    running.service.work = work
+    future = running.stubs.models.ListModels.future(
+        model_pb.ListModelsRequest(), timeout=0.3 if leave == "deadline" else 20
+    )
+    assert began.wait(10)
+    if leave == "cancel":
+        future.cancel()
+    until(lambda: ended)
+    expected = "DeadlineExceeded" if leave == "deadline" else "Cancelled"
+    assert type(ended[0]).__name__ == expected
+
+
+def test_a_server_that_drains_takes_no_call_and_gives_up_those_that_last(running: Running) -> None:
+    began = threading.Event()
+
+    def work(call: Call) -> None:
+        began.set()
+        until(lambda: call.ended)
+        call.check()
+
+    running.service.work = work
+    future = running.stubs.models.ListModels.future(model_pb.ListModelsRequest(), timeout=20)
+    assert began.wait(10)
+    running.interceptor.drain()
+    assert not running.interceptor.wait_idle(0.05)
+    with pytest.raises(grpc.RpcError) as failure:
+        running.list()
+    assert "try another one" in refused("UNAVAILABLE", failure, "DRAINING")
+    running.interceptor.give_up()
+    assert running.interceptor.wait_idle(5)
+    with pytest.raises(grpc.RpcError) as failure:
+        future.result()
+    assert "stopped before the call was done" in refused("UNAVAILABLE", failure, "DRAINING")
+
+
+def test_what_there_is_no_room_for_is_refused_before_its_message_is_received(running: Running) -> None:
+    answered = threading.Event()
+    never = iter(lambda: answered.wait(20) and b"", b"")
+    # The server would have to wait for a message that never comes.
+    silent: Any = running.channel.stream_unary("/crossbatch.v1.GalleryService/UpsertItems")
+    with running.admission.admit(Call("x"), 256), pytest.raises(grpc.RpcError) as failure:
+        silent(never, timeout=5)
+    answered.set()
+    refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+
+
+def test_of_many_refusals_alike_few_have_a_line(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    running.interceptor.drain()
+    with caplog.at_level(logging.INFO):
+        for _ in range(3 * MOST_LINES):
+            with pytest.raises(grpc.RpcError):
+                running.list()
+        time.sleep(1.1)
+        with pytest.raises(grpc.RpcError):
+            running.list()
+    lines = [each for each in caplog.records if each.name.endswith("access_log")]
+    assert len(lines) < 3 * MOST_LINES
+    told = [each for each in lines if "more calls were refused" in each.getMessage()]
+    assert sum(each.calls for each in told) + len(lines) - len(told) == 3 * MOST_LINES + 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("peer", "told"),
+    [
+        ("ipv4:127.0.0.1:50412", "127.0.0.1:50412"),
+        ("ipv6:%5B::1%5D:50412", "[::1]:50412"),
+        ("ipv6:%5Bfe80::7%25eth0%5D:50412", "[fe80::7%eth0]:50412"),
+        ("unix:/run/shop%5B.sock", "unix:/run/shop%5B.sock"),
+        ("", ""),
+    ],
+)
+def test_an_address_is_written_as_people_write_it(peer: str, told: str) -> None:
+    assert told_peer(peer) == told
