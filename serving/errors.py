@@ -28,26 +28,11 @@ import copy
 from typing import Self
 
 __all__ = [
-    "AlreadyExists",
-    "BadArtifact",
-    "BadData",
-    "BadImage",
-    "BadSetting",
-    "Cancelled",
-    "Conflict",
-    "CrossbatchError",
-    "DeadlineExceeded",
-    "Draining",
-    "InvalidArgument",
-    "Mismatch",
-    "ModelMismatch",
-    "NotFound",
-    "Overloaded",
-    "PermissionDenied",
-    "ReadOnly",
-    "Unauthenticated",
-    "Unavailable",
-]
+    "AlreadyExists", "BadArtifact", "BadData", "BadImage", "BadSetting", "Cancelled", "Conflict",
+    "CrossbatchError", "DeadlineExceeded", "Draining", "InvalidArgument", "Mismatch", "ModelMismatch",
+    "NotFound", "Overloaded", "PermissionDenied", "ReadOnly", "Unauthenticated", "Unavailable",
+    "reason_of",
+]  # fmt: skip
 
 
 class CrossbatchError(Exception):
@@ -156,3 +141,11 @@ class Cancelled(CrossbatchError):
 
 class Unavailable(CrossbatchError):
     """A server that cannot be reached, or a port that is in use."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error of Python or a library says, as one line without a full stop."""
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return str(text).splitlines()[0].rstrip(". ")
