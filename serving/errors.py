@@ -1,25 +1,5 @@
 """The one error tree: everything a caller can cause, and what he reads about it.
 
-    CrossbatchError
-    ├── InvalidArgument       a request, flag or recipe that cannot be carried out as given
-    │   ├── BadImage          bytes that do not hold an image within the limits
-    │   ├── BadData           a data set that is missing, unreadable or too small
-    │   └── BadSetting        a setting that is unknown or out of range
-    ├── NotFound              a gallery, item, recipe or file that is not there
-    ├── AlreadyExists         a name that is taken
-    ├── Conflict              an item that is of another version than the caller expected
-    ├── Mismatch              two things that do not fit each other: both are named
-    │   ├── ModelMismatch     a gallery or query of another model
-    │   └── BadArtifact       a model file or gallery that is damaged or of a newer format
-    ├── Unauthenticated       a call without a key, or with one that is not known
-    ├── PermissionDenied      a key whose role does not allow the call
-    ├── ReadOnly              something that cannot be written
-    ├── Overloaded            no room now; try again later
-    ├── Draining              the server is stopping
-    ├── DeadlineExceeded      the caller's time ran out
-    ├── Cancelled             the caller left
-    └── Unavailable           a server that cannot be reached, a port in use
-
 A message is one plain sentence: what was found, what was expected, what to do. `serving.rpc.status` holds
 the table from these classes to gRPC status codes.
 """
