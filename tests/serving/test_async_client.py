@@ -153,10 +153,10 @@ def test_a_cancelled_call_is_dropped_by_the_server(tmp_path: Path) -> None:
     encoder = FakeEncoder()
 
     async def live(address: str) -> None:
-        async with AsyncClient(address) as client:
+        async with AsyncClient(address, timeout=60) as client:
             encoder.encode_gate.clear()
             first = asyncio.create_task(client.embed([b"first"]))
-            await asyncio.to_thread(until, lambda: encoder.encoding)
+            await asyncio.to_thread(until, lambda: encoder.encoding, 30)
             unwanted = asyncio.create_task(client.embed([b"unwanted"]))
             await asyncio.sleep(0.2)
             unwanted.cancel()

@@ -233,12 +233,12 @@ def test_a_call_ends_with_its_deadline(tmp_path: Path) -> None:
     encoder = FakeEncoder()
     with (
         serving(encoder, GalleryDirectory(tmp_path), threads=1) as running,
-        Client(running.address) as client,
+        Client(running.address, timeout=60) as client,
     ):
         encoder.encode_gate.clear()
         first = threading.Thread(target=client.embed, args=([b"first"],))
         first.start()
-        until(lambda: encoder.encoding)
+        until(lambda: encoder.encoding, 30)
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=r"within 0\.3 s"):
             client.with_options(timeout=0.3).embed([b"late"])
