@@ -13,6 +13,7 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
+from tests.training.small_run import Train
 from training.loop.run import load_run
 from training.method.histogram import (
     Metric,
@@ -24,7 +25,6 @@ from training.method.histogram import (
 )
 from training.network.embedder import build_embedder
 from training.recipes.recipe import AssignOn, CodebookInit, Recipe
-from training.train import Settings, run
 
 WAYS: list[AssignOn] = ["unit", "raw", "ball"]
 
@@ -59,13 +59,6 @@ def test_histogram_rows_are_shares(seed: int, dtype: torch.dtype) -> None:
 def test_histogram_names_shapes_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"\(1, 2, 4\) and \(3, 5\)"):
         histogram(torch.zeros(1, 2, 4), torch.zeros(3, 5))
-
-
-def test_the_histogram_leaves_autocast() -> None:
-    locations, codebook = (t.bfloat16() for t in locations_and_codebook())
-    expected = histogram(locations.float(), codebook.float())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(histogram(locations, codebook), expected)
 
 
 @pytest.mark.parametrize("assign_on", WAYS)
@@ -131,23 +124,6 @@ def test_lemma_1_fails_for_the_inner_product_where_norms_differ() -> None:
     assert error(locations, prototypes, "inner").item() > 50 * radius.item()
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.integers(0, 10_000))
-def test_the_metrics_agree_for_prototypes_of_one_norm(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    locations = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
-    prototypes = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    prototypes = 3 * prototypes / prototypes.norm(dim=1, keepdim=True)
-    nearest = assign(locations, prototypes, metric="euclidean")
-    assert torch.equal(nearest, assign(locations, prototypes, metric="inner"))
-    assert torch.equal(nearest, assign(locations, prototypes, metric="cosine"))
-
-
-def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(BadSetting, match="euclidean, inner, cosine"):
-        assign(torch.ones(1, 1, 2), torch.ones(1, 2), metric="manhattan")  # type: ignore[arg-type]
-
-
 def test_the_square_of_the_error_is_bounded_by_the_square_of_the_radius_alone() -> None:
     """The paper's proof bounds it by the radius itself."""
     location, prototypes = torch.zeros(1, 1, 1), torch.tensor([[2.0]])
@@ -198,9 +174,9 @@ def test_fewer_features_than_prototypes_repeat() -> None:
     assert len({tuple(row) for row in found.tolist()}) == 2
 
 
-def test_a_training_starts_from_its_images(data: Path, recipe: str, tmp_path: Path) -> None:
+def test_a_training_starts_from_its_images(train: Train, tmp_path: Path) -> None:
     words = ["codebook_init=k_means", "validation=0", "prototype_learning_rate=0", "epochs=1"]
-    run(Settings(recipe=recipe, data=data, out=tmp_path / "run", set=words))
+    train(tmp_path / "run", *words)
     trained = load_run(tmp_path / "run")
     random = build_embedder(trained.recipe)
     assert not torch.equal(trained.embedder.codebook, random.codebook)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import loss_oracles
-from training.losses.loss import LOSSES, build_loss
-from training.losses.pairwise import Memory, TripletMiner, TripletRule
+from training.losses.loss import LOSSES, TripletMiner, TripletRule, build_loss
+from training.losses.objective import Memory
 
 LOOPS: dict[str, Callable[..., float]] = {
     "contrastive": loss_oracles.contrastive_against,
@@ -75,20 +75,6 @@ def test_a_loss_says_whether_it_compares_pairs(name: str) -> None:
         x, labels = embed(2, 0), torch.tensor([0, 1])
         with pytest.raises(BadSetting, match="this loss has no use for a memory"):
             function.against(x, labels, x, labels)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_float32_memory_serves_embeddings_of_any_precision(name: str, dtype: torch.dtype) -> None:
-    labels, reference_labels = torch.tensor(CASES["usual"][0]), torch.tensor(CASES["usual"][1])
-    x, references = embed(5, 0).to(dtype).requires_grad_(), embed(7, 100).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = build_loss(name, classes=4, dimension=4).against(x, labels, references, reference_labels)
-    torch.autograd.backward(value)
-    assert value.isfinite()
-    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
 
 
 @settings(max_examples=60)
@@ -156,8 +142,3 @@ def test_a_checkpoint_restores_it_bit_by_bit(pushed: tuple[int, ...]) -> None:
         assert all(torch.equal(a, b) for a, b in zip(memory.contents(), restored.contents(), strict=True))
         memory.push(*batch(3, 50 + step))
         restored.push(*batch(3, 50 + step))
-
-
-def test_a_memory_without_room_is_refused() -> None:
-    with pytest.raises(BadSetting, match="a memory of 0 embeddings can hold none"):
-        Memory(D, 0)

@@ -12,9 +12,9 @@ from serving.errors import BadData, BadSetting
 from training.data.partition import check_complete, read_own
 from training.data.pictures import tell_unreadable
 from training.data.sampler import draw_sample
+from training.loop.checkpoint import write_file
 from training.loop.logbook import read_history
 from training.loop.run import load_run
-from training.loop.whole_file import write_file
 from training.method.cross_batch import dead_note
 from training.report.contents import (
     SPLITS,
