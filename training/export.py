@@ -121,7 +121,7 @@ def export_model(
     """
     if len(images) < _LEAST_IMAGES:
         raise BadData(
-            f"{len(images)} images were given to check the export on; give at least {_LEAST_IMAGES}"
+            f"{len(images)} images were given to check the export on; at least {_LEAST_IMAGES} are needed"
         )
     if path.is_dir() or not path.parent.is_dir():  # before the seconds that exporting takes
         found = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
@@ -223,14 +223,13 @@ def check_parity(
 
 def _difference(found: NDArray[Any], wanted: NDArray[Any], name: str) -> float:
     """Give the largest difference; of assignments none, where one location or one in a hundred may differ."""
-    alike = found.shape == wanted.shape
     if name == "assignments":  # where two prototypes are as near as rounding goes
-        different = int((found != wanted).sum()) if alike else found.size
+        different = int((found != wanted).sum())
         if different <= max(1, found.size // 100):
             return 0.0
         told = f"in {different} of {found.size} locations"
     else:
-        difference = float(np.abs(found - wanted).max()) if alike else float("nan")
+        difference = float(np.abs(found - wanted).max())
         if difference <= TOLERANCE:  # nor NaN
             return difference
         told = f"by {difference:.2g}, where {TOLERANCE:g} is allowed; its backbone may not be exportable"
@@ -242,8 +241,7 @@ def _difference(found: NDArray[Any], wanted: NDArray[Any], name: str) -> float:
 def _fields(trained: Run, name: str | None) -> dict[str, Any]:
     """Collect what the spec says of the training; of a local path only the last part."""
     record, recipe, data = trained.record, trained.recipe, trained.record.get("data", {})
-    settings = recipe.model_dump(mode="json")
-    settings["weights"] = PurePath(recipe.weights).name
+    settings = recipe.model_dump(mode="json") | {"weights": PurePath(recipe.weights).name}
     return {
         "name": name or record.get("name") or trained.path.name,
         "backbone": recipe.backbone,

@@ -68,8 +68,7 @@ def test_images_that_are_no_whole_number_of_patches(name: str, patch: int, size:
 
 
 @pytest.mark.parametrize(
-    ("name", "half"),
-    [("resnet20", "blocks.4"), ("bn_inception", "middle"), ("test_vit", "blocks.2")],
+    ("name", "half"), [("resnet20", "blocks.4"), ("bn_inception", "middle"), ("test_vit", "blocks.2")]
 )
 @torch.no_grad()
 def test_the_middle_can_be_given_other_images(name: str, half: str) -> None:

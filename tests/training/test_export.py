@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from serving.errors import BadArtifact, BadData, BadSetting, CrossbatchError
 from serving.model.encoder import Encoder
-from serving.model.spec import KEY, ModelSpec, fingerprint, output_names, read_spec
+from serving.model.spec import KEY, ModelSpec, fingerprint, read_spec
 from tests.tiny_model import tiny_graph
 from training import export as module
 from training import train
@@ -129,16 +129,6 @@ def test_spec_says_what_the_network_is(exported: tuple[Embedder, Path, ModelSpec
     assert spec.pooling == "gap"
 
 
-def test_prototypes_that_nothing_trained_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "plain.onnx"
-    spec, _ = export_model(_embedder(), FIELDS, path, IMAGES, explains=False)
-    assert (spec.prototypes, spec.grid) == (0, None)
-    assert output_names(path.read_bytes()) == ("embeddings",)
-    encoder = Encoder(path)
-    batch = np.stack([encoder.preprocess(image) for image in IMAGES[:2]])
-    assert encoder.run(batch)["embeddings"].shape == (2, 5)
-
-
 def test_a_run_without_xml_is_exported_without_prototypes(data: Path, recipe: str, tmp_path: Path) -> None:
     chosen = ["xml_weight=0", "epochs=1", "ema_decay=0"]
     train.run(train.Settings(recipe=recipe, data=data, out=tmp_path / "run", set=chosen))
@@ -183,8 +173,7 @@ def _check_file(path: Path, embedder: Embedder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backbone", "size", "pooling"),
-    [("bn_inception", 64, "gem"), ("test_vit", 32, "gap_gmp")],
+    ("backbone", "size", "pooling"), [("bn_inception", 64, "gem"), ("test_vit", 32, "gap_gmp")]
 )
 def test_every_form_of_backbone_and_pooling_is_exported_for_any_batch(
     backbone: str, size: int, pooling: PoolingName, tmp_path: Path

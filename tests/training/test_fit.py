@@ -129,6 +129,8 @@ def test_training_stops_when_patience_is_out(train: Train, tmp_path: Path) -> No
     again = run(Settings(out=tmp_path / "r", resume=True))
     assert again["epochs"] == 2
     load_run(tmp_path / "r")  # which warns only of a training that was cut
+    with pytest.raises(BadSetting, match="patience is 3, but evaluate_every leaves 4 epochs"):
+        train(tmp_path / "s", "patience=3", "evaluate_every=4")
 
 
 def test_fp16_leaves_out_steps_that_overflow_but_not_for_ever(
@@ -192,12 +194,7 @@ def test_batchnorms_weights_stay_where_they_are_to(train: Train, frozen: bool, t
     [("none", 1, []), ("embedding", 1, []), ("input", 2, []), ("feature", 2, [12])],
 )
 def test_each_level_mixes_at_its_own_place(
-    train: Train,
-    level: str,
-    passes: int,
-    middles: list[int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    train: Train, level: str, passes: int, middles: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, mixed = list[int](), list[int]()
     inner, inner_mixing = Embedder.forward, metrix.mixing_at
@@ -236,15 +233,6 @@ def test_a_step_that_fp16_leaves_out_does_not_spoil_the_mean(
     row = _history(tmp_path / "r")[1]
     assert steps[0] == 2
     assert all(math.isfinite(value) for value in row.values())
-
-
-def test_patience_waits_for_an_epoch_that_is_measured(train: Train, tmp_path: Path) -> None:
-    still = [f"{part}learning_rate=0" for part in ("", "head_", "prototype_")]
-    changes = [*still, "epochs=9", "freeze_batchnorm=true", "patience=3", "evaluate_every=2", "ema_decay=0"]
-    result = train(tmp_path / "r", *changes)
-    assert result["epochs"] == 4
-    with pytest.raises(BadSetting, match="patience is 3, but evaluate_every leaves 4 epochs"):
-        train(tmp_path / "s", "patience=3", "evaluate_every=4")
 
 
 def test_erasing_paints_a_part_in_the_mean_colour() -> None:

@@ -71,13 +71,6 @@ def test_gradient_of_the_histogram(assign_on: AssignOn) -> None:
     )
 
 
-def test_black_locations_have_a_gradient_of_numbers() -> None:
-    locations = torch.zeros(2, 3, 4, requires_grad=True)
-    histogram(locations, torch.randn(5, 4))[:, 0].sum().backward()  # type: ignore[no-untyped-call]
-    assert locations.grad is not None
-    assert torch.isfinite(locations.grad).all()
-
-
 def test_an_unknown_way_to_assign_is_named() -> None:
     with pytest.raises(BadSetting, match="assign_on is 'cosine', but it must be one of unit, raw, ball"):
         histogram(torch.zeros(1, 2, 4), torch.zeros(3, 4), assign_on="cosine")  # type: ignore[arg-type]

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pytorch_metric_learning.losses import ProxyNCALoss
 from torch import Tensor
 
@@ -88,19 +86,6 @@ def test_a_loss_is_its_loop(name: str, options: dict[str, float | str], labels: 
         torch.autograd.backward(value)
         assert x.grad is not None
         assert x.grad.isfinite().all()
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=9),
-    st.sampled_from(sorted(LOSSES)),
-    st.integers(0, 999),
-)
-def test_the_order_of_the_batch_does_not_matter(labels: list[int], name: str, seed: int) -> None:
-    x, names = batch(labels, seed)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    function = build(name)
-    torch.testing.assert_close(function(x[order], names[order]), function(x, names))
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -21,13 +21,7 @@ from tests.training.side_by_side import gradients
 from tests.training.small_run import equal_runs
 from training.loop import processes as module
 from training.loop.checkpoint import load_checkpoint
-from training.loop.processes import (
-    agree,
-    keep_freed_memory,
-    processes,
-    start_processes,
-    sync_batchnorm,
-)
+from training.loop.processes import agree, keep_freed_memory, processes, start_processes, sync_batchnorm
 from training.recipes.recipe import Recipe
 from training.train import Settings, run
 

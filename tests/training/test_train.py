@@ -13,7 +13,6 @@ import training.loop.fit
 import training.loop.run
 import training.losses.objective
 import training.train
-from serving.catalog.catalog import read, select
 from serving.errors import AlreadyExists, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
 from tests.training.small_run import Train
@@ -224,26 +223,6 @@ def test_the_end_tells_what_trained_and_whether_it_was_of_use(train: Train, tmp_
     assert "No epoch did better than the start on validation: these weights are untrained." in told
     again = render(run(Settings(out=tmp_path / "r", resume=True)))
     assert "The run was finished already" in again
-
-
-@pytest.mark.parametrize("folders", [("train", "test", "validation"), ("train", "val")])
-def test_no_class_that_trains_is_tested_in_another_split_folder(
-    folders: tuple[str, ...], recipe: str, tmp_path: Path
-) -> None:
-    data = tmp_path / "data"
-    for folder in folders:
-        draw_folder(data, classes=6, images=3, size=18, below=folder)
-    run(
-        Settings(
-            recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1", "split_train=3", "validation=0"]
-        )
-    )
-    trained = json.loads((tmp_path / "r" / "record.json").read_text())["data"]
-    assert trained["train_classes"] == ["class00", "class01", "class02"]
-    assert trained["train_images"] == 9 * len(folders)
-    tested = select(read(data), "test", load_run(tmp_path / "r").recipe.split)
-    assert len(tested) == 9 * len(folders)
-    assert not {row.key.split("/")[-2] for row in tested} & set(trained["train_classes"])
 
 
 def test_what_trains_is_told_before_the_first_image_is_read(

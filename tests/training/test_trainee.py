@@ -14,15 +14,23 @@ from training.recipes.recipe import Recipe
 
 
 def test_groups_of_the_optimizer() -> None:
-    recipe = Recipe(learning_rate=1, head_learning_rate=2, prototype_learning_rate=3, weight_decay=0.1)
-    embedder = build_embedder(recipe)
-    optimizer = build_optimizer(embedder, torch.nn.Identity(), recipe)
+    rates = {
+        "learning_rate": 1,
+        "head_learning_rate": 2,
+        "prototype_learning_rate": 3,
+        "loss_learning_rate": 4,
+    }
+    recipe = Recipe.model_validate(rates | {"loss_learning_rate": 4, "weight_decay": 0.1})
+    embedder, loss = build_embedder(recipe), build_loss("proxy_nca", classes=3, dimension=recipe.dimension)
+    optimizer = build_optimizer(embedder, loss, recipe)
     groups: dict[int, tuple[float, float]] = {
         id(parameter): (group["lr"], group["weight_decay"])
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    assert len(groups) == len(list(embedder.parameters()))
+    (proxies,) = loss.parameters()
+    assert len(groups) == len(list(embedder.parameters())) + 1
+    assert groups[id(proxies)] == (4, 0)
     assert groups[id(embedder.backbone.body.conv.weight)] == (1, 0.1)  # type: ignore[union-attr]
     assert groups[id(embedder.backbone.body.bn.weight)] == (1, 0)  # type: ignore[union-attr]
     assert groups[id(embedder.head.weight)] == (2, 0.1)
@@ -72,15 +80,6 @@ def test_the_codebook_is_clipped_apart() -> None:
     assert clip(optimizer, codebook, norm=4, value=0) == pytest.approx(1609**0.5)
     assert weight.grad.tolist() == [3, 0]  # which a gradient of the whole would be shortened with
     assert codebook.grad.tolist() == [0, pytest.approx(-4, abs=1e-4)]
-
-
-def test_what_a_loss_learns_has_a_rate_of_its_own() -> None:
-    recipe = Recipe(head_learning_rate=2, loss_learning_rate=4, weight_decay=0.1)
-    loss = build_loss("proxy_nca", classes=3, dimension=recipe.dimension)
-    optimizer = build_optimizer(build_embedder(recipe), loss, recipe)
-    (proxies,) = loss.parameters()
-    (group,) = [group for group in optimizer.param_groups if any(p is proxies for p in group["params"])]
-    assert (group["lr"], group["peak"], group["weight_decay"]) == (4, 4, 0)
 
 
 def test_a_poolings_exponent_trains_with_the_head_and_without_decay() -> None:

@@ -13,7 +13,6 @@ import timm
 import torch
 import torchvision
 from safetensors.torch import save_file
-from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
@@ -200,15 +199,6 @@ def test_files_of_timms_own_fit(name: str, tmp_path: Path) -> None:
     loaded = build_backbone(name, str(tmp_path / "whole.safetensors"), image_size=size).body.state_dict()
     assert loaded
     assert all(torch.equal(value, whole.state_dict()[key]) for key, value in loaded.items())
-
-
-def test_position_embeddings_are_resampled_to_the_recipes_size(tmp_path: Path) -> None:
-    whole: Any = timm.create_model("test_vit", pretrained=False)  # 160 px: 10 x 10 patches
-    save_file(whole.state_dict(), tmp_path / "vit.safetensors")
-    backbone: Any = build_backbone("test_vit", str(tmp_path / "vit.safetensors"), image_size=64)
-    wanted = resample_abs_pos_embed(whole.pos_embed, [4, 4], num_prefix_tokens=1, verbose=False)
-    torch.testing.assert_close(backbone.body.pos_embed, wanted)
-    assert backbone(torch.zeros(1, 3, 64, 64)).shape == (1, 64, 4, 4)
 
 
 def test_a_file_that_timm_trips_over(tmp_path: Path) -> None:

@@ -25,12 +25,11 @@ __all__ = [
     "class_numbers", "embed_pictures", "first_of", "tell_unreadable", "training_decoder", "viewing_decoder",
 ]  # fmt: skip
 
-_AHEAD = 64
-"""Most decoded images that wait to be used."""
-_LONGEST = 16
-"""How many times longer than its shorter side a training image is at most; both its ends are left out."""
-_TOLD = 10
-"""Most unreadable images that are told by name."""
+_AHEAD = 64  # most decoded images that wait to be used
+_LONGEST = (
+    16  # how many times longer than its shorter side a training image is at most; its ends are left out
+)
+_TOLD = 10  # most unreadable images that are told by name
 
 # file contents to uint8 (H, W, 3), else BadImage; picklable, since worker processes may be handed it
 Decoder = Callable[[bytes], NDArray[np.uint8]]

@@ -56,13 +56,9 @@ class Run:
 
     path: Path
     recipe: Recipe
-    embedder: Embedder
-    """In evaluation mode, on the CPU."""
-    epoch: int
-    """Of the weights, counted from 1; 0 is the start."""
-    record: dict[str, Any]
-    """`name`, `versions`, `seed`, `git_commit`, `data` (root, format, table, split, classes, ...),
-    `metrics` of the weights that are kept (see `ModelSpec.accuracy`); as `check_record` has found it."""
+    embedder: Embedder  # in evaluation mode, on the CPU
+    epoch: int  # of the weights, counted from 1; 0 is the start
+    record: dict[str, Any]  # name, versions, seed, git_commit, data, and metrics of the weights that are kept
 
 
 def load_run(path: Path) -> Run:
@@ -239,12 +235,10 @@ def check_record(values: object, *, source: str) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:3])
-        if first["type"] == "missing":
-            raise BadArtifact(f"{source} is damaged: it has no {key}") from error
         reason = first["msg"][:1].lower() + first["msg"][1:]
-        raise BadArtifact(
-            f"{source} is damaged: its {key} is {reprlib.repr(first['input'])}, but {reason}"
-        ) from error
+        told = f"its {key} is {reprlib.repr(first['input'])}, but {reason}"
+        told = f"it has no {key}" if first["type"] == "missing" else told
+        raise BadArtifact(f"{source} is damaged: {told}") from error
     return values
 
 
@@ -261,8 +255,7 @@ def provenance() -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # git is not installed, for one
-        return None
-    return found.stdout.strip() or None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # git is not installed, for one
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        return done.stdout.strip() or None
+    return None

@@ -37,8 +37,7 @@ class Trainee:
 
     fabric: Fabric
     embedder: Embedder
-    forward: nn.Module
-    """The embedder as Fabric wraps it, in the recipe's precision and for several processes."""
+    forward: nn.Module  # the embedder as Fabric wraps it, in the recipe's precision and for several processes
     objective: Objective
     optimizer: Optimizer
     average: AveragedModel | None
@@ -189,12 +188,9 @@ def build_optimizer(embedder: Embedder, objective: nn.Module, recipe: Recipe) ->
     special = {id(parameter) for parameter in (*embedder.backbone.parameters(), embedder.codebook)}
     head = [parameter for parameter in embedder.parameters() if id(parameter) not in special]
     groups: list[dict[str, Any]] = [
-        {"params": part, "lr": rate, "weight_decay": decay}
+        {"params": [each for each in weights if (each.ndim > 1) is decays], "lr": rate, "weight_decay": decay}
         for weights, rate in ((backbone, recipe.learning_rate), (head, recipe.head_learning_rate))
-        for part, decay in (
-            ([parameter for parameter in weights if parameter.ndim > 1], recipe.weight_decay),
-            ([parameter for parameter in weights if parameter.ndim <= 1], 0.0),
-        )
+        for decays, decay in ((True, recipe.weight_decay), (False, 0.0))
     ]
     if embedder.codebook.requires_grad:
         groups.append({"params": [embedder.codebook], "lr": recipe.prototype_learning_rate})

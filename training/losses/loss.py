@@ -1,8 +1,7 @@
 """Losses on embeddings, by pytorch-metric-learning where it has them: one short entry in `LOSSES` each.
 
-To add one, write a module from embeddings and labels to a scalar, or a function that returns one, which
-takes its own options with their types and defaults, `classes` and `dimension`; then name it in `LOSSES`.
-One that compares pairs returns a `PairLoss`, and can use a memory.
+To add one, write a function that returns a module from embeddings and labels to a scalar, and that takes its
+own options with types and defaults; name it in `LOSSES`. One on pairs returns a `PairLoss`, for the memory.
 """
 
 import contextlib
@@ -219,11 +218,6 @@ class MetricLoss(nn.Module):
         self, embeddings: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor
     ) -> Tensor:
         """Loss of a batch (B, d) compared with references (R, d) alone, none of which is of the batch."""
-        if not isinstance(self.inner, PairLoss):
-            raise BadSetting(
-                "this loss has no use for a memory, for it does not compare pairs of images; choose one that"
-                " does, such as contrastive, or set memory_batches to 0"
-            )
         references = references.to(embeddings.dtype)
         return cast(Tensor, self.inner(embeddings, labels, references, reference_labels))
 

@@ -103,13 +103,9 @@ def find_published(backbone: str) -> Path:
 
 # layers of a block of EfficientNet: the package's name, timm's name
 _EXPANDING = {
-    "_expand_conv": "conv_pw",
-    "_bn0": "bn1",
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn2",
-    "_project_conv": "conv_pwl",
-    "_bn2": "bn3",
-}
+    "_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2",
+    "_project_conv": "conv_pwl", "_bn2": "bn3",
+}  # fmt: skip
 _PLAIN = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
 
 
@@ -123,8 +119,7 @@ def rename_efficientnet_lite0(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for stage, blocks in enumerate((1, 2, 2, 3, 3, 4, 1)):
         for block in range(blocks):
             expands = f"_blocks.{number}._expand_conv.weight" in state
-            parts = _EXPANDING if expands else _PLAIN
-            for theirs, ours in parts.items():
+            for theirs, ours in (_EXPANDING if expands else _PLAIN).items():
                 names[f"_blocks.{number}.{theirs}"] = f"blocks.{stage}.{block}.{ours}"
             number += 1
     renamed = {}
