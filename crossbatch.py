@@ -198,8 +198,7 @@ def _options(name: str, field: str, info: "FieldInfo") -> dict[str, Any]:
         wanted["metavar"] = spelled(field, info)
         return wanted if info.is_required() else wanted | {"nargs": "?"}
     if info.annotation is bool:
-        action = argparse.BooleanOptionalAction if info.default else "store_true"
-        return wanted | {"action": action}
+        return wanted | {"action": argparse.BooleanOptionalAction if info.default else "store_true"}
     choices = [str(choice) for choice in get_args(info.annotation) if isinstance(choice, str)]
     kinds = {getattr(kind, "__name__", "") for kind in (info.annotation, *get_args(info.annotation))}
     word = next((word for kind, word in _WORDS.items() if kind in kinds), field.rpartition("_")[2].upper())

@@ -53,18 +53,17 @@ class Settings(BaseModel):
         json_schema_extra={"positional": True, "metavar": "MODEL.onnx"},
     )
     data: Path | None = Field(
-        default=None,
-        description="images to check the file on; those of the run's own data set when not given",
+        None, description="images to check the file on; those of the run's own data set when not given"
     )
     format: Format = Field(
-        default="auto", description="layout of the images; auto is the run's own, or finds out elsewhere"
+        "auto", description="layout of the images; auto is the run's own, or finds out elsewhere"
     )
     table: Path | None = Field(
-        default=None, description="the .csv, .tar or .parquet file to read, where there are several"
+        None, description="the .csv, .tar or .parquet file to read, where there are several"
     )
-    images: int = Field(default=32, ge=_LEAST_IMAGES, le=10_000, description="how many images to check it on")
+    images: int = Field(32, ge=_LEAST_IMAGES, le=10_000, description="how many images to check it on")
     name: str | None = Field(
-        default=None, min_length=1, max_length=200, description="what to call the model; the recipe's name"
+        None, min_length=1, max_length=200, description="what to call the model; the recipe's name"
     )
 
 

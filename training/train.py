@@ -260,9 +260,8 @@ def _read_pictures(partition: Partition, *, keep: float) -> tuple[Pictures, Pict
     pictures = Pictures(partition.train, train, keep=keep, label="Reading images")
     if not partition.validation:
         return pictures, None
-    return pictures, Pictures(
-        partition.validation, view, keep=pictures.room, label="Reading validation images"
-    )
+    label = "Reading validation images"
+    return pictures, Pictures(partition.validation, view, keep=pictures.room, label=label)
 
 
 def _read_features(

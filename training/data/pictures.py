@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from serving.errors import BadData, BadImage
 from serving.model.preprocess import open_rgb, preprocess
 from serving.progress import progress
 from training.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from training.data.feature_cache import FeatureSet
 
 __all__ = [
     "Decoder", "Embed", "Pictures", "QuarterTurns", "Stream", "Unreadable", "check_classes", "check_pairs",
@@ -41,21 +44,6 @@ class Unreadable(NamedTuple):
 
     key: str
     reason: str
-
-
-class _Readable(Protocol):
-    """Images to go through in order, as pixels or as maps; what could not be read is known at the end."""
-
-    unreadable: Sequence[Unreadable]
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[NDArray[Any]]: ...
-
-
-class _Labelled(_Readable, Protocol):
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
 
 
 class Stream:
@@ -154,7 +142,7 @@ class QuarterTurns:
         return np.rot90(self._pictures[image], turn)
 
 
-def check_classes(images: _Labelled) -> None:
+def check_classes(images: "Pictures | FeatureSet") -> None:
     """Refuse a class without one readable image, with a `BadData` that names it."""
     counts = np.bincount(images.labels, minlength=len(images.classes))
     empty = [name for name, count in zip(images.classes, counts, strict=True) if count == 0]
@@ -165,7 +153,7 @@ def check_classes(images: _Labelled) -> None:
         )
 
 
-def check_pairs(images: _Labelled) -> None:
+def check_pairs(images: "Pictures | FeatureSet") -> None:
     """Refuse, with a `BadData`, images no class of which has two that can be read: nothing could be found."""
     if not len(images.labels) or np.bincount(images.labels).max() < 2:
         raise BadData(
@@ -176,7 +164,7 @@ def check_pairs(images: _Labelled) -> None:
 
 
 def embed_pictures(
-    embed: Embed, images: _Readable, *, batch: int = 64, label: str = "Embedding"
+    embed: Embed, images: "Stream | Pictures | FeatureSet", *, batch: int = 64, label: str = "Embedding"
 ) -> NDArray[np.float32]:
     """Embed images of one size, `batch` at a time: float32 (N, d), in order; `BadData` if none can be read.
 

@@ -55,12 +55,9 @@ def fit(
 ) -> Logbook:
     """Run the epochs that are left, saving after each; `BadSetting` if the loss ceases to be a number.
 
-    `validation` are held-out classes; without, the last epoch is kept. The `record` of the run is brought up
-    to date. A run that is not `fresh` goes on from its last checkpoint.
-
-    Returns:
-        The logbook: its `best` has `epoch`, counted from 1 (0 is the start), and with validation the metrics
-        of the epoch that is kept.
+    `validation` are held-out classes; without, the last epoch is kept. The `record` is brought up to date.
+    A run that is not `fresh` goes on from its last checkpoint. The logbook's `best` has the `epoch` kept (0
+    is the start) and its metrics.
     """
     fabric = trainee.fabric
     sampler = PKSampler(

@@ -42,9 +42,8 @@ class Objective(nn.Module):
     def __init__(self, recipe: Recipe, *, classes: int) -> None:
         super().__init__()
         self._recipe = recipe
-        self.loss = build_loss(
-            recipe.loss, classes=classes, dimension=recipe.dimension, **recipe.loss_options
-        )
+        options = recipe.loss_options
+        self.loss = build_loss(recipe.loss, classes=classes, dimension=recipe.dimension, **options)
         if recipe.memory_batches and not self.loss.on_pairs:
             raise BadSetting(
                 f"memory_batches is {recipe.memory_batches}, but the {recipe.loss} loss compares no pairs"
@@ -78,17 +77,11 @@ class Objective(nn.Module):
         mixed: tuple[Tensor, Pairs] | None = None,
         detached: Tensor | None = None,
     ) -> Terms:
-        """Measure a batch, and remember it.
+        """Measure a batch, raw embeddings (B, d), histograms (B, m) and labels (B,), and remember it.
 
-        Args:
-            embeddings: Raw, float (B, d).
-            histograms: float (B, m), each row sums to one.
-            labels: int64 (B,).
-            step: Counted from 0 over the whole training.
-            weight: λ at this step.
-            halves: Draws the halves of the XML term.
-            mixed: Embeddings of mixed examples, float (M, d), and what they are mixed of.
-            detached: Histograms whose gradient moves the codebook alone, float (B, m); they are rebuilt from.
+        The `step` counts from 0, `weight` is λ, and `halves` draws the halves of the XML term. There may be
+        `mixed` embeddings (M, d) with what they are mixed of, and `detached` histograms (B, m) to rebuild
+        from, whose gradient moves the codebook alone.
         """
         recipe, dml = self._recipe, self.loss(embeddings, labels)
         if self.memory is not None and step >= recipe.memory_start:

@@ -191,13 +191,12 @@ def dead_note(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> str | None:
     last = measured[-1]
     if last["eigenvalues"] >= min(_ALIVE, recipe.prototypes):
         return None
-    half = recipe.batch_size // 2
     cure = (
-        f"A half of a batch is {half} images, and it needs more: raise classes_per_batch or images_per_class."
-        if half < _ALIVE
-        else "To wake it, set assignment_scale higher, assign_on to raw or ball, codebook_init to start from"
-        " the images, or ridge lower."
+        "To wake it, set assignment_scale higher, assign_on to raw or ball, codebook_init to start from the"
+        " images, or ridge lower."
     )
+    if (half := recipe.batch_size // 2) < _ALIVE:
+        cure = f"A half of a batch is {half} images: raise classes_per_batch or images_per_class."
     return (
         f"The cross-batch term is dead at epoch {last['epoch']:g}: {last['eigenvalues']:g} of"
         f" {recipe.prototypes} eigenvalues of what its prototypes are fitted to are above the ridge, and with"
