@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from serving.errors import BadSetting
-from training.network.backbone import build_backbone
+from training.network.backbone import Backbone, build_backbone
 from training.network.embedder import Embedder
 from training.network.networks import BLOCKS, BNInception, ResNet20
 from training.recipes.recipe import Recipe
@@ -85,6 +85,12 @@ def test_the_middle_can_be_given_other_images(name: str, half: str) -> None:
     torch.testing.assert_close(backbone(images), plain[[1, 0, 1]])
     hook.remove()
     assert torch.equal(backbone(images), plain)
+
+
+def test_a_network_without_stages_has_no_middle() -> None:
+    backbone = Backbone(torch.nn.Conv2d(3, 4, 1), 4, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with pytest.raises(BadSetting, match="does not say what its stages are"):
+        _ = backbone.middle
 
 
 @pytest.mark.parametrize(

@@ -250,12 +250,11 @@ def provenance() -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:  # run from a checkout that was not installed
             versions[package] = "not installed"
-    return {"versions": versions, "git_commit": _git_commit()}
-
-
-def _git_commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"]
+    command, commit = (
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"],
+        None,
+    )
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # git is not installed, for one
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-        return done.stdout.strip() or None
-    return None
+        commit = done.stdout.strip() or None
+    return {"versions": versions, "git_commit": commit}
