@@ -6,6 +6,7 @@ own options with types and defaults; name it in `LOSSES`. One on pairs returns a
 
 import contextlib
 import difflib
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable
@@ -166,12 +167,9 @@ class LIBC(nn.Module):
                 " embedding; choose a number of heads that does"
             )
         self.temperature, self.smoothing = temperature, smoothing
-        self.messages = nn.Sequential(
-            *(
-                nn.TransformerEncoderLayer(dimension, heads, 4 * dimension, dropout=0.0, batch_first=True)
-                for _ in range(layers)
-            )
-        )
+        options: dict[str, Any] = {"dropout": 0.0, "batch_first": True}
+        layer = functools.partial(nn.TransformerEncoderLayer, dimension, heads, 4 * dimension, **options)
+        self.messages = nn.Sequential(*(layer() for _ in range(layers)))
         self.classify = nn.Linear(dimension, classes)
         self.classify_refined = nn.Linear(dimension, classes)
 
