@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -15,15 +14,13 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.client import BuildProgress, Client, Explanation, Item, Reloaded
-from serving.client.requests import CHUNK_BYTES, IN_FLIGHT, Chunk, Chunker
+from serving.client.inputs import IN_FLIGHT
 from serving.errors import (
     BadImage,
     Conflict,
-    CrossbatchError,
     InvalidArgument,
     NotFound,
     Overloaded,
-    Unavailable,
 )
 from serving.rpc.limits import MAX_INPUTS
 from serving.rpc.status import to_status
@@ -95,20 +92,6 @@ def test_what_fits_one_call_is_one_call_which_stores_all_or_none() -> None:
         assert len(script.requests) == 1 + 5
 
 
-def test_chunks_are_as_small_as_all_on_their_way_may_be_together() -> None:
-    def chunks(number: int, size: int) -> list[Chunk]:
-        chunker = Chunker(256)
-        return [chunk for _ in range(number) for chunk in chunker.add(bytes(size))] + list(chunker.rest())
-
-    found = chunks(1_000, 1)
-    sizes = [len(chunk.inputs) for chunk in found]
-    assert (sum(sizes), max(sizes), found[-1].last, found[-2].last) == (1_000, 64, True, False)
-    assert [chunk.place for chunk in found] == [sum(sizes[:i]) for i in range(len(sizes))]
-    assert [(len(chunk.inputs), chunk.last) for chunk in chunks(256, 1)] == [(256, True)]
-    assert [len(chunk.inputs) for chunk in chunks(3, CHUNK_BYTES)] == [1, 1, 1]
-    assert chunks(0, 1) == []
-
-
 def test_memory_stays_bounded_while_a_large_upload_is_sent() -> None:
     size, number = 2**20, 120
     with scripted({"UpsertItems": stored}) as script, Client(script.address) as client:
@@ -151,24 +134,6 @@ def test_an_error_of_the_source_is_raised_as_it_is() -> None:
         assert 640 - IN_FLIGHT * 64 <= failure.value.stored <= 640
         with pytest.raises(ZeroDivisionError):
             client.upsert("birds", breaking(ZeroDivisionError()))
-
-
-def test_within_an_upload_only_calls_without_condition_are_made_again() -> None:
-    lost = {"64", "128"}
-
-    def losing(request: gallery_pb.UpsertItemsRequest) -> Any:
-        if request.items[0].key in lost:
-            lost.discard(request.items[0].key)
-            return grpc.StatusCode.UNAVAILABLE
-        return stored(request)
-
-    with scripted({"UpsertItems": losing}) as script, Client(script.address) as client:
-        assert client.upsert("birds", items(400)) == list(range(400))
-        lost.add("128")
-        with pytest.raises(Unavailable) as failure:
-            client.upsert("birds", items(400, expected_version=0))
-        assert failure.value.stored == 128
-        assert not lost
 
 
 def test_images_are_explained_at_most_32_a_call() -> None:
@@ -266,15 +231,3 @@ def test_an_index_is_built_while_its_progress_is_read() -> None:
             next(client.build_index("nowhere"))
         with pytest.raises(InvalidArgument):
             client.build_index("birds", index=5)  # type: ignore[arg-type]
-
-
-def test_the_failure_of_a_build_is_ours() -> None:
-    def failing(_: Any) -> Any:
-        yield gallery_pb.BuildIndexResponse(stage="training")
-        raise ZeroDivisionError
-
-    with scripted({"BuildIndex": failing}) as script, Client(script.address) as client:
-        failed = client.build_index("birds")
-        assert next(failed).stage == "training"
-        with pytest.raises(CrossbatchError):
-            next(failed)
