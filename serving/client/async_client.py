@@ -136,10 +136,6 @@ class AsyncClient(BaseClient):
                 raise InvalidArgument(CLOSED) from None  # grpc.aio cancels the calls of a channel
             raise
 
-    def _begin(self, request: Request[Any]) -> Any:
-        method, sent = self._prepared(request)
-        return method(**sent)
-
     async def _pages(self, request: Request[Page[T]]) -> AsyncIterator[T]:
         more = True
         while more:

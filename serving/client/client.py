@@ -199,10 +199,7 @@ class Client(BaseClient):
     def _call(self, request: Request[T], begun: Any = None) -> T:
         """Make a call, or wait for one that was begun."""
         try:
-            if begun is None:
-                method, sent = self._prepared(request)
-                return self._read(request, method(**sent))
-            return self._read(request, begun.result())
+            return self._read(request, self._begin(request) if begun is None else begun.result())
         except grpc.RpcError as failure:
             raise self._error(failure, request) from failure
 
@@ -214,8 +211,7 @@ class Client(BaseClient):
             more = bool(request.message.page_token)
 
     def _stream(self, request: Request[T]) -> Iterator[T]:
-        method, sent = self._prepared(request)
-        replies = method(**sent)
+        replies = self._begin(request)
         try:
             for reply in replies:
                 yield self._read(request, reply)
@@ -232,8 +228,7 @@ class Client(BaseClient):
                 if len(begun) == IN_FLIGHT:
                     answers += self._answers(bulk, begun.popleft())
                 if begun or not part.last:  # a call that is alone is quicker without a future
-                    method, sent = self._prepared(part.request)
-                    part.call = method.future(**sent)
+                    part.call = self._begin(part.request, "future")
                 begun.append(part)
             while begun:
                 answers += self._answers(bulk, begun.popleft())

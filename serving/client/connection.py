@@ -228,19 +228,18 @@ class BaseClient:
     def _new_id(self) -> str:
         return self._request_id or uuid.uuid4().hex[:16]
 
-    def _prepared(self, request: Request[Any]) -> tuple[Any, dict[str, Any]]:
-        """Look up the method of a request, and what it is called with."""
+    def _begin(self, request: Request[Any], how: str = "__call__") -> Any:
+        """Make a call as gRPC has it: its reply, or what to wait for; `how` may be "future"."""
         request.id = request.id or self._new_id()
         method = self._connection.method(request.method, self._retries, request.repeatable)
-        # A server that has answered may be starting again, and is waited for; not for an hour, though, by
-        # long work that has a time of its own.
-        waits = self._connection.answered and self._retries > 0 and request.timeout is None
-        return method, {
-            "request": request.message,
-            "timeout": self._timeout if request.timeout is None else request.timeout,
-            "metadata": (*self._headers.items(), ("x-request-id", request.id)),
-            "wait_for_ready": waits,
-        }
+        return getattr(method, how)(
+            request.message,
+            timeout=self._timeout if request.timeout is None else request.timeout,
+            metadata=(*self._headers.items(), ("x-request-id", request.id)),
+            # A server that has answered may be starting again, and is waited for; not for an hour, though, by
+            # long work that has a time of its own.
+            wait_for_ready=self._connection.answered and self._retries > 0 and request.timeout is None,
+        )
 
     def _read(self, request: Request[T], reply: Any) -> T:
         self._connection.answered = True

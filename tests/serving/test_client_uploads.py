@@ -84,12 +84,17 @@ def test_a_long_operation_has_four_calls_on_their_way_and_keeps_its_order() -> N
     assert storing.most == embedding.most == IN_FLIGHT
 
 
-def test_what_fits_one_call_is_one_call_which_stores_all_or_none() -> None:
-    with scripted({"UpsertItems": stored}) as script, Client(script.address) as client:
+def test_what_fits_one_call_is_one_call_which_stores_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted({"UpsertItems": stored, "Embed": embedded}) as script, Client(script.address) as client:
         client.upsert("birds", items(MAX_INPUTS))
         assert len(script.requests) == 1
         client.upsert("birds", items(MAX_INPUTS + 1))
         assert len(script.requests) == 1 + 5
+        monkeypatch.setattr("serving.client.inputs.CHUNK_BYTES", 1_000)
+        for sizes, calls in (([700] * 3, [1, 1, 1]), ([500] * 2, [2]), ([100] * 11, [2, 2, 2, 2, 2, 1])):
+            script.requests.clear()
+            assert len(client.embed(map(bytes, sizes))) == len(sizes)
+            assert sorted(len(each.images) for each in script.requests) == sorted(calls)
 
 
 def test_memory_stays_bounded_while_a_large_upload_is_sent() -> None:
@@ -122,15 +127,13 @@ def test_an_error_stops_an_upload_and_tells_how_far_it_got() -> None:
 
 
 def test_an_error_of_the_source_is_raised_as_it_is() -> None:
-    def breaking(error: Exception | None) -> Iterator[Item]:
+    def breaking(error: Exception) -> Iterator[Item]:
         yield from items(700)
-        if error is not None:
-            raise error
-        yield Item("broken", image="/no/such/file")
+        raise error
 
     with scripted({"UpsertItems": stored}) as script, Client(script.address) as client:
         with pytest.raises(BadImage, match="cannot be read") as failure:
-            client.upsert("birds", breaking(None))
+            client.upsert("birds", [*items(700), Item("broken", image="/no/such/file")])
         assert 640 - IN_FLIGHT * 64 <= failure.value.stored <= 640
         with pytest.raises(ZeroDivisionError):
             client.upsert("birds", breaking(ZeroDivisionError()))
