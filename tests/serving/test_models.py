@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from serving.engine import repository
+from serving.engine.instances import InstanceLimits
 from serving.engine.models import ModelRegistry
 from serving.engine.repository import ModelFile, ModelRepository, served_name
-from serving.engine.waiting import InstanceLimits
 from serving.errors import (
     BadArtifact,
     BadSetting,

@@ -105,7 +105,7 @@ def test_no_engine_is_forked(pair: Launched) -> None:
     assert len(pair.workers()) == 2
     for pid in pair.workers():
         words = Path(f"/proc/{pid}/cmdline").read_text()
-        assert "serving.server.worker" in words
+        assert "serving.server.supervisor" in words
         assert "tiny.onnx" not in words  # what a worker is told stands on no command line
         assert "onnxruntime" in Path(f"/proc/{pid}/maps").read_text()
 
