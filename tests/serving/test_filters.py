@@ -8,8 +8,17 @@ from hypothesis import strategies as st
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import InvalidArgument
-from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
-from serving.gallery.search.filter_bounds import MAX_FILTER_BYTES
+from serving.gallery.search.filter import (
+    MAX_FILTER_BYTES,
+    AllOf,
+    AnyOf,
+    Equal,
+    Exists,
+    Filter,
+    In,
+    Not,
+    Range,
+)
 from serving.rpc.filters import filter_message, filter_of
 from serving.rpc.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_LEVELS
 
