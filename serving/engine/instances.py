@@ -21,7 +21,7 @@ from serving.model.encoder import Encoder
 from serving.model.preprocess import MAX_BYTES, thumbnail
 from serving.observability.call import Call
 
-__all__ = ["Explanation", "InstanceLimits", "ModelInstances", "Outcome", "step_back"]
+__all__ = ["Explanation", "InstanceLimits", "ModelInstances", "Outcome"]
 
 logger = logging.getLogger(__name__)
 
@@ -189,15 +189,7 @@ class ModelInstances:
         ran: Callable[[str, int, float], None] = lambda *_: None,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start nothing yet.
-
-        Args:
-            name: That the model is served by.
-            encoder: The model.
-            limits: How much is taken on at once.
-            ran: Is told the name, the number of images and the seconds of each run.
-            failed: Called should no image be embedded any more.
-        """
+        """Start nothing yet; `ran` is told the name, the images and the seconds of each run of the model."""
         self.name, self.encoder, self.spec = name, encoder, encoder.spec
         self._limits, self._ran, self._failed = limits, ran, failed
         self._queue = WaitingImages(limits)
@@ -291,7 +283,7 @@ class ModelInstances:
         """Take batch after batch, in a thread of its own, until told to stop."""
         batch: Batch = []
         try:
-            step_back()
+            _step_back()
             while batch := self._queue.take():
                 self._run(batch)
         except BaseException as error:
@@ -379,7 +371,7 @@ class ModelInstances:
         return [each if isinstance(each, Exception) else next(explained) for each in decoded]
 
 
-def step_back() -> None:
+def _step_back() -> None:
     """Let the calling thread leave the cores to those that answer calls: a busy server refuses at once."""
     if sys.platform == "linux":  # elsewhere it would be the whole process
         thread = threading.get_native_id()

@@ -54,14 +54,7 @@ class ModelRegistry:
         ran: Callable[[str, int, float], None] = lambda *_: None,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Load nothing yet.
-
-        Args:
-            sources: What there is to serve.
-            limits: Of each model.
-            ran: Is told the name, the number of images and the seconds of each run of a model.
-            failed: Called should a model embed no image any more.
-        """
+        """Load nothing yet; `limits`, `ran` and `failed` are those of each model."""
         self._sources, self._limits = sources, limits
         self._ran, self._failed = ran, failed
         self._served: Mapping[str, _Served] = {}  # replaced as a whole

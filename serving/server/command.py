@@ -31,8 +31,8 @@ def run(settings: Settings) -> dict[str, Any]:
         CrossbatchError: The model or the folder cannot be used, or the port is taken.
     """
     signals = Signals()
-    configure_logs(settings.log_level)
     _check_folder(settings.galleries)
+    configure_logs(settings.log_level)
     with suppress(OSError, ValueError):  # the usual 1,024 open files are as many connections and no more
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

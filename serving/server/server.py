@@ -21,7 +21,7 @@ from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_s
 from protos.retrieval_service_pb2_grpc import add_RetrievalServiceServicer_to_server
 from serving.cores import usable_cores
 from serving.engine.galleries import GalleryExecutor
-from serving.engine.instances import InstanceLimits, step_back
+from serving.engine.instances import InstanceLimits
 from serving.engine.models import Change, ModelRegistry
 from serving.engine.repository import ModelRepository, ModelSources
 from serving.errors import Draining, Unavailable
@@ -83,10 +83,7 @@ class Server:
             directory: The folder of galleries; an absolute path.
             settings: Everything else.
             worker: The number of this process among its like; 0 for one that is alone.
-            asked_to_reload: Called when a client has let this process load anew; its like know nothing of it.
-
-        Raises:
-            CrossbatchError: The keys, certificates, audit log or collector of traces cannot be used.
+            asked_to_reload: Called when a client let this process load anew; its like know nothing of it.
         """
         self.address = ""
         self.metrics_address = ""
@@ -122,11 +119,7 @@ class Server:
         return cls(sources, directory, settings, worker=worker, asked_to_reload=asked_to_reload)
 
     def start(self) -> None:
-        """Take the port, load and warm up the models, look at the galleries; only then listen, and answer.
-
-        Raises:
-            CrossbatchError: The host or port may not be used, or a model cannot be served.
-        """
+        """Take the port, load and warm up the models, look at the galleries; only then listen, and answer."""
         host, port = self._settings.host, self._settings.port
         try:
             if self._settings.workers > 1:  # their supervisor holds the port
@@ -143,11 +136,7 @@ class Server:
             raise
 
     def stop(self, grace: float) -> None:
-        """Say NOT_SERVING, refuse new work, finish what runs, and end.
-
-        Args:
-            grace: Seconds that running calls have, after the delay that is set; then they are given up.
-        """
+        """Say NOT_SERVING, refuse new work, and end when what runs is done or `grace` seconds are over."""
         self._stopping = True
         self._health.enter_graceful_shutdown()
         time.sleep(self._settings.drain_delay)
@@ -167,12 +156,7 @@ class Server:
             atexit.register(_end_now)
 
     def reload(self) -> Change:
-        """Look at the model files and the folder of galleries again; no call fails for it.
-
-        Raises:
-            CrossbatchError: A model cannot be served, or a gallery would lose the last one that fits it;
-                then everything stays as it was.
-        """
+        """Look at the model files and the galleries again; if it fails, everything stays as it was."""
         change = self.models.reload(self.galleries.check_kept)
         self.galleries.report()
         logger.info("loaded anew", extra={"loaded": change.loaded, "removed": change.removed})
@@ -180,12 +164,7 @@ class Server:
 
     def _reload_by_call(self) -> Change:
         """Reload in a thread that a stop does not wait for, as a load cannot be broken off."""
-
-        def reload() -> Change:
-            step_back()
-            return self.reload()
-
-        reloading = in_daemon(reload)
+        reloading = in_daemon(self.reload)
         while not wait([reloading], 0.1).done:
             if self.admission.draining:
                 raise Draining("The server is stopping and loads nothing any more; try another one.")

@@ -64,14 +64,7 @@ class Signals:
 def live(
     server: "Server | Supervisor", signals: Signals, grace: float, *, serving: Callable[[], None]
 ) -> None:
-    """Serve until told to stop; only in the main thread.
-
-    Args:
-        server: What to start and stop.
-        signals: Of this process.
-        grace: Seconds that running calls have once it is told to stop.
-        serving: Called when it answers.
-    """
+    """Serve until told to stop, then give running calls `grace` seconds; only in the main thread."""
     _keep_little()
     # Beside this thread, which would hear no signal while an engine loads a model.
     in_daemon(server.start).result()

@@ -57,12 +57,7 @@ class Supervisor:
         self._generation.touch()
 
     def start(self) -> None:
-        """Take the port, start the workers, and wait until each of them serves.
-
-        Raises:
-            BadSetting: The host may not be used.
-            Unavailable: The port is in use, or a worker cannot start; with its reason.
-        """
+        """Take the port, start the workers, and wait until each of them serves; raises what prevents it."""
         settings = self._settings
         try:
             check_host(settings.host, insecure=settings.insecure, encrypted=bool(settings.tls_certificate))
@@ -177,9 +172,7 @@ class Supervisor:
 
 
 def work() -> int:
-    """Be a worker: told by a line on standard input what to do, say by one on standard output that it serves.
-
-    Standard input stays open for as long as the supervisor lives.
+    """Be a worker: told what to do by a line on standard input, which stays open while the supervisor lives.
 
     Returns:
         The exit status: 0, 2 if it could not start, 1 if it cannot embed any more.
@@ -194,11 +187,8 @@ def work() -> int:
     signals = Signals(once=True)  # systemd tells every process of a service, and so does the supervisor
     try:
         return _serve(told["worker"], settings, Path(told["generation"]), signals, pipe)
-    except CrossbatchError as error:
+    except (CrossbatchError, OSError) as error:
         _say(pipe, failed=str(error))
-    except OSError as error:
-        what = error.strerror or type(error).__name__
-        _say(pipe, failed=f"{error.filename}: {what}" if error.filename else what)
     finally:
         flush_logs()
     return 2
@@ -211,38 +201,26 @@ def _serve(number: int, settings: Settings, generation: Path, signals: Signals, 
     seen = generation.stat().st_mtime_ns
     server = Server.of_files(settings, worker=number, asked_to_reload=lambda: _touch(generation))
 
-    def follow() -> None:
-        """Load anew when all are to, one process after the other, so that the others have the cores."""
+    def reload() -> None:
+        with generation.open() as file:  # one process after the other, so that the others have the cores
+            fcntl.flock(file, fcntl.LOCK_EX)
+            reload_safely(server)
+
+    def attend() -> None:
         nonlocal seen
-        while True:
-            time.sleep(LOOK_SECONDS)
-            if (now := generation.stat().st_mtime_ns) != seen:
+        while not select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
+            if server.failed.is_set():  # make room for a worker that works
+                signals.stop()
+            if signals.serving and (now := generation.stat().st_mtime_ns) != seen:
                 seen = now
-                with generation.open() as file:
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                    reload_safely(server)
-
-    def leave() -> None:
-        """Make room for a worker that works; alone on its port, a server stays and says NOT_SERVING."""
-        server.failed.wait()
-        signals.stop()
-
-    def heed() -> None:
-        """Notice that the supervisor has ended: its end of the pipe closes, however it died."""
-        while os.read(sys.stdin.fileno(), 1_024):
-            pass
-        logger.warning("the supervisor is gone")
+                in_daemon(reload)
+        logger.warning("the supervisor is gone")  # its end of the pipe is closed, however it died
         if signals.stopping:  # it was told twice
             signals.end()
         signals.stop()
 
-    def begin() -> None:
-        _say(pipe, serving=server.address)
-        in_daemon(follow)
-        in_daemon(leave)
-
-    in_daemon(heed)
-    live(server, signals, settings.grace, serving=begin)
+    in_daemon(attend)
+    live(server, signals, settings.grace, serving=lambda: _say(pipe, serving=server.address))
     return int(server.failed.is_set())
 
 
