@@ -14,11 +14,10 @@ from serving.client import Client
 from serving.errors import CrossbatchError, InvalidArgument, Unauthenticated
 from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
-from serving.variables import variable_of
 
 __all__ = ["Settings", "remark", "render", "run"]
 
-_VARIABLE = variable_of("search", "api_key")
+_VARIABLE = "CROSSBATCH_SEARCH_API_KEY"
 _NO_KEY = (
     f"The server wants an API key, and none was given; put it into the variable {_VARIABLE} (or give "
     "--api-key, which other users of the machine can see)."

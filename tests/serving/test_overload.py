@@ -13,9 +13,8 @@ from grpc_status import rpc_status
 from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery.directory import GalleryDirectory
-from serving.server.server import Server
 from tests.serving.rpc_fakes import FakeEncoder, serving, until
-from tests.serving.stubs import Stubs, connected, image, item, refused
+from tests.serving.stubs import connected, image, item, refused
 
 
 def test_overload_is_refused_at_once_and_tells_when_to_return(encoder: FakeEncoder, tmp_path: Path) -> None:
@@ -79,29 +78,3 @@ def test_every_call_that_works_is_admitted(encoder: FakeEncoder, tmp_path: Path)
                 call()
             refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
         running.admission.inputs = 0
-
-
-def test_bytes_are_counted_before_anything_is_unpacked(stubs: Stubs, running: Server) -> None:
-    running.admission.most_bytes = 10_000
-    raw: Any = stubs.channel.unary_unary("/crossbatch.v1.RetrievalService/Embed")
-    with pytest.raises(grpc.RpcError) as failure:
-        raw(b"\xff" * 10_001, timeout=10)
-    assert "10,001 more" in refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
-    assert stubs.embed(bytes(9_000)).results[0].vector
-    until(lambda: running.admission.bytes == 0)  # of the reply too
-
-
-def test_an_expired_request_reaches_neither_decoder_nor_model(encoder: FakeEncoder, tmp_path: Path) -> None:
-    galleries = GalleryDirectory(tmp_path)
-    with serving(encoder, galleries, threads=1) as running, connected(running.address) as stubs:
-        encoder.decode_gate.clear()
-        blocking = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"first"]), timeout=20)
-        time.sleep(0.1)
-        with pytest.raises(grpc.RpcError) as failure:
-            stubs.embed(b"late", timeout=0.1)
-        assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        encoder.decode_gate.set()
-        blocking.result()
-        stubs.embed(b"after")
-        assert encoder.decoded == [b"first", b"after"]
-        assert encoder.encoded == 2

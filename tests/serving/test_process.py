@@ -166,9 +166,7 @@ def test_ctrl_c_drains_a_server_and_its_log_holds_our_lines_alone_whoever_knocke
 
 
 @pytest.mark.parametrize("fault", ["port", "model", "no FAISS"])
-def test_what_prevents_a_start_is_one_sentence_and_status_2(
-    folder: Path, tmp_path: Path, fault: str
-) -> None:
+def test_what_prevents_a_start_is_one_sentence_and_status_2(folder: Path, tmp_path: Path, fault: str) -> None:
     model = folder / "tiny.onnx"
     words: list[str] = []
     if fault == "model":
@@ -179,7 +177,9 @@ def test_what_prevents_a_start_is_one_sentence_and_status_2(
             words = ["--port", str(taken)]
         line = command(model, tmp_path / "g", *words)[1:]
         if fault == "no FAISS":
-            without = "import sys; sys.modules['faiss'] = None; import crossbatch; sys.exit(crossbatch.main())"
+            without = (
+                "import sys; sys.modules['faiss'] = None; import crossbatch; sys.exit(crossbatch.main())"
+            )
             line[:2] = ["-c", without]
         done = run(*line)
     assert (done.returncode, done.stdout) == (2, "")

@@ -249,7 +249,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Su
     (tmp_path / "fake_worker.py").write_text(FAKE_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(supervisor, "WORKER", "fake_worker")
-    monkeypatch.setattr(supervisor, "LOAD_SECONDS", 0.7)
+    monkeypatch.setattr(supervisor, "LOAD_SECONDS", 1.0)
     monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
 
     def make(model: str) -> Supervisor:
@@ -260,7 +260,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Su
 
 
 def test_a_worker_that_does_not_load_in_time_is_killed(fakes: Callable[[str], Supervisor]) -> None:
-    with pytest.raises(Unavailable, match="Worker 1 has not loaded within 0.7 s and is killed"):
+    with pytest.raises(Unavailable, match="Worker 1 has not loaded within 1 s and is killed"):
         fakes("stuck").start()
     assert_no_children()
 
