@@ -94,18 +94,6 @@ def test_a_search_whose_gallery_goes_to_another_model_is_embedded_again(
     assert (a.encoded, sources.models["b"].encoded) == (1, 1)
 
 
-def test_vectors_of_the_model_before_are_refused_after_a_switch_where_their_model_is_named(
-    stubs: Stubs, galleries: GalleryDirectory
-) -> None:
-    vector = retrieval_pb.Query(vector=vector_for(b"x").tobytes())
-    request = retrieval_pb.SearchRequest(gallery="birds", queries=[vector], k=1, model="a")
-    assert stubs.retrieval.Search(request).results[0].hits[0].key == "x of a"
-    galleries.switch("birds", "next")
-    with pytest.raises(grpc.RpcError) as failure:
-        stubs.retrieval.Search(request)
-    refused("FAILED_PRECONDITION", failure, "MODEL_MISMATCH")
-
-
 def test_an_upsert_whose_gallery_goes_to_another_model_is_embedded_again(
     stubs: Stubs, a: FakeEncoder, galleries: GalleryDirectory
 ) -> None:

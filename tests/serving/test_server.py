@@ -1,16 +1,20 @@
-"""The server as a whole: health, reflection, settings and limits, and the stop that drains."""
+"""The server as a whole: health, reflection, settings, limits, what is refused, and the drained stop."""
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
+from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
 
+from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import open_inference_pb2
 from protos import retrieval_service_pb2 as retrieval_pb
@@ -25,7 +29,7 @@ from serving.server import server
 from serving.server.server import Server
 from serving.settings import Settings
 from tests.serving.rpc_fakes import FakeEncoder, serving, stop, until, vector_for
-from tests.serving.stubs import Stubs, connected, refused
+from tests.serving.stubs import Stubs, connected, image, item, refused
 
 
 def test_when_no_image_can_be_embedded_any_more_health_says_so(
@@ -181,3 +185,51 @@ def test_during_the_drain_delay_health_says_not_serving_and_calls_are_taken(
         stopping.join(5)
         assert not stopping.is_alive()
         assert 0.4 <= time.monotonic() - began < 5
+
+
+def test_refusals_are_quick_and_tell_when_to_return_while_every_permit_is_held(
+    encoder: FakeEncoder, tmp_path: Path
+) -> None:
+    encoder.encode_gate.clear()
+    galleries = GalleryDirectory(tmp_path)
+    with serving(encoder, galleries, max_in_flight=256) as running, connected(running.address) as stubs:
+        pending = stubs.retrieval.Embed.future(
+            retrieval_pb.EmbedRequest(images=[b"%d" % i for i in range(255)]), timeout=20
+        )
+        until(lambda: running.admission.inputs == 255)
+        took = []
+        for _ in range(20):
+            began = time.monotonic()
+            with pytest.raises(grpc.RpcError) as failure:
+                stubs.embed(b"4", b"5")  # one would fit: images count, not calls
+            took.append(time.monotonic() - began)
+        assert sorted(took)[10] < 0.2  # 20 ms on a machine that does nothing else
+        refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+        details = rpc_status.from_call(failure.value).details
+        assert any(each.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for each in details)
+        encoder.encode_gate.set()
+        assert len(pending.result().results) == 255
+        assert len(stubs.embed(*[b"x"] * 256).results) == 256
+
+
+def test_every_call_that_works_is_admitted(encoder: FakeEncoder, tmp_path: Path) -> None:
+    galleries = GalleryDirectory(tmp_path)
+    with serving(encoder, galleries) as running, connected(running.address) as stubs:
+        stubs.create("birds")
+        calls: list[Callable[[], Any]] = [
+            lambda: stubs.embed(b"x"),
+            lambda: stubs.search("birds", image(b"x")),
+            lambda: stubs.upsert("birds", item("a")),
+            lambda: stubs.create("more"),
+            lambda: stubs.galleries.DeleteItems(gallery_pb.DeleteItemsRequest(gallery="birds", keys=["a"])),
+            lambda: stubs.galleries.GetItem(gallery_pb.GetItemRequest(gallery="birds", key="a")),
+            lambda: stubs.galleries.ListItems(gallery_pb.ListItemsRequest(gallery="birds")),
+            lambda: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name="birds")),
+            lambda: stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()),
+        ]
+        running.admission.inputs = 512
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as failure:
+                call()
+            refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+        running.admission.inputs = 0

@@ -7,6 +7,8 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -54,36 +56,28 @@ def alive(pid: int) -> bool:
         return False
 
 
-class Callers:
-    """Clients that call without end, each on a connection of its own, and never try again."""
+@contextmanager
+def calling(address: str, count: int = 4) -> Iterator[list[CrossbatchError | None]]:
+    """Clients that call without end, a connection a call, and never try again; yields what comes of each."""
+    seen: list[CrossbatchError | None] = []
+    done = threading.Event()
 
-    def __init__(self, address: str, count: int = 4) -> None:
-        self.failures: list[CrossbatchError] = []
-        self.answered = 0
-        self._done = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._call, args=(address,), daemon=True) for _ in range(count)
-        ]
-
-    def __enter__(self) -> "Callers":
-        for thread in self._threads:
-            thread.start()
-        until(lambda: self.answered > 10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join(10)
-
-    def _call(self, address: str) -> None:
-        while not self._done.is_set():
+    def call() -> None:
+        while not done.is_set():
             try:
-                with Client(address, retries=0) as client:
-                    client.embed([picture_of(1)])
-                self.answered += 1
+                embed(address, retries=0)
+                seen.append(None)
             except CrossbatchError as error:
-                self.failures.append(error)
+                seen.append(error)
+
+    with ThreadPoolExecutor(count) as pool:
+        for _ in range(count):
+            pool.submit(call)
+        try:
+            until(lambda: seen.count(None) > 10)
+            yield seen
+        finally:
+            done.set()
 
 
 def test_no_engine_is_forked(pair: Launched) -> None:
@@ -122,10 +116,10 @@ def loads(pair: Launched, text: str = "loaded anew") -> list[int]:
 
 
 def test_a_hangup_reaches_all_workers_one_after_the_other_and_drops_no_call(pair: Launched) -> None:
-    with Callers(pair.address, 2) as callers:
+    with calling(pair.address, 2) as seen:
         pair.process.send_signal(signal.SIGHUP)
         until(lambda: loads(pair) == [1, 1])
-    assert callers.failures == []
+    assert set(seen) == {None}
 
 
 def test_workers_that_cannot_load_anew_say_why_and_go_on(pair: Launched, model: Path) -> None:
@@ -155,12 +149,12 @@ def test_a_call_that_loads_models_anew_reaches_the_workers_that_did_not_take_it(
 def test_a_worker_that_dies_is_replaced_and_its_clients_see_unavailable_only(pair: Launched) -> None:
     victim = pair.workers()[0]
     before = len(pair.said(" serves"))
-    with Callers(pair.address) as callers:
+    with calling(pair.address) as seen:
         os.kill(victim, signal.SIGKILL)
         until(lambda: len(pair.said(" serves")) > before)
-        answered = callers.answered
-        until(lambda: callers.answered > answered + 10)
-    assert {type(each) for each in callers.failures} <= {Unavailable}
+        answered = seen.count(None)
+        until(lambda: seen.count(None) > answered + 10)
+    assert {type(each) for each in seen} <= {type(None), Unavailable}
     assert len(pair.workers()) == 2
     assert victim not in pair.workers()
     assert pair.process.poll() is None
