@@ -12,7 +12,6 @@ from serving.client import Client
 from serving.errors import CrossbatchError, InvalidArgument, Unauthenticated
 from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
-from serving.variables import variable_of
 
 __all__ = ["Settings", "remark", "render", "run"]
 

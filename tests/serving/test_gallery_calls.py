@@ -179,10 +179,9 @@ def test_an_index_that_cannot_be_is_refused(stubs: Stubs, options: dict[str, Any
 
 
 @pytest.mark.parametrize("steps", [True, False])
-def test_progress_is_told_at_least_once_a_second_and_at_most_ten_times(
+def test_progress_is_told_several_times_a_second_whether_or_not_there_is_any(
     stubs: Stubs, monkeypatch: pytest.MonkeyPatch, steps: bool
 ) -> None:
-    monkeypatch.setattr(executor, "SELDOM", 0.2)
     slow = Slow(monkeypatch, steps=steps)
     stubs.create("birds")
     stream = build(stubs, "birds")
@@ -194,8 +193,7 @@ def test_progress_is_told_at_least_once_a_second_and_at_most_ten_times(
             break
     slow.finish.set()
     stream.cancel()
-    low, high = (0.25, 2.5) if steps else (0.55, 3.0)  # of three pauses, on a machine that may be busy
-    assert low < times[4] - times[1] < high
+    assert 0.3 < times[4] - times[1] < 3.0  # three pauses, on a machine that may be busy
 
 
 @pytest.mark.parametrize("end", ["cancelled", "late", "gone"])
