@@ -31,8 +31,7 @@ from serving.engine.models import Change, ModelRegistry
 from serving.engine.repository import ModelSources
 from serving.engine.waiting import InstanceLimits
 from serving.errors import Draining, Unavailable
-from serving.observability.access_log import AccessLog
-from serving.observability.audit import AuditLog
+from serving.observability.access_log import AccessLog, AuditLog
 from serving.observability.logs import flush_logs
 from serving.observability.metrics import Metrics, keep_fresh, serve_metrics
 from serving.observability.tracing import tracer_of
