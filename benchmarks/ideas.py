@@ -23,7 +23,6 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-
 from benchmarks import study
 from serving.catalog.catalog import Row, read, select
 from training.data.feature_cache import cache_features

@@ -19,6 +19,8 @@ from serving.client.records import Explanation, GalleryInfo, Hit, Item
 from serving.client.requests import IN_FLIGHT, BulkRequest, Chunk, Chunker, Page, SearchOptions
 from serving.errors import CrossbatchError, InvalidArgument
 
+__all__ = ["AsyncClient"]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

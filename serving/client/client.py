@@ -17,6 +17,8 @@ from serving.client.records import BuildProgress, Explanation, GalleryInfo, Hit,
 from serving.client.requests import IN_FLIGHT, BulkRequest, Chunk, Page, SearchOptions, request
 from serving.errors import CrossbatchError
 
+__all__ = ["Client"]
+
 T = TypeVar("T")
 
 Raise: TypeAlias = Literal["raise"]

@@ -23,6 +23,8 @@ from serving.errors import CrossbatchError, DeadlineExceeded, InvalidArgument, U
 from serving.rpc.limits import DEFAULT_PORT, MAX_MESSAGE_BYTES
 from serving.rpc.status import Violation, from_status, violations_of
 
+__all__ = ["CLOSED", "BaseClient", "Request", "faults_of"]
+
 T = TypeVar("T")
 Pem: TypeAlias = bytes | str | Path
 """Certificates or a private key in PEM: the bytes, or where they lie."""
@@ -277,31 +279,26 @@ def _pem(given: Pem | None, what: str) -> bytes | None:
         raise InvalidArgument(f"{what}={str(given)!r} cannot be read ({reason}); check its path.") from error
 
 
-_FAULTS = (
-    (
-        "WRONG_VERSION_NUMBER|HTTP_REQUEST|WRONG_SSL_VERSION",
-        "seems to speak no TLS, and you do; leave out tls=True, ca=... and certificate=...",
+_FAULTS = {  # what gRPC says, and what it means
+    "WRONG_VERSION_NUMBER|HTTP_REQUEST|WRONG_SSL_VERSION": (
+        "seems to speak no TLS, and you do; leave out tls=True, ca=... and certificate=..."
     ),
-    (
-        "CERTIFICATE_VERIFY_FAILED|BAD_SIGNATURE|certificate signature failure",
-        "shows a certificate that is not trusted; give its authority by ca=..., and see that it is valid",
+    "CERTIFICATE_VERIFY_FAILED|BAD_SIGNATURE|certificate signature failure": (
+        "shows a certificate that is not trusted; give its authority by ca=..., and see that it is valid"
     ),
-    (
-        "Hostname Verification|Peer name",
-        "shows a certificate for another host name; call it by a name that its certificate has",
+    "Hostname Verification|Peer name": (
+        "shows a certificate for another host name; call it by a name that its certificate has"
     ),
-    (
-        "create security handshaker",
+    "create security handshaker": (
         "was not asked, as gRPC cannot use what it was given: ca=..., certificate=... and private_key=... "
-        "must be PEM, the latter two belong together, and the key not be encrypted",
+        "must be PEM, the latter two belong together, and the key not be encrypted"
     ),
-    (
-        "failed to connect.*(Socket closed|onnection reset|roken pipe|EOF)",
+    "failed to connect.*(Socket closed|onnection reset|roken pipe|EOF)": (
         "hangs up before it answers; if it speaks TLS, give its authority by ca=..., or tls=True for the "
         "system's; if it wants a client certificate, give one that it trusts by certificate=... and "
-        "private_key=...",
+        "private_key=..."
     ),
-)
+}
 
 
 def _meaning_of(failure: Any, connection: Connection, timeout: float) -> CrossbatchError:
@@ -321,7 +318,7 @@ def _meaning_of(failure: Any, connection: Connection, timeout: float) -> Crossba
         return InvalidArgument(f"The message is larger than {MAX_MESSAGE_BYTES:,} bytes; split the call.")
     if code is not grpc.StatusCode.UNAVAILABLE:
         return from_status(status_pb2.Status(code=code.value[0], message=details))
-    for words, meaning in _FAULTS:
+    for words, meaning in _FAULTS.items():
         if re.search(words, details):
             return Unavailable(f"{there} {meaning} ({details}).")
     return Unavailable(

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from serving.errors import BadImage, InvalidArgument
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 
+__all__ = ["MAX_IMAGE_BYTES", "ImageFile", "ImageLike", "floats", "image_bytes", "many"]
+
 
 class ImageFile(Protocol):
     """A file opened in binary mode, or what reads like one: an upload, a response, a member of an archive."""

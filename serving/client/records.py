@@ -13,6 +13,12 @@ from serving.errors import CrossbatchError, InvalidArgument
 from serving.rpc.status import from_status
 from serving.rpc.wire import plain_of, vector_of
 
+__all__ = [
+    "BuildProgress", "Explanation", "GalleryInfo", "Hit", "Item", "ModelInfo", "Reloaded", "StoredItem",
+    "explanation_of", "gallery_info_of", "gallery_of", "hits_of", "model_info_of", "models_of",
+    "progress_of", "reloaded_of", "stored_item_of",
+]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:

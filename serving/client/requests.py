@@ -21,6 +21,11 @@ from serving.rpc.filters import filter_message
 from serving.rpc.status import from_status
 from serving.rpc.wire import bytes_of, checked_struct_of, vector_of
 
+__all__ = [
+    "CHUNK_BYTES", "IN_FLIGHT", "BulkRequest", "Chunk", "Chunker", "Page", "SearchOptions", "delete",
+    "embed", "explain", "galleries", "get", "health", "items", "request", "search", "upsert",
+]  # fmt: skip
+
 T = TypeVar("T")
 
 Page: TypeAlias = tuple[list[T], str]
@@ -54,13 +59,16 @@ def request(
 
 def message(kind: Any, fields: Mapping[str, Any]) -> Any:
     """Make a message, or tell by InvalidArgument which field is of the wrong kind or out of range."""
-    made = kind()
-    for name, value in fields.items():
-        try:
-            made.MergeFrom(kind(**{name: value}))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgument(f"{name} cannot be {value!r:.80}: {error}.") from error
-    return made
+    wrong = (TypeError, ValueError, OverflowError)
+    try:
+        return kind(**fields)
+    except wrong:
+        for name, value in fields.items():
+            try:
+                kind(**{name: value})
+            except wrong as error:
+                raise InvalidArgument(f"{name} cannot be {value!r:.80}: {error}.") from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +205,7 @@ def search(gallery: str, on_error: str, options: SearchOptions) -> BulkRequest:
     given = [(name, source) for name, source in sources if source is not None]
     if len(given) != 1:
         raise InvalidArgument("Give exactly one of images, vectors and keys to search for.")
-    fields["exclude_keys"] = many(fields.pop("exclude", ()), "exclude")
+    fields["exclude_keys"] = list(many(fields.pop("exclude", ()), "exclude"))
     wanted = fields.pop("filter", None)
     wanted = parse_filter(wanted) if isinstance(wanted, Mapping) else wanted
     fields["filter"] = None if wanted is None else filter_message(wanted)

@@ -11,7 +11,6 @@ from typing import Self, TypeVar
 from weakref import WeakSet
 
 from serving.errors import InvalidArgument, NotFound, Overloaded, Unavailable
-from serving.gallery.at_hand import NotAtHand
 from serving.gallery.folder import check_path, drop_gallery, give_back_name, sweep, take_name
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.index.index import require_faiss
@@ -126,16 +125,6 @@ class GalleryDirectory:
             self._forget(name)
             path = self.path_of(name)
             return self._keep(name, Gallery.open(path, policy=self._policy, device=self._device))
-
-    def at_once(self, name: str, work: Callable[[Gallery], T]) -> T:
-        """Return what `work` does with a gallery that is open already; NotAtHand where `using` is needed."""
-        known = self._known(name)
-        if known is None:
-            raise NotAtHand
-        try:
-            return work(known)
-        except Replaced as error:
-            raise NotAtHand from error
 
     def create(
         self,

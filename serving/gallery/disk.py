@@ -9,15 +9,9 @@ from pathlib import Path
 from serving.errors import CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
 
 __all__ = [
-    "TOO_MANY_OPEN",
-    "are_descriptors_out",
-    "disk_error",
-    "gallery_error",
-    "is_full",
-    "make_folder",
-    "sync",
-    "written_aside",
-]
+    "TOO_MANY_OPEN", "are_descriptors_out", "disk_error", "gallery_error", "is_full", "make_folder",
+    "sync", "written_aside",
+]  # fmt: skip
 
 TOO_MANY_OPEN = (
     "this process or the machine has as many files open as it may; raise the limit (`ulimit -n`, or "
@@ -30,11 +24,7 @@ _LEAST = 1 << 20  # bytes; file systems keep some back, so a full one is seldom 
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the entries of a folder, to the disk.
-
-    Raises:
-        OSError: The disk refuses.
-    """
+    """Bring a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -47,9 +37,6 @@ def written_aside(path: Path) -> Iterator[Path]:
     """Give a path to write a file to, and put what was written at `path` when the block ends, on disk.
 
     The file appears whole or not at all, and where the block fails nothing is left.
-
-    Raises:
-        OSError: The disk refuses.
     """
     aside = path.with_name(f"{path.name}.tmp")
     try:
@@ -63,11 +50,7 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, where they are not there, and bring their entries to the disk.
-
-    Raises:
-        OSError: The disk refuses.
-    """
+    """Make a folder and those above it, where they are not there, and bring their entries to the disk."""
     if path.exists():
         return
     make_folder(path.parent)

@@ -9,44 +9,65 @@ state: it sees every write acknowledged before it began, by any process, and not
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from numpy.typing import ArrayLike
 
 from serving.errors import InvalidArgument, NotFound
-from serving.gallery.argument import check_number, check_text, check_whole
 from serving.gallery.folder import check_path, make_gallery
-from serving.gallery.identity import ModelIdentity, check_model
 from serving.gallery.index.builder import Advance
 from serving.gallery.index.factory import check_recall, check_type
 from serving.gallery.index.index import require_faiss
 from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
-from serving.gallery.info import GalleryInfo
-from serving.gallery.item import MAX_K, MAX_KEY_BYTES, Hit, Item, check_keys
-from serving.gallery.items import Items
-from serving.gallery.search.filter import Filter
-from serving.gallery.search.filter_bounds import check_filter, check_kinds, unknown_fields
-from serving.gallery.search.snapshot import Snapshot
-from serving.gallery.search.view import View
+from serving.gallery.info import GalleryInfo, check_model
+from serving.gallery.item import (
+    MAX_K,
+    MAX_KEY_BYTES,
+    Hit,
+    Item,
+    Source,
+    check_items,
+    check_key,
+    check_keys,
+    check_origin,
+    check_source,
+    check_versions,
+)
+from serving.gallery.search.filter import Filter, check_filter, check_kinds, unknown_fields
+from serving.gallery.search.snapshot import SnapshotCache
 from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
 from serving.gallery.store.store import Store
-from serving.gallery.store.transaction import Row
-from serving.gallery.unit import unit_rows
+from serving.gallery.validation import check_number, check_text, check_whole, normalize_queries
 
-__all__ = ["Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
+if TYPE_CHECKING:
+    from serving.model.spec import ModelSpec
+
+__all__ = ["MAX_PAGE", "Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
+
+MAX_PAGE = 10_000
 
 
-class Gallery(Items):
-    """An open gallery: its items, and search over them; every method is thread-safe."""
+class Gallery:
+    """An open gallery: its items, and search over them; every method is thread-safe.
+
+    All that is given is checked, and InvalidArgument tells what is out of bounds. Any call may raise
+    BadArtifact (the gallery file is damaged), NotFound (it is gone) and Unavailable (the disk fails, another
+    gallery has this one's name, or it is closed). A write that fails is undone as a whole, with Overloaded
+    where another writer was too slow or the disk is full, or ReadOnly; one that returns is on disk.
+    """
 
     def __init__(self, path: Path, store: Store, policy: RebuildPolicy, device: str) -> None:
         """Use `open` or `create`."""
+        self.path = path
+        self.name = path.name
+        self.meta = store.meta  # the model and dimension it is made for
+        self._store = store
         self._rebuilder = Rebuilder(store, policy)
-        super().__init__(path, store, self._rebuilder.consider)
-        self._view = View(store, self._rebuild_if_due, device=device)
+        self._snapshots = SnapshotCache(store, self._rebuilder.consider, device=device)
 
     @classmethod
     def create(
@@ -62,24 +83,11 @@ class Gallery(Items):
         policy: RebuildPolicy | None = None,
         device: str = "cpu",
     ) -> Self:
-        """Make a new, empty gallery and open it; the folder appears complete or not at all.
+        """Make a new, empty gallery for vectors of a model and open it; AlreadyExists: there is something.
 
-        Args:
-            path: Its folder.
-            model_name: The model that its vectors come from.
-            fingerprint: That model's.
-            dimension: Of the vectors.
-            thumbnail_side: Longer side in pixels of the thumbnails stored with its items; 0: it keeps none.
-            index: The index that is built: "auto", "exact" or a FAISS factory string.
-            recall: The recall@10 that an index chosen by "auto" is to reach.
-            policy: When the index is made anew.
-            device: Where it is searched: "cpu", or "cuda" for the first GPU.
-
-        Raises:
-            AlreadyExists: There is something at `path`.
-            InvalidArgument: An argument is out of bounds, or the path is not UTF-8.
-            ReadOnly: The folder cannot be written.
-            Overloaded: The disk is full.
+        The folder appears complete or not at all. `thumbnail_side` is the longer side in pixels of pictures
+        kept with items, 0: none. The index is "auto", which is to reach this recall@10, "exact" or a FAISS
+        factory string; `policy` tells when it is made anew. The device is "cpu", or "cuda" for the first GPU.
         """
         dimension = check_whole(dimension, "the dimension", least=1, most=MAX_DIMENSION)
         side = check_whole(thumbnail_side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
@@ -103,9 +111,7 @@ class Gallery(Items):
 
         Raises:
             NotFound: There is no gallery at `path`.
-            BadArtifact: It is damaged, or of a newer format.
             ReadOnly: This process may not write to it, and nobody has it open who may.
-            InvalidArgument: The path is not UTF-8.
             BadSetting: FAISS is not installed, or there is no such device.
         """
         require_faiss(device)
@@ -114,7 +120,7 @@ class Gallery(Items):
             raise NotFound(f"there is no gallery at {path}; create it with crossbatch index")
         gallery = cls(path, Store(path / FILE_NAME), policy or RebuildPolicy(), device)
         try:
-            with gallery._view.open():
+            with gallery._snapshots.open():
                 pass
         except BaseException:
             gallery.close()
@@ -128,41 +134,41 @@ class Gallery(Items):
 
     def info(self) -> GalleryInfo:
         """Return what the gallery is and how it stands."""
-        with self._view.open() as (snapshot, _):
-            facts = snapshot.main.facts if snapshot.main else IndexMetadata()
-            previous = snapshot.state.previous_name
+        with self._snapshots.open() as (snapshot, _):
+            index, state, meta = snapshot.sealed.index, snapshot.state, self.meta
+            dead, newer_dead = snapshot.dead, snapshot.growing.dead
+            facts = index.facts if index else IndexMetadata()
+            previous = state.previous_name
+            if previous in ("", self.name) or not (self.path.with_name(previous) / FILE_NAME).is_file():
+                previous = ""
             return GalleryInfo(
                 name=self.name,
                 path=str(self.path),
-                model_name=self.meta.model_name,
-                fingerprint=self.meta.fingerprint,
-                dimension=self.meta.dimension,
-                items=snapshot.count,
-                fresh=int((~snapshot.fresh_dead).sum()),
-                deleted=snapshot.dead_count,
+                model_name=meta.model_name,
+                fingerprint=meta.fingerprint,
+                dimension=meta.dimension,
+                items=int((~dead).sum()),
+                fresh=int((~newer_dead).sum()),
+                deleted=int(dead.sum()),
                 index_type=facts.type,
-                wanted_index=snapshot.state.wanted_index,
+                wanted_index=state.wanted_index,
                 recall=facts.recall,
-                wanted_recall=snapshot.state.wanted_recall,
+                wanted_recall=state.wanted_recall,
                 latency_ms=facts.latency_ms,
                 parameters=facts.parameters,
                 trials=facts.trials,
                 note=facts.note,
-                index_items=len(snapshot.main) if snapshot.main else 0,
-                index_bytes=snapshot.main.bytes if snapshot.main else 0,
+                index_items=len(index) if index else 0,
+                index_bytes=index.bytes if index else 0,
                 store_bytes=self._store.bytes,
-                generation=snapshot.state.generation,
-                previous_name=previous if self._is_there(previous) else "",
+                generation=state.generation,
+                previous_name=previous,
                 format_version=FORMAT_VERSION,
-                created=self.meta.created,
+                created=meta.created,
             )
 
-    def check_model(self, model: ModelIdentity) -> None:
-        """Accept the gallery's own model, and a file of lower precision made from it.
-
-        Raises:
-            ModelMismatch: It is another model; both are named.
-        """
+    def check_model(self, model: "ModelSpec") -> None:
+        """Accept the gallery's own model, and a file of lower precision made from it; else ModelMismatch."""
         check_model(self.name, self.meta, model)
 
     def search(
@@ -174,7 +180,6 @@ class Gallery(Items):
         exclude: Sequence[str] = (),
         filter: Filter | None = None,
         group_by_label: bool = False,
-        at_once: bool = False,
     ) -> list[list[Hit]]:
         """Find the k items nearest to each query.
 
@@ -186,28 +191,24 @@ class Gallery(Items):
             filter: What the label and metadata of a hit must fulfil.
             group_by_label: Whether of the items of one label only the best is a hit; an item with an empty
                 label stands for itself.
-            at_once: Whether to search only what is in memory and needs nothing first.
 
         Returns:
             For each query its hits, best first, ties in the order of their keys. Hits of one item share
             their metadata: do not write to it.
 
         Raises:
-            InvalidArgument: A vector, k, the minimum, a key or the filter is out of bounds, or the filter
-                compares a field with a kind of value that no item holds there. One that no item has is none
-                of that: a condition on it holds for no item.
-            BadArtifact: The gallery file is damaged.
-            NotAtHand: What is newer, or a new index, had first to be read, though it was to be `at_once`.
+            InvalidArgument: An argument is out of bounds, or the filter compares a field with a kind of value
+                that no item holds there. A condition on a field that no item has holds for no item.
         """
-        queries = unit_rows(vectors, dimension=self.meta.dimension)
+        queries = normalize_queries(vectors, dimension=self.meta.dimension)
         k = check_whole(k, "k", least=1, most=MAX_K)
         least = -math.inf if minimum_score is None else check_number(minimum_score, "the minimum score")
         if minimum_score is not None and not -1.0 <= minimum_score <= 1.0:  # NaN too
             raise InvalidArgument(f"the minimum score is {minimum_score}; expected a cosine in [-1, 1]")
-        keys = check_keys(exclude)
+        keys = [] if exclude == () else check_keys(exclude)
         demanded = None if filter is None else check_filter(filter)
-        with self._view.open(at_once=at_once) as (snapshot, reader):
-            if demanded is not None and snapshot.count:
+        with self._snapshots.open() as (snapshot, reader):
+            if demanded is not None and not snapshot.dead.all():
                 check_kinds(demanded, snapshot.kinds_of)
             found = snapshot.search(
                 queries,
@@ -218,18 +219,22 @@ class Gallery(Items):
                 by_label=group_by_label,
             )
             rows = reader.rows({seq for near in found for seq, _ in near})
-        best = [sorted(near, key=lambda pair: (-pair[1], rows[pair[0]].key)) for near in found]
-        if group_by_label:
-            best = [_first_of_each_label(near, rows) for near in best]
-        best = [near[:k] for near in best]
-        shown = {seq for near in best for seq, _ in near}
-        metadata = reader.metadata(rows[seq] for seq in shown)
+        best = []
+        for near in found:
+            order = sorted([(-score, rows[seq].key, seq) for seq, score in near])
+            if group_by_label:
+                first: dict[str | int, tuple[float, str, int]] = {}
+                for each in order:
+                    first.setdefault(rows[each[2]].label or each[2], each)
+                order = list(first.values())
+            best.append(order[:k])
+        metadata = reader.metadata([rows[seq] for seq in {seq for order in best for _, _, seq in order}])
         return [
-            [
-                Hit((row := rows[seq]).key, row.label, row.uri, metadata[seq], _cosine(score), seq)
-                for seq, score in near
+            [  # a cosine, though vectors are of unit length but for rounding
+                Hit(key, (row := rows[seq]).label, row.uri, metadata[seq], max(-1.0, min(1.0, -minus)), seq)
+                for minus, key, seq in order
             ]
-            for near in best
+            for order in best
         ]
 
     def fields(self) -> dict[str, tuple[str, ...]]:
@@ -238,20 +243,101 @@ class Gallery(Items):
         Those that deleted items had may be among them, until the next rebuild at the latest; one that holds
         only objects has no kind.
         """
-        with self._view.open() as (snapshot, _):
+        with self._snapshots.open() as (snapshot, _):
             return snapshot.fields()
 
     def unknown_fields(self, filter: Filter) -> tuple[str, ...]:
-        """Return the fields of a filter that no item has, sorted, for who may have misspelt one.
+        """Return the fields of a filter that no item has, sorted, for who may have misspelt one."""
+        demanded = check_filter(filter)
+        with self._snapshots.open() as (snapshot, _):
+            return unknown_fields(demanded, snapshot.kinds_of)
 
-        One that deleted items had is unknown from the next rebuild on at the latest.
+    def upsert(self, items: Iterable[Item], *, expected: Mapping[str, int] | None = None) -> list[int]:
+        """Store items; one whose key is there is replaced whole. Returns their versions, in order.
+
+        Args:
+            items: What is stored; no key twice.
+            expected: Which version some keys must have now, those of `items` or others; 0: not be there.
 
         Raises:
-            InvalidArgument: The filter is out of bounds.
+            Conflict: An item is of another version than the one expected.
         """
-        demanded = check_filter(filter)
-        with self._view.open() as (snapshot, _):
-            return unknown_fields(demanded, snapshot.kinds_of)
+        checked = check_items(items, dimension=self.meta.dimension)
+        versions = check_versions(expected)
+        pictured = [item.key for item in checked if item.thumbnail]
+        if pictured and not self.meta.thumbnail_side:
+            raise InvalidArgument(
+                f"the item {pictured[0]!r} has a thumbnail, and the gallery {self.name} keeps none: "
+                "leave it out, or make the gallery with thumbnails"
+            )
+        if not checked and not versions:
+            return []
+        with self._store.write() as writer:
+            stored = writer.upsert(checked, expected=versions)
+            state = writer.state()
+        self._rebuilder.consider(state)
+        return stored
+
+    def delete(self, keys: Sequence[str], *, expected: Mapping[str, int] | None = None) -> int:
+        """Delete the items of `keys` that are there, on conditions as `upsert`; returns how many were."""
+        checked, versions = check_keys(keys), check_versions(expected)
+        with self._store.write() as writer:
+            deleted = writer.delete(checked, expected=versions)
+            state = writer.state()
+        self._rebuilder.consider(state)
+        return deleted
+
+    def touch(self, sources: Mapping[str, Source]) -> None:
+        """Note where files of the same bytes lie now, of those items that still are made from such bytes."""
+        checked = {check_key(key): check_source(source) for key, source in sources.items()}
+        with self._store.write() as writer:
+            writer.touch(checked)
+
+    def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> list[Item]:
+        """Return the items of `keys`, in that order; NotFound names the first that is not there."""
+        wanted = check_keys(keys)
+        with self._store.read() as reader:
+            found = reader.items(wanted)
+            if thumbnails:
+                found = {
+                    key: replace(item, thumbnail=reader.thumbnail(key) or b"") for key, item in found.items()
+                }
+        missing = [key for key in wanted if key not in found]
+        if missing:
+            more = f" (nor are {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise NotFound(f"there is no item {missing[0]!r} in the gallery {self.name}{more}")
+        return [found[key] for key in keys]
+
+    def thumbnail(self, key: str) -> bytes:
+        """Return the JPEG picture that was stored with an item; NotFound where there is none."""
+        check_key(key)
+        with self._store.read() as reader:
+            found = reader.thumbnail(key)
+        if found is None:
+            raise NotFound(f"there is no item {key!r} with a thumbnail in the gallery {self.name}")
+        return found
+
+    def sources(self, keys: Sequence[str]) -> dict[str, Source]:
+        """Return which file each item was made from, of those of `keys` that were made from one."""
+        wanted = check_keys(keys)
+        with self._store.read() as reader:
+            return reader.sources(wanted)
+
+    def keys_of(self, origin: str, *, after: str = "", limit: int = 1000) -> list[str]:
+        """Return the first `limit` keys after `after` of items made from a data set's files, ascending."""
+        check_origin(origin)
+        check_text(after, "key to begin after", least=0, most=MAX_KEY_BYTES)
+        most = check_whole(limit, "the limit of a page", least=1, most=MAX_PAGE)
+        with self._store.read() as reader:
+            return reader.keys_of(origin, after=after, limit=most)
+
+    def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[Item]:
+        """Return the first `limit` items by key of those that follow `after` and begin with `prefix`."""
+        check_text(after, "key to begin after", least=0, most=MAX_KEY_BYTES)
+        check_text(prefix, "prefix of keys", least=0, most=MAX_KEY_BYTES)
+        most = check_whole(limit, "the limit of a page", least=1, most=MAX_PAGE)
+        with self._store.read() as reader:
+            return reader.page(after=after, limit=most, prefix=prefix)
 
     def rebuild(
         self,
@@ -264,65 +350,35 @@ class Gallery(Items):
         """Make the index anew from the store and publish it; searches go on meanwhile.
 
         Args:
-            index: The type wanted from now on: "auto", "exact" or a FAISS factory string.
+            index: The type wanted from now on, as `create` tells.
             recall: The recall at 10 wanted from now on.
             whole: Whether to build it anew even where adding what is newer would do.
             progress: Called with the stage, what is done of it and its total; what it raises ends the work.
-
-        Raises:
-            InvalidArgument: The type or recall cannot be that of this gallery.
-            Overloaded: Another rebuild did not end, or the disk is full.
-            ReadOnly: The folder cannot be written.
         """
-        if index is not None or recall is not None:
-            self._want(index, recall)
-        if not whole:
-            with self._view.open() as (snapshot, _):
-                whole = snapshot.damaged
-        self._rebuilder.run(whole=whole, progress=progress)
-
-    def retire(self) -> None:
-        """Keep no file open and nothing in memory between calls from now on; each call costs more.
-
-        For a gallery that has not been asked for lately, while some may still hold it.
-        """
-        self._store.retire()
-        self._view.retire()
-
-    def close(self) -> None:
-        """Stop the background rebuild and close the files; calls that are running still end well."""
-        self._rebuilder.close()
-        self._view.retire()  # a mapped file of columns is an open one
-        self._store.close()
-
-    def _want(self, index: str | None, recall: float | None) -> None:
         if index is not None:
             check_text(index, "type of the index", least=0, most=MAX_KEY_BYTES)
             check_type(index, dimension=self.meta.dimension)
         if recall is not None:
             check_recall(check_number(recall, "the wanted recall"))
-        with self._store.write() as writer:
-            state = writer.state()
-            writer.want(
-                state.wanted_index if index is None else index,
-                state.wanted_recall if recall is None else recall,
-            )
+        if index is not None or recall is not None:
+            with self._store.write() as writer:
+                state = writer.state()
+                writer.want(
+                    state.wanted_index if index is None else index,
+                    state.wanted_recall if recall is None else recall,
+                )
+        if not whole:
+            with self._snapshots.open() as (snapshot, _):
+                whole = snapshot.damaged
+        self._rebuilder.run(whole=whole, progress=progress)
 
-    def _is_there(self, name: str) -> bool:
-        """Tell whether there is another gallery of that name beside this one."""
-        return name not in ("", self.name) and (self.path.with_name(name) / FILE_NAME).is_file()
+    def retire(self) -> None:
+        """Keep no file open and nothing in memory between calls from now on; each call costs more."""
+        self._store.retire()
+        self._snapshots.retire()
 
-    def _rebuild_if_due(self, snapshot: Snapshot) -> None:
-        self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)
-
-
-def _cosine(score: float) -> float:
-    """Return an inner product of two vectors that are of unit length but for rounding, in [-1, 1]."""
-    return max(-1.0, min(1.0, score))
-
-
-def _first_of_each_label(near: list[tuple[int, float]], rows: Mapping[int, Row]) -> list[tuple[int, float]]:
-    first: dict[str | int, tuple[int, float]] = {}
-    for seq, score in near:
-        first.setdefault(rows[seq].label or seq, (seq, score))
-    return list(first.values())
+    def close(self) -> None:
+        """Stop the background rebuild and close the files; calls that are running still end well."""
+        self._rebuilder.close()
+        self._snapshots.retire()  # a mapped file of columns is an open one
+        self._store.close()

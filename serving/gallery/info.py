@@ -1,11 +1,17 @@
-"""What a gallery tells of itself."""
+"""What a gallery tells of itself, and which model may ask it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from serving.errors import ModelMismatch
 from serving.gallery.index.metadata import Trial
+from serving.gallery.store.schema import Meta
 
-__all__ = ["GalleryInfo"]
+if TYPE_CHECKING:
+    from serving.model.spec import ModelSpec
+
+__all__ = ["GalleryInfo", "check_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +41,16 @@ class GalleryInfo:
     previous_name: str  # where the gallery lies whose name this one took by a switch; empty where none does
     format_version: int
     created: str
+
+
+def check_model(gallery: str, meta: Meta, model: "ModelSpec") -> None:
+    """Accept the model a gallery was made with, and a file of lower precision made from it."""
+    theirs = (model.fingerprint, model.fp32_fingerprint)
+    if meta.fingerprint in theirs and meta.dimension == model.dimension:
+        return
+    ours = f"{meta.model_name} (fingerprint {meta.fingerprint[:12]}, dimension {meta.dimension})"
+    given = f"{model.name} (fingerprint {model.fingerprint[:12]}, dimension {model.dimension})"
+    raise ModelMismatch(
+        f"the gallery {gallery} holds embeddings of the model {ours}, and the model given is {given}; "
+        "give the gallery's own model, or index the images into a new gallery"
+    )

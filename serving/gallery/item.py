@@ -8,27 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument
-from serving.gallery.argument import check_text
-from serving.gallery.metadata import metadata_json
-from serving.gallery.unit import floats, unit
+from serving.gallery.validation import as_vector, check_text, metadata_json, normalize
 
 __all__ = [
-    "MAX_K",
-    "MAX_KEY_BYTES",
-    "MAX_THUMBNAIL_BYTES",
-    "MAX_URI_BYTES",
-    "Hit",
-    "Item",
-    "Source",
-    "check_item",
-    "check_items",
-    "check_key",
-    "check_keys",
-    "check_origin",
-    "check_source",
-    "check_start",
+    "MAX_K", "MAX_KEY_BYTES", "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "Hit", "Item", "Source",
+    "check_item", "check_items", "check_key", "check_keys", "check_origin", "check_source",
     "check_versions",
-]
+]  # fmt: skip
 
 MAX_K = 2048
 """Most neighbours of a query, as many as FAISS returns from a GPU."""
@@ -80,10 +66,7 @@ class Hit:
 
 
 def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
-    """Check the items of one call and bring their vectors to unit norm.
-
-    Returns:
-        The items, in order, with float32 (d,) unit vectors.
+    """Check the items of one call and bring their vectors to unit norm, as float32 (d,).
 
     Raises:
         InvalidArgument: An item is out of bounds (its position and key are named), or a key comes twice.
@@ -105,60 +88,32 @@ def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
         given.append(item)
     if not given:
         return []
-    units = unit(np.stack(rows), lambda row: f"items[{row}]: the vector of {given[row].key!r}")
+    units = normalize(np.stack(rows), lambda row: f"items[{row}]: the vector of {given[row].key!r}")
     return [replace(item, vector=row) for item, row in zip(given, units, strict=True)]
 
 
 def check_item(item: Item, *, dimension: int) -> Item:
-    """Check one item and bring its vector to unit norm.
-
-    Returns:
-        The item with a float32 (d,) unit vector.
-
-    Raises:
-        InvalidArgument: The key, label, URI, metadata, vector, thumbnail or source is out of bounds.
-    """
+    """Check one item and bring its vector to unit norm, as float32 (d,)."""
     row = _check_all_but_norm(item, dimension)
-    return replace(item, vector=unit(row[None], lambda _: f"the vector of {item.key!r}")[0])
+    return replace(item, vector=normalize(row[None], lambda _: f"the vector of {item.key!r}")[0])
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it can name an item: 1 to 1024 bytes of UTF-8 without NUL.
-
-    Raises:
-        InvalidArgument: It cannot.
-    """
+    """Return `key` if it can name an item: 1 to 1024 bytes of UTF-8 without NUL."""
     return check_text(key, "key", least=1, most=MAX_KEY_BYTES)
 
 
 def check_keys(keys: Sequence[str]) -> list[str]:
-    """Return the keys without repetition, in order.
-
-    Raises:
-        InvalidArgument: One of them cannot be a key, or `keys` is a string or no list.
-    """
+    """Return the keys without repetition, in order."""
     if isinstance(keys, str):
         raise InvalidArgument(f"expected a list of keys, found the single string {keys!r}; put it in a list")
     if not isinstance(keys, Collection):
         raise InvalidArgument(f"expected a list of keys, found {type(keys).__name__}")
-    return list(dict.fromkeys(check_key(key) for key in keys))
-
-
-def check_start(text: str, what: str) -> str:
-    """Return what the keys of a page follow or begin with: a key, the beginning of one, or nothing.
-
-    Raises:
-        InvalidArgument: It is none of these; `what` is named.
-    """
-    return check_text(text, what, least=0, most=MAX_KEY_BYTES)
+    return list(dict.fromkeys(map(check_key, keys)))
 
 
 def check_versions(expected: Mapping[str, int] | None) -> Mapping[str, int]:
-    """Return the versions that a write expects, by key; none where it expects nothing.
-
-    Raises:
-        InvalidArgument: A key cannot be one, or a version is no whole number of 0 (not there) or more.
-    """
+    """Return the versions that a write expects, by key: 0 (not there) or more."""
     if expected is None:
         return {}
     if not isinstance(expected, Mapping):
@@ -173,20 +128,12 @@ def check_versions(expected: Mapping[str, int] | None) -> Mapping[str, int]:
 
 
 def check_origin(origin: str) -> str:
-    """Return `origin` if it can name the data set of a source: as a URI, and not empty.
-
-    Raises:
-        InvalidArgument: It cannot.
-    """
+    """Return `origin` if it can name the data set of a source: as a URI, and not empty."""
     return check_text(origin, "origin", least=1, most=MAX_URI_BYTES)
 
 
 def check_source(source: Source) -> Source:
-    """Return `source` if it can be one.
-
-    Raises:
-        InvalidArgument: It cannot.
-    """
+    """Return `source` if it can be one."""
     if not isinstance(source, Source):
         raise InvalidArgument(f"expected a Source, found {type(source).__name__}")
     check_origin(source.origin)
@@ -201,23 +148,22 @@ def check_source(source: Source) -> Source:
 
 
 def _check_all_but_norm(item: Item, dimension: int) -> NDArray[np.floating[Any]]:
-    """Check an item; return its vector (d,), whose norm is left to check (of many at once it is faster)."""
+    """Return the vector (d,) of a checked item; the norms of many are checked faster at once."""
     if not isinstance(item, Item):
         raise InvalidArgument(f"expected an Item, found {type(item).__name__}")
     check_key(item.key)
     check_text(item.label, "label", least=0, most=MAX_KEY_BYTES)
     check_text(item.uri, "URI", least=0, most=MAX_URI_BYTES)
     metadata_json(item.metadata)
-    _check_thumbnail(item.thumbnail)
+    if not isinstance(item.thumbnail, bytes):
+        found = type(item.thumbnail).__name__
+        raise InvalidArgument(f"the thumbnail must be the bytes of a JPEG file, found {found}")
+    if len(item.thumbnail) > MAX_THUMBNAIL_BYTES:
+        raise InvalidArgument(
+            f"the thumbnail is {len(item.thumbnail)} bytes; the limit is {MAX_THUMBNAIL_BYTES}"
+        )
+    if item.thumbnail and not item.thumbnail.startswith(_JPEG):
+        raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
     if item.source is not None:
         check_source(item.source)
-    return floats(item.vector, f"the vector of {item.key!r}", dimension=dimension)
-
-
-def _check_thumbnail(jpeg: bytes) -> None:
-    if not isinstance(jpeg, bytes):
-        raise InvalidArgument(f"the thumbnail must be the bytes of a JPEG file, found {type(jpeg).__name__}")
-    if len(jpeg) > MAX_THUMBNAIL_BYTES:
-        raise InvalidArgument(f"the thumbnail is {len(jpeg)} bytes; the limit is {MAX_THUMBNAIL_BYTES}")
-    if jpeg and not jpeg.startswith(_JPEG):
-        raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
+    return as_vector(item.vector, f"the vector of {item.key!r}", dimension=dimension)

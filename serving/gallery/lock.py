@@ -8,7 +8,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from serving.errors import Overloaded
@@ -41,7 +41,7 @@ def alone(gallery: Path, timeout: float, *, waiting: Callable[[], None] = lambda
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            _acquire(descriptor, fcntl.LOCK_EX, deadline=deadline, pause=_PAUSE, busy=busy, waiting=waiting)
+            _acquire(descriptor, fcntl.LOCK_EX, busy, deadline=deadline, pause=_PAUSE, waiting=waiting)
             held, found = os.fstat(descriptor), path.stat()
             if (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino):
                 yield
@@ -52,27 +52,16 @@ def alone(gallery: Path, timeout: float, *, waiting: Callable[[], None] = lambda
 
 @contextmanager
 def names_stay(folder: Path) -> Iterator[None]:
-    """Let no gallery in the folder get another name meanwhile.
+    """Let no gallery in the folder get another name meanwhile; Overloaded where one is getting it for long.
 
     SQLite opens a gallery's files one after the other, by name: they have to be of one gallery. Where the
     folder cannot be locked, no name in it is changed by us either.
-
-    Raises:
-        Overloaded: Somebody was changing a name for too long.
     """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        yield
-        return
-    try:
-        busy = f"a gallery in {folder} is getting another name and does not end; try again later"
-        deadline = time.monotonic() + _MOVE
+    with ExitStack() as stack:
         with suppress(OSError):
-            _acquire(descriptor, fcntl.LOCK_SH, deadline=deadline, pause=_SHORT_PAUSE, busy=busy)
+            busy = f"a gallery in {folder} is getting another name and does not end; try again later"
+            stack.enter_context(_held(folder, fcntl.LOCK_SH, busy))
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -81,63 +70,50 @@ def names_change(folder: Path) -> Iterator[None]:
 
     Raises:
         Overloaded: Galleries were being opened all the time.
-        ReadOnly: The folder cannot be read.
-        Unavailable: The folder cannot be locked.
     """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise disk_error(error, f"the folder {folder}") from error
-    try:
-        busy = f"the names in {folder} are in use without a pause; try again later"
+    with ExitStack() as stack:
         try:
-            deadline = time.monotonic() + _MOVE
-            _acquire(descriptor, fcntl.LOCK_EX, deadline=deadline, pause=_SHORT_PAUSE, busy=busy)
+            busy = f"the names in {folder} are in use without a pause; try again later"
+            stack.enter_context(_held(folder, fcntl.LOCK_EX, busy))
         except OSError as error:
             raise disk_error(error, f"the names in {folder}") from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
 def in_the_making(folder: Path) -> Iterator[None]:
-    """Show others that a folder is no leftover.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    """Show others that a folder is no leftover."""
+    with _held(folder, fcntl.LOCK_EX, f"the folder {folder} is in use without a pause; try again later"):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def is_in_the_making(folder: Path) -> bool:
-    """Tell whether somebody who lives holds a folder by `in_the_making`.
+    """Tell whether a living process holds a folder by `in_the_making`."""
+    try:
+        with _held(folder, fcntl.LOCK_EX, "", timeout=0.0):
+            return False
+    except Overloaded:
+        return True
 
-    Raises:
-        OSError: It cannot be opened.
-    """
+
+@contextmanager
+def _held(folder: Path, kind: int, busy: str, *, timeout: float | None = None) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        deadline = time.monotonic() + (_MOVE if timeout is None else timeout)
+        _acquire(descriptor, kind, busy, deadline=deadline, pause=_SHORT_PAUSE)
+        yield
     finally:
         os.close(descriptor)
-    return False
 
 
 def _acquire(
     descriptor: int,
     kind: int,
+    busy: str,
     *,
     deadline: float,
     pause: float,
-    busy: str,
     waiting: Callable[[], None] = lambda: None,
 ) -> None:
     while True:

@@ -4,8 +4,18 @@ from collections.abc import Iterable
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import InvalidArgument
-from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, Value
-from serving.gallery.search.filter_bounds import check_filter
+from serving.gallery.search.filter import (
+    AllOf,
+    AnyOf,
+    Equal,
+    Exists,
+    Filter,
+    In,
+    Not,
+    Range,
+    Value,
+    check_filter,
+)
 
 __all__ = ["MAX_FILTER_MESSAGE", "filter_message", "filter_of"]
 

@@ -1,12 +1,12 @@
 """The limits of one call, known to the server and to the Python client.
 
-What an item may hold is in `serving.gallery.item`, a filter in `serving.gallery.search.filter_bounds`; the
+What an item may hold is in `serving.gallery.item`, a filter in `serving.gallery.search.filter`; the
 largest image is `serving.model.preprocess.MAX_BYTES`.
 """
 
 from serving.gallery.item import MAX_K
+from serving.gallery.search.filter import MAX_CONDITIONS as MAX_FILTER_CONDITIONS
 from serving.gallery.search.filter import MAX_LEVELS as MAX_FILTER_LEVELS
-from serving.gallery.search.filter_bounds import MAX_CONDITIONS as MAX_FILTER_CONDITIONS
 
 __all__ = [
     "DEFAULT_K",

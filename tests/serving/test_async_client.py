@@ -19,8 +19,9 @@ from protos import model_service_pb2 as model_pb
 from serving.client import AsyncClient, Client, Item
 from serving.client.requests import IN_FLIGHT
 from serving.errors import BadImage, DeadlineExceeded, InvalidArgument, NotFound, Overloaded, Unavailable
+from serving.gallery.directory import GalleryDirectory
 from serving.server.server import Server
-from tests.serving.rpc_fakes import FakeEncoder, vector_for
+from tests.serving.rpc_fakes import FakeEncoder, serving, until, vector_for
 from tests.serving.scripts import scripted
 from tests.serving.test_client_uploads import Counter, embedded, stored
 
@@ -148,30 +149,26 @@ def test_the_loop_goes_on_while_a_source_waits() -> None:
         assert asyncio.run(live(script.address)) > 8
 
 
-def test_a_cancelled_call_is_dropped_by_the_server(encoder: FakeEncoder, running: Server) -> None:
-    async def decoded(number: int) -> None:
-        for _ in range(1_000):
-            if len(encoder.decoded) == number:
-                return
-            await asyncio.sleep(0.005)
+def test_a_cancelled_call_is_dropped_by_the_server(tmp_path: Path) -> None:
+    encoder = FakeEncoder()
 
-    async def live() -> None:
-        async with AsyncClient(running.address) as client:
+    async def live(address: str) -> None:
+        async with AsyncClient(address, timeout=60) as client:
             encoder.encode_gate.clear()
             first = asyncio.create_task(client.embed([b"first"]))
-            await decoded(1)
-            await asyncio.sleep(0.05)
+            await asyncio.to_thread(until, lambda: encoder.encoding, 30)
             unwanted = asyncio.create_task(client.embed([b"unwanted"]))
-            await decoded(2)
+            await asyncio.sleep(0.2)
             unwanted.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await unwanted
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)  # until the server has heard of it
             encoder.encode_gate.set()
             await first
             await client.embed([b"last"])
 
-    asyncio.run(live())
+    with serving(encoder, GalleryDirectory(tmp_path), threads=1) as running:
+        asyncio.run(live(running.address))
     assert encoder.encoded == 2
 
 

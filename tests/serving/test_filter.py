@@ -7,6 +7,7 @@ import pytest
 from serving.errors import InvalidArgument
 from serving.gallery.search.filter import (
     LABEL,
+    MAX_CONDITIONS,
     AllOf,
     AnyOf,
     Equal,
@@ -15,9 +16,11 @@ from serving.gallery.search.filter import (
     In,
     Not,
     Range,
+    check_filter,
+    check_kinds,
     parse_filter,
+    unknown_fields,
 )
-from serving.gallery.search.filter_bounds import MAX_CONDITIONS, check_filter, check_kinds, unknown_fields
 
 NAN, HUGE = float("nan"), 10**400
 

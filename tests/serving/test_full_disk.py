@@ -3,7 +3,7 @@
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from serving.errors import Overloaded
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.store.store import Store
 
 DIMENSION = 32
 
@@ -77,9 +78,10 @@ def test_copy_to_a_full_disk_is_refused_and_leaves_nothing(small_disk: Path, tmp
     gallery = Gallery.create(tmp_path / "a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION)
     row = np.eye(1, DIMENSION, dtype=np.float32)[0]
     gallery.upsert([Item(f"{i}", row, "x" * 1000, metadata={"x": "y" * 5000}) for i in range(1000)])
-    with pytest.raises(Overloaded, match=f"{small_disk}.* is full"):
-        gallery._store.copy_to(small_disk / "copy")
-    assert list(small_disk.iterdir()) == []
-    gallery._store.copy_to(tmp_path / "copy")
-    assert gallery._store.check() == []
     gallery.close()
+    with closing(Store(tmp_path / "a" / "gallery.sqlite")) as store:
+        with pytest.raises(Overloaded, match=f"{small_disk}.* is full"):
+            store.copy_to(small_disk / "copy")
+        assert list(small_disk.iterdir()) == []
+        store.copy_to(tmp_path / "copy")
+        assert store.check() == []

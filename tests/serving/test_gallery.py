@@ -8,9 +8,8 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,9 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.index.choice import build_index
 from serving.gallery.index.index import Index
-from serving.gallery.metadata import MAX_METADATA_BYTES
+from serving.gallery.store.store import Store
+from serving.gallery.validation import MAX_METADATA_BYTES
+from serving.model.spec import ModelSpec
 
 MANUAL = RebuildPolicy(automatic=False)
 EAGER = RebuildPolicy(least=8, share=0.0)
@@ -112,18 +113,6 @@ def test_scores_lie_between_minus_one_and_one_in_the_order_of_the_exact_ones(gal
         gallery.rebuild("exact")
 
 
-def test_k_is_filled_though_the_nearest_are_deleted(gallery: Gallery) -> None:
-    vectors = units(500)
-    order = np.argsort(-(vectors @ vectors[0]))
-    gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(vectors)])
-    gallery.rebuild()
-    assert gallery.delete([f"k{i}" for i in order[:400]]) == 400
-    (hits,) = gallery.search(vectors[:1], 10)
-    assert [hit.key for hit in hits] == [f"k{i}" for i in order[400:410]]
-    info = gallery.info()
-    assert (info.items, info.deleted, info.index_items) == (100, 400, 500)
-
-
 def test_empty_gallery_answers_and_rebuilds(gallery: Gallery) -> None:
     assert gallery.search(units(2), 5) == [[], []]
     assert gallery.search(np.empty((0, 16), np.float32), 5) == []
@@ -145,21 +134,20 @@ def test_get_keeps_the_order_and_names_what_is_missing(gallery: Gallery) -> None
         gallery.get(["a", "nothing"])
 
 
-@dataclass(frozen=True)
-class FakeModel:
-    name: str
-    fingerprint: str
-    fp32_fingerprint: str | None
-    dimension: int
+def model(name: str, fingerprint: str, fp32_fingerprint: str | None, dimension: int) -> ModelSpec:
+    sight: dict[str, Any] = {"image_size": 8, "crop_fraction": 1.0, "resampling": "bilinear", "prototypes": 0}
+    return ModelSpec(
+        name=name, fingerprint=fingerprint, fp32_fingerprint=fp32_fingerprint, dimension=dimension, **sight
+    )
 
 
 def test_model_must_be_the_gallerys_own_or_made_from_it(gallery: Gallery) -> None:
-    gallery.check_model(FakeModel("m", "f" * 64, None, 16))
-    gallery.check_model(FakeModel("m int8", "e" * 64, "f" * 64, 16))
+    gallery.check_model(model("m", "f" * 64, None, 16))
+    gallery.check_model(model("m int8", "e" * 64, "f" * 64, 16))
     with pytest.raises(ModelMismatch, match=r"birds .*model m .*ffffffffffff.*other .*aaaaaaaaaaaa"):
-        gallery.check_model(FakeModel("other", "a" * 64, None, 16))
+        gallery.check_model(model("other", "a" * 64, None, 16))
     with pytest.raises(ModelMismatch, match=r"dimension 16.*dimension 8"):
-        gallery.check_model(FakeModel("m", "f" * 64, None, 8))
+        gallery.check_model(model("m", "f" * 64, None, 8))
 
 
 ONE = units(1)[0]
@@ -196,6 +184,8 @@ def test_bad_item_refuses_the_whole_call(gallery: Gallery, name: str) -> None:
     with pytest.raises(InvalidArgument, match=r"^items\[1\]: ") as caught:
         gallery.upsert([Item("good", ONE), BAD_ITEMS[name]])
     assert "\n" not in str(caught.value)
+    with pytest.raises(InvalidArgument, match=r"items\[2\]: items\[0\] has the same key 'a'"):
+        gallery.upsert([Item("a", ONE), Item("b", ONE), Item("a", ONE)])
     assert gallery.info().items == 0
 
 
@@ -203,7 +193,8 @@ def test_items_at_the_bounds_are_stored_and_found(gallery: Gallery) -> None:
     keys = ["k" * 1024, "é" * 512, "../../etc/passwd", "..", " ", "\x01\x7f", "\U0001f426", 'a"b\\c', "%00"]
     fill = "x" * (MAX_METADATA_BYTES - len('{"a":""}'))
     gallery.upsert([Item(key, ONE, metadata={"a": fill}) for key in keys])
-    (hits,) = gallery.search(ONE[None], 100)
+    hits, again = gallery.search([ONE, ONE], 100)
+    assert hits[0].metadata is again[0].metadata  # it is parsed once for each item found
     assert [hit.key for hit in hits] == sorted(keys)
     assert [item.key for item in gallery.get(keys)] == keys
     assert gallery.delete(keys) == len(keys)
@@ -215,12 +206,6 @@ def test_small_errors_of_the_norm_are_divided_out(gallery: Gallery) -> None:
     assert np.allclose(norms, 1, atol=1e-6)
     (hits,) = gallery.search(ONE[None] * np.float32(0.9995), 2)
     assert [hit.score for hit in hits] == pytest.approx([1, 1], abs=1e-6)
-
-
-def test_same_key_twice_is_refused(gallery: Gallery) -> None:
-    with pytest.raises(InvalidArgument, match=r"items\[2\]: items\[0\] has the same key 'a'"):
-        gallery.upsert([Item("a", ONE), Item("b", ONE), Item("a", ONE)])
-    assert gallery.info().items == 0
 
 
 @pytest.mark.parametrize("k", [0, -1, 2049, True, np.True_, 1.5, "3", None, [1], np.ones(2, int)])
@@ -337,6 +322,16 @@ def test_damaged_index_is_made_anew_and_logged(
     gallery.close()
 
 
+def before_loading(monkeypatch: pytest.MonkeyPatch, what: Callable[[Path], None]) -> None:
+    """Have something happen before each file of an index is opened by a search."""
+
+    def load(path: Path, **more: Any) -> Index:
+        what(path)
+        return Index(path, **more)
+
+    monkeypatch.setattr("serving.gallery.search.snapshot.Index", load)
+
+
 def test_index_published_while_another_is_opened_is_taken_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -346,14 +341,13 @@ def test_index_published_while_another_is_opened_is_taken_instead(
     first.rebuild()
     opened: list[Path] = []
 
-    def slow(path: Path, **more: Any) -> Index:
+    def overtaken(path: Path) -> None:
         opened.append(path)
         if len(opened) == 1:
             first.upsert([Item("k1", ONE)])
             first.rebuild()  # and the file that was about to be opened is gone
-        return Index(path, **more)
 
-    monkeypatch.setattr("serving.gallery.search.view.Index", slow)
+    before_loading(monkeypatch, overtaken)
     assert [hit.key for hit in second.search(ONE[None], 5)[0]] == ["k0", "k1"]
     assert second.info().index_items == 2
     assert len(set(opened)) == 2
@@ -372,16 +366,15 @@ def test_searches_go_on_while_one_loads_a_new_index(
     assert gallery.info().index_items == 6
     loading, loaded = threading.Event(), threading.Event()
 
-    def slow(path: Path, **more: Any) -> Index:
+    def wait(_: Path) -> None:
         loading.set()
         assert loaded.wait(20)
-        return Index(path, **more)
 
     writer.delete(["k0"])  # which the new index covers
     writer.upsert([Item("k1", vectors[2])])
     writer.rebuild()
     writer.info()
-    monkeypatch.setattr("serving.gallery.search.view.Index", slow)
+    before_loading(monkeypatch, wait)
     first: list[Any] = []
     loader = threading.Thread(target=lambda: first.extend(gallery.search(vectors[:1], 10)[0]))
     loader.start()
@@ -414,8 +407,8 @@ def test_who_is_two_publications_behind_waits_for_the_index_with_a_limit(
     gallery.delete([f"k{i}" for i in range(10)])
     gallery.rebuild()
     gallery.rebuild()
-    monkeypatch.setattr("serving.gallery.search.view._PATIENCE", 0.05)
-    with behind._view._loading, pytest.raises(Overloaded, match="being loaded"):
+    monkeypatch.setattr("serving.gallery.search.snapshot._PATIENCE", 0.05)
+    with behind._snapshots._loading, pytest.raises(Overloaded, match="being loaded"):
         behind.search(vectors[:1], 30)
     assert len(behind.search(vectors[:1], 30)[0]) == 20
     behind.close()
@@ -436,12 +429,11 @@ def test_index_is_loaded_once_by_however_many_wait(gallery: Gallery, monkeypatch
         writer.upsert([Item(key, ONE)])
     loads: list[Path] = []
 
-    def slow(path: Path, **more: Any) -> Index:
+    def wait(path: Path) -> None:
         loads.append(path)
         time.sleep(0.1)
-        return Index(path, **more)
 
-    monkeypatch.setattr("serving.gallery.search.view.Index", slow)
+    before_loading(monkeypatch, wait)
     found: list[int] = []
     threads = [
         threading.Thread(target=lambda: found.append(len(gallery.search(ONE[None], 5)[0]))) for _ in range(6)
@@ -453,24 +445,6 @@ def test_index_is_loaded_once_by_however_many_wait(gallery: Gallery, monkeypatch
     assert found == [3] * 6
     assert len(loads) == 1
     writer.close()
-
-
-def test_metadata_is_parsed_once_for_each_item_found(
-    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gallery.upsert([Item(f"k{i}", ONE, metadata={"i": i}) for i in range(50)])
-    parsed: list[str] = []
-    real = json.loads
-
-    def loads(text: str) -> Any:
-        parsed.append(text)
-        return real(text)
-
-    monkeypatch.setattr("serving.gallery.store.record.json.loads", loads)
-    found = gallery.search(np.tile(ONE, (20, 1)), 5)
-    assert [[hit.metadata["i"] for hit in hits] for hits in found] == [[0, 1, 10, 11, 12]] * 20
-    assert sum(text.count('"i"') for text in parsed) == 5
-    assert found[0][0].metadata is found[1][0].metadata
 
 
 def test_lost_publication_leaves_the_winners_file(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,7 +464,7 @@ def test_lost_publication_leaves_the_winners_file(gallery: Gallery, monkeypatch:
 
     monkeypatch.setattr("serving.gallery.index.rebuild.build_index", overtaken)
     gallery.rebuild()
-    with gallery._store.read() as reader:
+    with closing(Store(gallery.path / "gallery.sqlite")) as store, store.read() as reader:
         state = reader.state()
     assert state.generation == 2
     assert [path.name for path in gallery.path.glob("index-*.faiss")] == [state.index_file]

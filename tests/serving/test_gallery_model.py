@@ -317,10 +317,10 @@ class GalleryMachine(RuleBasedStateMachine):
             return
         gallery = self.open[who].get(name)
         with alone(gallery.path, 20.0):  # nobody publishes meanwhile
-            snapshot = gallery._view._snapshot
+            snapshot = gallery._snapshots._snapshot
             with gallery._store.read() as reader:
                 follows = snapshot is not None and snapshot.follows(reader.state())
-            with gallery._view._loading if follows else nullcontext():
+            with gallery._snapshots._loading if follows else nullcontext():
                 self.finds_everything(who, name)
 
     def finds_everything(self, who: int, name: str) -> None:
@@ -405,6 +405,6 @@ def test_gallery_is_a_dictionary_with_exact_search() -> None:
 
 @pytest.mark.timeout(120)
 def test_what_an_approximate_index_finds_is_there_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.gallery.search.covered._LARGE", 0.25)  # most often one looks at all
-    monkeypatch.setattr("serving.gallery.search.covered._VISITED", 0)
+    monkeypatch.setattr("serving.gallery.search.segment._LARGE", 0.25)  # most often one looks at all
+    monkeypatch.setattr("serving.gallery.search.segment._VISITED", 0)
     run(ApproximateMachine, 25)

@@ -14,8 +14,7 @@ from grpc_status import rpc_status
 from protos import gallery_service_pb2 as pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery, Item
-from serving.gallery.items import MAX_PAGE
+from serving.gallery.gallery import MAX_PAGE, Gallery, Item
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, In, Not, Range
 from serving.model.preprocess import open_rgb
 from serving.rpc import limits

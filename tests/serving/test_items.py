@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from serving.errors import BadArtifact, Conflict, InvalidArgument, NotFound
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.gallery import MAX_PAGE, Gallery, Item, RebuildPolicy
 from serving.gallery.item import MAX_KEY_BYTES, MAX_THUMBNAIL_BYTES, Source
-from serving.gallery.items import MAX_PAGE
 from serving.gallery.store.schema import MAX_THUMBNAIL_SIDE
 
 MANUAL = RebuildPolicy(automatic=False)
@@ -239,6 +238,8 @@ def test_pages_and_their_bounds(gallery: Gallery) -> None:
     assert [item.key for item in gallery.list(prefix="b", after="a", limit=2)] == ["b", "b/1"]
     assert gallery.list(prefix="a", after="b") == []
     assert gallery.list(after="c") == []
+    gallery.upsert([Item(key, ONE) for key in ("\U0010ffff", "\uffff", "é")])  # by code points, as in UTF-8
+    assert [item.key for item in gallery.list(after="c")] == ["é", "\uffff", "\U0010ffff"]
     for limit in (0, -1, MAX_PAGE + 1, True):
         with pytest.raises(InvalidArgument, match="limit of a page"):
             gallery.list(limit=limit)
@@ -303,8 +304,8 @@ def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
 
 
 def test_create_keeps_what_is_wanted_and_refuses_what_cannot_be(tmp_path: Path) -> None:
-    with closing(created(tmp_path / "a", index="exact", recall=0.9)) as made, made._store.read() as reader:
-        assert (reader.state().wanted_index, reader.state().wanted_recall) == ("exact", 0.9)
+    with closing(created(tmp_path / "a", index="exact", recall=0.9)) as made:
+        assert (made.info().wanted_index, made.info().wanted_recall) == ("exact", 0.9)
     for wrong in (
         {"thumbnail_side": -1},
         {"thumbnail_side": MAX_THUMBNAIL_SIDE + 1},
@@ -337,7 +338,7 @@ def test_item_that_was_altered_on_the_disk_is_told_by_its_key(gallery: Gallery, 
         connection.execute(f"UPDATE items SET {column} = {ALTERATIONS[column]} WHERE key = 'k1'")
     key = "k2" if column == "key" else "k1"
     assert gallery.get(["k0"])[0].key == "k0"
-    gallery._view.retire()  # or what is in memory would do
+    gallery.retire()  # or what is in memory would do
     for use in (
         lambda: gallery.get([key]),
         lambda: gallery.list(),

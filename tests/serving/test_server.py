@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from protos import open_inference_pb2
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery import item as gallery_item
-from serving.gallery import metadata as gallery_metadata
+from serving.gallery import validation
 from serving.model import preprocess
 from serving.rpc import limits
 from serving.server import server
@@ -104,4 +104,4 @@ def test_the_limits_are_those_of_the_parts_behind() -> None:
     assert limits.MAX_K == gallery_item.MAX_K
     assert limits.MAX_BYTES_IN_FLIGHT >= limits.MAX_MESSAGE_BYTES
     assert limits.MAX_HITS >= limits.MAX_K
-    assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + gallery_metadata.MAX_METADATA_BYTES
+    assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + validation.MAX_METADATA_BYTES

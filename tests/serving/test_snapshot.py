@@ -19,11 +19,10 @@ from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.index import Index
 from serving.gallery.index.metadata import EXACT, IndexMetadata
-from serving.gallery.search import covered as covered_module
+from serving.gallery.search import segment as segment_module
 from serving.gallery.search.columns import Columns
-from serving.gallery.search.covered import Covered
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
-from serving.gallery.search.fresh import Fresh
+from serving.gallery.search.segment import GrowingSegment, SealedSegment
 from serving.gallery.search.snapshot import Snapshot
 from serving.gallery.store.transaction import Block, State
 
@@ -48,7 +47,7 @@ TEXTS = [json.dumps(metadata) for metadata in METADATA]
 
 
 @cache
-def published(type_: str) -> Covered:
+def published(type_: str) -> SealedSegment:
     """Return the first `COUNT` items as an index of a type, and their columns."""
     with TemporaryDirectory() as folder:
         draft = IndexBuilder(D, threads=1)
@@ -57,23 +56,23 @@ def published(type_: str) -> Covered:
         checksum = draft.save(Path(folder) / "index")
         index = Index(Path(folder) / "index", checksum=checksum, dimension=D, facts=IndexMetadata(type=type_))
         columns = Columns.of(LABELS[:COUNT], TEXTS[:COUNT])
-        return Covered(index, Columns.load(Path(folder) / "columns", columns.save(Path(folder) / "columns")))
+        columns = Columns.load(Path(folder) / "columns", columns.save(Path(folder) / "columns"))
+        return SealedSegment.of(index, columns)
 
 
 def snapshot_of(type_: str | None, dead: NDArray[np.bool_]) -> Snapshot:
     """Return a state with these items deleted; without a type all are in the fresh part."""
-    covered = published(type_) if type_ else None
-    count = COUNT if covered else 0
+    sealed = published(type_) if type_ else SealedSegment.empty(D)
+    count = len(sealed.dead)
     state = State(1, 1, "", "", count, 0, 0, "{}", "exact", 1.0, "", "", 0, 0)
     blocks = [
         Block(SEQS[part], VECTORS[part], LABELS[part], TEXTS[part])
         for part in (slice(count, count + 30), slice(count + 30, count + 31), slice(count + 31, None))
     ]
-    fresh = Fresh.none(D, covered.columns.label_names if covered else Columns.of([], []).label_names)
+    growing = GrowingSegment.empty(D, sealed.columns.label_names)
     for block in blocks:
-        fresh = fresh.advanced([block], SEQS[dead], Path("gallery"))
-    snapshot = Snapshot(state, Path("gallery"), 1, covered, np.zeros(count, np.bool_), fresh)
-    return replace(snapshot, main_dead=dead[:count])
+        growing = growing.advanced([block], SEQS[dead], Path("gallery"))
+    return Snapshot(state, 1, replace(sealed, dead=dead[:count]), growing)
 
 
 EVERY = Columns.of(LABELS, TEXTS)  # tested against a loop of its own
@@ -126,9 +125,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     large, gathered, visited = {"by cost": (8, 4, 2), "fetched": (1, 10**9, 0), "one by one": (10**9, 0, 0)}[
         request.param
     ]
-    monkeypatch.setattr(covered_module, "_LARGE", large)
-    monkeypatch.setattr(covered_module, "_GATHERED", gathered)
-    monkeypatch.setattr(covered_module, "_VISITED", visited)
+    monkeypatch.setattr(segment_module, "_LARGE", large)
+    monkeypatch.setattr(segment_module, "_GATHERED", gathered)
+    monkeypatch.setattr(segment_module, "_VISITED", visited)
     return str(request.param)
 
 
@@ -203,7 +202,7 @@ def test_k_is_filled_though_the_500_nearest_are_deleted(type_: str, far: bool) -
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What FAISS is asked from now on: how many queries, and how many items for each."""
     for name, value in (("_LARGE", 1), ("_GATHERED", 10**9), ("_VISITED", 0)):
-        monkeypatch.setattr(covered_module, name, value)
+        monkeypatch.setattr(segment_module, name, value)
     asked: list[tuple[int, int]] = []
     real = Index.search
 
@@ -244,17 +243,6 @@ def test_what_an_approximate_type_does_not_find_is_looked_for(asked: list[tuple[
     (hits,) = snapshot_of("IVF8,PQ4x4fs,RFlat", dead).search(VECTORS[:1], 200, minimum_score=-1.0)
     assert asked  # and a list of eight has no 200
     assert hits[:200] == loop(VECTORS[0], 200, list(range(COUNT)), -1.0, False)[:200]
-
-
-def test_approximate_types_are_asked_and_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(covered_module, "_VISITED", 2)
-    shares = []
-    for type_ in TYPES[1:4]:
-        found = snapshot_of(type_, ALIVE).search(VECTORS[:100], 5, minimum_score=-1.0)
-        for query, hits in zip(VECTORS[:100], found, strict=True):
-            least = loop(query, 5, list(range(len(VECTORS))), -1.0, False)[4][1]
-            shares.append(np.mean([score >= least for _, score in hits[:5]]))
-    assert np.mean(shares) > 0.8
 
 
 MANUAL = RebuildPolicy(automatic=False)
@@ -361,7 +349,7 @@ def test_damaged_columns_are_made_anew_and_logged(gallery: Gallery, caplog: pyte
 
 
 def test_metadata_that_cannot_be_read_is_told_as_damage(gallery: Gallery) -> None:
-    fresh = Fresh.none(D, Columns.of([], []).label_names)
+    fresh = GrowingSegment.empty(D, Columns.of([], []).label_names)
     for text in ("{", "[]", "[" * 20_000):
         with pytest.raises(BadArtifact, match=r"gallery\.sqlite is damaged .*metadata"):
             fresh.advanced(

@@ -1,28 +1,25 @@
 """The store alone: one transaction is one state, every refusal is one sentence."""
 
-import multiprocessing
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from serving.errors import (
     AlreadyExists,
     BadArtifact,
     Conflict,
+    CrossbatchError,
     NotFound,
     Overloaded,
     ReadOnly,
@@ -30,11 +27,11 @@ from serving.errors import (
 )
 from serving.gallery.item import Item, Source
 from serving.gallery.store.schema import FORMAT_VERSION
-from serving.gallery.store.store import Replaced, Store, create_store
-from serving.gallery.store.transaction import State
-from serving.gallery.store.writer import Writer
+from serving.gallery.store.store import Replaced, Store, create_store, refusal
+from serving.gallery.store.transaction import State, Writer
 
 AXES = np.eye(4, dtype=np.float32)
+SOURCE = Source("birds", 10, 1_700_000_000_000_000_000, b"\1" * 32)
 
 
 def item(key: str, axis: int = 0, label: str = "") -> Item:
@@ -47,6 +44,28 @@ def made(folder: Path) -> Path:
     return path
 
 
+def upsert(store: Store, *items: Item) -> list[int]:
+    with store.write() as writer:
+        return writer.upsert(items)
+
+
+def seqs(store: Store, keys: str) -> dict[str, int]:
+    with store.read() as reader:
+        return reader.seqs(list(keys))
+
+
+def state_of(store: Store) -> State:
+    with store.read() as reader:
+        return reader.state()
+
+
+def altered(path: Path, *statements: str) -> None:
+    """Have another program change the file."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
 def published(writer: Writer, seen: State, file: str, covers_removal: int | None = None) -> bool:
     covered = seen.last_removal if covers_removal is None else covers_removal
     return writer.publish(
@@ -56,24 +75,22 @@ def published(writer: Writer, seen: State, file: str, covers_removal: int | None
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(made(tmp_path), busy_timeout=0.2)
-    yield opened
-    opened.close()
+    with closing(Store(made(tmp_path), busy_timeout=0.2)) as opened:
+        yield opened
 
 
-def test_meta_and_empty_state(store: Store) -> None:
+# -- reading and writing
+
+
+def test_new_store_is_empty(store: Store) -> None:
     assert (store.meta.model_name, store.meta.fingerprint, store.meta.dimension) == ("m", "f" * 64, 4)
-    with store.read() as reader:
-        state = reader.state()
-        assert (state.change, state.last_seq, state.index_file) == (0, 0, "")
-        assert list(reader.blocks_since(0)) == []
+    state = state_of(store)
+    assert (state.change, state.last_seq, state.index_file) == (0, 0, "")
 
 
 def test_replaced_item_gets_a_new_seq_and_leaves_a_removal(store: Store) -> None:
-    with store.write() as writer:
-        writer.upsert([item("a"), item("b", 1)])
-    with store.write() as writer:
-        writer.upsert([item("a", 2, "new")])
+    assert upsert(store, item("a"), item("b", 1)) == [1, 2]
+    assert upsert(store, item("a", 2, "new")) == [3]
     with store.read() as reader:
         assert reader.seqs(["a", "b", "c"]) == {"a": 3, "b": 2}
         assert reader.removals_since(0).tolist() == [1]
@@ -86,60 +103,112 @@ def test_replaced_item_gets_a_new_seq_and_leaves_a_removal(store: Store) -> None
         assert (block.labels, block.metadata) == (["", "new"], ["{}", "{}"])
 
 
-SOURCE = Source("birds", 10, 1_700_000_000_000_000_000, b"\1" * 32)
-
-
-def test_sources_are_kept_and_touched_without_a_new_version(store: Store) -> None:
-    moved = replace(SOURCE, mtime_ns=SOURCE.mtime_ns + 1)
-    with store.write() as writer:
-        writer.upsert([replace(item(key), source=SOURCE) for key in ("c", "a", "b")])
-        writer.upsert([item("plain"), replace(item("other"), source=replace(SOURCE, origin="cars"))])
-        before = writer.state()
-        writer.touch({"a": moved, "gone": moved})
-        assert writer.state() == before
-    with store.read() as reader:
-        assert reader.sources(["a", "b", "plain", "gone"]) == {"a": moved, "b": SOURCE}
-        assert reader.items(["a"])["a"].source == moved
-        assert reader.items(["a"])["a"].version == reader.seqs(["a"])["a"]
-        assert reader.items(["plain"])["plain"].source is None
-        assert reader.keys_of("birds", after="", limit=2) == ["a", "b"]
-        assert reader.keys_of("birds", after="b", limit=2) == ["c"]
-        assert reader.keys_of("ships", after="", limit=2) == []
-    with store.write() as writer:
-        writer.upsert([item("a")])
-    with store.read() as reader:
-        assert reader.sources(["a"]) == {}
-
-
 def test_thumbnails_go_with_their_items(store: Store) -> None:
     with store.write() as writer:
         writer.upsert([replace(item("a"), thumbnail=b"one"), replace(item("b"), thumbnail=b"two"), item("c")])
-        assert [writer.thumbnail(key) for key in ("a", "b", "c", "d")] == [b"one", b"two", None, None]
+        thumbnail = writer.reader.thumbnail
+        assert [thumbnail(key) for key in "abcd"] == [b"one", b"two", None, None]
         writer.upsert([item("a")])
         writer.delete(["b"])
-        assert [writer.thumbnail(key) for key in ("a", "b")] == [None, None]
+        assert [thumbnail(key) for key in "ab"] == [None, None]
     with closing(sqlite3.connect(store.path)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM thumbnails").fetchone() == (0,)
 
 
-KEY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=4)
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    keys=st.sets(KEY | st.sampled_from(["a", "ab", "abc", "b", "\uffff", "\U0010ffff"])),
-    prefix=st.just("") | KEY,
-)
-def test_pages_hold_each_key_once_in_order(store: Store, keys: set[str], prefix: str) -> None:
+def test_touch_changes_nothing_that_a_search_sees(store: Store) -> None:
+    upsert(store, replace(item("a"), source=SOURCE))
+    before = state_of(store)
     with store.write() as writer:
-        writer.delete([kept.key for kept in writer.page(after="", limit=1000, prefix="")])
-        writer.upsert([item(key) for key in keys])
-    found: list[str] = []
+        writer.touch({"a": replace(SOURCE, mtime_ns=7)})
+    assert (state_of(store), seqs(store, "a")) == (before, {"a": 1})
+
+
+def test_write_that_fails_is_undone_whole(store: Store) -> None:
+    upsert(store, item("a"))
+    with pytest.raises(sqlite3.IntegrityError):
+        upsert(store, item("b"), item("a", 1), item("b", 2))
+    assert seqs(store, "ab") == {"a": 1}
+    assert state_of(store).change == 1
+
+
+def test_transaction_keeps_its_state_while_others_write(store: Store) -> None:
     with store.read() as reader:
-        while page := reader.page(after=found[-1] if found else "", limit=3, prefix=prefix):
-            assert len(page) <= 3
-            found += [each.key for each in page]
-    assert found == sorted((key for key in keys if key.startswith(prefix)), key=str.encode)
+        before = reader.state()
+        upsert(store, item("a"))
+        assert reader.state() == before
+        assert reader.seqs(["a"]) == {}
+    assert seqs(store, "a") == {"a": 1}
+
+
+def test_versions_are_taken_in_order_and_never_twice(store: Store) -> None:
+    assert upsert(store, item("b"), item("a")) == [1, 2]
+    with store.write() as writer:
+        assert writer.delete(["a", "b"]) == 2
+    assert upsert(store, item("a")) == [3]
+    assert upsert(store) == []
+    with pytest.raises(Conflict), store.write() as writer:
+        writer.upsert([item("c"), item("d")], expected={"a": 2})
+    assert seqs(store, "abcd") == {"a": 3}
+
+
+# -- publications
+
+
+def test_only_the_first_of_two_publications_counts(store: Store) -> None:
+    with store.write() as writer:
+        writer.upsert([item("a"), item("b")])
+        writer.delete(["a"])
+    seen = state_of(store)
+    with store.write() as writer:
+        assert published(writer, seen, "one")
+        assert not published(writer, seen, "two")
+        assert writer.reader.removals_since(0).tolist() == [1]  # for those who still have the index before
+    state = state_of(store)
+    assert (state.index_file, state.generation, state.covers_seq) == ("one", 1, 2)
+    with store.write() as writer:
+        writer.delete(["b"])
+        assert writer.reader.removals_since(state.covers_removal).tolist() == [2]
+        assert published(writer, writer.state(), "two")
+        assert writer.reader.removals_since(0).tolist() == [2]
+
+
+def test_publication_keeps_the_removals_that_either_file_needs(store: Store) -> None:
+    """A file that was added to holds all that its base held: the removals since then stay."""
+    with store.write() as writer:
+        removals = writer.reader.removals_since
+        writer.upsert([item(key) for key in "abcd"])
+        first = writer.state()
+        assert published(writer, first, "base")
+        for step, key in enumerate("abc"):
+            writer.delete([key])
+            assert published(writer, writer.state(), f"more{step}", covers_removal=first.last_removal)
+            assert removals(0).tolist() == [1, 2, 3][: step + 1]
+        state = writer.state()
+        assert (state.covers_removal, state.last_removal, state.covers_seq) == (0, 3, 4)
+        assert (state.index_file, state.index_facts) == ("more2", '{"of": "more2"}')
+        assert published(writer, state, "whole")  # who has "more2" still follows by what is kept
+        assert removals(0).tolist() == [1, 2, 3]
+        assert published(writer, writer.state(), "next")
+        assert removals(0).tolist() == []
+
+
+def test_what_is_wanted_and_whose_name_was_taken_is_kept_as_a_change(store: Store) -> None:
+    changes = [0]
+    notes: list[Callable[[Writer], None]] = [
+        lambda writer: writer.want("IVF16,Flat", 0.9),
+        lambda writer: writer.name_taken("spring", "1" * 32),
+    ]
+    for note in notes:
+        with store.write() as writer:
+            note(writer)
+        changes.append(state_of(store).change)
+    assert changes == [0, 1, 2]  # so that what is in memory of a state is not taken for it
+    state = state_of(store)
+    assert (state.wanted_index, state.wanted_recall) == ("IVF16,Flat", 0.9)
+    assert (state.previous_name, state.previous_id) == ("spring", "1" * 32)
+
+
+# -- copies and checks
 
 
 def test_copy_is_one_sound_file_of_one_state_without_an_index(store: Store, tmp_path: Path) -> None:
@@ -172,20 +241,10 @@ def test_copy_is_one_sound_file_of_one_state_without_an_index(store: Store, tmp_
         store.copy_to(tmp_path / "nowhere" / "copy")
 
 
-@pytest.mark.usefixtures("read_only")
-def test_settled_file_is_copied(tmp_path: Path) -> None:
-    path = made(tmp_path)
-    with closing(Store(path)) as store:
-        store.copy_to(tmp_path / "copy")
-    assert [found.name for found in sorted(tmp_path.iterdir())] == ["copy", "gallery.sqlite"]
-    assert store.meta.id.encode() not in (tmp_path / "copy").read_bytes()
-
-
 def test_check_tells_what_is_wrong(tmp_path: Path) -> None:
     path = made(tmp_path)
     with closing(Store(path)) as store:
-        with store.write() as writer:
-            writer.upsert([item(f"k{i}") for i in range(500)])
+        upsert(store, *(item(f"k{i}") for i in range(500)))
         assert store.check() == []
     content = bytearray(path.read_bytes())
     for page in range(4, len(content) // 8192):
@@ -193,306 +252,93 @@ def test_check_tells_what_is_wrong(tmp_path: Path) -> None:
     path.write_bytes(content)
     with closing(Store(path)) as store:
         problems = store.check()
-    assert problems
-    assert all(isinstance(problem, str) for problem in problems)
+        assert problems
+        assert all(isinstance(problem, str) for problem in problems)
+        with pytest.raises(BadArtifact, match="damaged"), store.read() as reader:
+            list(reader.blocks_since(0))
+
+
+# -- names, other processes, other users
 
 
 def test_write_cannot_land_in_a_gallery_that_has_lost_its_name(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    store, other = Store(made(tmp_path / "a")), Store(made(tmp_path / "b"))
-    with store.write() as writer:  # so that its connection is open
-        writer.upsert([item("before")])
-    (tmp_path / "a").rename(tmp_path / "c")
-    (tmp_path / "b").rename(tmp_path / "a")
-    with pytest.raises(Replaced, match="replaced by another"), store.write() as writer:
-        writer.upsert([item("lost")])
-    with store.read() as reader:  # what has been read so far can be read on
-        assert set(reader.items(["before", "lost"])) == {"before"}
-    store.close()
-    other.close()
-    with closing(Store(tmp_path / "c" / "gallery.sqlite")) as moved, moved.read() as reader:
-        assert set(reader.seqs(["before", "lost"])) == {"before"}
-    with closing(Store(tmp_path / "a" / "gallery.sqlite")) as moved, moved.read() as reader:
-        assert reader.state().last_seq == 0
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    with closing(Store(made(tmp_path / "a"))) as store, closing(Store(made(tmp_path / "b"))):
+        upsert(store, item("b"))  # so that its connection is open
+        (tmp_path / "a").rename(tmp_path / "c")
+        (tmp_path / "b").rename(tmp_path / "a")
+        with pytest.raises(Replaced, match="replaced by another"):
+            upsert(store, item("l"))
+        assert set(seqs(store, "bl")) == {"b"}  # what has been read so far can be read on
+    for name, kept in (("c", {"b"}), ("a", set[str]())):
+        with closing(Store(tmp_path / name / "gallery.sqlite")) as moved:
+            assert set(seqs(moved, "bl")) == kept
 
 
-def test_write_that_fails_is_undone_whole(store: Store) -> None:
-    with store.write() as writer:
-        writer.upsert([item("a")])
-    with pytest.raises(sqlite3.IntegrityError), store.write() as writer:
-        writer.upsert([item("b"), item("a", 1), item("b", 2)])
-    with store.read() as reader:
-        assert set(reader.items(["a", "b"])) == {"a"}
-        assert reader.state().change == 1
+def test_another_file_in_the_place_of_the_first_is_refused(tmp_path: Path) -> None:
+    with closing(Store(made(tmp_path))) as store:
+        store.retire()
+        (tmp_path / "other").mkdir()
+        os.replace(made(tmp_path / "other"), store.path)
+        for use in (store.read, store.write):
+            with pytest.raises(Unavailable, match="replaced by another"), use():
+                pass
+        store.path.unlink()
+        for use in (store.read, store.write):
+            with pytest.raises(NotFound, match="is gone"), use():
+                pass
 
 
-def test_transaction_keeps_its_state_while_others_write(store: Store) -> None:
-    with store.read() as reader:
-        before = reader.state()
-        with store.write() as writer:
-            writer.upsert([item("a")])
-        assert reader.state() == before
-        assert reader.seqs(["a"]) == {}
-    with store.read() as reader:
-        assert reader.seqs(["a"]) == {"a": 1}
-
-
-def test_only_the_first_of_two_publications_counts(store: Store) -> None:
-    with store.write() as writer:
-        writer.upsert([item("a"), item("b")])
-        writer.delete(["a"])
-    with store.read() as reader:
-        seen = reader.state()
-    with store.write() as writer:
-        assert published(writer, seen, "one")
-        assert not published(writer, seen, "two")
-    with store.read() as reader:
-        state = reader.state()
-        assert (state.index_file, state.generation, state.covers_seq) == ("one", 1, 2)
-        assert reader.removals_since(0).tolist() == [1]  # for those who still have the index before
-    with store.write() as writer:
-        writer.delete(["b"])
-    with store.read() as reader:
-        assert reader.removals_since(state.covers_removal).tolist() == [2]
-        state = reader.state()
-    with store.write() as writer:
-        assert published(writer, state, "two")
-        assert writer.removals_since(0).tolist() == [2]
-
-
-def test_publication_keeps_the_removals_that_either_file_needs(store: Store) -> None:
-    """A file that was added to holds all that its base held: the removals since then stay."""
-    with store.write() as writer:
-        writer.upsert([item("a"), item("b"), item("c"), item("d")])
-        first = writer.state()
-        assert published(writer, first, "base")
-    for step, key in enumerate("abc"):
-        with store.write() as writer:
-            writer.delete([key])
-            assert published(writer, writer.state(), f"more{step}", covers_removal=first.last_removal)
-            assert writer.removals_since(0).tolist() == [1, 2, 3][: step + 1]
-    with store.read() as reader:
-        state = reader.state()
-    assert (state.covers_removal, state.last_removal, state.covers_seq) == (0, 3, 4)
-    assert (state.index_file, state.index_checksum, state.index_facts) == ("more2",) * 2 + (
-        '{"of": "more2"}',
-    )
-    with store.write() as writer:  # built whole: who has "more2" still follows by what is kept
-        assert published(writer, state, "whole")
-        assert writer.removals_since(0).tolist() == [1, 2, 3]
-        assert published(writer, writer.state(), "next")
-        assert writer.removals_since(0).tolist() == []
-
-
-def test_what_is_wanted_and_whose_name_was_taken_is_kept_as_a_change(store: Store) -> None:
-    changes = [0]
-    notes: list[Callable[[Writer], None]] = [
-        lambda writer: writer.want("IVF16,Flat", 0.9),
-        lambda writer: writer.name_taken("spring", "1" * 32),
-    ]
-    for note in notes:
-        with store.write() as writer:
-            note(writer)
-        with store.read() as reader:
-            changes.append(reader.state().change)
-    assert changes == [0, 1, 2]  # so that what is in memory of a state is not taken for it
-    with store.read() as reader:
-        state = reader.state()
-    assert (state.wanted_index, state.wanted_recall) == ("IVF16,Flat", 0.9)
-    assert (state.previous_name, state.previous_id) == ("spring", "1" * 32)
-
-
-def test_versions_are_taken_in_order_and_never_twice(store: Store) -> None:
-    with store.write() as writer:
-        assert writer.upsert([item("b"), item("a")]) == [1, 2]
-        assert writer.delete(["a", "b"]) == 2
-    with store.write() as writer:
-        assert writer.upsert([item("a")]) == [3]
-        assert writer.upsert([]) == []
-    with pytest.raises(Conflict), store.write() as writer:
-        writer.upsert([item("c"), item("d")], expected={"a": 2})
-    with store.read() as reader:
-        assert reader.seqs(["a", "b", "c", "d"]) == {"a": 3}
-
-
-def _hold(path: Path, held: Event, release: Event) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        held.set()
-        release.wait(20)
+HOLDER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+sys.stdin.readline()
+"""
 
 
 def test_writer_of_another_process_is_waited_for_with_a_limit(store: Store) -> None:
-    context = multiprocessing.get_context("spawn")
-    held, release = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(store.path, held, release))
-    process.start()
-    try:
-        assert held.wait(20)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(store.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
         with pytest.raises(Overloaded, match="another writer"), store.write():
             pass
-        with store.read() as reader:  # reading goes on
-            assert reader.state().change == 0
-    finally:
-        release.set()
-        process.join()
-    with store.write() as writer:
-        writer.upsert([item("a")])
-
-
-def test_missing_file_is_not_created(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="there is no gallery file"):
-        Store(tmp_path / "gallery.sqlite")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("content", [b"", b"not a database, " * 500])
-def test_file_that_is_no_gallery_is_refused_by_path(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "gallery.sqlite"
-    path.write_bytes(content)
-    with pytest.raises(BadArtifact, match=str(path)):
-        Store(path)
-
-
-def test_damaged_page_is_reported_when_it_is_read(tmp_path: Path) -> None:
-    path = made(tmp_path)
-    store = Store(path)
-    with store.write() as writer:
-        writer.upsert([item(f"k{i}") for i in range(500)])
-    store.close()
-    with path.open("r+b") as file:
-        file.seek(8192 * 3)
-        file.write(os.urandom(path.stat().st_size - 8192 * 3))
-    store = Store(path)
-    try:
-        with pytest.raises(BadArtifact, match="damaged"), store.read() as reader:
-            list(reader.blocks_since(0))
-    finally:
-        store.close()
-
-
-def test_vector_of_another_length_is_damage(store: Store) -> None:
-    with store.write() as writer:
-        writer.upsert([item("a")])
-    with closing(sqlite3.connect(store.path)) as connection, connection:
-        connection.execute("UPDATE items SET vector = x'0000803f'")
-    with pytest.raises(BadArtifact, match="16 bytes"), store.read() as reader:
-        reader.items(["a"])
-
-
-@pytest.mark.parametrize("covered", [False, True])
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("index_file", "'index-1'"),
-        ("index_checksum", "'0'"),
-        ("index_count", "index_count + 1"),
-        ("covers_seq", "covers_seq + 64"),
-        ("covers_removal", "covers_removal + 1"),
-        ("index_facts", """'{"of":1}'"""),
-        ("published_checksum", "published_checksum + 1"),
-    ],
-)
-def test_what_is_published_and_was_altered_is_told_as_damage(
-    store: Store, column: str, value: str, *, covered: bool
-) -> None:
-    if covered:
-        with store.write() as writer:
-            writer.upsert([item("a"), item("b")])
-            writer.delete(["a"])
-            assert published(writer, writer.state(), "one")
-    with store.read() as reader:
-        assert reader.state().index_file == ("one" if covered else "")
-    with closing(sqlite3.connect(store.path)) as connection, connection:
-        connection.execute(f"UPDATE state SET {column} = {value}")
-    with (
-        pytest.raises(BadArtifact, match=r"what its state tells of the index .* restore it"),
-        store.read() as reader,
-    ):
-        reader.state()
-
-
-DAMAGE = {
-    "no dimension": "DELETE FROM meta WHERE name = 'dimension'",
-    "no model": "DELETE FROM meta WHERE name = 'model_name'",
-    "dimension of another kind": "UPDATE meta SET value = 'x' WHERE name = 'dimension'",
-    "dimension of nothing": "UPDATE meta SET value = 0 WHERE name = 'dimension'",
-    "meta is no text": "UPDATE meta SET value = CAST(x'ff' AS TEXT) WHERE name = 'model_name'",
-    "no state": "DELETE FROM state",
-    "state of another kind": "UPDATE state SET change = 'x'",
-    "state without a column": "ALTER TABLE state DROP COLUMN covers_seq",
-    "key is no text": "UPDATE items SET key = CAST(x'ff' AS TEXT)",
-    "key is a blob": "UPDATE items SET key = x'ff'",
-    "label is no text": "UPDATE items SET label = CAST(x'ff' AS TEXT)",
-    "no column label": "ALTER TABLE items RENAME COLUMN label TO other",
-    "metadata is no JSON": "UPDATE items SET metadata = '{'",
-    "metadata is too deep": "UPDATE items SET metadata = '" + "[" * 20_000 + "'",
-    "metadata is no object": "UPDATE items SET metadata = '[]'",
-    "metadata is a blob": "UPDATE items SET metadata = x'ff'",
-    "vector is a number": "UPDATE items SET vector = 5",
-    "vector is text": "UPDATE items SET vector = '0123456789abcdef'",
-    "removal of another kind": "INSERT INTO removals (seq) VALUES ('x')",
-    "no items": "DELETE FROM items",
-    "no table of items": "DROP TABLE items",
-    "no removals": "DROP TABLE removals",
-    "vector is not there": "PRAGMA writable_schema=ON; UPDATE sqlite_schema SET sql = replace(sql, "
-    "'vector BLOB NOT NULL', 'vector BLOB'); PRAGMA writable_schema=RESET; UPDATE items SET vector = NULL",
-    "a schema that is no SQL": "PRAGMA writable_schema=ON; UPDATE sqlite_schema SET sql = 'CREATE' || "
-    "CAST(x'20ff' AS TEXT) WHERE name = 'removals'",
-    "a schema of a newer SQLite": None,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_that_sqlite_does_not_see_is_told_as_damage(tmp_path: Path, damage: str) -> None:
-    path = made(tmp_path)
-    store = Store(path)
-    with store.write() as writer:
-        writer.upsert([item("a")])
-    store.close()
-    if sql := DAMAGE[damage]:
-        with closing(sqlite3.connect(path)) as connection:
-            connection.executescript(sql)
-    else:
-        with path.open("r+b") as file:
-            file.seek(44)  # the number of the schema's format; SQLite knows up to 4
-            file.write((9).to_bytes(4, "big"))
-
-    def use() -> None:
-        with closing(Store(path)) as opened:
-            with opened.read() as reader:
-                reader.state()
-                reader.removals_since(0)
-                (row,) = reader.rows([1]).values()
-                reader.metadata([row])
-                reader.items(["a"])
-                list(reader.blocks_since(0))
-            with opened.write() as writer:
-                writer.upsert([item("a")])
-
-    with pytest.raises(BadArtifact, match=r"damaged .*restore it from a backup") as caught:
-        use()
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_newer_format_is_refused_by_name(tmp_path: Path) -> None:
-    path = made(tmp_path)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE meta SET value = ? WHERE name = 'format_version'", (FORMAT_VERSION + 1,))
-    with pytest.raises(BadArtifact, match=f"version {FORMAT_VERSION + 1}.*up to version {FORMAT_VERSION}"):
-        Store(path)
+        assert state_of(store).change == 0  # reading goes on
+        process.communicate(b"\n")
+    upsert(store, item("a"))
 
 
 def test_closed_store_says_so(store: Store) -> None:
     with store.read() as reader:
         store.close()
         assert reader.state().change == 0  # what has begun ends well
-    with pytest.raises(Unavailable, match="closed"), store.read():
-        pass
-    with pytest.raises(Unavailable, match="closed"), store.write():
-        pass
+    for use in (store.read, store.write):
+        with pytest.raises(Unavailable, match="closed"), use():
+            pass
+
+
+def _open_files(folder: Path) -> int:
+    files = Path("/proc/self/fd")
+    if not files.is_dir():
+        pytest.skip("no /proc here")
+    return sum(os.path.realpath(file).startswith(f"{folder.resolve()}/") for file in files.iterdir())
+
+
+def test_retired_store_works_and_keeps_no_file_open(tmp_path: Path) -> None:
+    with closing(Store(made(tmp_path))) as store:
+        upsert(store, item("a"))
+        with store.read() as reader, store.write() as writer:
+            store.retire()
+            assert set(reader.seqs(["a"])) == {"a"}
+            writer.upsert([item("b")])
+        assert _open_files(tmp_path) == 0
+        upsert(store, item("c"))
+        assert set(seqs(store, "abc")) == {"a", "b", "c"}
+        assert _open_files(tmp_path) == 0
 
 
 # Reads as a user who may not write. It must not import anything after it has become that user.
@@ -516,49 +362,33 @@ except CrossbatchError as error:
 """
 
 
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that everybody may read; pytest's own are closed to others."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o755)
-        yield Path(name)
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without rights")
-def test_reader_without_rights_sees_every_write_or_is_refused(open_folder: Path) -> None:
+def test_reader_without_rights_sees_every_write_or_is_refused() -> None:
     """SQLite's immutable mode would serve the first state for ever: also what has been deleted."""
-    store = Store(made(open_folder))
-
-    def reader() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", NOBODY, str(store.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    with store.write() as writer:
-        writer.upsert([item("a"), item("b")])
-    with reader() as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        found = []
-        for changed, gone in ((["c"], "a"), ([], "c"), (["a"], "b")):
-            process.stdin.write("\n")
-            process.stdin.flush()
-            found.append(process.stdout.readline().split())
-            with store.write() as writer:
-                writer.upsert([item(key) for key in changed])
-                writer.delete([gone])
-        assert found == [["a", "b"], ["b", "c"], ["b"]]
-        rest, _ = process.communicate()
-    assert rest.startswith("ReadOnly: ")
-    store.close()
-    if not store.path.with_name(f"{store.path.name}-shm").exists():
-        rest, _ = reader().communicate("\n")
-        assert rest.startswith("ReadOnly: the gallery file")
-        assert "mount its folder read-only" in rest
-        assert rest.count("\n") == 1
+    with tempfile.TemporaryDirectory() as name:  # which everybody may read; pytest's own are closed to others
+        os.chmod(name, 0o755)
+        store = Store(made(Path(name)))
+        words = [sys.executable, "-c", NOBODY, str(store.path)]
+        upsert(store, item("a"), item("b"))
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            found = []
+            for changed, gone in (("c", "a"), ("", "c"), ("a", "b")):
+                process.stdin.write("\n")
+                process.stdin.flush()
+                found.append(process.stdout.readline().split())
+                with store.write() as writer:
+                    writer.upsert([item(key) for key in changed])
+                    writer.delete([gone])
+            assert found == [["a", "b"], ["b", "c"], ["b"]]
+            assert process.communicate()[0].startswith("ReadOnly: ")
+        store.close()
+        if not store.path.with_name(f"{store.path.name}-shm").exists():
+            rest = subprocess.run(words, input="\n", capture_output=True, text=True, check=True).stdout
+            assert rest.startswith("ReadOnly: the gallery file")
+            assert "mount its folder read-only" in rest
+            assert rest.count("\n") == 1
 
 
 @pytest.fixture
@@ -575,112 +405,220 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.gallery.store.store.is_writable", lambda _: False)
 
 
-def _change(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-
-
 @pytest.mark.usefixtures("read_only")
-def test_change_of_a_settled_file_is_noticed_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_read_of_a_settled_file_is_of_the_file_as_it_stands(tmp_path: Path) -> None:
     path = made(tmp_path)
     values = "(key, label, uri, metadata, checksum, vector) VALUES ('{}', '', '', '{{}}', 0, zeroblob(16))"
-    _change(path, f"INSERT INTO items {values.format('a')}", f"INSERT INTO items {values.format('b')}")
-    store = Store(path)
-    assert not path.with_name(f"{path.name}-shm").exists()  # nobody has it open who may write
-    with store.read() as reader:
-        assert set(reader.seqs(["a", "b"])) == {"a", "b"}
-    assert caplog.records == []
-    time.sleep(0.02)  # more than a tick of the file system's clock
-    _change(path, "DELETE FROM items WHERE key = 'a'")
-    with store.read() as reader:
-        assert set(reader.seqs(["a", "b"])) == {"b"}
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert str(path) in caplog.text
-    time.sleep(0.02)
-    with closing(sqlite3.connect(path, isolation_level=None)) as writer:  # one that stays
-        writer.execute("DELETE FROM items WHERE key = 'b'")
-        with store.read() as reader:
-            assert reader.seqs(["a", "b"]) == {}
-    store.close()
-
-
-@pytest.mark.usefixtures("read_only")
-def test_change_of_a_settled_file_during_a_read_refuses_the_answer(tmp_path: Path) -> None:
-    path = made(tmp_path)
-    store = Store(path)
-    time.sleep(0.02)
-
-    def read() -> None:
-        with store.read() as reader:
-            reader.state()
-            _change(path, "UPDATE state SET change = 7")
-
-    with pytest.raises(Overloaded, match="changed while it was read; try again"):
-        read()
-    with store.read() as reader:
-        assert reader.state().change == 7
-    store.close()
-
-
-def test_another_file_in_the_place_of_the_first_is_refused(tmp_path: Path) -> None:
-    store = Store(made(tmp_path))
-    store.retire()
-    (tmp_path / "other").mkdir()
-    os.replace(made(tmp_path / "other"), store.path)
-    for use in (store.read, store.write):
-        with pytest.raises(Unavailable, match="replaced by another"), use():
-            pass
-    store.path.unlink()
-    for use in (store.read, store.write):
-        with pytest.raises(NotFound, match="is gone"), use():
-            pass
-    store.close()
-
-
-def _open_files(folder: Path) -> int:
-    files = Path("/proc/self/fd")
-    if not files.is_dir():
-        pytest.skip("no /proc here")
-    return sum(os.path.realpath(file).startswith(f"{folder.resolve()}/") for file in files.iterdir())
-
-
-def test_retired_store_works_and_keeps_no_file_open(tmp_path: Path) -> None:
-    store = Store(made(tmp_path))
-    with store.write() as writer:
-        writer.upsert([item("a")])
-    with store.read() as reader, store.write() as writer:
-        store.retire()
-        assert set(reader.seqs(["a"])) == {"a"}
-        writer.upsert([item("b")])
-    assert _open_files(tmp_path) == 0
-    with store.write() as writer:
-        writer.upsert([item("c")])
-    with store.read() as reader:
-        assert set(reader.seqs(["a", "b", "c"])) == {"a", "b", "c"}
-    assert _open_files(tmp_path) == 0
-    store.close()
-    with pytest.raises(Unavailable, match="closed"), store.read():
-        pass
+    altered(path, f"INSERT INTO items {values.format('a')}", f"INSERT INTO items {values.format('b')}")
+    with closing(Store(path)) as store:
+        assert not path.with_name(f"{path.name}-shm").exists()  # nobody has it open who may write
+        assert set(seqs(store, "ab")) == {"a", "b"}
+        store.copy_to(tmp_path / "copy")
+        assert store.meta.id.encode() not in (tmp_path / "copy").read_bytes()
+        altered(path, "DELETE FROM items WHERE key = 'a'")
+        assert set(seqs(store, "ab")) == {"b"}
+        with closing(sqlite3.connect(path, isolation_level=None)) as writer:  # one that stays
+            writer.execute("DELETE FROM items WHERE key = 'b'")
+            assert seqs(store, "ab") == {}
 
 
 def test_read_only_folder_is_read_and_not_written(tmp_path: Path) -> None:
-    made(tmp_path)
-    store = Store(tmp_path / "gallery.sqlite")
-    with store.write() as writer:
-        writer.upsert([item("a")])
-    store.close()
+    with closing(Store(made(tmp_path))) as store:
+        upsert(store, item("a"))
     if subprocess.run(["mount", "--bind", tmp_path, tmp_path], capture_output=True, check=False).returncode:
         pytest.skip("no right to mount here")
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
-        store = Store(tmp_path / "gallery.sqlite")
-        with store.read() as reader:
-            assert set(reader.items(["a"])) == {"a"}
-        with pytest.raises(ReadOnly, match="read-only"), store.write():
-            pass
-        store.close()
+        with closing(Store(tmp_path / "gallery.sqlite")) as store:
+            assert set(seqs(store, "a")) == {"a"}
+            with pytest.raises(ReadOnly, match="read-only"), store.write():
+                pass
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+# -- files that are no gallery, or damaged
+
+
+def test_missing_file_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no gallery file"):
+        Store(tmp_path / "gallery.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database, " * 500])
+def test_file_that_is_no_gallery_is_refused_by_path(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "gallery.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(BadArtifact, match=str(path)):
+        Store(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (FORMAT_VERSION + 1, f"up to version {FORMAT_VERSION}; upgrade"),
+        (1, f"reads version {FORMAT_VERSION}; drop"),
+    ],
+)
+def test_another_format_is_refused_by_name(tmp_path: Path, version: int, words: str) -> None:
+    path = made(tmp_path)
+    altered(path, f"UPDATE meta SET value = {version} WHERE name = 'format_version'")
+    with pytest.raises(BadArtifact, match=f"version {version}.*{words}"):
+        Store(path)
+
+
+@pytest.mark.parametrize("covered", [False, True])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("index_file", "'index-1'"),
+        ("index_checksum", "'0'"),
+        ("index_count", "index_count + 1"),
+        ("covers_seq", "covers_seq + 64"),
+        ("covers_removal", "covers_removal + 1"),
+        ("index_facts", """'{"of":1}'"""),
+        ("published_checksum", "published_checksum + 1"),
+    ],
+)
+def test_what_is_published_and_was_altered_is_told_as_damage(
+    store: Store, column: str, value: str, *, covered: bool
+) -> None:
+    if covered:
+        with store.write() as writer:
+            writer.upsert([item("a"), item("b")])
+            writer.delete(["a"])
+            assert published(writer, writer.state(), "one")
+    assert state_of(store).index_file == ("one" if covered else "")
+    altered(store.path, f"UPDATE state SET {column} = {value}")
+    with pytest.raises(BadArtifact, match=r"what its state tells of the index .* restore it"):
+        state_of(store)
+
+
+DAMAGE = {
+    "no dimension": "DELETE FROM meta WHERE name = 'dimension'",
+    "no model": "DELETE FROM meta WHERE name = 'model_name'",
+    "dimension of another kind": "UPDATE meta SET value = 'x' WHERE name = 'dimension'",
+    "dimension of nothing": "UPDATE meta SET value = 0 WHERE name = 'dimension'",
+    "meta is no text": "UPDATE meta SET value = CAST(x'ff' AS TEXT) WHERE name = 'model_name'",
+    "no state": "DELETE FROM state",
+    "state of another kind": "UPDATE state SET change = 'x'",
+    "state without a column": "ALTER TABLE state DROP COLUMN covers_seq",
+    "key is no text": "UPDATE items SET key = CAST(x'ff' AS TEXT)",
+    "key is a blob": "UPDATE items SET key = x'ff'",
+    "label is no text": "UPDATE items SET label = CAST(x'ff' AS TEXT)",
+    "no column label": "ALTER TABLE items RENAME COLUMN label TO other",
+    "metadata is no JSON": "UPDATE items SET metadata = '{'",
+    "metadata is too deep": "UPDATE items SET metadata = '" + "[" * 20_000 + "'",
+    "metadata is no object": "UPDATE items SET metadata = '[]'",
+    "metadata is a blob": "UPDATE items SET metadata = x'ff'",
+    "vector of another length": "UPDATE items SET vector = x'0000803f'",
+    "vector is a number": "UPDATE items SET vector = 5",
+    "vector is text": "UPDATE items SET vector = '0123456789abcdef'",
+    "removal of another kind": "INSERT INTO removals (seq) VALUES ('x')",
+    "no items": "DELETE FROM items",
+    "no table of items": "DROP TABLE items",
+    "no removals": "DROP TABLE removals",
+    "vector is not there": "PRAGMA writable_schema=ON; UPDATE sqlite_schema SET sql = replace(sql, "
+    "'vector BLOB NOT NULL', 'vector BLOB'); PRAGMA writable_schema=RESET; UPDATE items SET vector = NULL",
+    "a schema that is no SQL": "PRAGMA writable_schema=ON; UPDATE sqlite_schema SET sql = 'CREATE' || "
+    "CAST(x'20ff' AS TEXT) WHERE name = 'removals'",
+    "a schema of a newer SQLite": None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_that_sqlite_does_not_see_is_told_as_damage(tmp_path: Path, damage: str) -> None:
+    path = made(tmp_path)
+    with closing(Store(path)) as store:
+        upsert(store, item("a"))
+    if sql := DAMAGE[damage]:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.executescript(sql)
+    else:
+        with path.open("r+b") as file:
+            file.seek(44)  # the number of the schema's format; SQLite knows up to 4
+            file.write((9).to_bytes(4, "big"))
+
+    def use() -> None:
+        with closing(Store(path)) as opened:
+            with opened.read() as reader:
+                reader.state()
+                reader.removals_since(0)
+                (row,) = reader.rows({1}).values()
+                reader.metadata([row])
+                reader.items(["a"])
+                list(reader.blocks_since(0))
+            upsert(opened, item("a"))
+
+    with pytest.raises(BadArtifact, match=r"damaged .*restore it from a backup") as caught:
+        use()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# -- what SQLite refuses
+
+
+KINDS: dict[int | None, type[CrossbatchError]] = {
+    sqlite3.SQLITE_ERROR: BadArtifact,
+    sqlite3.SQLITE_PERM: ReadOnly,
+    sqlite3.SQLITE_BUSY: Overloaded,
+    sqlite3.SQLITE_LOCKED: Overloaded,
+    sqlite3.SQLITE_READONLY: ReadOnly,
+    sqlite3.SQLITE_IOERR: Unavailable,
+    sqlite3.SQLITE_CORRUPT: BadArtifact,
+    sqlite3.SQLITE_FULL: Overloaded,
+    sqlite3.SQLITE_CANTOPEN: Unavailable,
+    sqlite3.SQLITE_PROTOCOL: Overloaded,
+    sqlite3.SQLITE_MISMATCH: BadArtifact,
+    sqlite3.SQLITE_FORMAT: BadArtifact,
+    sqlite3.SQLITE_NOTADB: BadArtifact,
+    None: BadArtifact,
+}
+
+
+def failed(code: int | None) -> sqlite3.Error:
+    error = sqlite3.OperationalError("what SQLite says")
+    if code is not None:
+        error.sqlite_errorcode = code
+    return error
+
+
+@pytest.mark.parametrize("detail", [0, 7 << 8])
+@pytest.mark.parametrize("code", KINDS)
+def test_each_code_is_one_plain_sentence_about_the_file(
+    tmp_path: Path, code: int | None, detail: int
+) -> None:
+    path = tmp_path / "gallery.sqlite"
+    found = refusal(failed(None if code is None else code | detail), path)
+    assert type(found) is KINDS[code]
+    assert str(path) in str(found)
+    assert "\n" not in str(found)
+
+
+def test_descriptors_that_are_out_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "gallery.sqlite"
+    create_store(path, model_name="m", fingerprint="f", dimension=4)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 1, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(3):  # with none left, and with fewer than SQLite needs
+            with pytest.raises(Unavailable, match=r"as many files open as it may.*ulimit -n"):
+                Store(path)
+            os.close(held.pop())
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    Store(path).close()
+
+
+def test_bug_of_ours_stays_what_it_is(tmp_path: Path) -> None:
+    error = failed(sqlite3.SQLITE_CONSTRAINT_UNIQUE)
+    assert refusal(error, tmp_path) is error

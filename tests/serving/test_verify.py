@@ -20,7 +20,7 @@ from serving.gallery.gallery import Gallery, Item
 from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.item import Source
 from serving.gallery.search.columns import Columns
-from serving.gallery.store.publication import PUBLISHED, publication_checksum
+from serving.gallery.store.schema import PUBLISHED, publication_checksum
 from serving.gallery.store.store import Store
 from serving.gallery.verify import Verification, verify
 from tests.serving.vectors import MANUAL, MODEL, units

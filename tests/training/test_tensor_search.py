@@ -61,6 +61,17 @@ def test_copies_tie_exactly_whatever_their_product_rounds_to(monkeypatch: pytest
     check(PairSearch(vectors, depth=5), vectors, 5)
 
 
+def test_few_neighbours_in_a_large_gallery() -> None:
+    """Where the largest of each chunk are looked at first; every third reference is there twice."""
+    rng = np.random.default_rng(6)
+    gallery = unit(rng.normal(size=(1300, 4)))
+    gallery[0:1299:3] = gallery[1:1299:3]
+    queries = unit(rng.normal(size=(40, 4)))
+    found = RowSearch(queries, gallery).nearest(torch.arange(40), 3)
+    expected = np.argsort(-(queries @ gallery.T).numpy(), axis=1, kind="stable")[:, :3]
+    np.testing.assert_array_equal(found.numpy(), expected)
+
+
 def test_equal_similarities_of_unequal_vectors_rank_by_index() -> None:
     """Right angles: every similarity is -1, 0 or 1, and most ranks are shared."""
     corners = np.concatenate((np.eye(80), -np.eye(80)))

@@ -159,5 +159,7 @@ def _training_size(index: Any) -> int:
             size = max(size, _PER_LIST * index.nlist)
         if hasattr(index, "pq"):
             index.pq.cp.min_points_per_centroid = 1
+        if hasattr(index, "do_polysemous_training"):
+            index.do_polysemous_training = False  # of no use here, and minutes long
         index = next((getattr(index, name) for name in _INNER if hasattr(index, name)), None)
     return size

@@ -21,7 +21,7 @@ from serving.gallery.index.factory import is_small
 from serving.gallery.index.metadata import AUTOMATIC, EXACT, IndexDamaged, IndexMetadata
 from serving.gallery.lock import alone
 from serving.gallery.search.columns import Columns, ColumnsDamaged
-from serving.gallery.store.damage import sound
+from serving.gallery.store.schema import sound
 from serving.gallery.store.store import Replaced, Store
 from serving.gallery.store.transaction import Block, Reader, State
 

@@ -1,13 +1,19 @@
-"""Labels and metadata of many items by column, so that a filter is answered for all of them at once."""
+"""Labels and metadata of many items by column, so that a filter is answered for all of them at once.
+
+Each element that an item holds in a field is an entry: the item's position, and the value as a double (of a
+string, its place in a sorted table). Entries are sorted by field, by kind and by value, so that those within
+bounds are one run. The label is a field like others.
+"""
 
 import os
-import threading
+from array import array
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from json import loads
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -15,82 +21,97 @@ from numpy.typing import NDArray
 
 from serving.gallery.checksum import file_checksum
 from serving.gallery.disk import written_aside
-from serving.gallery.search.entries import KINDS, Entries, as_double, join_entries, read_entries
-from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
-from serving.gallery.search.texts import Texts
+from serving.gallery.search.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
 
-__all__ = ["Columns", "ColumnsDamaged"]
-
-_MASKS = 16  # kept
+__all__ = ["Columns", "ColumnsDamaged", "Mask", "TextTable"]
 
 Mask = NDArray[np.bool_]
+
+_KINDS = ("", "boolean", "number", "string")  # the first: a value that is only there, as an object is
+_STRING = 3
+_MASKS = 32  # kept at most
 
 
 class ColumnsDamaged(Exception):
     """The file is missing, or is not the one that was published."""
 
 
+class TextTable:
+    """Distinct strings, ascending by code points, that may lie in a mapped file."""
+
+    def __init__(self, ends: NDArray[np.int64], content: NDArray[np.uint8]) -> None:
+        """Take the strings' UTF-8 one after the other, uint8 (b,), and where each ends, int64 (t,)."""
+        self.ends = ends
+        self.content = content
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "TextTable":
+        """Return the table of `texts`, which are ascending; UnicodeEncodeError at a lone surrogate."""
+        encoded = [text.encode() for text in texts]
+        ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
+        return cls(ends, np.frombuffer(b"".join(encoded), np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, at: int) -> str:
+        start = int(self.ends[at - 1]) if at else 0
+        return self.content[start : int(self.ends[at])].tobytes().decode()
+
+    def __iter__(self) -> Iterator[str]:
+        whole, start = self.content.tobytes(), 0
+        for end in self.ends.tolist():
+            yield whole[start:end].decode()
+            start = end
+
+    def find(self, text: str) -> int | None:
+        """Return the place of a string, or None where it is not in the table."""
+        place = bisect_left(self, text)
+        return place if place < len(self) and self[place] == text else None
+
+
+@dataclass(frozen=True, eq=False)
 class Columns:
-    """Labels and metadata of n items; they never change, and every method is thread-safe.
+    """Labels and metadata of n items in e entries and g groups; it never changes and is thread-safe."""
 
-    Attributes:
-        label_codes: Where each item's label stands in `label_names`, int32 (n,); -1 where it is empty.
-        label_names: A sorted table that has every label in it (and other strings).
-    """
-
-    def __init__(self, entries: Entries) -> None:
-        """Use `of`, `joined` or `load`."""
-        self._entries = entries
-        self.label_names = entries.texts
-        self.label_codes = entries.label_codes
-        self._guard = threading.Lock()  # of the masks
-        self._masks: OrderedDict[str, Mask] = OrderedDict()
+    values: NDArray[np.float64]  # (e,), ascending within a group
+    bounds: NDArray[np.int64]  # (g + 1,): where each group begins, and where the last one ends
+    groups: NDArray[np.int64]  # (g,), ascending: 4 times the field's place in `names`, plus the kind's
+    names: TextTable  # of the fields
+    label_names: TextTable  # all strings, the labels among them
+    positions: NDArray[np.int32]  # (e,): whose entries they are
+    label_codes: NDArray[np.int32]  # (n,): where each item's label stands in `label_names`; -1: it is empty
+    _masks: dict[str, Mask] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label_codes)
 
-    @classmethod
-    def of(cls, labels: Iterable[str], metadata: Iterable[str]) -> Self:
+    @staticmethod
+    def of(labels: Iterable[str], metadata: Iterable[str]) -> "Columns":
         """Return the columns of items in order, given by their labels and their metadata as JSON texts.
 
         Raises:
             ValueError: A text is not one that can be stored as metadata.
         """
-        return cls(read_entries(labels, metadata))
+        return _sorted([_read(labels, metadata)])
 
-    @classmethod
-    def joined(cls, parts: Sequence["Columns"]) -> Self:
-        """Return the columns of the items of all parts, one after the other: cheaper than adding each."""
-        return cls(join_entries([part._entries for part in parts]))
-
-    def extended(self, labels: Iterable[str], metadata: Iterable[str]) -> "Columns":
-        """Return the columns of these items and, behind them, of more.
-
-        Raises:
-            ValueError: A text is not one that can be stored as metadata.
-        """
-        return Columns.joined([self, Columns.of(labels, metadata)])
+    @staticmethod
+    def joined(parts: Sequence["Columns"]) -> "Columns":
+        """Return the columns of the items of all parts, one after the other."""
+        return _sorted([part._entries() for part in parts])
 
     def save(self, path: Path) -> str:
-        """Write a file that `load` maps, on disk when this returns; it appears whole or not at all.
-
-        Returns:
-            Its checksum.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        entries = self._entries
+        """Write a file that `load` maps, whole or not at all, on disk; returns its checksum."""
         arrays = (  # wide ones first, so that each begins at a multiple of its width
-            entries.values,
-            entries.bounds,
-            entries.groups,
-            entries.names.ends,
-            entries.texts.ends,
-            entries.positions,
-            entries.label_codes,
-            entries.names.content,
-            entries.texts.content,
+            self.values,
+            self.bounds,
+            self.groups,
+            self.names.ends,
+            self.label_names.ends,
+            self.positions,
+            self.label_codes,
+            self.names.content,
+            self.label_names.content,
         )
         with written_aside(path) as aside:
             with aside.open("wb") as file:
@@ -100,8 +121,8 @@ class Columns:
             checksum = file_checksum(aside)
         return checksum  # noqa: RET504 - only once the file is in its place
 
-    @classmethod
-    def load(cls, path: Path, checksum: str) -> Self:
+    @staticmethod
+    def load(path: Path, checksum: str) -> "Columns":
         """Map the file that was saved with this checksum.
 
         Raises:
@@ -124,31 +145,33 @@ class Columns:
             values, bounds, groups, name_ends, text_ends, positions, label_codes, names, texts = arrays
         except (OSError, ValueError) as error:
             raise ColumnsDamaged(f"{path} cannot be read: {error}") from error
-        tables = Texts(name_ends, names), Texts(text_ends, texts)
-        return cls(Entries(values, bounds, groups, *tables, positions, label_codes))
+        tables = TextTable(name_ends, names), TextTable(text_ends, texts)
+        return Columns(values, bounds, groups, *tables, positions, label_codes)
 
     @cached_property
     def fields(self) -> Mapping[str, frozenset[str]]:
         """The kinds of what each field holds: "string", "number", "boolean"; none where only objects."""
         kinds: dict[int, set[str]] = {}
-        for group in self._entries.groups.tolist():
-            kinds.setdefault(group >> 2, set()).add(KINDS[group & 3])
-        return {name: frozenset(kinds[code] - {""}) for code, name in enumerate(self._entries.names)}
+        for group in self.groups.tolist():
+            kinds.setdefault(group >> 2, set()).add(_KINDS[group & 3])
+        return {name: frozenset(kinds[code] - {""}) for code, name in enumerate(self.names)}
 
     def mask(self, filter: Filter) -> Mask:
         """Tell for which items a checked filter holds, bool (n,), read-only."""
         key = repr(filter)  # to Python, Equal("a", True) and Equal("a", 1) are the same
-        with self._guard:
-            if key in self._masks:
-                self._masks.move_to_end(key)
-                return self._masks[key]
-        mask = self._evaluated(filter)
-        mask.flags.writeable = False
-        with self._guard:
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = self._evaluated(filter)
+            mask.flags.writeable = False
+            if len(self._masks) >= _MASKS:
+                self._masks.clear()
             self._masks[key] = mask
-            while len(self._masks) > _MASKS:
-                self._masks.popitem(last=False)
         return mask
+
+    def _entries(self) -> "_Entries":
+        groups = np.repeat(self.groups, np.diff(self.bounds))
+        tables = list(self.names), list(self.label_names)
+        return _Entries(*tables, groups, self.values, self.positions, self.label_codes)
 
     def _evaluated(self, filter: Filter) -> Mask:
         """Return the mask of a filter in an array of its own."""
@@ -165,35 +188,135 @@ class Columns:
             case AnyOf(filters):
                 for each in filters:
                     mask |= self._evaluated(each)
-            case Exists(field):
-                start, end = self._entries.group(field, 0, len(KINDS))
-                mask[self._entries.positions[start:end]] = True
-            case Equal(field, value):
-                mask[self._between(field, least=value, most=value)] = True
-            case In(field, values):
+            case Exists(name):
+                mask[self.positions[self._group(name, 0, len(_KINDS))]] = True
+            case Equal(name, value):
+                mask[self._within(Range(name, least=value, most=value))] = True
+            case In(name, values):
                 for value in values:
-                    mask[self._between(field, least=value, most=value)] = True
-            case Range(field, above, least, below, most):
-                mask[self._between(field, above=above, least=least, below=below, most=most)] = True
+                    mask[self._within(Range(name, least=value, most=value))] = True
+            case Range():
+                mask[self._within(filter)] = True
         return mask
 
-    def _between(self, field: str, **bounds: Any) -> NDArray[np.int32]:
-        """Return the positions of the entries within the bounds of a `Range`, all of one kind."""
-        given = {name: bound for name, bound in bounds.items() if bound is not None}
-        kind = KINDS.index(kind_of(next(iter(given.values()))))
-        start, end = self._entries.group(field, kind, kind + 1)
-        values = self._entries.values[start:end]
+    def _group(self, name: str, kind: int, until: int) -> slice:
+        """Return where a field's entries of kinds from `kind` to before `until` are."""
+        code = self.names.find(name)
+        if code is None:
+            return slice(0, 0)
+        first, end = np.searchsorted(self.groups, [4 * code + kind, 4 * code + until])
+        return slice(int(self.bounds[first]), int(self.bounds[end]))
 
-        def place(bound: Any, *, behind: bool) -> int:
-            if isinstance(bound, str):  # behind a string is before the next one of the table
-                found = (
-                    bisect_right(self.label_names, bound) if behind else bisect_left(self.label_names, bound)
-                )
-                return int(np.searchsorted(values, found))
-            return int(np.searchsorted(values, as_double(bound), side="right" if behind else "left"))
+    def _within(self, bounds: Range) -> NDArray[np.int32]:
+        """Return the positions of the entries within bounds, which are all of one kind."""
+        lower = [(bounds.above, True), (bounds.least, False)]
+        upper = [(bounds.below, False), (bounds.most, True)]
+        given = next(bound for bound, _ in lower + upper if bound is not None)
+        kind = _KINDS.index(kind_of(given))
+        group = self._group(bounds.field, kind, kind + 1)
+        values = self.values[group]
+        firsts = [self._place(values, bound, behind) for bound, behind in lower if bound is not None]
+        lasts = [self._place(values, bound, behind) for bound, behind in upper if bound is not None]
+        return self.positions[group][max(firsts, default=0) : min(lasts, default=len(values))]
 
-        first, last = 0, len(values)
-        for name, bound in given.items():
-            at = place(bound, behind=name in ("above", "most"))
-            first, last = (max(first, at), last) if name in ("above", "least") else (first, min(last, at))
-        return self._entries.positions[start:end][first:last]
+    def _place(self, values: NDArray[np.float64], bound: Any, behind: bool) -> int:
+        """Return where a bound would stand among ascending values, before or behind those equal to it."""
+        if isinstance(bound, str):  # behind a string is before the next one of the table
+            bound, behind = (bisect_right if behind else bisect_left)(self.label_names, bound), False
+        return int(np.searchsorted(values, _as_double(bound), side="right" if behind else "left"))
+
+
+class _Entries(NamedTuple):
+    """Entries in any order, of items numbered from 0; names and strings by their places in the lists."""
+
+    names: list[str]
+    texts: list[str]
+    groups: NDArray[np.int64]
+    values: NDArray[np.float64]
+    positions: NDArray[np.int32]
+    label_codes: NDArray[np.int32]
+
+
+def _read(labels: Iterable[str], metadata: Iterable[str]) -> _Entries:
+    names: dict[str, int] = {}
+    texts: dict[str, int] = {}
+    groups, positions, values, label_codes = array("q"), array("i"), array("d"), array("i")
+    for position, (label, text) in enumerate(zip(labels, metadata, strict=True)):
+        label_codes.append(texts.setdefault(label, len(texts)) if label else -1)
+        for name, value in _elements(label, text):
+            kind, number = _coded(value, texts)
+            groups.append(4 * names.setdefault(name, len(names)) + kind)
+            positions.append(position)
+            values.append(number)
+    return _Entries(
+        list(names),
+        list(texts),
+        np.frombuffer(groups, np.int64),
+        np.frombuffer(values),
+        np.frombuffer(positions, np.int32),
+        np.frombuffer(label_codes, np.int32),
+    )
+
+
+def _elements(label: str, text: str) -> Iterator[tuple[str, Any]]:
+    """Yield each element of each field of an item; null and an empty list are none."""
+    held = {} if text == "{}" else loads(text)
+    if not isinstance(held, dict):
+        raise ValueError("metadata is no JSON object")
+    held[LABEL] = label or None
+    for name, value in held.items():
+        for each in value if isinstance(value, list) else (value,):
+            if each is not None and each != []:
+                yield name, each
+
+
+def _coded(value: Any, texts: dict[str, int]) -> tuple[int, float]:
+    """Return the kind of an element and its value as a double; a new string is added to `texts`."""
+    if isinstance(value, str):
+        return _STRING, float(texts.setdefault(value, len(texts)))
+    if isinstance(value, bool | int | float):
+        return 1 if isinstance(value, bool) else 2, _as_double(value)
+    return 0, 0.0
+
+
+def _as_double(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError("a whole number is larger than a double") from error
+
+
+def _sorted(parts: Sequence[_Entries]) -> Columns:
+    names = sorted(set[str]().union(*(part.names for part in parts)))
+    texts = sorted(set[str]().union(*(part.texts for part in parts)))
+    name_codes = {name: code for code, name in enumerate(names)}
+    text_codes = {text: code for code, text in enumerate(texts)}
+    groups, values, positions, labels = [], [], [], []
+    count = 0
+    for part in parts:
+        name_map = np.array([name_codes[name] for name in part.names], np.int64)
+        text_map = np.array([*(text_codes[text] for text in part.texts), -1], np.int32)  # -1: no label
+        mapped = part.values.copy()
+        is_string = part.groups & 3 == _STRING
+        mapped[is_string] = text_map[part.values[is_string].astype(np.int64)]
+        groups.append(4 * name_map[part.groups >> 2] + (part.groups & 3))
+        values.append(mapped)
+        positions.append(part.positions + np.int32(count))
+        labels.append(text_map[part.label_codes])
+        count += len(part.label_codes)
+    group, value = _concatenated(groups, np.int64), _concatenated(values, np.float64)
+    order = np.lexsort((value, group))
+    distinct, starts = np.unique(group[order], return_index=True)
+    return Columns(
+        values=value[order],
+        bounds=np.append(starts, len(group)).astype(np.int64),
+        groups=distinct,
+        names=TextTable.of(names),
+        label_names=TextTable.of(texts),
+        positions=_concatenated(positions, np.int32)[order],
+        label_codes=_concatenated(labels, np.int32),
+    )
+
+
+def _concatenated(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    return np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype)

@@ -5,7 +5,8 @@ condition holds if it does for any element. Values are strings, booleans or numb
 doubles, strings by code points, booleans are no numbers, and values of two kinds are never equal.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeAlias
@@ -13,20 +14,10 @@ from typing import Any, TypeAlias
 from serving.errors import InvalidArgument
 
 __all__ = [
-    "LABEL",
-    "MAX_LEVELS",
-    "AllOf",
-    "AnyOf",
-    "Equal",
-    "Exists",
-    "Filter",
-    "In",
-    "Not",
-    "Range",
-    "Value",
-    "kind_of",
-    "parse_filter",
-]
+    "LABEL", "MAX_CONDITIONS", "MAX_FILTER_BYTES", "MAX_LEVELS", "AllOf", "AnyOf", "Equal", "Exists",
+    "Filter", "In", "Not", "Range", "Value", "check_filter", "check_kinds", "kind_of", "parse_filter",
+    "unknown_fields",
+]  # fmt: skip
 
 
 LABEL = "$label"
@@ -34,6 +25,10 @@ LABEL = "$label"
 
 MAX_LEVELS = 30
 """Most levels of filters within filters."""
+MAX_CONDITIONS = 1000
+"""Most conditions in one filter; each value that a field may be among is one."""
+MAX_FILTER_BYTES = 65_536  # of all fields and strings of one; no metadata is longer
+_TOO_DEEP = f"the filter is nested more than {MAX_LEVELS} levels deep; make it flatter"
 _RANGES = {"$gt": "above", "$gte": "least", "$lt": "below", "$lte": "most"}
 _OPERATORS = ("$eq", "$ne", *_RANGES, "$in", "$nin", "$exists")
 _JOINTS = ("$and", "$or", "$not", LABEL)
@@ -108,6 +103,123 @@ def kind_of(value: object) -> str:
     return "number" if isinstance(value, int | float) else type(value).__name__
 
 
+def check_filter(filter: Filter) -> Filter:
+    """Return the filter if it can be carried out.
+
+    Raises:
+        InvalidArgument: A value is of a kind that cannot be compared or not finite, a range has no bound or
+            bounds of two kinds, or there are too many conditions or levels.
+    """
+    conditions = size = 0
+    for condition in _conditions(filter, MAX_LEVELS):
+        values = _values(condition)
+        conditions += max(1, len(values))
+        if conditions > MAX_CONDITIONS:
+            raise InvalidArgument(
+                f"the filter has more than {MAX_CONDITIONS} conditions and values; use fewer"
+            )
+        if isinstance(condition, AllOf | AnyOf):
+            continue
+        if not isinstance(condition.field, str):
+            raise InvalidArgument(f"a field of the filter is {condition.field!r}; expected its name")
+        for value in values:
+            _check_value(value, condition.field)
+        texts = (text for text in (condition.field, *values) if isinstance(text, str))
+        size += sum(len(text.encode(errors="replace")) for text in texts)
+        if size > MAX_FILTER_BYTES:
+            raise InvalidArgument(f"the filter has more than {MAX_FILTER_BYTES} bytes of text; shorten it")
+        if isinstance(condition, Range):
+            _check_bounds(values, condition.field)
+    return filter
+
+
+def check_kinds(filter: Filter, kinds_of: Callable[[str], frozenset[str] | None]) -> None:
+    """Refuse a checked filter that compares a field with a kind of value that no item holds there.
+
+    A field that no item has is none of that: it may be gone with the last item that had it, and a condition
+    on it holds for no item. `kinds_of` gives the kinds that a field holds, None where no item has it.
+    """
+    for condition in _conditions(filter, MAX_LEVELS):
+        if isinstance(condition, AllOf | AnyOf | Exists) or (kinds := kinds_of(condition.field)) is None:
+            continue
+        for value in _values(condition):
+            if kind_of(value) not in kinds:
+                held = " and ".join(f"{kind}s" for kind in sorted(kinds)) or "only objects"
+                raise InvalidArgument(
+                    f"the filter compares the field {condition.field!r} with the {kind_of(value)} {value!r}, "
+                    f"and it holds {held}; compare it with those"
+                )
+
+
+def unknown_fields(filter: Filter, kinds_of: Callable[[str], frozenset[str] | None]) -> tuple[str, ...]:
+    """Return the fields of a checked filter that no item has, sorted: gone, not there yet, or misspelt."""
+    named = {each.field for each in _conditions(filter, MAX_LEVELS) if not isinstance(each, AllOf | AnyOf)}
+    return tuple(sorted(field for field in named if kinds_of(field) is None))
+
+
+def _conditions(filter: Filter, left: int) -> Iterator[Equal | In | Range | Exists | AllOf | AnyOf]:
+    """Yield the conditions of a filter, and each `AllOf` and `AnyOf` of none."""
+    if not left:
+        raise InvalidArgument(_TOO_DEEP)
+    match filter:
+        case Not(inner):
+            yield from _conditions(inner, left - 1)
+        case AllOf(filters) | AnyOf(filters):
+            if not isinstance(filters, tuple | list):
+                raise InvalidArgument(f"expected several filters, found {type(filters).__name__}")
+            if not filters:
+                yield filter
+            for each in filters:
+                yield from _conditions(each, left - 1)
+        case Equal() | In() | Range() | Exists():
+            yield filter
+        case _:
+            raise InvalidArgument(f"expected a filter, found {type(filter).__name__}")
+
+
+def _values(condition: Equal | In | Range | Exists | AllOf | AnyOf) -> list[Value]:
+    match condition:
+        case Equal(_, value):
+            return [value]
+        case In(_, values):
+            if not isinstance(values, tuple | list):
+                raise InvalidArgument(f"expected several values, found {type(values).__name__}")
+            return list(values)
+        case Range(_, above, least, below, most):
+            return [bound for bound in (above, least, below, most) if bound is not None]
+    return []
+
+
+def _check_value(value: object, field: str) -> None:
+    if not isinstance(value, str | bool | int | float):
+        raise InvalidArgument(
+            f"the filter compares the field {field!r} with a {kind_of(value)}; "
+            "expected a string, a number or a boolean"
+        )
+    if isinstance(value, str):
+        return
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:
+        finite = False
+    if not finite:
+        raise InvalidArgument(
+            f"the filter compares the field {field!r} with a number that is not finite or is larger than a "
+            "double; expected a finite one"
+        )
+
+
+def _check_bounds(bounds: list[Value], field: str) -> None:
+    kinds = {kind_of(bound) for bound in bounds}
+    if not kinds:
+        raise InvalidArgument(f"the filter has a range without bounds on the field {field!r}; give one")
+    if "boolean" in kinds or len(kinds) > 1:
+        raise InvalidArgument(
+            f"the bounds on the field {field!r} of the filter are {' and '.join(sorted(kinds))}; "
+            "expected all numbers or all strings"
+        )
+
+
 def parse_filter(given: object, *, where: str = "filter") -> Filter:
     """Read a filter from JSON in the form that Pinecone and Chroma have made known.
 
@@ -115,19 +227,15 @@ def parse_filter(given: object, *, where: str = "filter") -> Filter:
     `$gte`, `$lt`, `$lte`, `$in`, `$nin` and `$exists`. `{"$or": [...]}`, `{"$and": [...]}` and
     `{"$not": ...}` join filters, and `$label` is the item's label.
 
-    Args:
-        given: The JSON, decoded.
-        where: What it is called in errors.
-
     Raises:
-        InvalidArgument: It has another form; the message says where.
+        InvalidArgument: It has another form; the message says where, beginning with `where`.
     """
     return _parsed(given, where, MAX_LEVELS)
 
 
 def _parsed(given: object, where: str, left: int) -> Filter:
     if not left:
-        raise InvalidArgument(f"the filter is nested more than {MAX_LEVELS} levels deep; make it flatter")
+        raise InvalidArgument(_TOO_DEEP)
     found = [_part(name, value, f"{where}.{name}", left) for name, value in _object(given, where).items()]
     return found[0] if len(found) == 1 else AllOf(tuple(found))
 

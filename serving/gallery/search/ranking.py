@@ -1,19 +1,11 @@
-"""Who is among the k best: bounds on scores, exact scores, and one item of each label."""
+"""Scores of vectors, and who is among the k best of them, each item or one of each label."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Scored", "distinct", "exact_scores", "kth", "nothing", "product", "ranked"]
-
-Scored = tuple[NDArray[np.float32], NDArray[np.int64]]
-"""Scores float32 (c,), and the items they are of, int64 (c,)."""
+__all__ = ["distinct", "exact_scores", "kth", "product", "ranked"]
 
 _ROWS = 4096  # vectors scored at once
-
-
-def nothing() -> Scored:
-    """Return the scores of no items."""
-    return np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 def distinct(labels: NDArray[np.int32] | NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -50,10 +42,7 @@ def exact_scores(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> ND
 
 
 def kth(scores: NDArray[np.float32], k: int, labels: NDArray[np.int64] | None = None) -> float:
-    """Return the k-th largest of scores (c,), or minus infinity where there are fewer.
-
-    With labels (c,), that of the best of each label.
-    """
+    """Return the k-th largest of scores (c,), with labels (c,) of the best of each; -inf if there is none."""
     if len(scores) < k:
         return -np.inf
     if labels is None:

@@ -1,74 +1,55 @@
-"""One state of a gallery in memory: an index, what is newer than it, and what of both is deleted.
+"""One state of a gallery in memory, and how what is in memory follows the store.
 
 A snapshot never changes; `advanced` makes the next one. A search that holds one sees the state it stands for,
 whatever happens meanwhile.
 """
 
-from collections.abc import Collection, Iterator
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.errors import Overloaded
 from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.search.columns import Columns
-from serving.gallery.search.covered import Covered
+from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
+from serving.gallery.search.columns import Columns, ColumnsDamaged, Mask
 from serving.gallery.search.filter import LABEL, Filter
-from serving.gallery.search.fresh import Fresh, marked
-from serving.gallery.search.ranking import distinct, exact_scores, kth, nothing, ranked
-from serving.gallery.search.texts import Texts
+from serving.gallery.search.ranking import distinct, exact_scores, kth, ranked
+from serving.gallery.search.segment import GrowingSegment, Near, SealedSegment
+from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
 
-__all__ = ["Snapshot", "load_snapshot"]
+__all__ = ["Snapshot", "SnapshotCache"]
 
+_PATIENCE = 10.0  # seconds to wait for the index that another caller loads
 _PRODUCTS = 1 << 22  # entries of a matrix of scores made at once
 _NONE = -2.0  # below every cosine, above the score of an item that is not allowed
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A state, ready to search; arrays are views that no later snapshot writes to.
 
-    An item's place is its position in the index, or behind the n of that, in the fresh part.
-
-    Attributes:
-        state: The state it stands for.
-        path: The gallery file.
-        generation: The publication that `covered` comes from; that of the state, or the one before.
-        covered: The published index over n items and their columns, or None.
-        main_dead: Which of its positions are deleted or replaced, bool (n,).
-        fresh: The f items newer than the index.
-        damaged: The published files could not be read, and everything is in `fresh`.
+    An item's place is its position in the sealed segment, or behind the n of that, in the growing one.
     """
 
     state: State
-    path: Path
-    generation: int
-    covered: Covered | None
-    main_dead: NDArray[np.bool_]
-    fresh: Fresh
-    damaged: bool = False
+    generation: int  # the publication that `sealed` comes from: that of the state, or the one before
+    sealed: SealedSegment  # what the published index covers
+    growing: GrowingSegment  # the f items newer than that
+    damaged: bool = False  # the published files could not be read, and everything is in `growing`
 
     @property
-    def main(self) -> Index | None:
-        """The published index, or None."""
-        return self.covered.index if self.covered else None
-
-    @property
-    def fresh_dead(self) -> NDArray[np.bool_]:
-        """Which of the fresh items are deleted or replaced, bool (f,)."""
-        return self.fresh.dead
-
-    @property
-    def count(self) -> int:
-        """The number of live items."""
-        return self.main_dead.size + len(self.fresh) - self.dead_count
-
-    @property
-    def dead_count(self) -> int:
-        """The number of deleted or replaced vectors that are still held."""
-        return int(np.count_nonzero(self.main_dead)) + int(np.count_nonzero(self.fresh.dead))
+    def dead(self) -> Mask:
+        """Which of the items held are deleted or replaced, bool (n + f,)."""
+        return np.concatenate([self.sealed.dead, self.growing.dead])
 
     def follows(self, state: State) -> bool:
         """Tell whether the store keeps all that has happened between this snapshot and a later state.
@@ -78,17 +59,14 @@ class Snapshot:
         return state.generation - self.generation <= 1
 
     def advanced(self, state: State, reader: Reader) -> "Snapshot":
-        """Return the snapshot of a later state that it follows to, read in the same transaction.
-
-        Raises:
-            BadArtifact: The gallery file is damaged.
-        """
+        """Return the snapshot of a later state that it follows to, read in the same transaction."""
         removed = reader.removals_since(self.state.last_removal)
+        newer = reader.blocks_since(self.state.last_seq)
         return replace(
             self,
             state=state,
-            main_dead=self._marked_main(self.main_dead, removed),
-            fresh=self.fresh.advanced(reader.blocks_since(self.state.last_seq), removed, self.path),
+            sealed=self.sealed.without(removed),
+            growing=self.growing.advanced(newer, removed, reader.path),
         )
 
     def kinds_of(self, field: str) -> frozenset[str] | None:
@@ -115,121 +93,176 @@ class Snapshot:
     ) -> list[list[tuple[int, float]]]:
         """Find, for each unit query (Q, d), every item that may be among its k best.
 
-        Args:
-            queries: float32 (Q, d).
-            k: How many items; with `by_label`, how many labels.
-            minimum_score: The least score.
-            excluded: The seqs of items that are passed over.
-            filter: What the items must fulfil, checked.
-            by_label: Whether only the best item of each label counts; those without one count each.
+        The seqs of `excluded` are passed over; `filter` is checked. With `by_label`, only the best item of
+        each label counts; those without one count each.
 
         Returns:
             For each query pairs (seq, score), best first: the k best, and everything that ties with the last
             of them, or with the best one of its label. Scores are summed in float64. Of an approximate index
             it is the k best that the index finds; never fewer than there are.
         """
-        main_barred, fresh_barred = self.main_dead, self.fresh.dead
-        if filter is not None:
-            if self.covered:
-                main_barred = main_barred | ~self.covered.columns.mask(filter)
-            fresh_barred = fresh_barred | ~self.fresh.mask(filter)
-        if excluded:
-            seqs = np.array(sorted(excluded), np.int64)
-            main_barred = self._marked_main(main_barred, seqs)
-            fresh_barred = marked(fresh_barred, self.fresh.seqs, seqs)
+        seqs = np.array(sorted(excluded), np.int64)
+        barred = self.sealed.barred(filter, seqs)
+        newer_barred = self.growing.barred(filter, seqs)
         found = []
-        step = max(1, _PRODUCTS // max(1, len(self.fresh), k))
+        step = max(1, _PRODUCTS // max(1, len(newer_barred), k))
         for start in range(0, len(queries), step):
             block = queries[start : start + step]
-            near = self.covered.nearest(block, k, main_barred, by_label=by_label) if self.covered else None
-            newer = self.fresh.scores(block, fresh_barred)
-            for number, query in enumerate(block):
-                candidates, floor = near[number] if near else (nothing(), -np.inf)
-                places, least = self._among(*candidates, newer[number], k, minimum_score, by_label)
-                if floor > least:  # something that was not fetched may belong
-                    places = np.union1d(places, self._all_above(query, least, main_barred))
-                found.append(self._ranked(query, places, k, minimum_score, by_label))
+            newer = self.growing.scores(block, newer_barred)
+            near = self.sealed.nearest(block, k, barred, by_label=by_label)
+            for query, candidates, scores in zip(block, near, newer, strict=True):
+                found.append(self._best(query, k, minimum_score, barred, candidates, scores, by_label))
         return found
 
-    def _columns(self) -> Iterator[Columns]:
-        if self.covered:
-            yield self.covered.columns
-        yield from self.fresh.columns
-
-    def _marked_main(self, dead: NDArray[np.bool_], seqs: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return marked(dead, self.covered.index.seqs, seqs) if self.covered else dead
-
-    def _among(
+    def _best(
         self,
-        scores: NDArray[np.float32],
-        places: NDArray[np.int64],
-        newer: NDArray[np.float32],
+        query: NDArray[np.float32],
         k: int,
-        minimum_score: float,
+        minimum: float,
+        barred: Mask,
+        near: Near,
+        newer: NDArray[np.float32],
         by_label: bool,
-    ) -> tuple[NDArray[np.int64], float]:
-        """Return which of the index's candidates and of the fresh items (f,) may be among the k best.
-
-        Returns:
-            Their places, and the score from which on an item may.
-        """
-        least = max(kth(scores, k, self._labels(places, by_label)), minimum_score, _NONE)
+    ) -> list[tuple[int, float]]:
+        """Rank what is near in the sealed segment, and the growing items by their scores `newer` (f,)."""
+        scores, places, floor = near
+        sealed, growing, count = self.sealed, self.growing, len(barred)
+        least = max(kth(scores, k, self._labels(places) if by_label else None), minimum, _NONE)
         if len(newer):
             passing = np.flatnonzero(newer >= least - SCORE_ERROR)
             scores = np.concatenate([scores, newer[passing]])
-            places = np.concatenate([places, passing + self.main_dead.size])
-            least = max(kth(scores, k, self._labels(places, by_label)), least)
+            places = np.concatenate([places, passing + count])
+            least = max(kth(scores, k, self._labels(places) if by_label else None), least)
         least -= SCORE_ERROR
-        return places[scores >= least], least
+        places = places[scores >= least]
+        if floor > least and sealed.index:  # something that was not fetched may belong
+            others = sealed.index.within(query, least - SCORE_ERROR)
+            places = np.union1d(places, others[~barred[others]])
+        main, rest = places[places < count], places[places >= count] - count
+        seqs = np.concatenate([sealed.seqs[main], growing.seqs[rest]])
+        exact = exact_scores(query, np.concatenate([sealed.vectors[main], growing.vectors[rest]]))
+        order = ranked(exact, k, minimum, self._labels(places) if by_label else None)
+        return list(zip(seqs[order].tolist(), exact[order].tolist(), strict=True))
 
-    def _all_above(
-        self, query: NDArray[np.float32], least: float, barred: NDArray[np.bool_]
-    ) -> NDArray[np.int64]:
-        assert self.covered is not None  # noqa: S101 - impossible: it has given a bound
-        positions = self.covered.index.within(query, least - SCORE_ERROR)
-        return positions[~barred[positions]]
+    def _labels(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of each place's label (c,), an empty one as one of its own.
 
-    def _labels(self, places: NDArray[np.int64], by_label: bool) -> NDArray[np.int64] | None:
-        """Return the number of each place's label (c,), an empty one as one of its own; None if not asked."""
-        if not by_label:
-            return None
-        is_main = places < self.main_dead.size
-        labels = np.empty(len(places), np.int64)
-        if self.covered:
-            labels[is_main] = self.covered.columns.label_codes[places[is_main]]
-        labels[~is_main] = self.fresh.labels[places[~is_main] - self.main_dead.size]
-        return distinct(labels, places)
+        Places in the sealed segment come before those in the growing one.
+        """
+        count = len(self.sealed.dead)
+        main = self.sealed.columns.label_codes[places[places < count]]
+        return distinct(np.concatenate([main, self.growing.labels[places[places >= count] - count]]), places)
 
-    def _ranked(
-        self, query: NDArray[np.float32], places: NDArray[np.int64], k: int, least: float, by_label: bool
-    ) -> list[tuple[int, float]]:
-        is_main = places < self.main_dead.size
-        newer = places[~is_main] - self.main_dead.size
-        places = np.concatenate([places[is_main], newer + self.main_dead.size])
-        seqs, scores = [self.fresh.seqs[newer]], [exact_scores(query, self.fresh.vectors[newer])]
-        if self.covered:
-            main = places[: len(places) - len(newer)]
-            seqs.insert(0, self.covered.index.seqs[main])
-            scores.insert(0, exact_scores(query, self.covered.index.matrix[main]))
-        score = np.concatenate(scores)
-        order = ranked(score, k, least, self._labels(places, by_label))
-        return list(zip(np.concatenate(seqs)[order].tolist(), score[order].tolist(), strict=True))
+    def _columns(self) -> tuple[Columns, ...]:
+        return self.sealed.columns, *self.growing.columns
 
 
-def load_snapshot(
-    state: State, reader: Reader, *, path: Path, dimension: int, covered: Covered | None, damaged: bool
-) -> Snapshot:
-    """Return the snapshot of a state from its index; without one, everything is read from the store."""
-    covers = replace(state, last_seq=state.covers_seq, last_removal=state.covers_removal)
-    if covered is None:
-        covers = replace(state, last_seq=0)  # what was removed is not there to be read
-    empty = Snapshot(
-        state=covers,
-        path=path,
-        generation=state.generation,
-        covered=covered,
-        main_dead=np.zeros(len(covered) if covered else 0, np.bool_),
-        fresh=Fresh.none(dimension, covered.columns.label_names if covered else Texts.of([])),
-        damaged=damaged,
-    )
-    return empty.advanced(state, reader)
+class SnapshotCache:
+    """The newest snapshot of one store, brought to the state of each read transaction; thread-safe."""
+
+    def __init__(self, store: Store, consider: Callable[..., None], *, device: str = "cpu") -> None:
+        """Read `store`, tell `consider` each state and whether it is damaged, search on `device`."""
+        self._store = store
+        self._device = device
+        self._consider = consider
+        self._guard = threading.Lock()  # of the two fields below
+        self._snapshot: Snapshot | None = None
+        self._retired = False
+        self._loading = threading.Lock()  # held by the one caller that loads an index
+
+    @contextmanager
+    def open(self) -> Iterator[tuple[Snapshot, Reader]]:
+        """Begin a read transaction and bring the snapshot to the state that it sees.
+
+        Raises:
+            Overloaded: Another caller has been loading the index for long.
+        """
+        while True:
+            with self._store.read() as reader:
+                snapshot = self._current(reader)
+                if snapshot is not None:
+                    self._consider(snapshot.state, damaged=snapshot.damaged)
+                    yield snapshot, reader
+                    return
+
+    def retire(self) -> None:
+        """Keep nothing in memory from now on."""
+        with self._guard:
+            self._retired, self._snapshot = True, None
+
+    def _current(self, reader: Reader) -> Snapshot | None:
+        """Return the snapshot of the reader's state; None if it is to look again in a new transaction.
+
+        A newly published index is loaded by one caller, outside the lock, since verifying it takes long. The
+        others go on with the index before it, brought to their own state, so that they miss no write.
+        """
+        with self._guard:
+            state = reader.state()  # read under the lock, so that it is never older than the snapshot
+            known = self._snapshot
+            if known is not None and known.state.change != state.change:
+                # A change that was counted back shows that an older file was put in this one's place.
+                ahead = known.state.change < state.change and known.follows(state)
+                known = known.advanced(state, reader) if ahead else None
+            if known is not None and known is not self._snapshot:
+                self._keep(known)
+        if known is not None and known.generation == state.generation:
+            return known
+        if not self._loading.acquire(timeout=0 if known else _PATIENCE):
+            if known is not None:
+                return known
+            raise Overloaded(
+                f"the index of {self._store.path.parent} is being loaded for a long time; try again",
+                retry_after=1.0,
+            )
+        try:
+            with self._guard:
+                newest = self._snapshot
+            if newest is not known and newest is not None and newest.generation >= state.generation:
+                return None  # somebody else has loaded it in the meantime
+            loaded = self._load(state, reader)
+            if loaded is not None:
+                with self._guard:
+                    self._keep(loaded)  # others may be at a later state by now: they catch up again
+            return loaded
+        finally:
+            self._loading.release()
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        if not self._retired:
+            self._snapshot = snapshot
+
+    def _load(self, state: State, reader: Reader) -> Snapshot | None:
+        """Return the snapshot of another generation, or None if a newer one was published meanwhile."""
+        sealed, damaged = SealedSegment.empty(self._store.meta.dimension), False
+        if state.index_file:
+            file = self._store.path.parent / state.index_file
+            try:
+                sealed = self._load_sealed(state, file)
+            except (IndexDamaged, ColumnsDamaged) as error:
+                self._store.check_name()  # or the file was looked for in another gallery
+                with self._store.read() as newer:
+                    if newer.state().generation != state.generation:
+                        return None
+                _log.warning(
+                    "the index of the gallery %s is made anew from its store: %s", file.parent.name, error
+                )
+                damaged = True
+        # Without an index everything is read from the store, where what was removed is no more.
+        last_seq = 0 if sealed.index is None else state.covers_seq
+        covered = replace(state, last_seq=last_seq, last_removal=state.covers_removal)
+        growing = GrowingSegment.empty(self._store.meta.dimension, sealed.columns.label_names)
+        return Snapshot(covered, state.generation, sealed, growing, damaged).advanced(state, reader)
+
+    def _load_sealed(self, state: State, file: Path) -> SealedSegment:
+        facts = IndexMetadata.from_json(state.index_facts)
+        index = Index(
+            file,
+            checksum=state.index_checksum,
+            dimension=self._store.meta.dimension,
+            facts=facts,
+            device=self._device,
+        )
+        columns = Columns.load(file.with_suffix(".columns"), facts.columns_checksum)
+        if len(columns) != len(index):
+            raise ColumnsDamaged(f"{file} has {len(index)} items and the columns beside it {len(columns)}")
+        return SealedSegment.of(index, columns)

@@ -1,4 +1,4 @@
-"""The tables of a gallery file.
+"""The tables of a gallery file, how an item stands in them, and how damage to them is told.
 
     meta        what never changes: format version, id, model name, fingerprint, dimension, side of thumbnails
     state       one row: a counter of changes; the published FAISS file, what it covers and what it is; what
@@ -11,31 +11,63 @@ A replaced item gets a new `seq`, so "newer than the index" is `seq > covers_seq
 the gallery up to some `seq` and removal catches up by two range scans.
 """
 
-import secrets
-from collections.abc import Sequence
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from serving.errors import BadArtifact
-from serving.gallery.store.damage import sound
-from serving.gallery.store.publication import UNPUBLISHED, publication_checksum
+from serving.gallery.item import Item, Source
+from serving.gallery.validation import metadata_text
 
 __all__ = [
+    "DETACH",
     "FILE_NAME",
     "FORMAT_VERSION",
+    "ITEM_COLUMNS",
     "MAX_DIMENSION",
     "MAX_THUMBNAIL_SIDE",
+    "PUBLISHED",
     "SCHEMA",
+    "UNREADABLE",
     "Meta",
+    "SqlConnection",
+    "altered",
+    "damaged",
+    "item_checksum",
+    "item_of",
+    "publication_checksum",
     "read_meta",
-]
+    "record_of",
+    "sound",
+    "source_columns",
+    "source_of",
+    "unreadable",
+    "vectors_of",
+]  # fmt: skip
 
 FILE_NAME = "gallery.sqlite"
 FORMAT_VERSION = 2
 MAX_DIMENSION = 65_536
 MAX_THUMBNAIL_SIDE = 1024
+
+# What the table state says of the published index, guarded by a checksum of its own: SQLite notices no
+# altered byte in a number, and here one decides which items are searched for.
+PUBLISHED = "index_file, index_checksum, index_count, covers_seq, covers_removal, index_facts"
+
+
+def publication_checksum(*published: str | int) -> int:
+    """Return the CRC-32 that the columns `PUBLISHED` are stored with."""
+    return zlib.crc32("\0".join(map(str, published)).encode())
+
+
+_UNPUBLISHED = publication_checksum("", "", 0, 0, 0, "{}")
 
 SCHEMA = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
@@ -48,8 +80,8 @@ CREATE TABLE state (
     index_count INTEGER NOT NULL DEFAULT 0,
     covers_seq INTEGER NOT NULL DEFAULT 0,
     covers_removal INTEGER NOT NULL DEFAULT 0,
-    index_facts TEXT NOT NULL DEFAULT '{{}}',  -- JSON: `serving.gallery.index.metadata.IndexMetadata`
-    published_checksum INTEGER NOT NULL DEFAULT {publication_checksum(*UNPUBLISHED)},  -- over the six before
+    index_facts TEXT NOT NULL DEFAULT '{{}}',  -- JSON: what it is, how it was made and measured
+    published_checksum INTEGER NOT NULL DEFAULT {_UNPUBLISHED},  -- over the six before
     wanted_index TEXT NOT NULL DEFAULT 'auto',
     wanted_recall REAL NOT NULL DEFAULT 0.99,
     previous_name TEXT NOT NULL DEFAULT '',  -- where the gallery lies whose name this one took, ...
@@ -62,7 +94,7 @@ CREATE TABLE items (
     label TEXT NOT NULL,
     uri TEXT NOT NULL,
     metadata TEXT NOT NULL,
-    checksum INTEGER NOT NULL,  -- CRC-32 over the texts and the vector: `record.checksum_of`
+    checksum INTEGER NOT NULL,  -- CRC-32 over the texts and the vector: `item_checksum`
     origin TEXT,  -- of an item made from a file: which data set, and the file's size, time and SHA-256
     size INTEGER,
     mtime INTEGER,
@@ -78,71 +110,84 @@ CREATE TABLE thumbnails (
 CREATE TABLE removals (id INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL);
 """  # noqa: S608 - a number
 
+# Makes of a copy a gallery of its own, which has no index, and whose name was nobody's before.
 DETACH = f"""
 UPDATE meta SET value = lower(hex(randomblob(16))) WHERE name = 'id';
 UPDATE state SET
     generation = 0, index_file = '', index_checksum = '', index_count = 0, covers_seq = 0, covers_removal = 0,
-    index_facts = '{{}}', published_checksum = {publication_checksum(*UNPUBLISHED)},
+    index_facts = '{{}}', published_checksum = {_UNPUBLISHED},
     previous_name = '', previous_id = '';
 DELETE FROM removals;
 """  # noqa: S608 - a number
-"""Makes of a copy a gallery of its own, which has no index, and whose name was nobody's before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
     """What a gallery is made for; it never changes."""
 
-    id: str
-    """Random, 32 hexadecimal digits: no two galleries have the same."""
+    id: str  # random, 32 hexadecimal digits: no two galleries have the same
     model_name: str
     fingerprint: str
     dimension: int
-    thumbnail_side: int
-    """Longer side of its thumbnails in pixels; 0 where it keeps none."""
+    thumbnail_side: int  # longer side of its thumbnails in pixels; 0 where it keeps none
     created: str
 
 
-class _Connection(Protocol):
-    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any: ...
+# What reading an altered file raises; a UnicodeDecodeError and a JSONDecodeError are ValueErrors.
+UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 
 
-def new_meta(
-    *, model_name: str, fingerprint: str, dimension: int, thumbnail_side: int
-) -> dict[str, str | int]:
-    """Return what stands in the table meta of a new gallery."""
-    return {
-        "format_version": FORMAT_VERSION,
-        "id": secrets.token_hex(16),
-        "model_name": model_name,
-        "fingerprint": fingerprint,
-        "dimension": dimension,
-        "thumbnail_side": thumbnail_side,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+def damaged(path: Path, what: object) -> BadArtifact:
+    """Return what a user reads when a gallery file is damaged."""
+    return BadArtifact(
+        f"the gallery file {path} is damaged ({what}); restore it from a backup, "
+        "or drop the gallery and index its images again"
+    )
 
 
-def read_meta(connection: _Connection, path: Path) -> Meta:
-    """Return what the gallery of an open file is made for.
+def altered(path: Path, what: str) -> BadArtifact:
+    """Return what a user reads when something has another checksum than the one it was stored with."""
+    return damaged(path, f"{what} has been altered: its checksum does not match")
 
-    Raises:
-        BadArtifact: It is damaged, no gallery, or of another format version.
-    """
+
+def unreadable(path: Path, what: str, error: Exception) -> BadArtifact:
+    """Return what a user reads when there is no sense in what was read, as "its state"."""
+    return damaged(path, f"{what} cannot be read: {type(error).__name__} {error}")
+
+
+@contextmanager
+def sound(path: Path, what: str) -> Iterator[None]:
+    """Make sense of what was read from a gallery file; BadArtifact where there is none."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise unreadable(path, what, error) from error
+
+
+class SqlConnection(Protocol):
+    """What is used here of a connection of SQLite."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any:
+        """Carry out one statement."""
+
+    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Any:
+        """Carry out one statement for each of the parameters."""
+
+
+def read_meta(connection: SqlConnection, path: Path) -> Meta:
+    """Return what an open file is made for; BadArtifact: it is damaged, no gallery, or of another format."""
     with sound(path, "its table meta"):
         tables = connection.execute("SELECT name FROM sqlite_schema WHERE name = 'meta'").fetchall()
         found = dict(connection.execute("SELECT name, value FROM meta")) if tables else {}
     version = found.get("format_version")
     if not isinstance(version, int):
         raise BadArtifact(f"{path} is not a gallery: it names no format version; check the path")
-    if version > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
+        newer = f"up to version {FORMAT_VERSION}; upgrade crossbatch"
+        older = f"version {FORMAT_VERSION}; drop the gallery and index its images again"
         raise BadArtifact(
             f"the gallery file {path} is of format version {version}, and this crossbatch reads "
-            f"up to version {FORMAT_VERSION}; upgrade crossbatch"
-        )
-    if version < FORMAT_VERSION:
-        raise BadArtifact(
-            f"the gallery file {path} is of format version {version}, and this crossbatch reads "
-            f"version {FORMAT_VERSION}; drop the gallery and index its images again"
+            f"{newer if version > FORMAT_VERSION else older}"
         )
     with sound(path, "its table meta"):
         values = [found[field.name] for field in fields(Meta)]
@@ -151,3 +196,54 @@ def read_meta(connection: _Connection, path: Path) -> Meta:
         if not 1 <= found["dimension"] <= MAX_DIMENSION:
             raise ValueError(f"the dimension is {found['dimension']}")
     return Meta(*values)
+
+
+ITEM_COLUMNS = "seq, key, label, uri, metadata, checksum, origin, size, mtime, digest, vector"
+
+
+def record_of(item: Item, seq: int) -> tuple[object, ...]:
+    """Return what stands in `ITEM_COLUMNS` of a checked item."""
+    texts = item.key, item.label, item.uri, metadata_text(item.metadata)
+    vector = item.vector.astype("<f4").tobytes()
+    return seq, *texts, item_checksum(*texts, vector), *source_columns(item.source), vector
+
+
+def item_of(record: Sequence[Any], path: Path, dimension: int) -> Item:
+    """Return the item of what was read from `ITEM_COLUMNS`; BadArtifact: it is not as it was written."""
+    seq, key, label, uri, metadata, checksum, *source, vector = record
+    with sound(path, f"the item {key!r}"):
+        row = vectors_of([vector], path, dimension)[0]
+        if item_checksum(key, label, uri, metadata, vector) != checksum:
+            raise altered(path, f"the item {key!r}")
+        held = json.loads(metadata)
+        if not isinstance(held, dict):
+            raise TypeError("its metadata is no JSON object")
+        return Item(key, row, label, uri, held, source=source_of(*source), version=seq)
+
+
+def item_checksum(key: str, label: str, uri: str, metadata: str, vector: bytes) -> int:
+    """Return the CRC-32 that an item is stored with; TypeError: a text is none, or the vector is no bytes."""
+    return zlib.crc32(vector, zlib.crc32("\0".join((key, label, uri, metadata)).encode()))
+
+
+def source_columns(source: Source | None) -> tuple[object, ...]:
+    """Return origin, size, time and digest as they are stored."""
+    return (source.origin, source.size, source.mtime_ns, source.digest) if source else (None,) * 4
+
+
+def source_of(origin: object, size: object, mtime_ns: object, digest: object) -> Source | None:
+    """Return what `source_columns` was made of; TypeError: a column is of another kind."""
+    match origin, size, mtime_ns, digest:
+        case None, None, None, None:
+            return None
+        case str(), int(), int(), bytes():
+            return Source(origin, size, mtime_ns, digest)
+    raise TypeError("a column of its source is of another kind")
+
+
+def vectors_of(blobs: Sequence[bytes], path: Path, dimension: int) -> NDArray[np.float32]:
+    """Return vectors as float32 (b, d), copied once; BadArtifact: one is of another length."""
+    size = 4 * dimension
+    if {*map(len, blobs)} != {size}:
+        raise damaged(path, f"a vector in it is not {size} bytes long")
+    return np.frombuffer(b"".join(blobs), "<f4").reshape(-1, dimension).astype(np.float32, copy=False)

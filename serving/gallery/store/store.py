@@ -1,33 +1,45 @@
 """The truth of a gallery: its items in one SQLite file (`schema`), every acknowledged write on disk.
 
-All that a reader sees within a transaction is one state. Who may not write reads as `access` tells, or is
-refused.
+All that a reader sees within a transaction is one state.
+
+SQLite lets readers see writers' latest by a file of shared memory (`-shm`) beside the gallery file. Who may
+write to the folder makes it where it is not; who may only read needs one that is there, which is so for as
+long as somebody who may write has the gallery open. On a file system that is itself read-only (a container's
+`:ro` mount) and without that file, nothing writes: each transaction reads the file as it then stands.
 """
 
-import logging
+import os
+import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from serving.errors import AlreadyExists, BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
-from serving.gallery.disk import are_descriptors_out, disk_error
+from serving.gallery.disk import TOO_MANY_OPEN, are_descriptors_out, disk_error, is_full
 from serving.gallery.lock import names_stay
-from serving.gallery.store.access import Access, access_to, gone, identity_of, is_writable
-from serving.gallery.store.damage import damaged
-from serving.gallery.store.pool import Pool
-from serving.gallery.store.refusal import Code, code_of, refusal
-from serving.gallery.store.schema import DETACH, SCHEMA, new_meta, read_meta
-from serving.gallery.store.transaction import Reader
-from serving.gallery.store.writer import Writer
+from serving.gallery.store.schema import DETACH, FORMAT_VERSION, SCHEMA, damaged, read_meta
+from serving.gallery.store.transaction import Reader, Writer
 
-__all__ = ["Replaced", "Store", "create_store"]
+__all__ = ["Replaced", "Store", "create_store", "refusal"]
 
-_NEEDS_WRITING = (Code.READONLY, Code.CANTOPEN)  # to make the file of shared memory
-_OF_COPY = (Code.FULL, Code.IOERR, Code.CANTOPEN, Code.READONLY, Code.PERM)  # it is what cannot be written
-
-_log = logging.getLogger(__name__)
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+# The statements are constant and tested: that one fails as such (no such column, an unsupported file format)
+# shows a file that is not as it was made. None stands for text in it that is not UTF-8.
+_DAMAGE = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_FORMAT,
+    None,
+)
+_UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
+_NO_SHARED_MEMORY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)  # who may not write cannot make it
+_OF_COPY = (*_UNWRITABLE, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+_FAILURES = (sqlite3.Error, UnicodeDecodeError)  # the latter of SQLite's own message, which quotes the file
 
 
 class Replaced(Unavailable):
@@ -44,19 +56,20 @@ def create_store(
     index: str = "auto",
     recall: float = 0.99,
 ) -> None:
-    """Make a new, empty store in a file that does not exist yet, on disk when this returns.
-
-    Raises:
-        Unavailable: The file cannot be written.
-    """
-    meta = new_meta(
-        model_name=model_name, fingerprint=fingerprint, dimension=dimension, thumbnail_side=thumbnail_side
-    )
+    """Make a new, empty store in a file that does not exist yet, on disk when this returns."""
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "id": secrets.token_hex(16),
+        "model_name": model_name,
+        "fingerprint": fingerprint,
+        "dimension": dimension,
+        "thumbnail_side": thumbnail_side,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.execute(
-                "PRAGMA page_size=8192"
-            )  # three rows of 512 floats a page; 4096 would hold one
+            # Three rows of 512 floats a page; one of 4096 bytes would hold a single one.
+            connection.execute("PRAGMA page_size=8192")
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             connection.executescript(f"BEGIN; {SCHEMA}")
@@ -64,11 +77,15 @@ def create_store(
             connection.execute("UPDATE state SET wanted_index = ?, wanted_recall = ?", (index, recall))
             connection.execute("COMMIT")
     except sqlite3.Error as error:
-        raise refusal(error, path, None) from error
+        raise refusal(error, path) from error
 
 
 class Store:
-    """An open store: a pool of connections to read, one connection to write; every method is thread-safe."""
+    """An open store and its idle connections; every method is thread-safe.
+
+    Each raises Replaced where the store is closed or the file is another gallery's by now, NotFound where it
+    is gone, BadArtifact where it is damaged, and Unavailable where the disk fails.
+    """
 
     def __init__(self, path: Path, *, busy_timeout: float = 10.0) -> None:
         """Open the file and read its meta table.
@@ -81,7 +98,6 @@ class Store:
             NotFound: There is no such file.
             BadArtifact: It is damaged, not a gallery, or of a newer format.
             ReadOnly: This process may not write to it, and as it stands it cannot be read without.
-            Unavailable: It cannot be read.
         """
         if not path.is_file():
             raise NotFound(f"there is no gallery file {path}; check the path, or create the gallery first")
@@ -89,31 +105,28 @@ class Store:
         self._timeout = busy_timeout
         self._writable = is_writable(path)
         self._folder = path.absolute().parent.parent
-        self._access = self._look()
-        self._pool = Pool[sqlite3.Connection](self._access)
-        self._retired = self._closed = False
+        self._guard = threading.Lock()  # of the two fields below
+        self._idle: list[sqlite3.Connection] = []  # those of who may write
+        self._retired = False
+        self._closed = False
         self._write_turn = threading.Lock()
-        self._write_connection: sqlite3.Connection | None = None
-        with self._translated(), names_stay(self._folder):
-            self.identity = identity_of(path)
-            connection = self._connect(self._access)
+        try:
+            with names_stay(self._folder):
+                self.identity = _identity_of(path)
+                connection = self._connect()
             try:
-                self.meta = read_meta(connection, self.path)
+                self.meta = read_meta(connection, path)
             except BaseException:
                 connection.close()
                 raise
-        self._pool.give_back(connection, self._access)
+        except _FAILURES as error:
+            raise self._refusal(error) from error
+        self._give_back(connection)
 
     @contextmanager
     def read(self) -> Iterator[Reader]:
-        """Begin a read transaction; its state is fixed by the first query in it.
-
-        Raises:
-            Overloaded: A file on a read-only file system was changed meanwhile; what was read may be amiss.
-            Replaced: The file was replaced by another gallery, or this store is closed.
-            NotFound: The file is gone.
-        """
-        with self._translated(), self._borrowed() as connection:
+        """Begin a read transaction; its state is fixed by the first query in it."""
+        with self._borrowed() as connection:
             connection.execute("BEGIN")
             yield Reader(connection, self.path, self.meta.dimension)
 
@@ -124,29 +137,19 @@ class Store:
         Raises:
             Overloaded: Another writer did not finish in time, or the disk is full.
             ReadOnly: This process may not write to the gallery.
-            Replaced: The file was replaced by another gallery, or this store is closed.
-            Unavailable: The disk fails.
-            NotFound: The file is gone.
         """
         if not self._writable:
             raise ReadOnly(f"the gallery file {self.path} is read-only; make it and its folder writable")
         if not self._write_turn.acquire(timeout=self._timeout):
-            raise self._busy()
+            raise _busy(self.path)
         try:
-            with self._translated(busy=self._busy):
-                connection = self._writer()
+            with self._borrowed() as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                try:
-                    self.check_name()  # or the write would land in what lost the name
-                    yield Writer(connection, self.path, self.meta.dimension)
-                    connection.execute("COMMIT")
-                finally:
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
+                self.check_name()  # or the write would land in what lost the name
+                yield Writer(connection, Reader(connection, self.path, self.meta.dimension))
+                connection.execute("COMMIT")
         finally:
             self._write_turn.release()
-            if self._retired:  # looked at after the release: `retire` may have found the lock taken
-                self._rest()
 
     def copy_to(self, path: Path) -> None:
         """Write one compact file of a single state, while writes go on: a gallery of its own, without index.
@@ -155,8 +158,7 @@ class Store:
             AlreadyExists: There is something at `path`.
             ReadOnly: The folder of `path` cannot be written.
             Overloaded: The disk that `path` is on is full.
-            Unavailable: There is no such folder, or the disk fails.
-            BadArtifact: The gallery file is damaged.
+            Unavailable: There is no such folder.
         """
         try:
             path.touch(exist_ok=False)  # so that nobody else's file is written or removed
@@ -165,13 +167,16 @@ class Store:
         except OSError as error:
             raise disk_error(error, f"the copy {path}") from error
         try:
-            with self._translated(), self._borrowed() as connection:
+            with self._borrowed() as connection:
                 try:
                     connection.execute("VACUUM INTO ?", (str(path),))
-                    _detach(path)
+                    with closing(sqlite3.connect(path, isolation_level=None)) as copy:
+                        copy.execute("PRAGMA journal_mode=WAL")
+                        copy.execute("PRAGMA synchronous=FULL")
+                        copy.executescript(f"BEGIN; {DETACH} COMMIT")
                 except sqlite3.Error as error:
-                    if code_of(error) in _OF_COPY:
-                        raise refusal(error, path, None) from error
+                    if _code(error) in _OF_COPY:
+                        raise refusal(error, path) from error
                     raise
         except BaseException:
             path.unlink(missing_ok=True)
@@ -180,70 +185,74 @@ class Store:
     def check(self) -> list[str]:
         """Return what SQLite's own integrity check finds wrong; nothing where the file is sound."""
         try:
-            with self._translated(), self._borrowed() as connection:
+            with self._borrowed() as connection:
                 found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check")]
         except BadArtifact as error:  # so wrong that the check itself cannot go on
             return [str(error)]
         return [] if found == ["ok"] else found
 
     def check_name(self) -> None:
-        """Check that the gallery still has the name that it was opened by.
-
-        Raises:
-            Replaced: Another has it now.
-            NotFound: None has.
-        """
-        if identity_of(self.path) != self.identity:
-            raise self._replaced()
+        """Check that the gallery still has the name that it was opened by."""
+        if _identity_of(self.path) != self.identity:
+            raise Replaced(
+                f"the gallery file {self.path} has been replaced by another; open the gallery again"
+            )
 
     @property
     def bytes(self) -> int:
-        """The size of the file, with what is written and not yet moved into it.
-
-        Raises:
-            NotFound: It is gone.
-            Unavailable: It cannot be looked at.
-        """
+        """The size of the file, with what is written and not yet moved into it."""
         try:
             size = self.path.stat().st_size
             with suppress(FileNotFoundError):  # it comes and goes
                 size += self.path.with_name(f"{self.path.name}-wal").stat().st_size
         except OSError as error:
-            raise gone(self.path, error) from error
+            raise _gone(self.path, error) from error
         return size
 
     def retire(self) -> None:
         """Keep no connection between transactions from now on; the store works on, at a cost for each."""
-        self._retired = True
-        self._pool.keep_none()
-        self._rest()
+        with self._guard:
+            self._retired = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
     def close(self) -> None:
         """Close every connection; those in use are closed when their transaction ends."""
         self._closed = True
         self.retire()
-        with self._write_turn:
-            self._close_writer()
 
-    def _rest(self) -> None:
-        if self._write_turn.acquire(blocking=False):  # or else the writer does it when it is done
-            self._close_writer()
-            self._write_turn.release()
+    @contextmanager
+    def _borrowed(self) -> Iterator[sqlite3.Connection]:
+        if self._closed:
+            raise Replaced(f"the gallery file {self.path} has been closed; open the gallery again")
+        try:
+            with self._guard:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                with names_stay(self._folder):
+                    self.check_name()
+                    connection = self._connect()
+            try:
+                yield connection
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                self._give_back(connection)
+        except _FAILURES as error:
+            raise self._refusal(error) from error
 
-    def _close_writer(self) -> None:
-        if self._write_connection is not None:
-            self._write_connection.close()
-            self._write_connection = None
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._guard:
+            keeping = self._writable and not self._retired
+            if keeping:
+                self._idle.append(connection)
+        if not keeping:
+            connection.close()
 
-    def _busy(self) -> Overloaded:
-        return Overloaded(
-            f"another writer held the gallery file {self.path} for more than {self._timeout:g} s; try again",
-            retry_after=1.0,
-        )
-
-    def _connect(self, access: Access) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"{self.path.absolute().as_uri()}?{access.mode}",
+            f"{self.path.absolute().as_uri()}?{'mode=rw' if self._writable else _reading_mode(self.path)}",
             uri=True,
             timeout=self._timeout,
             isolation_level=None,  # transactions are begun here, explicitly
@@ -257,81 +266,80 @@ class Store:
             raise
         return connection
 
-    def _connect_again(self, access: Access) -> sqlite3.Connection:
-        """Connect, and refuse a file that has come in the place of the one that was opened at first."""
-        with names_stay(self._folder):
-            self.check_name()
-            connection = self._connect(access)
-            try:
-                if read_meta(connection, self.path) == self.meta and identity_of(self.path) == self.identity:
-                    return connection
-            except BaseException:
-                connection.close()
-                raise
-            connection.close()
-        raise self._replaced()
-
-    def _replaced(self) -> Replaced:
-        return Replaced(f"the gallery file {self.path} has been replaced by another; open the gallery again")
-
-    def _look(self) -> Access:
-        """Return how the file is to be opened now."""
-        try:
-            return access_to(self.path, writable=self._writable)
-        except OSError as error:
-            raise gone(self.path, error) from error
-
-    @contextmanager
-    def _borrowed(self) -> Iterator[sqlite3.Connection]:
-        self._refuse_closed()
-        access = self._access if self._writable else self._look()
-        connection, changed = self._pool.take(access)
-        if changed:
-            _log.warning("the gallery file %s has changed on its read-only file system", self.path)
-        if connection is None:
-            connection = self._connect_again(access)
-        try:
-            yield connection
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            self._pool.give_back(connection, access)
-            if access.stamp and access != self._look():
-                raise Overloaded(
-                    f"the gallery file {self.path} was changed while it was read; try again",
-                    retry_after=1.0,
-                )
-
-    def _writer(self) -> sqlite3.Connection:
-        self._refuse_closed()
-        if self._write_connection is None:
-            self._write_connection = self._connect_again(self._access)
-        return self._write_connection
-
-    @contextmanager
-    def _translated(self, *, busy: Callable[[], Exception] | None = None) -> Iterator[None]:
-        try:
-            yield
-        except UnicodeDecodeError as error:  # of SQLite's own message, which quotes the file
-            raise damaged(self.path, error) from error
-        except (sqlite3.ProgrammingError, sqlite3.InterfaceError):  # bugs of ours
-            raise
-        except sqlite3.Error as error:
-            if self._writable or code_of(error) not in _NEEDS_WRITING or are_descriptors_out():
-                raise refusal(error, self.path, busy) from error
-            raise ReadOnly(
-                f"the gallery file {self.path} can be read now only by who may write to its folder, as "
-                "nobody has it open who may; give that right, or mount its folder read-only"
-            ) from error
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise Replaced(f"the gallery file {self.path} has been closed; open the gallery again")
+    def _refusal(self, error: Exception) -> Exception:
+        if isinstance(error, UnicodeDecodeError):
+            return damaged(self.path, error)
+        if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):  # bugs of ours
+            return error
+        if self._writable or _code(error) not in _NO_SHARED_MEMORY or are_descriptors_out():
+            return refusal(error, self.path)
+        return ReadOnly(
+            f"the gallery file {self.path} can be read now only by who may write to its folder, as "
+            "nobody has it open who may; give that right, or mount its folder read-only"
+        )
 
 
-def _detach(path: Path) -> None:
-    """Make of a copy a gallery of its own, which has no index, and was never switched to."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.executescript(f"BEGIN; {DETACH} COMMIT")
+def refusal(error: Exception, path: Path) -> Exception:
+    """Return what is raised in the place of an error of SQLite about a file."""
+    code = _code(error)
+    if code in _BUSY:
+        return _busy(path)
+    if code in _DAMAGE:
+        return damaged(path, error)
+    if code in _UNWRITABLE:
+        return ReadOnly(f"the gallery file {path} cannot be written ({error}); check its permissions")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and are_descriptors_out():
+        return Unavailable(f"the gallery file {path} cannot be opened: {TOO_MANY_OPEN}")
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return Unavailable(f"the gallery file {path} cannot be opened ({error}); check its permissions")
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and is_full(path.parent)):
+        return Overloaded(
+            f"the disk that holds the gallery file {path} is full, and nothing was stored; free some space",
+            retry_after=30.0,
+        )
+    if code == sqlite3.SQLITE_IOERR:
+        return Unavailable(f"the gallery file {path} cannot be read or written ({error}); check the disk")
+    return error  # a bug of ours
+
+
+def _busy(path: Path) -> Overloaded:
+    return Overloaded(f"another writer held the gallery file {path} for too long; try again", retry_after=1.0)
+
+
+def _code(error: Exception) -> int | None:
+    """Return SQLite's primary result code, None where an error has none."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code & 0xFF if isinstance(code, int) else None  # the rest of it is detail
+
+
+def is_writable(path: Path) -> bool:
+    """Tell whether this process may write to a file and to its folder."""
+    return os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
+
+
+def _reading_mode(path: Path) -> str:
+    """Return how who may not write opens the file as things stand now, as parameters of SQLite's URI."""
+    try:
+        if not os.statvfs(path).f_flag & os.ST_RDONLY or path.with_name(f"{path.name}-shm").exists():
+            return "mode=ro"
+        # A copy of a gallery with writes under way is not settled: SQLite says what is amiss.
+        journal = path.with_name(f"{path.name}-wal")
+        return "mode=ro" if journal.exists() and journal.stat().st_size else "mode=ro&immutable=1"
+    except OSError as error:
+        raise _gone(path, error) from error
+
+
+def _identity_of(path: Path) -> tuple[int, int]:
+    """Return the device and inode of the file that is at a path now."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _gone(path, error) from error
+    return found.st_dev, found.st_ino
+
+
+def _gone(path: Path, error: OSError) -> NotFound | Unavailable:
+    """Return what a user reads when a gallery file that was open cannot be looked at."""
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"the gallery file {path} is gone; it was dropped while it was open")
+    return Unavailable(f"the gallery file {path} cannot be read ({error.strerror}); check the disk")

@@ -1,33 +1,40 @@
-"""One transaction on a gallery file: every read is of one state (`writer` has the writing side)."""
+"""One transaction on a gallery file: every read is of one state, a write is seen by nobody until it ends."""
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.errors import Conflict
 from serving.gallery.item import Item, Source
-from serving.gallery.store.damage import altered, sound
-from serving.gallery.store.publication import PUBLISHED, publication_checksum
-from serving.gallery.store.record import (
-    COLUMNS,
-    check_texts,
-    checksum_of,
+from serving.gallery.store.schema import (
+    ITEM_COLUMNS,
+    PUBLISHED,
+    UNREADABLE,
+    SqlConnection,
+    altered,
+    item_checksum,
     item_of,
-    metadata_of,
+    publication_checksum,
+    record_of,
+    sound,
+    source_columns,
     source_of,
+    unreadable,
     vectors_of,
 )
 
-__all__ = ["Block", "Reader", "Row", "State"]
+__all__ = ["Block", "Reader", "State", "StoredRow", "Writer"]
 
 _BLOCK = 4096  # rows fetched at once
-_ITEMS = f"SELECT {COLUMNS} FROM items"  # noqa: S608 - constants
+_ITEMS = f"SELECT {ITEM_COLUMNS} FROM items"  # noqa: S608 - constants
+_INSERT = f"INSERT INTO items ({ITEM_COLUMNS}) VALUES ({', '.join('?' * len(ITEM_COLUMNS.split(',')))})"  # noqa: S608
 _OF_KEYS = " WHERE key IN (SELECT value FROM json_each(?))"
 _STATE = (
     f"SELECT change, generation, {PUBLISHED}, wanted_index, wanted_recall, previous_name, previous_id,"  # noqa: S608
@@ -35,11 +42,6 @@ _STATE = (
     " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'removals'), 0), published_checksum FROM state"
 )
 _STATE_KINDS = [int, int, str, str, int, int, int, str, str, float, str, str, int, int]
-
-
-class _Connection(Protocol):
-    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any: ...
-    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,7 @@ class State:
     last_removal: int
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class StoredRow(NamedTuple):
     """An item as stored, without its vector; `metadata` is JSON text."""
 
     seq: int
@@ -84,66 +85,63 @@ class Block:
 
 
 class Reader:
-    """Reads within one transaction: every answer is of the same state."""
+    """Reads within one transaction; every method raises BadArtifact for what is not as it was written."""
 
-    def __init__(self, connection: _Connection, path: Path, dimension: int) -> None:
+    def __init__(self, connection: SqlConnection, path: Path, dimension: int) -> None:
+        self.path = path
         self._sql = connection
-        self._path = path
         self._dimension = dimension
 
     def state(self) -> State:
-        """Return where the gallery stands.
-
-        Raises:
-            BadArtifact: It is not as it was written.
-        """
+        """Return where the gallery stands."""
         found = self._sql.execute(_STATE)
-        with sound(self._path, "its state"):
+        try:
             *row, checksum = found.fetchone()
-            if [type(value) for value in row] != _STATE_KINDS:
+            if [*map(type, row)] != _STATE_KINDS:
                 raise TypeError("a value is of another kind")
-            if publication_checksum(*row[2:8]) != checksum:
-                raise altered(self._path, "what its state tells of the index")
+        except UNREADABLE as error:
+            raise unreadable(self.path, "its state", error) from error
+        if publication_checksum(*row[2:8]) != checksum:
+            raise altered(self.path, "what its state tells of the index")
         return State(*row)
 
-    def rows(self, seqs: Iterable[int]) -> dict[int, Row]:
+    def rows(self, seqs: Set[int]) -> dict[int, StoredRow]:
         """Return the items of `seqs`, which are live."""
-        wanted = [int(seq) for seq in seqs]
         found = self._sql.execute(
             "SELECT seq, key, label, uri, metadata FROM items WHERE seq IN (SELECT value FROM json_each(?))",
-            (_json(wanted),),
+            (json.dumps(list(seqs)),),
         )
-        with sound(self._path, "an item that its index names"):
-            rows = {row[0]: Row(*row) for row in found}
-            for seq in wanted:
-                check_texts(rows[seq].key, rows[seq].label, rows[seq].uri)
+        try:
+            rows = {row[0]: StoredRow._make(row) for row in found}
+            if seqs != rows.keys():
+                raise KeyError(*(seqs - rows.keys()))
+            if not {type(text) for row in rows.values() for text in row[1:4]} <= {str}:
+                raise TypeError("a text is of another kind")
+        except UNREADABLE as error:
+            raise unreadable(self.path, "an item that its index names", error) from error
         return rows
 
-    def metadata(self, rows: Iterable[Row]) -> dict[int, dict[str, Any]]:
+    def metadata(self, rows: Iterable[StoredRow]) -> dict[int, dict[str, Any]]:
         """Return the metadata of items that were read, by `seq`."""
         read = list(rows)
         try:  # at once, which takes a fraction of the time
-            found = json.loads(f"[{','.join(row.metadata for row in read)}]")
-            if len(found) == len(read) and {*map(type, found)} <= {dict}:
-                return {row.seq: each for row, each in zip(read, found, strict=True)}
-        except (TypeError, ValueError, RecursionError):
-            pass
-        one_by_one = {}
-        for row in read:  # to name the one that is damaged
-            with sound(self._path, f"the metadata of the item {row.key!r}"):
-                one_by_one[row.seq] = metadata_of(row.metadata)
-        return one_by_one
+            found = json.loads(f"[{','.join([row.metadata for row in read])}]")
+            if len(found) != len(read) or not {*map(type, found)} <= {dict}:
+                raise TypeError("it is no JSON object")
+        except UNREADABLE as error:
+            raise unreadable(self.path, "the metadata of an item", error) from error
+        return {row.seq: each for row, each in zip(read, found, strict=True)}
 
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the `seq` of each key that is there."""
         found = self._sql.execute("SELECT key, seq FROM items" + _OF_KEYS, (_json(keys),))  # noqa: S608
-        with sound(self._path, "its keys"):
+        with sound(self.path, "its keys"):
             return dict(found.fetchall())
 
     def items(self, keys: Sequence[str]) -> dict[str, Item]:
         """Return the items of those keys that are there."""
         found = self._sql.execute(_ITEMS + _OF_KEYS, (_json(keys),))
-        return {item.key: item for item in map(self._item, found)}
+        return {item.key: item for item in self._items(found)}
 
     def page(self, *, after: str, limit: int, prefix: str) -> list[Item]:
         """Return the first items whose keys begin with `prefix` and follow `after`, ascending by key."""
@@ -152,24 +150,20 @@ class Reader:
             _ITEMS + " WHERE key >= ? AND key <> ? ORDER BY key LIMIT ?",
             (max(after, prefix), after, limit),
         )
-        return list(takewhile(lambda item: item.key.startswith(prefix), map(self._item, found)))
+        return list(takewhile(lambda item: item.key.startswith(prefix), self._items(found)))
 
     def thumbnail(self, key: str) -> bytes | None:
-        """Return the JPEG picture of an item, None where the item or its picture is not there.
-
-        Raises:
-            BadArtifact: It is not the picture that was stored.
-        """
+        """Return the JPEG picture of an item, None where the item or its picture is not there."""
         found = self._sql.execute(
             "SELECT jpeg, checksum FROM thumbnails WHERE seq = (SELECT seq FROM items WHERE key = ?)", (key,)
         )
         what = f"the thumbnail of the item {key!r}"
-        with sound(self._path, what):
+        with sound(self.path, what):
             for jpeg, checksum in found:
                 if not isinstance(jpeg, bytes):
                     raise TypeError("it is no bytes")
                 if zlib.crc32(jpeg) != checksum:
-                    raise altered(self._path, what)
+                    raise altered(self.path, what)
                 return jpeg
         return None
 
@@ -179,7 +173,7 @@ class Reader:
             "SELECT key, origin, size, mtime, digest FROM items" + _OF_KEYS,  # noqa: S608
             (_json(keys),),
         )
-        with sound(self._path, "the source of an item"):
+        with sound(self.path, "the source of an item"):
             pairs = ((key, source_of(*columns)) for key, *columns in found)
             return {key: source for key, source in pairs if source is not None}
 
@@ -188,9 +182,10 @@ class Reader:
         found = self._sql.execute(
             "SELECT key FROM items WHERE origin = ? AND key > ? ORDER BY key LIMIT ?", (origin, after, limit)
         )
-        with sound(self._path, "its keys"):
+        with sound(self.path, "its keys"):
             keys = [key for (key,) in found]
-            check_texts(*keys)
+            if not {*map(type, keys)} <= {str}:
+                raise TypeError("a key is of another kind")
         return keys
 
     def blocks_since(self, seq: int) -> Iterator[Block]:
@@ -203,17 +198,17 @@ class Reader:
             (seq,),
         )
         while True:
-            with sound(self._path, "an item in it"):
+            with sound(self.path, "an item in it"):
                 rows = found.fetchmany(_BLOCK)
                 if not rows:
                     return
                 seqs, keys, labels, uris, metadata, checksums, blobs = zip(*rows, strict=True)
-                vectors = vectors_of(blobs, self._path, self._dimension)
-                sums = tuple(map(checksum_of, keys, labels, uris, metadata, blobs))
+                vectors = vectors_of(blobs, self.path, self._dimension)
+                sums = tuple(map(item_checksum, keys, labels, uris, metadata, blobs))
                 if sums != checksums:
                     pairs = zip(sums, checksums, strict=True)
                     key = keys[[a != b for a, b in pairs].index(True)]
-                    raise altered(self._path, f"the item {key!r}")
+                    raise altered(self.path, f"the item {key!r}")
             yield Block(np.array(seqs, np.int64), vectors, list(labels), list(metadata))
 
     def count(self) -> int:
@@ -222,7 +217,7 @@ class Reader:
         return int(count)
 
     def as_stored(self) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield all items in blocks, ascending, as they lie on the disk; nothing of them is made sense of.
+        """Yield all items in blocks, ascending, as they lie on the disk, whatever they hold.
 
         An item is its seq, its key, label, URI, metadata and vector as bytes, its checksum, and whether
         its source is whole.
@@ -247,12 +242,125 @@ class Reader:
     def removals_since(self, removal: int) -> NDArray[np.int64]:
         """Return the seqs removed after that removal, int64 (r,), in order of removal."""
         found = self._sql.execute("SELECT seq FROM removals WHERE id > ? ORDER BY id", (removal,))
-        with sound(self._path, "its removals"):
+        with sound(self.path, "its removals"):
             return np.array([row[0] for row in found], np.int64)
 
-    def _item(self, record: Sequence[Any]) -> Item:
-        return item_of(record, self._path, self._dimension)
+    def _items(self, found: Iterable[Sequence[Any]]) -> Iterator[Item]:
+        return (item_of(record, self.path, self._dimension) for record in found)
 
 
-def _json(values: Sequence[int] | Sequence[str]) -> str:
+class Writer:
+    """Writes within one transaction, alone among all processes; `reader` sees what was written so far."""
+
+    def __init__(self, connection: SqlConnection, reader: Reader) -> None:
+        self.reader = reader
+        self._sql = connection
+
+    def state(self) -> State:
+        """Return where the gallery stands, with what was written so far."""
+        return self.reader.state()
+
+    def upsert(self, items: Sequence[Item], *, expected: Mapping[str, int] | None = None) -> list[int]:
+        """Store checked items; one whose key is there replaces it whole. Returns their versions, in order.
+
+        Raises:
+            Conflict: An item is of another version than the one expected; 0 expects that it is not there.
+        """
+        self._check_versions(expected or {})
+        self._remove([item.key for item in items])
+        first = self.state().last_seq + 1
+        versions = range(first, first + len(items))
+        self._sql.executemany(_INSERT, map(record_of, items, versions))
+        self._sql.executemany(
+            "INSERT INTO thumbnails (seq, checksum, jpeg) VALUES (?, ?, ?)",
+            (
+                (seq, zlib.crc32(item.thumbnail), item.thumbnail)
+                for seq, item in zip(versions, items, strict=True)
+                if item.thumbnail
+            ),
+        )
+        self._sql.execute("UPDATE state SET change = change + 1")
+        return list(versions)
+
+    def delete(self, keys: Sequence[str], *, expected: Mapping[str, int] | None = None) -> int:
+        """Delete the items of those keys, with the same condition; returns how many were there."""
+        self._check_versions(expected or {})
+        removed = self._remove(keys)
+        if removed:
+            self._sql.execute("UPDATE state SET change = change + 1")
+        return removed
+
+    def touch(self, sources: Mapping[str, Source]) -> None:
+        """Note where files of the same bytes lie now, of those items that still are made from such bytes."""
+        self._sql.executemany(
+            "UPDATE items SET origin = ?, size = ?, mtime = ?, digest = ? WHERE key = ? AND digest = ?",
+            ((*source_columns(source), key, source.digest) for key, source in sources.items()),
+        )
+
+    def publish(
+        self, seen: State, *, index_file: str, checksum: str, count: int, facts: str, covers_removal: int
+    ) -> bool:
+        """Name the FAISS file that covers the items of the state `seen`, unless another was named since.
+
+        Args:
+            seen: The state that was read for it.
+            index_file: Its name; empty where there are no items.
+            checksum: Its SHA-256.
+            count: How many vectors it holds.
+            facts: JSON of what it is.
+            covers_removal: The last removal whose item it does not hold; that of the file it was added to.
+        """
+        published = (index_file, checksum, count, seen.last_seq, covers_removal, facts)
+        done = self._sql.execute(
+            f"UPDATE state SET change = change + 1, generation = generation + 1, ({PUBLISHED}) ="  # noqa: S608
+            " (?, ?, ?, ?, ?, ?), published_checksum = ? WHERE generation = ?",
+            (*published, publication_checksum(*published), seen.generation),
+        )
+        if done.rowcount != 1:
+            return False
+        # Later ones are kept: who still has the file before follows by them (`Snapshot.advanced`), and so
+        # does who opens a file that was added to.
+        kept_after = min(seen.covers_removal, covers_removal)
+        self._sql.execute("DELETE FROM removals WHERE id <= ?", (kept_after,))
+        return True
+
+    def want(self, index: str, recall: float) -> None:
+        """Note which index is to be built from now on, and which recall it is to reach."""
+        self._sql.execute(
+            "UPDATE state SET change = change + 1, wanted_index = ?, wanted_recall = ?", (index, recall)
+        )
+
+    def name_taken(self, previous_name: str, previous_id: str) -> None:
+        """Note under which name, and with which id, the gallery lies now whose name this one takes."""
+        self._sql.execute(
+            "UPDATE state SET change = change + 1, previous_name = ?, previous_id = ?",
+            (previous_name, previous_id),
+        )
+
+    def _check_versions(self, expected: Mapping[str, int]) -> None:
+        found = self.reader.seqs(list(expected))
+        for key, version in expected.items():
+            there = found.get(key, 0)
+            if there != version:
+                raise Conflict(
+                    f"the item {key!r} {_stands(there)} in the gallery {self.reader.path.parent.name}; the "
+                    f"write expected that it {_stands(version)}: read it again, then decide",
+                    key=key,
+                    expected=version,
+                    found=there,
+                )
+
+    def _remove(self, keys: Sequence[str]) -> int:
+        seqs = [(seq,) for seq in self.reader.seqs(keys).values()]
+        self._sql.executemany("INSERT INTO removals (seq) VALUES (?)", seqs)
+        self._sql.executemany("DELETE FROM items WHERE seq = ?", seqs)
+        self._sql.executemany("DELETE FROM thumbnails WHERE seq = ?", seqs)
+        return len(seqs)
+
+
+def _stands(version: int) -> str:
+    return f"is of version {version}" if version else "is not there"
+
+
+def _json(values: Sequence[str]) -> str:
     return json.dumps(values, ensure_ascii=False)

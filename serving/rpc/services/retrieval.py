@@ -19,7 +19,7 @@ from serving.engine.waiting import Outcome
 from serving.errors import InvalidArgument, NotFound
 from serving.gallery.gallery import Gallery
 from serving.gallery.store.schema import Meta
-from serving.gallery.unit import unit_rows
+from serving.gallery.validation import normalize_queries
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_EXPLAINED, MAX_INPUTS, MAX_MESSAGE_BYTES
@@ -185,7 +185,7 @@ def _vectors(
     given = [query.vector for query in queries if query.HasField("vector")]
     if len(given) == len(queries):  # one check of all takes a fraction of the time
         with suppress(InvalidArgument, ValueError):
-            return list(unit_rows(np.stack([vector_of(each) for each in given]), dimension=dimension))
+            return list(normalize_queries(np.stack([vector_of(each) for each in given]), dimension=dimension))
     return [
         embedded[i] if i in embedded else _given_vector(gallery, dimension, query)
         for i, query in enumerate(queries)
@@ -197,7 +197,9 @@ def _given_vector(gallery: Gallery, dimension: int, query: pb.Query) -> Outcome:
     try:
         match _source(query):
             case "vector":
-                rows: NDArray[np.float32] = unit_rows(vector_of(query.vector)[None], dimension=dimension)
+                rows: NDArray[np.float32] = normalize_queries(
+                    vector_of(query.vector)[None], dimension=dimension
+                )
                 return rows.reshape(dimension)
             case "key":
                 return gallery.get([query.key])[0].vector

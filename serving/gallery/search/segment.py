@@ -1,0 +1,231 @@
+"""The two parts of a gallery in memory: the sealed one under its index, the growing one of newer items."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.gallery.index.index import SCORE_ERROR, Index
+from serving.gallery.index.metadata import MEASURED_K
+from serving.gallery.search.columns import Columns, Mask, TextTable
+from serving.gallery.search.filter import Filter
+from serving.gallery.search.ranking import distinct, kth, product
+from serving.gallery.store.schema import sound
+from serving.gallery.store.transaction import Block
+
+__all__ = ["GrowingSegment", "Near", "SealedSegment"]
+
+Near = tuple[NDArray[np.float32], NDArray[np.int64], float]
+"""Scores of candidates (c,), their positions (c,), and a bound on the scores of all others allowed."""
+
+T = TypeVar("T", bound=np.generic)
+
+_SPARE = 16  # fetched beyond k, for ties; for 10 of an approximate index that is as many as it was tuned with
+_DEPTH = (MEASURED_K + _SPARE) / MEASURED_K  # so many are fetched of one for each that is wanted
+_PRODUCTS = 1 << 24  # entries of a matrix of scores made at once
+_LARGE = 8  # the part of an index, as 1 / _LARGE, beyond which all allowed items are scored instead
+_GATHERED = 4  # gathering a row costs as much as passing over so many in order
+_VISITED = 12  # allowed rows that cost as much to score as an approximate type takes to find one item
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSegment:
+    """The n items that the published index covers; none where there is no index.
+
+    Not every FAISS type can delete, nor take a list of what is allowed. So more are fetched than wanted and
+    those that are not allowed are thrown out; or, where few are allowed, these are scored one by one.
+    """
+
+    index: Index | None
+    vectors: NDArray[np.float32]  # (n, d), of unit norm
+    seqs: NDArray[np.int64]  # (n,), ascending
+    dead: Mask  # (n,): which are deleted or replaced
+    columns: Columns
+
+    @staticmethod
+    def of(index: Index, columns: Columns) -> "SealedSegment":
+        """Return the segment of an index and its columns, all of it live."""
+        return SealedSegment(index, index.matrix, index.seqs, np.zeros(len(index), np.bool_), columns)
+
+    @staticmethod
+    def empty(dimension: int) -> "SealedSegment":
+        """Return the segment of no item."""
+        vectors, columns = np.empty((0, dimension), np.float32), Columns.of([], [])
+        return SealedSegment(None, vectors, np.empty(0, np.int64), np.zeros(0, np.bool_), columns)
+
+    def without(self, removed: NDArray[np.int64]) -> "SealedSegment":
+        """Return the segment with these seqs dead as well."""
+        return replace(self, dead=_marked(self.dead, self.seqs, removed))
+
+    def barred(self, filter: Filter | None, excluded: NDArray[np.int64]) -> Mask:
+        """Tell which items no answer may hold, bool (n,)."""
+        barred = self.dead if filter is None else self.dead | ~self.columns.mask(filter)
+        return _marked(barred, self.seqs, excluded) if len(excluded) else barred
+
+    def nearest(self, queries: NDArray[np.float32], k: int, barred: Mask, *, by_label: bool) -> list[Near]:
+        """Find candidates for the k best items that are not barred (n,), of each query (Q, d).
+
+        An exact type finds all that are among them, or above the bound given; any other k items, if so many
+        are allowed, though not always the best: as likely as its recall tells, whatever k is and how few are
+        allowed, since as many are fetched for each as when that was measured. With `by_label`, items of k
+        labels.
+        """
+        labels = self.columns.label_codes if by_label else None
+        index, size = self.index, len(barred)
+        allowed = size - int(np.count_nonzero(barred))
+        if index is None or not allowed:
+            return [(np.empty(0, np.float32), np.empty(0, np.int64), -np.inf)] * len(queries)
+        # By chance more may be barred among those fetched than of all: two standard deviations.
+        chance = 2 * math.sqrt(k * (size - allowed) / allowed)
+        fetched = k + _SPARE if index.exact else (k + chance) * _DEPTH
+        count = min(size, math.ceil(fetched * size / allowed))
+        near: dict[int, Near] = {}
+        pending = list(range(len(queries)))
+        while pending and not _is_dear(count, allowed, size, exact=index.exact):
+            step = max(1, _PRODUCTS // count)
+            for start in range(0, len(pending), step):
+                asked = pending[start : start + step]
+                all_scores, all_positions = index.search(queries[asked], count)
+                all_live = (all_positions >= 0) & ~barred[all_positions]
+                for number, scores, positions, live in zip(
+                    asked, all_scores, all_positions, all_live, strict=True
+                ):
+                    found = positions[live]
+                    trusted = found if index.exact else found[: math.ceil(len(found) / _DEPTH)]
+                    if _is_enough(trusted, labels, k):
+                        floor = float(scores[-1]) if index.exact else -np.inf
+                        near[number] = scores[live], found, floor
+            pending = sorted(set(pending) - near.keys())
+            count *= 2
+        if pending:
+            near.update(zip(pending, self._scored(queries[pending], k, barred, labels), strict=True))
+        return [near[number] for number in range(len(queries))]
+
+    def _scored(
+        self, queries: NDArray[np.float32], k: int, barred: Mask, labels: NDArray[np.int32] | None
+    ) -> Iterator[Near]:
+        allowed = np.flatnonzero(~barred)
+        own = None if labels is None else distinct(labels[allowed], allowed)
+        step = max(1, _PRODUCTS // len(allowed))
+        for start in range(0, len(queries), step):
+            for scores in product(queries[start : start + step], self.vectors, allowed):
+                best = np.flatnonzero(scores >= kth(scores, k, own) - 2 * SCORE_ERROR)
+                yield scores[best], allowed[best], -np.inf
+
+
+def _is_dear(count: int, allowed: int, size: int, *, exact: bool) -> bool:
+    """Tell whether it is cheaper to score all that are allowed of `size` than to fetch `count`."""
+    if count * _LARGE > size:
+        return True
+    return allowed * _GATHERED < size if exact else allowed < count * _VISITED
+
+
+def _is_enough(positions: NDArray[np.int64], labels: NDArray[np.int32] | None, k: int) -> bool:
+    if labels is None or len(positions) < k:
+        return len(positions) >= k
+    return len(np.unique(distinct(labels[positions], positions))) >= k
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingSegment:
+    """The f items newer than the index, as they were written; what is appended makes a new segment."""
+
+    vectors: NDArray[np.float32]  # (f, d), of unit norm
+    seqs: NDArray[np.int64]  # (f,), ascending
+    dead: Mask  # (f,): which are deleted or replaced
+    labels: NDArray[np.int64]  # (f,): the number of each one's label; -1: it is empty
+    known: TextTable  # the labels that are numbered by their place in the index's columns
+    columns: tuple[Columns, ...] = ()  # in parts of falling size, so that n appends sort O(n log n) entries
+    numbers: dict[str, int] = field(default_factory=dict)  # of all labels met; shared with those made of this
+
+    @staticmethod
+    def empty(dimension: int, known: TextTable) -> "GrowingSegment":
+        """Return the segment of no item."""
+        none = np.empty(0, np.int64)
+        return GrowingSegment(
+            np.empty((0, dimension), np.float32), none, np.zeros(0, np.bool_), none.copy(), known
+        )
+
+    def advanced(self, blocks: Iterable[Block], removed: NDArray[np.int64], path: Path) -> "GrowingSegment":
+        """Return these items and newer ones, with the removed seqs dead.
+
+        Raises:
+            BadArtifact: The metadata of an item cannot be read; the message names the file `path`.
+        """
+        vectors, seqs, labels, added = self.vectors, self.seqs, self.labels, []
+        for block in blocks:
+            with sound(path, "the metadata of an item in it"):
+                added.append(Columns.of(block.labels, block.metadata))
+            vectors, seqs = _appended(vectors, block.vectors), _appended(seqs, block.seqs)
+            labels = _appended(labels, np.array([self._number(label) for label in block.labels], np.int64))
+        columns = list(self.columns)
+        if added:
+            columns.append(Columns.joined(added) if len(added) > 1 else added[0])
+        while len(columns) > 1 and len(columns[-2]) < 2 * len(columns[-1]):
+            columns[-2:] = [Columns.joined(columns[-2:])]
+        dead = np.zeros(len(seqs), np.bool_)
+        dead[: len(self.dead)] = self.dead
+        return replace(
+            self,
+            vectors=vectors,
+            seqs=seqs,
+            labels=labels,
+            dead=_marked(dead, seqs, removed),
+            columns=tuple(columns),
+        )
+
+    def barred(self, filter: Filter | None, excluded: NDArray[np.int64]) -> Mask:
+        """Tell which items no answer may hold, bool (f,)."""
+        barred = self.dead
+        if filter is not None and self.columns:
+            barred = barred | ~np.concatenate([part.mask(filter) for part in self.columns])
+        return _marked(barred, self.seqs, excluded) if len(excluded) else barred
+
+    def scores(self, queries: NDArray[np.float32], barred: Mask) -> NDArray[np.float32]:
+        """Return the scores of queries (Q, d) with all, (Q, f); minus infinity for the barred (f,)."""
+        allowed = np.flatnonzero(~barred)
+        if _GATHERED * len(allowed) < len(barred):
+            scores = np.full((len(queries), len(barred)), -np.inf, np.float32)
+            scores[:, allowed] = product(queries, self.vectors, allowed)
+        else:
+            scores = queries @ self.vectors.T
+            scores[:, barred] = -np.inf
+        return scores
+
+    def _number(self, label: str) -> int:
+        if not label:
+            return -1
+        if label not in self.numbers:
+            place = self.known.find(label)
+            self.numbers[label] = len(self.known) + len(self.numbers) if place is None else place
+        return self.numbers[label]
+
+
+def _marked(dead: Mask, seqs: NDArray[np.int64], removed: NDArray[np.int64]) -> Mask:
+    """Return `dead` (n,) with the removed among the ascending `seqs` (n,) marked as well."""
+    if not len(removed) or not len(seqs):
+        return dead
+    positions = np.searchsorted(seqs, removed)
+    positions[positions == len(seqs)] = 0
+    marked = dead.copy()
+    marked[positions[seqs[positions] == removed]] = True
+    return marked
+
+
+def _appended(rows: NDArray[T], more: NDArray[T]) -> NDArray[T]:
+    """Return `rows` and `more` in one array with room behind it, so that n appends copy O(n) rows in all.
+
+    Only the newest view may be extended, so that the room behind its rows is free; older ones do not look
+    beyond theirs.
+    """
+    size = len(rows) + len(more)
+    whole = rows.base if isinstance(rows.base, np.ndarray) else rows
+    if whole.dtype != rows.dtype or whole.shape[1:] != rows.shape[1:] or len(whole) < size:
+        whole = np.empty((max(1024, 2 * size), *rows.shape[1:]), rows.dtype)
+        whole[: len(rows)] = rows
+    whole[len(rows) : size] = more
+    return whole[:size]
