@@ -12,7 +12,6 @@ from serving.client import Client
 from serving.errors import CrossbatchError, InvalidArgument, Unauthenticated
 from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
-from serving.variables import variable_of
 
 __all__ = ["Settings", "remark", "render", "run"]
 
@@ -163,7 +162,7 @@ def remark(result: dict[str, Any]) -> str | None:
 
 def _in_words_of_the_command(error: CrossbatchError, settings: Settings) -> str:
     """Name the photo where the client counts inputs, and flags for its arguments (`ca=...`)."""
-    variable = variable_of("search", "api_key")
+    variable = "CROSSBATCH_SEARCH_API_KEY"
     if isinstance(error, Unauthenticated) and settings.api_key:
         return (
             f"The server does not know the API key that {variable} or --api-key gives, or it was revoked; "
