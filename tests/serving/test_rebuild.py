@@ -297,6 +297,20 @@ def test_a_pipe_or_folder_in_the_place_of_an_index_file_is_damage(
     assert file.exists() == (put is os.mkdir)  # a folder is not the gallery's
 
 
+@pytest.mark.parametrize("suffix", ["faiss", "columns"])
+def test_adding_mends_what_is_damaged(gallery: Gallery, suffix: str) -> None:
+    gallery.upsert(items("k", units(20)))
+    gallery.rebuild()
+    (file,) = gallery.path.glob(f"index-*.{suffix}")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with closing(Gallery.open(gallery.path, policy=MANUAL)) as reopened:
+        assert reopened.info().fresh == 20
+        reopened.rebuild(whole=False)
+        assert (reopened.info().fresh, reopened.info().index_items) == (0, 20)
+
+
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("name", ["exact", "hnsw", "pq"])
 def test_index_of_an_earlier_version_is_added_to(tmp_path: Path, name: str, whole: bool) -> None:

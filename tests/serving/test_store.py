@@ -468,6 +468,10 @@ DAMAGE = {
     "no items": "DELETE FROM items",
     "vector is not there": "PRAGMA writable_schema=ON; UPDATE sqlite_schema SET sql = replace(sql, "
     "'vector BLOB NOT NULL', 'vector BLOB'); PRAGMA writable_schema=RESET; UPDATE items SET vector = NULL",
+    "dimension of nothing": "UPDATE meta SET value = 0 WHERE name = 'dimension'",
+    "key is a blob": "UPDATE items SET key = x'ff'",
+    "metadata is no object": "UPDATE items SET metadata = '[]'",
+    "vector is text": "UPDATE items SET vector = '0123456789abcdef'",
     "a schema of a newer SQLite": None,
 }
 
