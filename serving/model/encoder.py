@@ -99,19 +99,6 @@ class Encoder:
             data, size=spec.image_size, crop_fraction=spec.crop_fraction, resampling=spec.resampling
         )
 
-    @property
-    def most_lanes(self) -> int:
-        """How many batches it may compute side by side with a gain: one a thread, or one in all on a GPU."""
-        return self.threads if self.device == "cpu" else 1
-
-    def forget(self) -> None:
-        """Give back what the model takes to run; the next run loads it anew.
-
-        For ONNX Runtime keeps all the memory that the largest batch so far took.
-        """
-        with self._loading:
-            self._sessions.clear()
-
     def _session(self, outputs: Collection[str], threads: int) -> Any:
         """Return the session that computes those outputs and nothing else, loading it the first time."""
         key = (frozenset(outputs), threads)
