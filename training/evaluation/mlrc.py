@@ -24,9 +24,8 @@ from training.data.partition import divide
 from training.data.pictures import Pictures, embed_pictures, tell_unreadable, viewing_decoder
 from training.evaluation.paired import summarise, tell
 from training.evaluation.protocol import measure_retrieval, roles_of
-from training.loop.checkpoint import load_state
+from training.loop.checkpoint import load_state, write_file
 from training.loop.run import LAST, load_run, read_recipe, read_record
-from training.loop.whole_file import write_file
 from training.network.embedder import embedder_function
 from training.recipes.recipe import Recipe
 from training.recipes.recipe_file import load_recipe

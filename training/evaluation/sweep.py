@@ -29,9 +29,9 @@ from training.data.pictures import Stream, class_numbers, embed_pictures, viewin
 from training.evaluation.fitted import fitted_figures
 from training.evaluation.paired import summarise, tell
 from training.evaluation.protocol import measure_retrieval, roles_of
+from training.loop.checkpoint import write_file
 from training.loop.logbook import read_history
 from training.loop.run import load_run, reserved
-from training.loop.whole_file import write_file
 from training.network.embedder import describer_function
 from training.recipes.recipe_file import load_recipe
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.method.precision import full_precision
+from training.method.prototypes import full_precision
 
 __all__ = ["PairSearch", "RowSearch", "find_copies", "open_search"]
 

@@ -20,9 +20,9 @@ from training.data.partition import check_complete, read_own
 from training.data.pictures import tell_unreadable
 from training.data.sampler import draw_sample
 from training.evaluation.metrics import FIGURE_NAMES
+from training.loop.checkpoint import write_file
 from training.loop.logbook import History, read_history
 from training.loop.run import Run, load_run
-from training.loop.whole_file import write_file
 from training.method.cross_batch import dead_note
 from training.recipes.recipe import Recipe
 from training.report import figures
