@@ -12,10 +12,9 @@ from training.method import cross_batch
 
 @pytest.mark.timeout(240)
 def test_each_line_passes_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    precisions = [name for name in gpu_check.PRECISIONS if name != "16-mixed"]  # minutes on a CPU
-    monkeypatch.setattr(gpu_check, "PRECISIONS", precisions)
+    monkeypatch.setattr(gpu_check, "PRECISIONS", gpu_check.PRECISIONS[:2])  # a CPU is slow at float16
     status = main(["--device", "cpu", "--short"])
     lines = capsys.readouterr().out.splitlines()[1:]
     assert status == 0, lines
