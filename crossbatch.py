@@ -1,10 +1,9 @@
 """crossbatch, the front door: one command line over training and serving.
 
-Each command is a module with `Settings` (a pydantic model: the one place where a setting has its default,
-flag, environment variable and help), `run(settings)` (does it, returns JSON-able results) and
-`render(result)` (the same for a person). There may be `complaint(result)`, the sentence to end with where a
-result shows a fault, and `remark(result)`, what a person is told beside it on standard error; either may be
-None. Only the module of the command that was asked for is imported.
+Each command is a module with `Settings` (a pydantic model: default, flag, environment variable and help of
+each setting), `run(settings)` (does it, returns JSON-able results) and `render(result)` (the same for a
+person). There may be `complaint(result)`, the sentence to end with where a result shows a fault, and
+`remark(result)`, what a person is told beside it. Only the module of the command asked for is imported.
 """
 
 import argparse
@@ -62,9 +61,7 @@ _LIKELY = 0.85  # how near a variable of no command is to a setting before it is
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command by the words after `crossbatch`, those of the process by default.
 
-    Returns:
-        The exit status: 0, 2 for an error that the caller can mend (one sentence on standard error), 130 when
-        interrupted. A bug of ours ends in a traceback.
+    Gives the exit status: 0, 2 for an error that the caller can mend (one sentence), 130 when interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "--help"
@@ -125,9 +122,8 @@ def _run(name: str, words: list[str]) -> int:
         _say(f"crossbatch {importlib.metadata.version('crossbatch')}")
         return 0
     if name not in COMMANDS:
-        raise BadSetting(
-            f"There is no command {name!r}; {_nearest(name, COMMANDS)}`crossbatch --help` lists all."
-        )
+        hint = _nearest(name, COMMANDS)
+        raise BadSetting(f"There is no command {name!r}; {hint}`crossbatch --help` lists all.")
     # Before gRPC is loaded, which writes lines of its own among ours: of each failed handshake, for example.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
@@ -207,8 +203,7 @@ def _options(name: str, field: str, info: "FieldInfo") -> dict[str, Any]:
         wanted["metavar"] = spelled(field, info)
         return wanted if info.is_required() else wanted | {"nargs": "?"}
     if info.annotation is bool:
-        action = argparse.BooleanOptionalAction if info.default else "store_true"
-        return wanted | {"action": action}
+        return wanted | {"action": argparse.BooleanOptionalAction if info.default else "store_true"}
     choices = [str(choice) for choice in get_args(info.annotation) if isinstance(choice, str)]
     kinds = {getattr(kind, "__name__", "") for kind in (info.annotation, *get_args(info.annotation))}
     word = next((word for kind, word in _WORDS.items() if kind in kinds), field.rpartition("_")[2].upper())

@@ -207,7 +207,7 @@ def test_missing_onnxruntime_says_what_to_install(path: Path) -> None:
             Overloaded,
             "2 images: .*memory; send fewer",
         ),
-        (MemoryError(), Overloaded, "no memory for a batch of 2 images: MemoryError"),
+        (MemoryError(), Overloaded, "no memory for a batch of 2 images: it needs more memory than there is"),
         (RuntimeError("[ONNX] : 1 : FAIL : Conv."), BadArtifact, "fails on a batch of 2 images: .* Conv$"),
     ],
 )
