@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "index": ("serving.indexing.command", "Embed a folder of images into a gallery"),
     "gallery": ("serving.gallery.command", "Look after galleries: verify, snapshot, switch, drop and more"),
     "serve": ("serving.server.command", "Answer searches over gRPC"),
-    "keys": ("serving.rpc.keys_command", "Make, list and revoke the API keys of a server"),
+    "keys": ("serving.rpc.keys", "Make, list and revoke the API keys of a server"),
     "search": ("serving.search", "Ask a server for the nearest items of a photo"),
     "demo": ("training.demo", "All of the above on a small catalogue that it draws itself"),
 }

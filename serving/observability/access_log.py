@@ -1,74 +1,136 @@
-"""What is noted of every call: metrics, a trace, its audit line, its log line."""
+"""What is noted of every call: metrics, a trace, a log line; and of every write a line in the audit log."""
 
+import json
 import logging
+import os
 import threading
 import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
-import grpc
-
-from serving.observability.audit import AuditLog
+from serving.gallery.disk import disk_error
 from serving.observability.call import Call
 from serving.observability.metrics import Metrics
 from serving.observability.tracing import Tracer
 
-__all__ = ["MOST_LINES", "AccessLog", "told_peer"]
+__all__ = ["MOST_LINES", "AccessLog", "AuditLog", "told_peer"]
 
 logger = logging.getLogger(__name__)
+audit_logger = logging.getLogger("crossbatch.audit")
+audit_logger.setLevel(logging.INFO)  # whatever the level of the other logs
 
 MOST_LINES = 10
 """Most log lines a second on calls refused for the same reason; one more tells how many there were."""
+_LONGEST_NAME = 200  # characters; what a request calls a gallery has any length
+
+
+class AuditLog:
+    """Writes a line for each write that has ended, well or not, to the log and, if asked to, to a file.
+
+    The line is handed to the file system before the write is acknowledged, so that none is lost when the
+    server is killed. A file that cannot be written fails no call.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Find out whether the file can be written that lines are added to.
+
+        Raises:
+            CrossbatchError: It cannot.
+        """
+        self._path = None if path is None else path.absolute()
+        self._lost = 0
+        if self._path is not None:
+            try:
+                _append(self._path, b"")
+            except OSError as error:
+                raise disk_error(error, f"the file {path}") from error
+
+    def record(self, call: Call, code: str, seconds: float) -> None:
+        """Note a write that has ended."""
+        told = {
+            "client": call.client,
+            "peer": told_peer(call.peer),
+            "rpc": call.rpc,
+            **_target(call.request),
+            "code": code,
+            "seconds": round(seconds, 6),
+        }
+        audit_logger.info("%s by %s: %s", call.rpc, call.client or "a caller without a key", code, extra=told)
+        if self._path is None:
+            return
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = json.dumps({"time": stamp, **told, "request_id": call.request_id}).encode() + b"\n"
+        try:
+            # What a full disk left of a line gets its end first.
+            _append(self._path, b"\n" + line if self._lost else line)
+        except OSError as error:
+            if not self._lost:
+                what = "%s cannot be written (%s); calls go on, with their lines in the log"
+                logger.error(what, self._path, error)
+            self._lost += 1
+        else:
+            if self._lost:
+                logger.warning("%s is written again; it lacks %d lines", self._path, self._lost)
+            self._lost = 0
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Add to a file, which logrotate may have renamed, by one write, so that processes can share it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        written = os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+    if written < len(data):
+        raise OSError(f"{written} of {len(data)} bytes had room")
+
+
+def _target(request: Any) -> dict[str, Any]:
+    """What a request is about: names and numbers, never what it holds."""
+    inputs = getattr(request, "items", getattr(request, "keys", None))
+    name = getattr(request, "gallery", "") or getattr(request, "name", "")
+    target = {
+        "gallery": name[:_LONGEST_NAME] or None,
+        "count": None if inputs is None else len(inputs),
+    }
+    if other := getattr(request, "other", ""):
+        target["other"] = other[:_LONGEST_NAME]
+    return target
 
 
 class AccessLog:
-    """Notes calls; serves any thread."""
+    """Notes calls that have ended; serves any thread."""
 
     def __init__(self, metrics: Metrics, audit: AuditLog, tracer: Tracer | None = None) -> None:
         """Keep who takes note."""
-        self._metrics = metrics
+        self.metrics = metrics
         self._audit = audit
         self._tracer = tracer
         self._refused: dict[str, tuple[int, int]] = {}  # by reason: the second, and how many in it
         self._lock = threading.Lock()
 
-    def began(self, call: Call) -> None:
-        """Note that a call has come in."""
-        self._metrics.began(call)
-
     def ended(
-        self,
-        call: Call,
-        code: str,
-        context: grpc.ServicerContext,
-        *,
-        reason: str = "",
-        error: str = "",
-        refused: bool = False,
+        self, call: Call, code: str, *, reason: str = "", error: str = "", refused: bool = False
     ) -> None:
-        """Note that it has ended.
+        """Note that a call has ended with a status of this name, and why it failed, as the caller is told.
 
-        Args:
-            call: It.
-            code: Name of its status.
-            context: Its own.
-            reason: Of its error, as the caller reads it.
-            error: What the caller is told.
-            refused: Whether it was turned away before its message; of many alike not each has a log line.
+        Of many that were refused alike, before their message, not each has a log line.
         """
         seconds = time.monotonic() - call.began
-        self._metrics.ended(call, code, seconds, reason=reason)
+        self.metrics.ended(call, code, seconds, reason=reason)
         if self._tracer is not None:
-            self._tracer.record(call, code, seconds, reason, context.invocation_metadata() or ())
-        peer = told_peer(call.peer)
+            self._tracer.record(call, code, seconds, reason)
         if call.writes:
-            self._audit.record(call, code, seconds, peer)
+            self._audit.record(call, code, seconds)
         if refused and not self._has_line(code, reason):
             return
         told = {"rpc": call.rpc, "code": code, "milliseconds": round(seconds * 1e3, 3), "inputs": call.inputs}
         if call.client:
             told["client"] = call.client
         if reason:
-            told |= {"reason": reason, "error": error, "peer": peer}
+            told |= {"reason": reason, "error": error, "peer": told_peer(call.peer)}
         logger.info("%s %s", call.rpc, code, extra=told)
 
     def _has_line(self, code: str, reason: str) -> bool:

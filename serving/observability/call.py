@@ -1,7 +1,7 @@
 """A call while it passes through the server: who makes it, how long he waits, where its time goes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +22,7 @@ class Stages:
     queue: float = 0.0
     encode: float = 0.0
     gallery: float = 0.0
-    starts: dict[str, float] = field(default_factory=dict)
-    """The `time.monotonic()` at which each stage of that input began."""
+    starts: dict[str, float] = field(default_factory=dict)  # time.monotonic() when that input came to each
 
     def spent(self, stage: str, began: float, seconds: float) -> None:
         """Note how long one input was in a stage; the slowest one counts."""
@@ -32,44 +31,33 @@ class Stages:
             self.starts[stage] = began
 
 
-def _always() -> bool:
-    return True
-
-
 @dataclass(slots=True, eq=False)
 class Call:
     """Made when a call comes in; its fields fill up until it ends."""
 
-    rpc: str
-    """Short name, such as RetrievalService/Search."""
-    method: str = ""
-    """Full name, as gRPC has it: /crossbatch.v1.RetrievalService/Search."""
-    peer: str = ""
-    """Where it came from, as gRPC writes it."""
-    client: str = ""
-    """Name of the API key; empty where none is asked for."""
-    deadline: float | None = None
-    """The `time.monotonic()` after which nobody waits for the reply."""
-    writes: bool = False
-    """Whether it needs the role write, and so has a line in the audit log."""
-    request: Any = None
-    """Its message, once that is read."""
-    inputs: int = 0
-    """Images, queries or items that were admitted."""
+    rpc: str  # short name, such as RetrievalService/Search
+    method: str = ""  # full name, as gRPC has it: /crossbatch.v1.RetrievalService/Search
+    peer: str = ""  # where it came from, as gRPC writes it
+    client: str = ""  # name of the API key; empty where none is asked for
+    request_id: str = ""
+    metadata: Iterable[tuple[str, str | bytes]] = ()
+    deadline: float | None = None  # the time.monotonic() after which nobody waits for the reply
+    writes: bool = False  # it needs the role write, and so has a line in the audit log
+    request: Any = None  # its message, once that is read
+    bytes: int = 0  # of its message, as admitted
+    inputs: int = 0  # images, queries or items that were admitted
     stages: Stages = field(default_factory=Stages)
     began: float = field(default_factory=time.monotonic)
-    ended: CrossbatchError | None = None
-    """Why nobody waits any more, where the server itself gave the call up."""
-    is_active: Callable[[], bool] = _always
-    """Tells whether the caller still waits, as far as gRPC knows."""
+    ended: CrossbatchError | None = None  # why nobody waits, where the server itself gave the call up
+    is_active: Callable[[], bool] = lambda: True  # whether the caller still waits, as far as gRPC knows
 
     def check(self) -> None:
         """Raise why nobody waits any more, if that is so.
 
         Raises:
-            DeadlineExceeded: if the deadline has passed.
-            Cancelled: if the caller left.
-            Draining: if the server has no more time for the call.
+            DeadlineExceeded: The deadline has passed.
+            Cancelled: The caller left.
+            Draining: The server has no more time for the call.
         """
         if self.ended is not None:
             raise self.ended

@@ -2,39 +2,21 @@
 
 import json
 import logging
-import random
 import sys
 import time
-from contextvars import ContextVar
 from logging.handlers import QueueHandler, QueueListener
-from queue import Full, Queue
+from queue import Queue
 from typing import Any, TextIO
 
-__all__ = [
-    "JsonFormatter",
-    "TerminalFormatter",
-    "configure_logs",
-    "dropped_lines",
-    "flush_logs",
-    "new_request_id",
-    "request_id",
-]
+from serving.observability.call import current_call
 
-request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""Id of the call that the running thread works for; empty outside of a call."""
+__all__ = ["configure_logs", "dropped_lines", "flush_logs"]
 
 MOST_WAITING = 20_000
 """Most lines that wait for a reader; further ones are dropped and counted."""
 FLUSH_SECONDS = 2.0
 
 _ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "request_id"}
-
-
-def new_request_id(proposed: str = "") -> str:
-    """Choose the id of a call: what the caller proposes if it is short and printable, or a random one."""
-    if 0 < len(proposed) <= 64 and proposed.isascii() and proposed.isprintable():
-        return proposed
-    return f"{random.getrandbits(64):016x}"
 
 
 class _Lines(QueueHandler):
@@ -47,32 +29,30 @@ class _Lines(QueueHandler):
         self._worker = worker
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        record.request_id = request_id.get()
+        if (call := current_call.get()) is not None:
+            record.request_id = call.request_id
         if self._worker is not None:
             record.worker = self._worker
         return record
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        try:
-            self.waiting.put_nowait(record)
-        except Full:
-            self.dropped += 1
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        self.dropped += 1  # the queue is full
 
 
 def configure_logs(level: str = "INFO", stream: TextIO | None = None, *, worker: int | None = None) -> None:
-    """Send the logs of the process to a stream, in the form that suits it.
+    """Send the logs of the process to a stream, standard error by default, in the form that suits it.
 
     Args:
         level: The least severe level that is written.
-        stream: Standard error when not given.
+        stream: Where to.
         worker: The number of this process among its like, which each line then tells.
 
     Raises:
-        ValueError: if the level is not one that `logging` knows.
+        ValueError: The level is not one that `logging` knows.
     """
     stream = sys.stderr if stream is None else stream
     written = logging.StreamHandler(stream)
-    written.setFormatter(TerminalFormatter() if stream.isatty() else JsonFormatter())
+    written.setFormatter(_TerminalFormatter() if stream.isatty() else _JsonFormatter())
     lines = _Lines(worker)
     logging.basicConfig(level=level, handlers=[lines], force=True)
     QueueListener(lines.queue, written).start()
@@ -83,24 +63,26 @@ def configure_logs(level: str = "INFO", stream: TextIO | None = None, *, worker:
 def flush_logs(seconds: float = FLUSH_SECONDS) -> None:
     """Wait until the lines that were logged are written, for so many seconds at most."""
     until = time.monotonic() + seconds
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, _Lines):
-            while handler.waiting.unfinished_tasks and time.monotonic() < until:
-                time.sleep(0.005)
+    for lines in _handlers():
+        while lines.waiting.unfinished_tasks and time.monotonic() < until:
+            time.sleep(0.005)
 
 
 def dropped_lines() -> int:
     """Tell how many lines the process has lost since its reader was too slow."""
-    return sum(each.dropped for each in logging.getLogger().handlers if isinstance(each, _Lines))
+    return sum(lines.dropped for lines in _handlers())
 
 
-class JsonFormatter(logging.Formatter):
+def _handlers() -> list[_Lines]:
+    return [each for each in logging.getLogger().handlers if isinstance(each, _Lines)]
+
+
+class _JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, request id, and whatever `extra` holds."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record, as a line without its end."""
         second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        fields: dict[str, Any] = {
+        fields = {
             "time": f"{second}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "logger": record.name,
@@ -113,15 +95,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
 
 
-class TerminalFormatter(logging.Formatter):
-    """Time, level and message for a person, then the fields as `name=value`.
+class _TerminalFormatter(logging.Formatter):
+    """Time, level and message, then the fields as `name=value`; what cannot be printed is escaped.
 
-    What cannot be printed is escaped, so that no name that a caller chose looks like a line of its own, or
-    tells the terminal what to do.
+    So no name that a caller chose looks like a line of its own, or tells the terminal what to do.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record; a traceback stands below it, indented."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         tail = "".join(f"  {name}={value}" for name, value in _fields(record).items())
         lines = [f"{clock} {record.levelname.lower():7} {_printable(f'{record.getMessage()}{tail}')}"]

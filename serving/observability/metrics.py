@@ -31,27 +31,70 @@ __all__ = ["MOST_GALLERIES", "OTHERS", "Metrics", "keep_fresh", "serve_metrics"]
 logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 1.0
+MOST_GALLERIES = 100
+"""Galleries that are told one by one; the others are told together."""
+OTHERS = "(others)"  # no gallery can be called that
+GONE = float("nan")  # several processes cannot remove what they told, only unsay it
 
 CALL_SECONDS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
 STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-BATCH_IMAGES = tuple(float(2**i) for i in range(11))
-MOST_GALLERIES = 100
-"""Galleries that are told one by one; the others are told together."""
-OTHERS = "(others)"  # no gallery can be called that
-GONE = float("nan")
 
-_GALLERY: tuple[tuple[str, str, "Callable[[GalleryInfo], float]"], ...] = (
-    ("items", "Items in a gallery.", lambda info: info.items),
-    ("fresh_items", "Items newer than the index, which are compared one by one.", lambda info: info.fresh),
-    ("deleted_items", "Vectors held though their items were deleted or replaced.", lambda info: info.deleted),
-    ("generation", "How often an index was published.", lambda info: info.generation),
-    ("index_recall", "Measured recall at 10 of the index, between 0 and 1.", lambda info: info.recall),
-    ("index_bytes", "Size of the index.", lambda info: info.index_bytes),
-    ("store_bytes", "Size of the items on disk.", lambda info: info.store_bytes),
-)
-_SUMMED = {"items", "fresh_items", "deleted_items", "index_bytes", "store_bytes"}
+KINDS: dict[str, Callable[..., Any]] = {
+    "count": Counter,
+    "sum": partial(Gauge, multiprocess_mode="livesum"),
+    "max": partial(Gauge, multiprocess_mode="livemax"),
+    "calls": partial(Histogram, buckets=CALL_SECONDS),
+    "stages": partial(Histogram, buckets=STAGE_SECONDS),
+    "images": partial(Histogram, buckets=[2.0**i for i in range(11)]),
+}
+# Name without `crossbatch_`, kind, labels and text of each.
+TABLE = """
+call_duration_seconds | calls | rpc, code | Time from a call's coming in to its reply.
+call_errors | count | rpc, reason | Calls that ended with an error, by the reason in its ErrorInfo.
+calls_in_flight | sum | worker, rpc | Calls not answered yet.
+inputs | count | rpc | Images, queries and items admitted.
+inputs_given_up | count | reason | Inputs of calls that nobody waited for any more.
+admission_refusals | count | worker, limit | Calls refused for a limit on what is in flight.
+stage_duration_seconds | stages | stage | Time that the slowest input of a call spent in a stage.
+queue_images | sum | worker, model | Images that wait for a model.
+batch_images | images | model | Images in a run of a model.
+model_run_duration_seconds | stages | model | Time of a run of a model.
+images_embedded | count | model | Images that a model has embedded.
+model_info | max | model, fingerprint, precision, dimension | A model that is served; 1.
+gallery_usable | max | gallery | 1, or 0 for a gallery that is damaged or that no served model fits.
+gallery_items | max | gallery | Items in a gallery.
+gallery_fresh_items | max | gallery | Items newer than the index, which are compared one by one.
+gallery_deleted_items | max | gallery | Vectors held though their items were deleted or replaced.
+gallery_generation | max | gallery | How often an index was published.
+gallery_index_recall | max | gallery | Measured recall at 10 of the index, between 0 and 1.
+gallery_index_bytes | max | gallery | Size of the index.
+gallery_store_bytes | max | gallery | Size of the items on disk.
+gallery_info | max | gallery, index_type, model | The index type of a gallery, and its model; 1.
+inputs_in_flight | sum | worker | Images, queries and items admitted and not answered yet.
+inputs_in_flight_limit | sum | worker | Most of them; more are refused.
+request_bytes_in_flight | sum | worker | Bytes of the messages of calls in flight.
+request_bytes_in_flight_limit | sum | worker | Most of them; more are refused.
+worker_cpu_seconds | count | worker | Processor time that a worker has used.
+worker_resident_memory_bytes | sum | worker | Memory that a worker holds.
+worker_open_fds | sum | worker | Files and sockets that a worker has open.
+worker_max_fds | sum | worker | Most files and sockets that a worker may have open.
+worker_threads | sum | worker | Threads of a worker that Python knows.
+worker_start_time_seconds | sum | worker | When a worker was started, in seconds since 1970.
+log_lines_dropped | count | worker | Log lines lost by a slow reader.
+build_info | max | version, python | The version that runs; 1.
+"""
+
+_OF_GALLERY: "dict[str, Callable[[GalleryInfo], float]]" = {
+    "gallery_items": lambda info: info.items,
+    "gallery_fresh_items": lambda info: info.fresh,
+    "gallery_deleted_items": lambda info: info.deleted,
+    "gallery_index_bytes": lambda info: info.index_bytes,
+    "gallery_store_bytes": lambda info: info.store_bytes,
+    "gallery_generation": lambda info: info.generation,
+    "gallery_index_recall": lambda info: info.recall,
+}
 
 
 class Metrics:
@@ -61,200 +104,104 @@ class Metrics:
     """
 
     def __init__(self, worker: int = 0) -> None:
-        """Make the metrics, all at nought.
-
-        Args:
-            worker: The number of this process among its like.
-        """
+        """Make the metrics, all at nought, of the worker of this number among its like."""
         # As several workers have none either.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._worker = str(worker)
-        self._told: dict[str, tuple[str, str, str] | None] = {}  # the galleries, as told last
-        self._dropped = self._cpu = 0.0
-        self._duration = self._histogram(
-            "call_duration_seconds",
-            "Time from a call's coming in to its reply.",
-            ("rpc", "code"),
-            CALL_SECONDS,
-        )
-        self._errors = self._counter(
-            "call_errors",
-            "Calls that ended with an error, by the reason that the caller reads in its ErrorInfo.",
-            ("rpc", "reason"),
-        )
-        self._inputs = self._counter("inputs", "Images, queries and items admitted.", ("rpc",))
-        self._given_up = self._counter(
-            "inputs_given_up", "Inputs of calls that nobody waited for any more.", ("reason",)
-        )
-        self._refusals = self._counter(
-            "admission_refusals", "Calls refused for a limit on what is in flight.", ("worker", "limit")
-        )
-        self._stage = self._histogram(
-            "stage_duration_seconds",
-            "Time that the slowest input of a call spent in a stage.",
-            ("stage",),
-            STAGE_SECONDS,
-        )
-        self._batch = self._histogram("batch_images", "Images in a run of a model.", ("model",), BATCH_IMAGES)
-        self._run = self._histogram(
-            "model_run_duration_seconds", "Time of a run of a model.", ("model",), STAGE_SECONDS
-        )
-        self._embedded = self._counter("images_embedded", "Images that a model has embedded.", ("model",))
-        self._lines = self._counter("log_lines_dropped", "Log lines lost by a slow reader.", ("worker",))
-        self._cpu_seconds = self._counter(
-            "worker_cpu_seconds", "Processor time that a worker has used.", ("worker",)
-        )
-        self._in_flight = self._gauge("calls_in_flight", "Calls not answered yet.", ("worker", "rpc"))
-        self._of_worker = {
-            name: self._gauge(name, text, ("worker",))
-            for name, text in (
-                ("inputs_in_flight", "Images, queries and items admitted and not answered yet."),
-                ("inputs_in_flight_limit", "Most of them; more are refused."),
-                ("request_bytes_in_flight", "Bytes of the messages of calls in flight."),
-                ("request_bytes_in_flight_limit", "Most of them; more are refused."),
-                ("worker_resident_memory_bytes", "Memory that a worker holds."),
-                ("worker_open_fds", "Files and sockets that a worker has open."),
-                ("worker_max_fds", "Most files and sockets that a worker may have open."),
-                ("worker_threads", "Threads of a worker that Python knows."),
-                ("worker_start_time_seconds", "When a worker was started, in seconds since 1970."),
-            )
-        }
-        self._waiting = self._gauge("queue_images", "Images that wait for a model.", ("worker", "model"))
-        self._model = self._gauge(
-            "model_info",
-            "A model that is served; 1.",
-            ("model", "fingerprint", "precision", "dimension"),
-            "livemax",
-        )
-        usable = "1, or 0 for a gallery that is damaged or that no served model fits."
-        # Where one worker cannot use what another can, that it is broken is what matters.
-        self._usable = self._gauge("gallery_usable", usable, ("gallery",), "livemin")
-        self._of_gallery = {
-            name: self._gauge(f"gallery_{name}", text, ("gallery",), "livemax") for name, text, _ in _GALLERY
-        }
-        self._info = self._gauge(
-            "gallery_info",
-            "The index type of a gallery, and the model that it belongs to; 1.",
-            ("gallery", "index_type", "model"),
-            "livemax",
-        )
-        build = self._gauge("build_info", "The version that runs; 1.", ("version", "python"), "livemax")
-        build.labels(version("crossbatch"), platform.python_version()).set(1)
+        self._of: dict[str, Any] = {}
+        for line in TABLE.strip().splitlines():
+            name, kind, labels, text = line.split(" | ")
+            made = KINDS[kind](f"crossbatch_{name}", text, labels.split(", "), registry=self.registry)
+            self._of[name] = made
+        self._galleries: set[tuple[str, tuple[str, ...]]] = set()  # metrics and labels, as told last
+        self._told = {"worker_cpu_seconds": 0.0, "log_lines_dropped": 0.0}
+        self._of["build_info"].labels(version("crossbatch"), platform.python_version()).set(1)
         for reason in ("expired", "cancelled"):  # told from the start, or a rate misses the first one
-            self._given_up.labels(reason)
+            self._of["inputs_given_up"].labels(reason)
         for limit in LIMITS:
-            self._refusals.labels(self._worker, limit)
+            self._of["admission_refusals"].labels(self._worker, limit)
         self._process = prometheus_client.ProcessCollector(registry=None)
 
     def began(self, call: Call) -> None:
         """Note that a call has come in."""
-        self._in_flight.labels(self._worker, call.rpc).inc()
+        self._of["calls_in_flight"].labels(self._worker, call.rpc).inc()
 
     def ended(self, call: Call, code: str, seconds: float, *, reason: str = "") -> None:
-        """Note that it has ended, and all that was learned of it.
-
-        Args:
-            call: It.
-            code: Name of its status.
-            seconds: How long it took.
-            reason: Of its error, as the caller reads it; empty when it went well.
-        """
-        self._in_flight.labels(self._worker, call.rpc).dec()
-        self._duration.labels(call.rpc, code).observe(seconds)
+        """Note that it has ended after so long with a status of this name, and all that was learned of it."""
+        self._of["calls_in_flight"].labels(self._worker, call.rpc).dec()
+        self._of["call_duration_seconds"].labels(call.rpc, code).observe(seconds)
         if call.inputs:
-            self._inputs.labels(call.rpc).inc(call.inputs)
+            self._of["inputs"].labels(call.rpc).inc(call.inputs)
         if reason:
-            self._errors.labels(call.rpc, reason).inc()
+            self._of["call_errors"].labels(call.rpc, reason).inc()
         if code in ("DEADLINE_EXCEEDED", "CANCELLED"):
-            self._given_up.labels("cancelled" if code == "CANCELLED" else "expired").inc(call.inputs)
+            why = "cancelled" if code == "CANCELLED" else "expired"
+            self._of["inputs_given_up"].labels(why).inc(call.inputs)
         for stage in STAGES:
             if took := getattr(call.stages, stage):  # it came to that stage
-                self._stage.labels(stage).observe(took)
+                self._of["stage_duration_seconds"].labels(stage).observe(took)
 
     def refused(self, limit: str) -> None:
         """Note that a call was refused for a limit of `Admission`."""
-        self._refusals.labels(self._worker, limit).inc()
+        self._of["admission_refusals"].labels(self._worker, limit).inc()
 
     def batch(self, model: str, size: int, seconds: float) -> None:
         """Note one run of a model on so many images."""
-        self._batch.labels(model).observe(size)
-        self._run.labels(model).observe(seconds)
-        self._embedded.labels(model).inc(size)
+        self._of["batch_images"].labels(model).observe(size)
+        self._of["model_run_duration_seconds"].labels(model).observe(seconds)
+        self._of["images_embedded"].labels(model).inc(size)
 
     def refresh(
-        self,
-        admission: Admission,
-        models: "Sequence[ModelInstances]",
-        galleries: "GalleryDirectory",
+        self, admission: Admission, models: "Sequence[ModelInstances]", galleries: "GalleryDirectory"
     ) -> None:
         """Set the gauges to how the server stands now; blocks on the galleries' disk."""
-        self._refresh_worker(admission)
-        for model in models:
-            spec = model.spec
-            self._waiting.labels(self._worker, model.name).set(model.waiting)
-            self._model.labels(model.name, spec.fingerprint, spec.precision, spec.dimension).set(1)
-        self._refresh_galleries(models, galleries)
-
-    def _refresh_worker(self, admission: Admission) -> None:
-        found = {each.name: each.value for family in self._process.collect() for each in family.samples}
-        told = {
+        process = {each.name: each.value for family in self._process.collect() for each in family.samples}
+        found = {
             "inputs_in_flight": admission.inputs,
             "inputs_in_flight_limit": admission.most_inputs,
             "request_bytes_in_flight": admission.bytes,
             "request_bytes_in_flight_limit": admission.most_bytes,
             "worker_threads": threading.active_count(),
-            **{f"worker_{name.removeprefix('process_')}": value for name, value in found.items()},
+            **{f"worker_{name.removeprefix('process_')}": value for name, value in process.items()},
         }
-        for name, gauge in self._of_worker.items():
-            if name in told:
-                gauge.labels(self._worker).set(told[name])
-        cpu, dropped = told.get("worker_cpu_seconds_total", 0.0), dropped_lines()
-        self._cpu_seconds.labels(self._worker).inc(cpu - self._cpu)
-        self._lines.labels(self._worker).inc(dropped - self._dropped)
-        self._cpu, self._dropped = cpu, dropped
+        for name in found.keys() & self._of.keys():
+            self._of[name].labels(self._worker).set(found[name])
+        now = {
+            "worker_cpu_seconds": found.get("worker_cpu_seconds_total", 0.0),
+            "log_lines_dropped": dropped_lines(),
+        }
+        for name, value in now.items():
+            self._of[name].labels(self._worker).inc(max(0.0, value - self._told[name]))
+        self._told = now
+        for model in models:
+            spec = model.spec
+            self._of["queue_images"].labels(self._worker, model.name).set(model.waiting)
+            self._of["model_info"].labels(model.name, spec.fingerprint, spec.precision, spec.dimension).set(1)
+        self._refresh_galleries(models, galleries)
 
     def _refresh_galleries(self, models: "Sequence[ModelInstances]", galleries: "GalleryDirectory") -> None:
         infos: dict[str, GalleryInfo | None] = {}
         for name in sorted(galleries.open_names()):
-            try:
-                infos[name] = galleries.using(
-                    name,
-                    partial(_usable_info, models=models),
-                )
-            except Exception:  # whatever it is, the calls to that gallery say it; here it must hide no other
-                infos[name] = None
-        shown = dict(list(infos.items())[:MOST_GALLERIES])
-        rest = [info for name, info in infos.items() if name not in shown and info is not None]
-        labels = {
-            name: None if info is None else (name, info.index_type, info.model_name)
-            for name, info in shown.items()
-        }
-        for name, told in self._told.items():  # several processes cannot remove what they told, only unsay it
-            if told is not None and told != labels.get(name):
-                self._info.labels(*told).set(GONE)
-            if name not in labels:
-                for gauge in (self._usable, *self._of_gallery.values()):
-                    gauge.labels(name).set(GONE)
-        self._told = labels
-        for name, told in labels.items():
-            self._usable.labels(name).set(told is not None)
-            if told is not None:
-                self._info.labels(*told).set(1)
-        for metric, _, value in _GALLERY:
-            for name, info in shown.items():
-                self._of_gallery[metric].labels(name).set(0 if info is None else value(info))
-            if rest and metric in _SUMMED:
-                self._of_gallery[metric].labels(OTHERS).set(sum(value(info) for info in rest))
-
-    def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
-        return Counter(f"crossbatch_{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]) -> Histogram:
-        return Histogram(f"crossbatch_{name}", text, labels, buckets=buckets, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, labels: Sequence[str], mode: Any = "livesum") -> Gauge:
-        return Gauge(f"crossbatch_{name}", text, labels, registry=self.registry, multiprocess_mode=mode)
+            infos[name] = None
+            with suppress(Exception):  # whatever it is, the calls to that gallery say it
+                infos[name] = galleries.using(name, partial(_usable_info, models=models))
+        now: dict[tuple[str, tuple[str, ...]], float] = {}
+        for name, info in list(infos.items())[:MOST_GALLERIES]:
+            del infos[name]
+            now["gallery_usable", (name,)] = info is not None
+            if info is not None:
+                now["gallery_info", (name, info.index_type, info.model_name)] = 1
+            for metric, value in _OF_GALLERY.items():
+                now[metric, (name,)] = 0 if info is None else value(info)
+        if rest := [info for info in infos.values() if info is not None]:
+            for metric in _OF_GALLERY.keys() - {"gallery_generation", "gallery_index_recall"}:
+                now[metric, (OTHERS,)] = sum(map(_OF_GALLERY[metric], rest))
+        for metric, labels in self._galleries - now.keys():
+            self._of[metric].labels(*labels).set(GONE)
+        for (metric, labels), told in now.items():
+            self._of[metric].labels(*labels).set(told)
+        self._galleries = set(now)
 
 
 def _usable_info(gallery: "Gallery", *, models: "Sequence[ModelInstances]") -> "GalleryInfo | None":
@@ -286,19 +233,13 @@ def keep_fresh(refresh: Callable[[], None]) -> Callable[[], None]:
 def serve_metrics(
     host: str, port: int, *, registry: CollectorRegistry | None = None, folder: Path | None = None
 ) -> tuple[str, Callable[[], None]]:
-    """Serve metrics at /metrics, in threads of its own.
-
-    Args:
-        host: Address to listen on.
-        port: 0 for a free one.
-        registry: What is served by a process alone.
-        folder: Where the workers of a supervisor keep theirs, which are served together.
+    """Serve metrics at /metrics, in threads of its own: those of a registry, or of all workers in a folder.
 
     Returns:
         The address as `host:port`, and what ends the serving.
 
     Raises:
-        Unavailable: if it cannot listen there.
+        Unavailable: It cannot listen there.
     """
     if registry is None:
         registry = CollectorRegistry()

@@ -4,7 +4,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -13,7 +12,6 @@ import grpc
 
 from serving.errors import BadSetting
 from serving.observability.call import STAGES, Call
-from serving.observability.logs import request_id
 
 if TYPE_CHECKING:  # it comes with an extra
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -24,6 +22,7 @@ PATH = "/v1/traces"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 # What OpenTelemetry's conventions count as an error of the server; the others are the caller's.
 FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+MINUTE = 60.0
 
 
 class Tracer:
@@ -45,18 +44,8 @@ class Tracer:
         self._tracer = self._provider.get_tracer("crossbatch", attributes["service.version"])
         self._propagator = TraceContextTextMapPropagator()
 
-    def record(
-        self, call: Call, code: str, seconds: float, reason: str, metadata: Iterable[tuple[str, str | bytes]]
-    ) -> None:
-        """Make the spans of a call that has ended just now.
-
-        Args:
-            call: With all that was learned of it.
-            code: Name of its status.
-            seconds: How long it took.
-            reason: Of its error; empty without one.
-            metadata: What came with it; a `traceparent` in it is what the span belongs to.
-        """
+    def record(self, call: Call, code: str, seconds: float, reason: str = "") -> None:
+        """Make the spans of a call that has ended just now, below the `traceparent` that it brought."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -68,12 +57,12 @@ class Tracer:
             "rpc.service": service,
             "rpc.method": name,
             "rpc.grpc.status_code": getattr(grpc.StatusCode, code).value[0],
-            "crossbatch.request_id": request_id.get(),
+            "crossbatch.request_id": call.request_id,
             "crossbatch.inputs": call.inputs,
         }
         if reason:
             attributes["error.type"] = reason
-        carrier = {key: str(value) for key, value in metadata if key in ("traceparent", "tracestate")}
+        carrier = {key: str(value) for key, value in call.metadata if key in ("traceparent", "tracestate")}
         span = self._tracer.start_span(
             call.method[1:],
             context=self._propagator.extract(carrier, context=Context()),
@@ -101,42 +90,34 @@ class Tracer:
 
 
 def tracer_of(url: str | None) -> Tracer | None:
-    """Make the tracer that sends to a collector, by OTLP over HTTP; None when nothing names one.
+    """Make the tracer that sends to a collector, by OTLP over HTTP.
 
-    Args:
-        url: Of the collector, its path `/v1/traces` when it names none; where None, OpenTelemetry's own
-            environment variables decide, which also hold headers, certificates and sampling.
+    Without a URL OpenTelemetry's own environment variables decide; where they name no collector, None.
 
     Raises:
-        BadSetting: if the URL is none, or the extra is not installed.
+        BadSetting: The URL is none, or the extra is not installed.
     """
-    named = any(os.environ.get(each) for each in ENDPOINTS)
-    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if url is None and (not named or disabled):
+    named = [each for each in ENDPOINTS if os.environ.get(each)]
+    if url is None and (not named or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"):
         return None
     endpoint = None if url is None else _checked(url)
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        asked = "--trace" if url is not None else next(each for each in ENDPOINTS if os.environ.get(each))
-        raise BadSetting(
-            f"{asked} needs OpenTelemetry, which is not installed: pip install 'crossbatch[trace]'."
-        ) from error
-    # It has a line for each attempt to reach a collector that is away.
-    logging.getLogger(OTLPSpanExporter.__module__).addFilter(_OnceAMinute())
+        asked = "--trace" if url is not None else named[0]
+        what = f"{asked} needs OpenTelemetry, which is not installed: pip install 'crossbatch[trace]'."
+        raise BadSetting(what) from error
+    last = float("-inf")
+
+    def is_due(record: logging.LogRecord) -> bool:
+        """Let a line a minute pass; there is one for each attempt to reach a collector that is away."""
+        nonlocal last
+        due = record.created - last >= MINUTE
+        last = record.created if due else last
+        return due
+
+    logging.getLogger(OTLPSpanExporter.__module__).addFilter(is_due)
     return Tracer(OTLPSpanExporter(endpoint))
-
-
-class _OnceAMinute(logging.Filter):
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = float("-inf")
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.created - self._last < 60:
-            return False
-        self._last = record.created
-        return True
 
 
 def _checked(url: str) -> str:

@@ -3,22 +3,21 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import ceil
 
 from serving.errors import Draining, Overloaded
 from serving.observability.call import Call
-from serving.rpc.limits import MAX_MESSAGE_BYTES
+from serving.rpc.limits import MAX_BYTES_IN_FLIGHT, MAX_MESSAGE_BYTES
 
-__all__ = ["LIMITS", "MAX_BYTES_IN_FLIGHT", "Admission"]
+__all__ = ["LIMITS", "Admission"]
 
-MAX_BYTES_IN_FLIGHT = 4 * MAX_MESSAGE_BYTES
 LIMITS = ("inputs", "bytes", "client_inputs", "client_bytes")
 """What a call may be refused for."""
 
 SMOOTHING = 0.1
 SHORTEST_RETRY, LONGEST_RETRY = 0.05, 5.0  # seconds
+_DRAINING = "The server is stopping and takes no new work; try another one."
 
 
 class Admission:
@@ -46,7 +45,7 @@ class Admission:
             refused: Is told which of `LIMITS` a call was refused for.
 
         Raises:
-            ValueError: if a limit is below 1.
+            ValueError: A limit is below 1.
         """
         if most_inputs < 1 or most_bytes < 1:
             raise ValueError(f"a limit of {most_inputs} inputs and {most_bytes} bytes admits nothing")
@@ -54,87 +53,80 @@ class Admission:
         self.most_a_client = most_a_client or most_inputs
         share = most_bytes * self.most_a_client // most_inputs
         self._most_bytes_a_client = max(share, min(most_bytes, MAX_MESSAGE_BYTES))
-        self.inputs = 0
-        self.bytes = 0
+        self.inputs = self.bytes = 0
         self.draining = False
-        self._inputs_of: Counter[str] = Counter()
-        self._bytes_of: Counter[str] = Counter()
+        self._inputs_of = Counter[str]()
+        self._bytes_of = Counter[str]()
         self._refused = refused
         self._usual_stay = SHORTEST_RETRY
         self._lock = threading.Lock()
 
-    def check_room(self, client: str) -> None:
-        """Find out, before a message is received, whether a call with one input would be admitted.
+    def check_room(self, client: str, inputs: int = 1) -> None:
+        """Find out, before a message is received, whether a call with so many inputs would be admitted.
 
         Raises:
-            Draining: if the server is stopping.
-            Overloaded: if it would not.
+            Draining: The server is stopping.
+            Overloaded: It would not.
         """
-        self.check_open()
-        self._check_inputs(client, 1)
-
-    def check_open(self) -> None:
-        """Raise Draining if the server takes no calls any more."""
         if self.draining:
-            raise Draining("The server is stopping and takes no new work; try another one.")
+            raise Draining(_DRAINING)
+        if inputs:
+            self._check_inputs(client, inputs)
 
-    @contextmanager
-    def receive(self, call: Call, size: int) -> Iterator[None]:
-        """Account for the bytes of a call's message while the block runs.
+    def receive(self, call: Call, size: int) -> None:
+        """Account for the bytes of a call's message, until it is released.
 
         Raises:
-            Draining: if the server is stopping.
-            Overloaded: if there is no room for so many bytes now.
+            Draining: The server is stopping.
+            Overloaded: There is no room for so many bytes now.
         """
-        self.check_open()
-        client = call.client
+        if self.draining:
+            raise Draining(_DRAINING)
         with self._lock:
-            held = self._bytes_of[client]
+            held = self._bytes_of[call.client]
             if self.bytes + size > self.most_bytes:
                 raise self._full("bytes", f"{self.bytes:,} of at most {self.most_bytes:,} bytes", size)
             if held + size > self._most_bytes_a_client:
-                most = f"{self._most_bytes_a_client:,} bytes of the key {client}"
+                most = f"{self._most_bytes_a_client:,} bytes of the key {call.client}"
                 raise self._full("client_bytes", f"{held:,} of at most {most}", size)
             self.bytes += size
-            self._bytes_of[client] += size
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.bytes -= size
-                _give_back(self._bytes_of, client, size)
+            self._bytes_of[call.client] += size
+            call.bytes += size
 
-    @contextmanager
-    def admit(self, call: Call, inputs: int = 1) -> Iterator[None]:
-        """Hold a permit for each input while the block runs; a call without inputs holds one.
+    def admit(self, call: Call, inputs: int = 1) -> None:
+        """Hold a permit for each input until the call is released; a call without inputs holds one.
 
         Not for a call that goes on for minutes: it would make the others come back too late.
 
         Raises:
-            Overloaded: if too many inputs are in flight now.
+            Overloaded: Too many inputs are in flight now.
         """
-        client = call.client
         with self._lock:
-            self._check_inputs(client, inputs)
+            self._check_inputs(call.client, inputs)
             self.inputs += inputs
-            self._inputs_of[client] += inputs
-        call.inputs += inputs
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.inputs -= inputs
-                _give_back(self._inputs_of, client, inputs)
+            self._inputs_of[call.client] += inputs
+            call.inputs += inputs
+
+    def release(self, call: Call) -> None:
+        """Give back all that a call holds, once."""
+        with self._lock:
+            self.inputs -= call.inputs
+            self.bytes -= call.bytes
+            for held, amount in ((self._inputs_of, call.inputs), (self._bytes_of, call.bytes)):
+                held[call.client] -= amount
+                if not held[call.client]:  # names of the past take no room
+                    del held[call.client]
+            if call.inputs:
                 # A place becomes free about when a call of usual length ends: that is when to come back.
-                self._usual_stay += SMOOTHING * (time.monotonic() - began - self._usual_stay)
+                self._usual_stay += SMOOTHING * (time.monotonic() - call.began - self._usual_stay)
 
     def _check_inputs(self, client: str, inputs: int) -> None:
         if self.inputs + inputs > self.most_inputs:
             raise self._full("inputs", f"{self.inputs} of at most {self.most_inputs} inputs", inputs)
-        if self._inputs_of[client] + inputs > self.most_a_client:
+        held = self._inputs_of.get(client, 0)
+        if held + inputs > self.most_a_client:
             most = f"{self.most_a_client} inputs of the key {client}"
-            raise self._full("client_inputs", f"{self._inputs_of[client]} of at most {most}", inputs)
+            raise self._full("client_inputs", f"{held} of at most {most}", inputs)
 
     def _full(self, limit: str, taken: str, wanted: int) -> Overloaded:
         self._refused(limit)
@@ -144,9 +136,3 @@ class Admission:
             f"{taken} are in flight, and there is no room for {wanted:,} more; try again later.",
             retry_after=min(steps * SHORTEST_RETRY, LONGEST_RETRY),
         )
-
-
-def _give_back(held: Counter[str], client: str, amount: int) -> None:
-    held[client] -= amount
-    if not held[client]:  # names of the past take no room
-        del held[client]

@@ -2,21 +2,21 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from serving.errors import BadSetting, CrossbatchError, PermissionDenied, Unauthenticated
-from serving.rpc.keys import Role, hash_of, read_keys
+from serving.observability.call import Call
+from serving.rpc.keys import Key, Role, hash_of, read_keys
 
-__all__ = ["ANYBODY", "OURS", "ROLES", "Authenticator", "Identity", "role_of", "short_name"]
+__all__ = ["OURS", "ROLES", "Authenticator", "Role", "role_of", "short_name"]
 
 logger = logging.getLogger(__name__)
 
 OURS = ("/crossbatch.v1.", "/inference.")
 """How the calls of our own packages begin; every other service is gRPC's."""
 
-ROLES: Mapping[str, Role | None] = {
+ROLES: dict[str, Role | None] = {
     "/crossbatch.v1.RetrievalService/Embed": "read",
     "/crossbatch.v1.RetrievalService/Search": "read",
     "/crossbatch.v1.RetrievalService/Explain": "read",
@@ -64,39 +64,23 @@ def role_of(method: str) -> Role | None:
 
 def short_name(method: str) -> str:
     """Write a call's name as logs and metrics have it: `RetrievalService/Search`."""
-    for package in OURS:
-        if method.startswith(package):
-            return method.removeprefix(package)
-    return method.removeprefix("/")
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who calls: the name of his API key, empty where none is needed."""
-
-    name: str = ""
-    role: Role = "write"
-
-
-ANYBODY = Identity()
+    package = next((each for each in OURS if method.startswith(each)), "/")
+    return method.removeprefix(package)
 
 
 class Authenticator:
     """Knows the API keys. The file is read again when it changes, by a thread that looks once a second."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read the keys.
-
-        Args:
-            path: Their file; without one everybody may do all.
+        """Read the keys of a file; without one everybody may do all, and `asks` is false.
 
         Raises:
-            NotFound: if there is no such file.
-            BadArtifact: if it is damaged.
-            BadSetting: if it has no key that may be used.
+            NotFound: There is no such file.
+            BadArtifact: It is damaged.
+            BadSetting: It has no key that may be used.
         """
-        self._path = path
-        self._known: dict[bytes, Identity] = {}
+        self.asks = path is not None
+        self._known: dict[bytes, Key] = {}
         self._closed = threading.Event()
         if path is None:
             return
@@ -109,31 +93,22 @@ class Authenticator:
             )
         threading.Thread(target=self._watch, args=(path, stamp), name="keys", daemon=True).start()
 
-    def identify(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Identity:
-        """Find out who makes a call.
+    def authorize(self, call: Call, needed: Role) -> None:
+        """Find out who makes a call, by its metadata, and whether he may; note his name in it.
 
         Raises:
-            Unauthenticated: if the call brings no valid key, and needs one.
+            Unauthenticated: The call brings no valid key.
+            PermissionDenied: The key's role does not allow the call.
         """
-        if self._path is None or role_of(method) is None:
-            return ANYBODY
         # By its hash, which an attacker cannot steer: how long a look-up takes tells nothing of other keys.
-        caller = self._known.get(hash_of(_sent(metadata)))
-        if caller is None:
+        key = self._known.get(hash_of(_sent(call.metadata)))
+        if key is None:
             raise Unauthenticated(_UNKNOWN)
-        return caller
-
-    @staticmethod
-    def allow(method: str, caller: Identity) -> None:
-        """Find out whether he may make it.
-
-        Raises:
-            PermissionDenied: if the key's role does not allow the call.
-        """
-        if role_of(method) == "write" and caller.role != "write":
+        call.client = key.name
+        if needed == "write" and key.role != "write":
             raise PermissionDenied(
-                f"The key {caller.name} has the role {caller.role} and {short_name(method)} needs the role "
-                "write; use a key that has it."
+                f"The key {key.name} has the role {key.role} and {call.rpc} needs the role write; "
+                "use a key that has it."
             )
 
     def close(self) -> None:
@@ -153,18 +128,14 @@ class Authenticator:
                 if str(error) != complaint:
                     logger.error("%s; the keys read before stay in force", error)
                 complaint = str(error)
-                continue
-            complaint = ""
-            logger.info("read %d keys of %s", len(self._known), path)
+            else:
+                complaint = ""
+                logger.info("read %d keys of %s", len(self._known), path)
 
 
-def _usable(path: Path) -> dict[bytes, Identity]:
+def _usable(path: Path) -> dict[bytes, Key]:
     """The keys that are not revoked, by their hash."""
-    return {
-        bytes.fromhex(key.sha256): Identity(key.name, key.role)
-        for key in read_keys(path)
-        if key.revoked is None
-    }
+    return {bytes.fromhex(key.sha256): key for key in read_keys(path) if key.revoked is None}
 
 
 def _sent(metadata: Iterable[tuple[str, str | bytes]]) -> str:

@@ -1,10 +1,11 @@
 """What every call passes: who calls, whether there is room, its deadline, the error table, one log line."""
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -13,10 +14,9 @@ from grpc_status import rpc_status
 from serving.errors import CrossbatchError, Draining, InvalidArgument
 from serving.observability.access_log import AccessLog
 from serving.observability.call import Call, current_call
-from serving.observability.logs import new_request_id, request_id
 from serving.rpc.admission import Admission
-from serving.rpc.auth import OURS, Authenticator, role_of, short_name
-from serving.rpc.status import Refusal, reason_of, to_status
+from serving.rpc.auth import OURS, Authenticator, Role, role_of, short_name
+from serving.rpc.status import reason_of, to_status
 
 __all__ = ["REQUEST_ID", "CallInterceptor"]
 
@@ -40,6 +40,18 @@ LOADED = frozenset(
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """What there is to know of a method, worked out when it is first called."""
+
+    name: str
+    rpc: str
+    role: Role | None
+    handler: Handler  # wrapped, where the method is ours
+    limited: bool  # it is refused while the server drains or is full
+    inputs: int  # for which there must be room before its message is received
+
+
 class CallInterceptor(grpc.ServerInterceptor):
     """Turns calls away, or hands those of our own services on with a `Call` in place of gRPC's context.
 
@@ -51,7 +63,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         self._authenticator = authenticator
         self._admission = admission
         self._log = access_log
-        self._wrapped: dict[Handler, Handler] = {}
+        self._methods: dict[str, _Method] = {}
         self._running: set[Call] = set()
         self._changed = threading.Condition()
 
@@ -61,30 +73,29 @@ class CallInterceptor(grpc.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
         """Turn a call away before its message is received, or hand it on."""
-        handler = continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = str(handler_call_details.method)
+        method = self._methods.get(str(handler_call_details.method))
+        if method is None:
+            handler = continuation(handler_call_details)
+            if handler is None:
+                return None
+            method = self._known(str(handler_call_details.method), handler)
         metadata = handler_call_details.invocation_metadata or ()
-        ours = method.startswith(OURS)
-        call = Call(short_name(method), method, writes=role_of(method) == "write")
+        call = Call(
+            method.rpc,
+            method.name,
+            request_id=_request_id(metadata),
+            metadata=metadata,
+            writes=method.role == "write",
+        )
         current_call.set(call)
-        request_id.set(new_request_id(_sent_id(metadata)))
         try:
-            caller = self._authenticator.identify(method, metadata)
-            call.client = caller.name
-            self._authenticator.allow(method, caller)
-            if method in LOADED:
-                self._admission.check_room(call.client)
-            elif ours and method not in PROBES:
-                self._admission.check_open()
+            if method.role is not None and self._authenticator.asks:
+                self._authenticator.authorize(call, method.role)
+            if method.limited:
+                self._admission.check_room(call.client, method.inputs)
         except CrossbatchError as error:
             return self._refusal(call, error)
-        if not ours:
-            return handler
-        if handler not in self._wrapped:
-            self._wrapped[handler] = self._wrap(method, handler)
-        return self._wrapped[handler]
+        return method.handler
 
     def drain(self) -> None:
         """Take no new calls from now on."""
@@ -101,41 +112,52 @@ class CallInterceptor(grpc.ServerInterceptor):
             for call in self._running:
                 call.ended = Draining("The server stopped before the call was done; try another one.")
 
-    def _refusal(self, call: Call, error: CrossbatchError) -> "Handler":
-        def refuse(_: object, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _known(self, name: str, handler: Handler) -> _Method:
+        ours, probe = name.startswith(OURS), name in PROBES
+        self._methods[name] = _Method(
+            name,
+            short_name(name),
+            role_of(name),
+            self._wrapped(handler) if ours else handler,
+            limited=ours and not probe,
+            inputs=int(name in LOADED),
+        )
+        return self._methods[name]
+
+    def _refusal(self, call: Call, error: CrossbatchError) -> Handler:
+        def refuse(_: object, context: grpc.ServicerContext) -> NoReturn:
             call.peer = context.peer()
-            self._log.began(call)
-            self._end(call, error, context, refused=True)
-            return iter(())
+            self._log.metrics.began(call)
+            self._fail(call, context, error, refused=True)
 
         # As a stream, which is the same on the wire, so that the message is not received first.
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    def _wrap(self, method: str, handler: "Handler") -> "Handler":
+    def _wrapped(self, handler: Handler) -> Handler:
+        """Hand the request and a `Call` to a service; what it raises becomes the call's status."""
         parse: Callable[[bytes], Any] = handler.request_deserializer or bytes
         unary: Any = handler.unary_unary
         streamed: Any = handler.unary_stream
 
-        @contextmanager
-        def received(data: bytes, context: grpc.ServicerContext) -> Iterator[Call]:
-            with self._in_progress(context) as call:
-                room = nullcontext() if method in PROBES else self._admission.receive(call, len(data))
-                with room:
-                    try:
-                        call.request = parse(data)
-                    except (DecodeError, ValueError) as error:
-                        what = f"The message is not a request of {method[1:]}; check the proto files."
-                        raise InvalidArgument(what) from error
-                    yield call
-
-        # The request is unpacked here: gRPC calls one that cannot be read a fault of the server.
         def answer(data: bytes, context: grpc.ServicerContext) -> Any:
-            with received(data, context) as call:
-                return unary(call.request, call)
+            call = self._begin(context, data, parse)
+            try:
+                reply = unary(call.request, call)
+            except Exception as error:
+                self._fail(call, context, error)
+            self._end(call, "OK")
+            return reply
 
         def stream(data: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
-            with received(data, context) as call:
+            call = self._begin(context, data, parse)
+            try:
                 yield from streamed(call.request, call)
+            except GeneratorExit:  # the caller left
+                self._end(call, "CANCELLED")
+                raise
+            except Exception as error:
+                self._fail(call, context, error)
+            self._end(call, "OK")
 
         if streamed is not None:
             return grpc.unary_stream_rpc_method_handler(
@@ -143,9 +165,8 @@ class CallInterceptor(grpc.ServerInterceptor):
             )
         return grpc.unary_unary_rpc_method_handler(answer, response_serializer=handler.response_serializer)
 
-    @contextmanager
-    def _in_progress(self, context: grpc.ServicerContext) -> Iterator[Call]:
-        """Take note of a call while the block runs; what the block raises becomes its status."""
+    def _begin(self, context: grpc.ServicerContext, data: bytes, parse: Callable[[bytes], Any]) -> Call:
+        """Take note of a call, and unpack its request; gRPC calls one that cannot be read our own fault."""
         call = current_call.get()
         if call is None:
             raise RuntimeError("a call that did not pass `intercept_service`")
@@ -153,50 +174,47 @@ class CallInterceptor(grpc.ServerInterceptor):
         left = context.time_remaining()
         call.deadline = None if left is None else time.monotonic() + left
         call.is_active = context.is_active
-        context.set_trailing_metadata(((REQUEST_ID, request_id.get()),))
-        self._log.began(call)
+        context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
+        self._log.metrics.began(call)
         with self._changed:
             self._running.add(call)
         try:
-            yield call
-        except Exception as error:
-            self._end(call, error, context)
-        except GeneratorExit:  # the caller of a stream left
-            self._log.ended(call, "CANCELLED", context)
-            raise
-        else:
-            self._log.ended(call, "OK", context)
+            if call.method not in PROBES:
+                self._admission.receive(call, len(data))
+            call.request = parse(data)
+        except CrossbatchError as error:
+            self._fail(call, context, error)
+        except (DecodeError, ValueError):
+            what = f"The message is not a request of {call.method[1:]}; check the proto files."
+            self._fail(call, context, InvalidArgument(what))
+        return call
+
+    def _fail(
+        self, call: Call, context: grpc.ServicerContext, error: Exception, *, refused: bool = False
+    ) -> NoReturn:
+        """End a call with the status that its error deserves."""
+        status = rpc_status.to_status(to_status(error))
+        code, told = status.code.name, status.details
+        self._end(call, code, reason=reason_of(error), error=told, refused=refused)
+        context.set_trailing_metadata((*status.trailing_metadata, (REQUEST_ID, call.request_id)))
+        context.abort(status.code, told)
+
+    def _end(self, call: Call, code: str, **told: Any) -> None:
+        """Note that a call is over."""
+        self._admission.release(call)
+        try:
+            self._log.ended(call, code, **told)
         finally:
             with self._changed:
                 self._running.discard(call)
                 self._changed.notify_all()
 
-    def _end(
-        self, call: Call, error: Exception, context: grpc.ServicerContext, *, refused: bool = False
-    ) -> None:
-        """Note a call that failed, and end it with the status that its error deserves; always raises."""
-        status = rpc_status.to_status(to_status(error))
-        self._log.ended(
-            call,
-            status.code.name,
-            context,
-            reason=_reason(error),
-            error=status.details,
-            refused=refused,
-        )
-        context.set_trailing_metadata((*status.trailing_metadata, (REQUEST_ID, request_id.get())))
-        context.abort(status.code, status.details)
 
-
-def _reason(error: Exception) -> str:
-    """The reason that the ErrorInfo of an error names."""
-    if isinstance(error, Refusal):
-        return reason_of(error.violations[0].error)
-    return reason_of(error) if isinstance(error, CrossbatchError) else "INTERNAL"
-
-
-def _sent_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    for key, value in metadata:
-        if key == REQUEST_ID and isinstance(value, str):
-            return value
-    return ""
+def _request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The id that the caller proposes, if it is short and printable, or a random one."""
+    for name, value in metadata:
+        if name == REQUEST_ID and isinstance(value, str):
+            if 0 < len(value) <= 64 and value.isascii() and value.isprintable():
+                return value
+            break
+    return f"{random.getrandbits(64):016x}"

@@ -1,4 +1,4 @@
-"""The file of API keys: names, roles, and the hashes by which the keys are known again.
+"""The file of API keys, and the command `crossbatch keys` that makes, lists and revokes them.
 
 A key is 256 random bits, which nobody finds by trying, so a plain SHA-256 hides it: the slow hashes that
 passwords need would only slow down each call.
@@ -10,20 +10,30 @@ import json
 import os
 import re
 import secrets
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, NotFound, Overloaded
+from serving.errors import AlreadyExists, BadArtifact, BadSetting, InvalidArgument, NotFound
 from serving.gallery.disk import disk_error, written_aside
 from serving.whole import read_whole
 
-__all__ = ["MAX_KEYS", "Key", "Role", "add_key", "hash_of", "read_keys", "revoke_key"]
+__all__ = [
+    "Key",
+    "Role",
+    "Settings",
+    "add_key",
+    "hash_of",
+    "read_keys",
+    "remark",
+    "render",
+    "revoke_key",
+    "run",
+]
 
 Role: TypeAlias = Literal["read", "write"]
 
@@ -31,7 +41,6 @@ FORMAT = 1
 PREFIX = "cb_"  # by which scanners for leaked secrets know it
 MAX_KEYS = 1_000
 _MAX_BYTES = 1 << 20
-_PATIENCE, _PAUSE = 10.0, 0.01  # seconds that a change waits for another one
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -54,6 +63,30 @@ class _File(BaseModel):
     keys: list[Key] = Field(max_length=MAX_KEYS)
 
 
+class Settings(BaseModel):
+    """Settings of `crossbatch keys`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    action: Literal["add", "list", "revoke"] = Field(
+        description="add NAME: make a key and show it, this once; list: show the keys' names and roles; "
+        "revoke NAME: refuse a key from now on, for good",
+        json_schema_extra={"positional": True},
+    )
+    name: str | None = Field(
+        default=None,
+        description="the key's name, which logs tell its holder by",
+        json_schema_extra={"positional": True},
+    )
+    role: Role = Field(
+        default="read",
+        description="what the key that is added may do: read (embed, search, look), or write as well",
+    )
+    file: Path = Field(
+        default=Path("keys.json"), description="the file that holds the keys' hashes, for `serve --keys`"
+    )
+
+
 def hash_of(key: str) -> bytes:
     """Return the SHA-256 of a key, 32 bytes; whatever else was sent has one too."""
     return hashlib.sha256(key.encode(errors="replace")).digest()
@@ -63,32 +96,29 @@ def read_keys(path: Path) -> list[Key]:
     """Read a file of keys, those that were revoked too.
 
     Raises:
-        NotFound: if there is no such file.
-        BadArtifact: if it cannot be read, is damaged, or of a newer format.
+        NotFound: There is no such file.
+        BadArtifact: It cannot be read, is damaged, or of a newer format.
     """
     try:
-        data = read_whole(path, _MAX_BYTES)
+        found = json.loads(read_whole(path, _MAX_BYTES))
+        version = found.get("format") if isinstance(found, dict) else None
+        if isinstance(version, int) and version > FORMAT:
+            raise BadArtifact(
+                f"the key file {path} is of format {version} and this crossbatch reads format {FORMAT}; "
+                "install a newer one"
+            )
+        keys = _File.model_validate(found).keys
     except FileNotFoundError as error:
         raise NotFound(
             f"there is no key file {path}; make one by `crossbatch keys add NAME --file {path}`"
         ) from error
     except OSError as error:
         raise BadArtifact(f"the key file {path} cannot be read ({error.strerror or error})") from error
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, "it is no JSON") from error
-    version = found.get("format") if isinstance(found, dict) else None
-    if isinstance(version, int) and version > FORMAT:
-        raise BadArtifact(
-            f"the key file {path} is of format {version} and this crossbatch reads format {FORMAT}; "
-            "install a newer one"
-        )
-    try:
-        keys = _File.model_validate(found).keys
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"])) or "the whole"
         raise _damaged(path, f"{place} is not as it was written") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "it is no JSON") from error
     for field in ("name", "sha256"):
         if len({getattr(key, field) for key in keys}) < len(keys):
             raise _damaged(path, f"a {field} is in it twice")
@@ -96,21 +126,18 @@ def read_keys(path: Path) -> list[Key]:
 
 
 def add_key(path: Path, name: str, role: Role) -> str:
-    """Make a key and keep its hash; the file is made with the first one.
-
-    Returns:
-        The key, which cannot be had again.
+    """Make a key, keep its hash, and return the key, which cannot be had again.
 
     Raises:
-        InvalidArgument: if the name cannot be one, or the file is full.
-        AlreadyExists: if the name is taken, also by a key that was revoked: logs tell keys by it.
-        CrossbatchError: if the file is damaged or cannot be written.
+        InvalidArgument: The name cannot be one, or the file is full.
+        AlreadyExists: The name is taken, also by a key that was revoked: logs tell keys by it.
+        CrossbatchError: The file is damaged or cannot be written.
     """
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"{name!r} cannot be a key's name; take up to 64 letters, digits, dots, hyphens and underscores"
         )
-    with _held(path):
+    with _locked(path):
         keys = read_keys(path) if path.exists() else []
         taken = next((key for key in keys if key.name == name), None)
         if taken is not None:
@@ -124,18 +151,13 @@ def add_key(path: Path, name: str, role: Role) -> str:
 
 
 def revoke_key(path: Path, name: str) -> Key:
-    """Take a key's rights away for good; one that was revoked before stays as it is.
-
-    Returns:
-        What is kept of it.
+    """Take a key's rights away for good; return what is kept of it.
 
     Raises:
-        NotFound: if there is no such key or file.
-        CrossbatchError: if the file is damaged or cannot be written.
+        CrossbatchError: There is no such key or file, or it is damaged or cannot be written.
     """
-    if not path.exists():
-        read_keys(path)  # says what is wrong, and leaves no lock beside a file that is not there
-    with _held(path):
+    read_keys(path)  # which leaves no lock beside a file that is not there
+    with _locked(path):
         keys = read_keys(path)
         place = next((i for i, key in enumerate(keys) if key.name == name), None)
         if place is None:
@@ -146,46 +168,70 @@ def revoke_key(path: Path, name: str) -> Key:
         return keys[place]
 
 
+def run(settings: Settings) -> dict[str, Any]:
+    """Do what the command says; return the `action` and what came of it, without hashes.
+
+    Raises:
+        CrossbatchError: The name is missing or taken, there is no such file or key, or the file is damaged.
+    """
+    action, file, name = settings.action, settings.file, settings.name
+    done: dict[str, Any] = {"action": action, "file": str(file)}
+    if action == "list":
+        if name is not None:
+            raise BadSetting("list needs no word after it: crossbatch keys list")
+        return done | {"keys": [key.model_dump(exclude={"sha256"}) for key in read_keys(file)]}
+    if name is None:
+        raise BadSetting(f"{action} needs one word after it, the key's name: crossbatch keys {action} NAME")
+    if action == "revoke":
+        return done | revoke_key(file, name).model_dump(exclude={"sha256"})
+    return done | {"name": name, "role": settings.role, "key": add_key(file, name, settings.role)}
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """Say what was done, or show the keys as a table."""
+    if result["action"] == "add":
+        return str(result["key"])
+    if result["action"] == "revoke":
+        return (
+            f"the key {result['name']} is revoked since {result['revoked']}; "
+            "running servers refuse it within 2 seconds"
+        )
+    rows = [("name", "role", "created", "revoked")]
+    rows += [(key["name"], key["role"], key["created"], key["revoked"] or "-") for key in result["keys"]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def remark(result: Mapping[str, Any]) -> str | None:
+    """Say what the key is that was made, which is alone on standard output so that a file can take it."""
+    if result["action"] != "add":
+        return None
+    return (
+        f"This is the key of {result['name']}, of the role {result['role']}; it is shown this once. "
+        f"Serve with --keys {result['file']}, and send it as `authorization: Bearer KEY`."
+    )
+
+
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """Keep others from changing the file by a lock beside it, since the file itself is replaced."""
-    lock = path.with_name(f"{path.name}.lock")
-    deadline = time.monotonic() + _PATIENCE
     try:
-        while (descriptor := _lock(lock)) is None:
-            if time.monotonic() >= deadline:
-                raise Overloaded(f"the key file {path} is being changed; try again")
-            time.sleep(_PAUSE)
+        lock = path.with_name(f"{path.name}.lock").open("w")
     except OSError as error:
         raise disk_error(error, f"the key file {path}") from error
-    try:
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        with suppress(OSError):
-            lock.unlink()  # while it is held: whoever waits for this one finds that it is the lock no more
-        os.close(descriptor)
-
-
-def _lock(path: Path) -> int | None:
-    """Try to take a lock, a file that whoever has it removes at the end; gives its descriptor."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with suppress(BlockingIOError, FileNotFoundError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), path.stat()):
-            return descriptor
-    os.close(descriptor)
-    return None
 
 
 def _write(path: Path, keys: Sequence[Key]) -> None:
-    data: dict[str, Any] = _File(keys=list(keys)).model_dump()
     try:
         # A link stays one, to a file that is replaced.
         with written_aside(path.resolve()) as aside:
             descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w", encoding="utf-8") as file:
                 os.fchmod(descriptor, 0o600)  # what a killed process left may have any mode
-                json.dump(data, file, indent=1)
+                json.dump(_File(keys=list(keys)).model_dump(), file, indent=1)
     except OSError as error:
         raise disk_error(error, f"the key file {path}") from error
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from serving import errors
@@ -53,11 +52,9 @@ CODES: dict[type[CrossbatchError], grpc.StatusCode] = {
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
 }
 
-_BY_CODE: dict[int, type[CrossbatchError]] = {
-    # For a status without a reason of ours, which gRPC itself or a proxy made: the first class of each code.
-    **{code.value[0]: kind for kind, code in reversed(CODES.items())},
-    grpc.StatusCode.CANCELLED.value[0]: errors.Unavailable,
-}
+# For a status without a reason of ours, which gRPC itself or a proxy made: the first class of each code.
+_BY_CODE: dict[int, type[CrossbatchError]] = {code.value[0]: kind for kind, code in reversed(CODES.items())}
+_BY_CODE[grpc.StatusCode.CANCELLED.value[0]] = errors.Unavailable
 _CODE_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 # A status travels in two headers, and many clients refuse headers of more than 8 KiB in all.
@@ -93,8 +90,12 @@ def code_of(error: CrossbatchError) -> grpc.StatusCode:
     return CODES[_listed(error)]
 
 
-def reason_of(error: CrossbatchError) -> str:
-    """Name an error's class as google.rpc.ErrorInfo wants it: `BadImage` is `BAD_IMAGE`."""
+def reason_of(error: Exception) -> str:
+    """Name an error's class as google.rpc.ErrorInfo wants it, such as `BAD_IMAGE`; a bug is `INTERNAL`."""
+    if isinstance(error, Refusal):
+        error = error.violations[0].error
+    if not isinstance(error, CrossbatchError):
+        return "INTERNAL"
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", _listed(error).__name__).upper()
 
 
@@ -111,18 +112,24 @@ def to_status(error: Exception) -> status_pb2.Status:
         first = error.violations[0]
         status = to_status(first.error)
         status.message = _shortened(f"{first.field}: {status.message}", _MOST_MESSAGE_BYTES)
-        return _with_violations(status, error.violations[:_MOST_VIOLATIONS])
-    if not isinstance(error, CrossbatchError):
-        return _internal(error)
-    message = _shortened(str(error), _MOST_MESSAGE_BYTES)
+        _add_violations(status, error.violations[:_MOST_VIOLATIONS])
+        return status
     info = error_details_pb2.ErrorInfo(reason=reason_of(error), domain=DOMAIN)
+    if isinstance(error, CrossbatchError):
+        code, message = code_of(error), str(error)
+    else:
+        code, incident = grpc.StatusCode.INTERNAL, uuid.uuid4().hex[:12]
+        logger.error("a bug of ours, incident %s", incident, exc_info=error, extra={"incident": incident})
+        message = f"The server failed by its own fault; its log tells more under incident {incident}."
+        info.metadata["incident"] = incident
     if isinstance(error, errors.Conflict):
         info.metadata.update(key=error.key, expected=str(error.expected), found=str(error.found))
-    status = status_pb2.Status(code=code_of(error).value[0], message=message, details=[_packed(info)])
+    status = status_pb2.Status(code=code.value[0], message=_shortened(message, _MOST_MESSAGE_BYTES))
+    status.details.add().Pack(info)
     if isinstance(error, errors.Overloaded):
-        delay = duration_pb2.Duration()
-        delay.FromNanoseconds(round(error.retry_after * 1e9))
-        status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(error.retry_after * 1e9))
+        status.details.add().Pack(retry)
     return status
 
 
@@ -136,30 +143,27 @@ def from_status(status: status_pb2.Status) -> CrossbatchError:
     info = _detail(status, error_details_pb2.ErrorInfo) or error_details_pb2.ErrorInfo()
     kind = _by_reason(info.reason if info.domain == DOMAIN else "")
     kind = kind or _BY_CODE.get(status.code, CrossbatchError)
-    retry = _detail(status, error_details_pb2.RetryInfo)
-    error: CrossbatchError
-    if issubclass(kind, errors.Overloaded) and retry is not None:
-        error = kind(status.message, retry_after=retry.retry_delay.ToNanoseconds() / 1e9)
-    elif issubclass(kind, errors.Conflict):
-        told = info.metadata
-        expected, found = _number(told.get("expected", "")), _number(told.get("found", ""))
-        error = kind(status.message, key=told.get("key", ""), expected=expected, found=found)
-    else:
-        error = kind(status.message)
+    told: dict[str, Any] = {}
+    if issubclass(kind, errors.Conflict):
+        expected, found = (_number(info.metadata.get(name, "")) for name in ("expected", "found"))
+        told = {"key": info.metadata.get("key", ""), "expected": expected, "found": found}
+    elif issubclass(kind, errors.Overloaded):
+        retry = _detail(status, error_details_pb2.RetryInfo)
+        told = {} if retry is None else {"retry_after": retry.retry_delay.ToNanoseconds() / 1e9}
+    error = kind(status.message, **told)
     error.code, error.reason = _CODE_NAMES.get(status.code, "UNKNOWN"), info.reason
     return error
 
 
 def violations_of(status: status_pb2.Status) -> tuple[Violation, ...]:
     """Read the fields that a status complains about, in the server's order; none where it names none."""
+    found = []
     bad = _detail(status, error_details_pb2.BadRequest)
-    return () if bad is None else tuple(Violation(each.field, _fault(each)) for each in bad.field_violations)
-
-
-def _fault(violation: error_details_pb2.BadRequest.FieldViolation) -> CrossbatchError:
-    error = (_by_reason(violation.reason) or errors.InvalidArgument)(violation.description)
-    error.code, error.reason = code_of(error).name, violation.reason
-    return error
+    for each in () if bad is None else bad.field_violations:
+        error = (_by_reason(each.reason) or errors.InvalidArgument)(each.description)
+        error.code, error.reason = code_of(error).name, each.reason
+        found.append(Violation(each.field, error))
+    return tuple(found)
 
 
 def _listed(error: CrossbatchError) -> type[CrossbatchError]:
@@ -176,34 +180,20 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def _internal(error: Exception) -> status_pb2.Status:
-    incident = uuid.uuid4().hex[:12]
-    logger.error("a bug of ours, incident %s", incident, exc_info=error, extra={"incident": incident})
-    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN, metadata={"incident": incident})
-    return status_pb2.Status(
-        code=grpc.StatusCode.INTERNAL.value[0],
-        message=f"The server failed by its own fault; its log tells more under incident {incident}.",
-        details=[_packed(info)],
-    )
-
-
-def _with_violations(status: status_pb2.Status, violations: Sequence[Violation]) -> status_pb2.Status:
+def _add_violations(status: status_pb2.Status, violations: Sequence[Violation]) -> None:
     """Add the violations to a status, as many as its headers have room for."""
-    bad = error_details_pb2.BadRequest()
-    whole = status
+    bad, packed = error_details_pb2.BadRequest(), status.details.add()
     for each in violations:
+        before = packed.value
         bad.field_violations.add(
             field=_shortened(each.field, _MOST_FIELD_BYTES),
             description=_shortened(str(each.error), _MOST_FIELD_BYTES),
             reason=reason_of(each.error),
         )
-        longer = status_pb2.Status(
-            code=status.code, message=status.message, details=[*status.details, _packed(bad)]
-        )
-        if _header_bytes(longer) > _MOST_HEADER_BYTES:
-            break
-        whole = longer
-    return whole
+        packed.Pack(bad)
+        if _header_bytes(status) > _MOST_HEADER_BYTES:
+            packed.value = before
+            return
 
 
 def _header_bytes(status: status_pb2.Status) -> int:
@@ -219,17 +209,7 @@ def _shortened(text: str, most: int) -> str:
     return data.decode() if len(data) <= most else data[: most - 3].decode(errors="ignore") + "..."
 
 
-def _packed(message: Any) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
-
-
 def _detail(status: status_pb2.Status, kind: type[Any]) -> Any:
     """The first detail of a kind; None when there is none."""
-    for packed in status.details:
-        if packed.Is(kind.DESCRIPTOR):
-            message = kind()
-            packed.Unpack(message)
-            return message
-    return None
+    message = kind()
+    return next((message for packed in status.details if packed.Unpack(message)), None)

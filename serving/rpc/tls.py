@@ -3,6 +3,7 @@
 import logging
 import ssl
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,14 @@ def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
     and leave the one that is in use.
 
     Raises:
-        BadSetting: if a file cannot be used; the sentence tells which and why.
+        BadSetting: A file cannot be used; the sentence tells which and why.
     """
     certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
     if certificate is None or key is None:
         return None
-    files = [path for path in (certificate, key, client_ca) if path is not None]
+    files = [certificate, key] if client_ca is None else [certificate, key, client_ca]
     stamp, looked = _stamp(files), time.monotonic()
-    first = _configuration(certificate, key, client_ca)
+    first = _configuration(*files)
 
     def newer() -> Any:  # a configuration, or None for no change
         nonlocal stamp, looked
@@ -44,11 +45,8 @@ def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
             if now == stamp:
                 return None
             stamp = now
-            configuration = _configuration(certificate, key, client_ca)
-        except (
-            BadSetting,
-            OSError,
-        ) as error:  # half-written files too; they change again when they are whole
+            configuration = _configuration(*files)
+        except BadSetting as error:  # half-written files too; they change again when they are whole
             logger.error("%s; the certificate read before stays in use", error)
             return None
         logger.info("read a new certificate of %s", certificate)
@@ -59,7 +57,7 @@ def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
     )
 
 
-def _stamp(files: list[Path]) -> list[tuple[int, int, int]]:
+def _stamp(files: Sequence[Path]) -> list[tuple[int, int, int]]:
     try:
         found = [path.stat() for path in files]
     except OSError as error:
@@ -68,14 +66,18 @@ def _stamp(files: list[Path]) -> list[tuple[int, int, int]]:
 
 
 def _configuration(
-    certificate: Path, key: Path, client_ca: Path | None
+    certificate: Path, key: Path, client_ca: Path | None = None
 ) -> "grpc.ServerCertificateConfiguration":
     """Read the files, and try them with OpenSSL, which says more of them than gRPC does."""
+
+    def no_password() -> str:  # OpenSSL would ask on the terminal
+        raise ValueError("the key is encrypted")
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         data = (key.read_bytes(), certificate.read_bytes())
         roots = None if client_ca is None else client_ca.read_bytes()
-        context.load_cert_chain(certificate, key, password=_no_password)
+        context.load_cert_chain(certificate, key, password=no_password)
         if client_ca is not None:
             context.load_verify_locations(client_ca)
     except ssl.SSLError as error:
@@ -83,7 +85,7 @@ def _configuration(
             raise BadSetting(
                 f"the key {key} is not that of the certificate {certificate}; give two that belong together"
             ) from error
-        what = ", ".join(str(path) for path in (certificate, key, client_ca) if path is not None)
+        what = ", ".join(map(str, filter(None, (certificate, key, client_ca))))
         reason = (error.reason or "not readable").replace("_", " ").lower()
         raise BadSetting(f"{what} are no certificate and key ({reason}); give PEM files") from error
     except OSError as error:
@@ -91,7 +93,3 @@ def _configuration(
     except ValueError as error:
         raise BadSetting(f"the key {key} is encrypted; give --tls-key one that is not") from error
     return grpc.ssl_server_certificate_configuration([data], root_certificates=roots)
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted")  # OpenSSL would ask on the terminal

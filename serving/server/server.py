@@ -26,8 +26,7 @@ from serving.engine.models import Change, ModelRegistry
 from serving.engine.repository import ModelRepository, ModelSources
 from serving.errors import Draining, Unavailable
 from serving.gallery.directory import GalleryDirectory
-from serving.observability.access_log import AccessLog
-from serving.observability.audit import AuditLog
+from serving.observability.access_log import AccessLog, AuditLog
 from serving.observability.logs import flush_logs
 from serving.observability.metrics import Metrics, keep_fresh, serve_metrics
 from serving.observability.tracing import tracer_of

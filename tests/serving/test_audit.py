@@ -14,13 +14,11 @@ import pytest
 from protos import gallery_service_pb2 as pb
 from serving.errors import CrossbatchError
 from serving.gallery.directory import GalleryDirectory
-from serving.observability.audit import AuditLog
+from serving.observability.access_log import AuditLog
 from serving.observability.call import Call
 from serving.rpc.keys import add_key
-from tests.serving.processes import launched
-from tests.serving.rpc_fakes import FakeEncoder, serving, until
+from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected, item
-from tests.tiny_model import write_tiny_model
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -116,20 +114,9 @@ def test_without_a_file_the_line_is_in_the_log(tmp_path: Path, logged: Callable[
     assert (line["client"], line["gallery"], line["code"]) == ("", "birds", "OK")
 
 
-def test_the_line_is_in_the_log_whatever_its_level(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path / "tiny.onnx")
-    with (
-        launched(tmp_path / "tiny.onnx", tmp_path / "g", "--log-level", "ERROR") as started,
-        connected(started.address) as stubs,
-    ):
-        stubs.create("birds")
-        until(started.records)
-    assert [each["logger"] for each in started.records()] == ["crossbatch.audit"]
-
-
 def write(audit: AuditLog, gallery: str = "birds", **more: str) -> None:
     request = pb.SwitchGalleryRequest(name=gallery, **more)
-    audit.record(Call("GalleryService/SwitchGallery", writes=True, request=request), "OK", 0.1, "p")
+    audit.record(Call("GalleryService/SwitchGallery", writes=True, request=request), "OK", 0.1)
 
 
 def test_a_name_of_any_length_and_kind_makes_one_short_line(log: Path) -> None:

@@ -8,17 +8,7 @@ from hypothesis import strategies as st
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import InvalidArgument
-from serving.gallery.search.filter import (
-    MAX_FILTER_BYTES,
-    AllOf,
-    AnyOf,
-    Equal,
-    Exists,
-    Filter,
-    In,
-    Not,
-    Range,
-)
+from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.rpc.filters import filter_message, filter_of
 from serving.rpc.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_LEVELS
 
@@ -114,15 +104,6 @@ def test_a_filter_has_so_many_levels_and_parts_at_most() -> None:
     assert filter_of(filter_message(largest)) == largest
     with pytest.raises(InvalidArgument, match="more than 1000"):
         filter_message(AllOf((largest, Exists("b"))))
-
-
-def test_the_largest_filter_there_can_be_travels() -> None:
-    text = "x" * (MAX_FILTER_BYTES // MAX_FILTER_CONDITIONS - 1)
-    deep: Filter = Equal(text[:1], text[1:])
-    for _ in range(MAX_FILTER_LEVELS - 2):
-        deep = Not(deep)
-    largest = AllOf((deep,) * MAX_FILTER_CONDITIONS)
-    assert filter_of(filter_message(largest)) == largest
 
 
 @pytest.mark.parametrize(

@@ -178,24 +178,6 @@ def test_an_index_that_cannot_be_is_refused(stubs: Stubs, options: dict[str, Any
     refusal_of(lambda: list(build(stubs, "nobody")), "NOT_FOUND")
 
 
-@pytest.mark.parametrize("steps", [True, False])
-def test_progress_is_told_several_times_a_second_whether_or_not_there_is_any(
-    stubs: Stubs, monkeypatch: pytest.MonkeyPatch, steps: bool
-) -> None:
-    slow = Slow(monkeypatch, steps=steps)
-    stubs.create("birds")
-    stream = build(stubs, "birds")
-    times = []
-    for message in stream:
-        times.append(time.monotonic())
-        assert message.stage == "train" or len(times) == 1
-        if len(times) == 5:
-            break
-    slow.finish.set()
-    stream.cancel()
-    assert 0.3 < times[4] - times[1] < 3.0  # three pauses, on a machine that may be busy
-
-
 @pytest.mark.parametrize("end", ["cancelled", "late", "gone"])
 def test_a_rebuild_that_nobody_waits_for_is_broken_off_and_leaves_the_index(
     running: Server, stubs: Stubs, slow: Slow, galleries: GalleryDirectory, end: str
@@ -232,29 +214,6 @@ def test_a_rebuild_ends_when_the_server_drains(
     refusal_of(lambda: list(stream), "UNAVAILABLE", reason="DRAINING")
     assert slow.broken.wait(5)
     stopping.join()
-
-
-def test_a_stop_does_not_wait_for_a_long_step_of_a_rebuild(
-    galleries: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stuck, over = threading.Event(), threading.Event()
-
-    def rebuild(*_: Any, **__: Any) -> None:
-        stuck.set()
-        over.wait(20)
-
-    monkeypatch.setattr(Gallery, "rebuild", rebuild)
-    with serving(FakeEncoder(), galleries, grace=5) as running, connected(running.address) as stubs:
-        stubs.create("birds")
-        stream = build(stubs, "birds")
-        assert stuck.wait(5)
-        next(stream)
-        began = time.monotonic()
-    assert time.monotonic() - began < 4
-    over.set()
-    with pytest.raises(grpc.RpcError):
-        list(stream)
-    until(no_builds)
 
 
 def test_so_many_rebuilds_run_at_once_and_none_holds_up_a_read_or_write(stubs: Stubs, slow: Slow) -> None:

@@ -5,14 +5,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from protos import open_inference_pb2 as pb
 from serving.gallery.directory import GalleryDirectory
-from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.server.server import Server
 from tests.serving.inference_calls import (
     GRID,
@@ -144,28 +141,6 @@ def test_a_model_or_version_that_is_not_served_is_not_found(stubs: Stubs) -> Non
         assert not ready.ready  # clients ask until it is
 
 
-def test_32_images_of_224_pixels_fit_in_a_call(tmp_path: Path) -> None:
-    class Large(FakeEncoder):
-        def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> NDArray[np.float32]:
-            return np.eye(DIMENSION, dtype=np.float32)[images[:, 0, 0, 0] % DIMENSION]
-
-    pixels = np.zeros((32, 224, 224, 3), np.uint8)
-    pixels[:, 0, 0, 0] = range(32)
-    wanted = np.eye(DIMENSION, dtype=np.float32)[np.arange(32) % DIMENSION]
-    options = [("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
-    with (
-        serving(Large(FakeSpec(image_size=224)), GalleryDirectory(tmp_path)) as running,
-        grpc.insecure_channel(running.address, options=options) as channel,
-    ):
-        stubs = Stubs(channel)
-        np.testing.assert_array_equal(arrays_in(infer(stubs, of_pixels(pixels)))["embeddings"], wanted)
-        pixels[:, 100:] = 200
-        given = tensor("images", "UINT8", *pixels.shape)
-        given.contents.uint_contents.extend(pixels.ravel().tolist())
-        reply = infer(stubs, pb.ModelInferRequest(inputs=[given]))
-        assert list(reply.outputs[0].contents.fp32_contents) == wanted.ravel().tolist()
-
-
 # --- while it is busy ---------------------------------------------------------------------------------------
 
 
@@ -188,27 +163,6 @@ def test_images_are_admitted_and_not_calls(encoder: FakeEncoder, tmp_path: Path)
         finally:
             encoder.encode_gate.set()
         assert arrays_in(pending.result())["embeddings"].shape == (200, DIMENSION)
-
-
-def test_pixels_share_batches_with_other_calls_and_expire_like_them(
-    stubs: Stubs, encoder: FakeEncoder
-) -> None:
-    encoder.encode_gate.clear()
-    try:
-        pixels = pixels_of(encoder, b"1")
-        many = stubs.inference.ModelInfer.future(of_pixels(np.repeat(pixels, 64, axis=0)), timeout=20)
-        until(lambda: encoder.encoding)
-        late = stubs.inference.ModelInfer.future(of_pixels(pixels), timeout=0.2)
-        others = [stubs.inference.ModelInfer.future(of_pixels(pixels), timeout=20) for _ in range(4)]
-        with pytest.raises(grpc.RpcError) as failure:
-            late.result()
-        assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    finally:
-        encoder.encode_gate.set()
-    for call in others:
-        np.testing.assert_array_equal(arrays_in(call.result())["embeddings"], expected(b"1"))
-    assert len(arrays_in(many.result())["embeddings"]) == 64
-    assert sum(encoder.batches) == 68  # the late one was never embedded
 
 
 # --- what is refused ----------------------------------------------------------------------------------------

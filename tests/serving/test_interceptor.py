@@ -14,8 +14,7 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import gallery_service_pb2_grpc, model_service_pb2_grpc
 from protos import model_service_pb2 as model_pb
 from serving.errors import NotFound, Overloaded
-from serving.observability.access_log import MOST_LINES, AccessLog, told_peer
-from serving.observability.audit import AuditLog
+from serving.observability.access_log import MOST_LINES, AccessLog, AuditLog, told_peer
 from serving.observability.call import Call
 from serving.observability.metrics import Metrics
 from serving.rpc.admission import Admission
@@ -85,10 +84,17 @@ def test_a_service_is_handed_the_call_and_the_caller_gets_his_id_back(running: R
     assert dict(call.trailing_metadata())["x-request-id"] == "mine"
     (seen,) = running.service.calls
     assert (seen.rpc, seen.method) == ("ModelService/ListModels", LIST)
+    assert seen.request_id == "mine"
     assert told_peer(seen.peer).startswith("127.0.0.1:")
     assert seen.deadline is not None
     assert 8 < seen.deadline - time.monotonic() < 10
     assert running.interceptor.wait_idle(5)
+
+
+@pytest.mark.parametrize("proposed", ["", "x" * 65])
+def test_an_id_that_cannot_be_searched_for_is_replaced(running: Running, proposed: str) -> None:
+    running.list(metadata=(("x-request-id", proposed),))
+    assert len(running.service.calls[0].request_id) == 16
 
 
 def test_a_stream_passes_whole_and_ends_when_its_caller_leaves(running: Running) -> None:
@@ -193,7 +199,8 @@ def test_what_there_is_no_room_for_is_refused_before_its_message_is_received(run
     never = iter(lambda: answered.wait(20) and b"", b"")
     # The server would have to wait for a message that never comes.
     silent: Any = running.channel.stream_unary("/crossbatch.v1.GalleryService/UpsertItems")
-    with running.admission.admit(Call("x"), 256), pytest.raises(grpc.RpcError) as failure:
+    running.admission.admit(Call("x"), 256)
+    with pytest.raises(grpc.RpcError) as failure:
         silent(never, timeout=5)
     answered.set()
     refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")

@@ -163,17 +163,6 @@ def test_items_that_come_as_images_get_thumbnails_where_the_gallery_keeps_them(s
 # --- versions -----------------------------------------------------------------------------------------------
 
 
-def test_each_write_gives_a_new_version_which_searches_and_reads_show(stubs: Stubs) -> None:
-    b, a = stubs.upsert("birds", item("b"), item("a")).versions
-    assert 0 < b < a
-    (second,) = stubs.upsert("birds", item("b", label="new")).versions
-    assert second > a
-    assert get(stubs, "b").item.version == second
-    hits = stubs.search("birds", image(b"b")).results[0].hits
-    for found in (listed(stubs), hits):
-        assert {each.key: each.version for each in found} == {"a": a, "b": second}
-
-
 def test_a_conditional_write_is_all_or_none_and_names_the_item_in_conflict(stubs: Stubs) -> None:
     (version,) = stubs.upsert("birds", item("a")).versions
     for items, conflict in (

@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,28 +78,6 @@ def test_a_client_that_trusts_the_authority_is_answered_and_others_are_not(
             assert "CERTIFICATE_VERIFY_FAILED" in unreachable(stubs)
         with grpc.insecure_channel(address) as channel:
             unreachable(Stubs(channel))
-
-
-def test_tls_older_than_1_2_is_not_spoken(tmp_path: Path, authority: Authority) -> None:
-    with secured(tmp_path, authority.sign()) as address, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the old versions themselves
-        host, _, port = address.rpartition(":")
-
-        def spoken(version: ssl.TLSVersion) -> str | None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            context.set_ciphers("ALL:@SECLEVEL=0")
-            context.set_alpn_protocols(["h2"])
-            context.minimum_version = context.maximum_version = version
-            with (
-                socket.create_connection((host, int(port)), timeout=5) as plain,
-                context.wrap_socket(plain) as encrypted,
-            ):
-                return encrypted.version()
-
-        assert spoken(ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
-        with pytest.raises(ssl.SSLError, match=r"UNEXPECTED_EOF|PROTOCOL_VERSION"):
-            spoken(ssl.TLSVersion.TLSv1_1)
 
 
 def test_mutual_tls_lets_in_whom_the_authority_has_signed(tmp_path: Path, authority: Authority) -> None:
@@ -193,16 +170,6 @@ def test_bad_files_at_the_start_are_one_sentence(
     assert error.startswith("crossbatch serve: ")
     assert told in error
     assert str(tmp_path) in error
-
-
-def test_an_authority_without_a_certificate_is_one_sentence(tmp_path: Path, authority: Authority) -> None:
-    empty = tmp_path / "empty.pem"
-    empty.write_text("")
-    certificate, key = authority.sign().write(tmp_path)
-    given = {"tls_certificate": certificate, "tls_key": key, "tls_client_ca": empty}
-    settings = Settings.model_validate({"model": ["m"], "galleries": "g"} | given)
-    with pytest.raises(BadSetting, match="are no certificate and key"):
-        tls.server_credentials(settings)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ Arguments: the address of the server; a file of pixels and their answers; one of
 # since tritonclient is not where the types are checked
 
 import json
-import queue
 import sys
 from typing import Any
 
@@ -53,19 +52,6 @@ def infer(client: Any, given: Any) -> None:
             np.testing.assert_array_equal(result.as_numpy(name), given[name])
 
 
-def infer_many_at_once(client: Any, given: Any) -> None:
-    done: queue.Queue[Any] = queue.Queue()
-    for i in range(32):
-
-        def keep(result: Any, error: Any, i: int = i) -> None:
-            done.put((i % 3, error or result.as_numpy("embeddings")[0]))
-
-        client.async_infer("fake", [files(PHOTOS[i % 3])], keep, client_timeout=10)
-    for _ in range(32):
-        i, found = done.get(timeout=10)
-        np.testing.assert_array_equal(found, given["embeddings"][i])
-
-
 def be_refused(client: Any, given: Any) -> None:
     floats = tensor("images", "FP32", given["pixels"].astype(np.float32))
     for status, message, call in (
@@ -105,7 +91,6 @@ def main(address: str, expected: str, contract: str) -> None:
     with triton.InferenceServerClient(address) as client:
         find_server_and_model(client)
         infer(client, given)
-        infer_many_at_once(client, given)
         be_refused(client, given)
     with open(contract) as file:
         check_contract(json.load(file))

@@ -18,7 +18,7 @@ from serving.gallery.item import Hit, Item, check_item, check_key, check_keys
 from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import Call
 from serving.rpc.filters import filter_of
-from serving.rpc.limits import DEFAULT_K, DEFAULT_PAGE, MAX_EXCLUDED, MAX_HITS, MAX_K, MAX_PAGE
+from serving.rpc.limits import DEFAULT_K, DEFAULT_PAGE, MAX_EXCLUDED, MAX_HITS, MAX_INPUTS, MAX_K, MAX_PAGE
 from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import bytes_of, plain_of, vector_of
 
@@ -70,6 +70,7 @@ def checked_key(field: str, key: str) -> str:
 
 def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, Any]:
     """Return what a search finds for each of its queries, as `Gallery.search` takes it."""
+    check_count("queries", len(request.queries), MAX_INPUTS)
     k = request.k if request.HasField("k") else DEFAULT_K
     if not 1 <= k <= MAX_K:
         raise refusal("k", f"{k} neighbours were asked for; 1 to {MAX_K:,} can be had.")

@@ -55,7 +55,8 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         """Make an empty gallery for a model that is served."""
         spec = self._models.get(request.model).spec
         recall = {"recall": request.recall} if request.HasField("recall") else {}
-        with self._admission.admit(call), _naming_no_path(self._galleries):
+        self._admission.admit(call)
+        with _naming_no_path(self._galleries):
             self._galleries.directory.create(
                 request.name,
                 model_name=spec.name,
@@ -69,14 +70,15 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
 
     def GetGallery(self, request: pb.GetGalleryRequest, call: Call) -> pb.GetGalleryResponse:  # noqa: N802
         """Describe one gallery, with its problem if it has one."""
-        with self._admission.admit(call):
-            return pb.GetGalleryResponse(gallery=self._described(request.name))
+        self._admission.admit(call)
+        return pb.GetGalleryResponse(gallery=self._described(request.name))
 
     def ListGalleries(self, request: pb.ListGalleriesRequest, call: Call) -> pb.ListGalleriesResponse:  # noqa: N802
         """Describe one page of galleries; the token of the next one is the last name of this one."""
         size = page_size(request.page_size)
         reply = pb.ListGalleriesResponse()
-        with self._admission.admit(call), _naming_no_path(self._galleries):
+        self._admission.admit(call)
+        with _naming_no_path(self._galleries):
             names = [name for name in self._galleries.directory.names() if name > request.page_token]
             for name in names[:size]:
                 call.check()
@@ -131,9 +133,9 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
             call.stages.spent("gallery", began, time.monotonic() - began)
             return versions
 
-        with self._admission.admit(call, len(request.items)):
-            # The model is looked up before anything is spent on the items.
-            versions = self._galleries.with_model(request.gallery, complete_and_store)
+        self._admission.admit(call, len(request.items))
+        # The model is looked up before anything is spent on the items.
+        versions = self._galleries.with_model(request.gallery, complete_and_store)
         return pb.UpsertItemsResponse(stored=len(versions), versions=versions, timings=timings_of(call))
 
     def DeleteItems(self, request: pb.DeleteItemsRequest, call: Call) -> pb.DeleteItemsResponse:  # noqa: N802
@@ -148,10 +150,10 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         if versions and len(set(keys)) < len(keys):
             raise refusal("keys", "A key comes twice; with expected_versions, send each key once.")
         expected = dict(zip(keys, versions, strict=False))
-        with self._admission.admit(call):
-            deleted = self._galleries.using(
-                request.gallery, lambda gallery, _: gallery.delete(keys, expected=expected), writes=True
-            )
+        self._admission.admit(call)
+        deleted = self._galleries.using(
+            request.gallery, lambda gallery, _: gallery.delete(keys, expected=expected), writes=True
+        )
         return pb.DeleteItemsResponse(deleted=deleted)
 
     def GetItem(self, request: pb.GetItemRequest, call: Call) -> pb.GetItemResponse:  # noqa: N802
@@ -164,8 +166,8 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
             write_item(reply.item, item, with_vector=True)
             return reply
 
-        with self._admission.admit(call):
-            return self._galleries.using(request.gallery, read)
+        self._admission.admit(call)
+        return self._galleries.using(request.gallery, read)
 
     def ListItems(self, request: pb.ListItemsRequest, call: Call) -> pb.ListItemsResponse:  # noqa: N802
         """Read one page of items; the token of the next one is the last key of this one."""
@@ -173,10 +175,8 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         for field in ("page_token", "key_prefix"):
             if text := getattr(request, field):
                 checked_key(field, text)
-        with self._admission.admit(call):
-            return self._galleries.using(
-                request.gallery, lambda gallery, _: _page(gallery, request, size, call)
-            )
+        self._admission.admit(call)
+        return self._galleries.using(request.gallery, lambda gallery, _: _page(gallery, request, size, call))
 
     def _described(self, name: str) -> pb.Gallery:
         """Describe a gallery, also one that is damaged or of a model that is not served."""

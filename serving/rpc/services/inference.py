@@ -80,9 +80,9 @@ class InferenceCalls(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             _check_version(model, request.model_version)
             name, shape = _checked_input(request, model.spec.image_size)
             names = _wanted_outputs(request.outputs, _OUTPUTS if model.spec.prototypes else _OUTPUTS[:1])
-            with self._admission.admit(call, shape[0]):
-                images = _images(request, name, shape)
-                arrays = _computed(model, images, names, call)
+            self._admission.admit(call, shape[0])
+            images = _images(request, name, shape)
+            arrays = _computed(model, images, names, call)
         reply = pb.ModelInferResponse(
             model_name=model.name,
             model_version=request.model_version or _versions(model)[-1],

@@ -54,7 +54,8 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         """Embed each image of the request; the call fails only if every one does."""
         images = list(request.images)
         check_count("images", len(images), MAX_INPUTS)
-        with self._admission.admit(call, len(images)), self._models.holding(request.model) as model:
+        self._admission.admit(call, len(images))
+        with self._models.holding(request.model) as model:
             outcomes = model.embed(images, call)
         refuse_if_all_failed(outcomes, "images[{}]".format)
         return pb.EmbedResponse(
@@ -69,7 +70,8 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         """Tell which prototypes make up each image of the request, and where."""
         images = list(request.images)
         check_count("images", len(images), MAX_EXPLAINED)
-        with self._admission.admit(call, len(images)), self._models.holding(request.model) as model:
+        self._admission.admit(call, len(images))
+        with self._models.holding(request.model) as model:
             outcomes = model.explain(images, call)
         refuse_if_all_failed(outcomes, "images[{}]".format)
         return pb.ExplainResponse(
@@ -83,7 +85,6 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
     def Search(self, request: pb.SearchRequest, call: Call) -> pb.SearchResponse:  # noqa: N802
         """Find the nearest items to each query of the request; the call fails only if every one does."""
         queries = list(request.queries)
-        check_count("queries", len(queries), MAX_INPUTS)
         options = search_options(request)
         images = {i: query.image for i, query in enumerate(queries) if query.HasField("image")}
 
@@ -95,14 +96,14 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             call.stages.spent("gallery", began, time.monotonic() - began)
             return reply
 
-        with self._admission.admit(call, len(queries)):
-            if images:  # the model is looked up before anything is spent on them
-                reply = self._galleries.with_model(request.gallery, embed_and_search, model=request.model)
-            else:
-                began = time.monotonic()
-                work = partial(_found, queries=queries, embedded={}, options=options, call=call)
-                reply = self._galleries.using(request.gallery, work, model=request.model)
-                call.stages.spent("gallery", began, time.monotonic() - began)
+        self._admission.admit(call, len(queries))
+        if images:  # the model is looked up before anything is spent on them
+            reply = self._galleries.with_model(request.gallery, embed_and_search, model=request.model)
+        else:
+            began = time.monotonic()
+            work = partial(_found, queries=queries, embedded={}, options=options, call=call)
+            reply = self._galleries.using(request.gallery, work, model=request.model)
+            call.stages.spent("gallery", began, time.monotonic() - began)
         reply.timings.CopyFrom(timings_of(call))
         return reply
 
@@ -156,7 +157,8 @@ def neighbours(
     room = MAX_MESSAGE_BYTES - _SPARE_BYTES
     step = max(1, HITS_AT_ONCE // options["k"])
     for start in range(0, len(good), step):
-        call.check()
+        if start:  # however long the blocks before it took
+            call.check()
         some = good[start : start + step]
         try:
             near = gallery.search(np.stack([vector for vector, _ in some]), **options)
