@@ -1,10 +1,9 @@
 """crossbatch, the front door: one command line over training and serving.
 
-Each command is a module with `Settings` (a pydantic model: the one place where a setting has its default,
-flag, environment variable and help), `run(settings)` (does it, returns JSON-able results) and
-`render(result)` (the same for a person). There may be `complaint(result)`, the sentence to end with where a
-result shows a fault, and `remark(result)`, what a person is told beside it on standard error; either may be
-None. Only the module of the command that was asked for is imported.
+Each command is a module with `Settings` (a pydantic model: default, flag, environment variable and help of
+each setting), `run(settings)` (does it, returns JSON-able results) and `render(result)` (the same for a
+person). There may be `complaint(result)`, the sentence to end with where a result shows a fault, and
+`remark(result)`, what a person is told beside it. Only the module of the command asked for is imported.
 """
 
 import argparse
@@ -15,12 +14,12 @@ import io
 import json
 import logging
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from serving.errors import BadSetting, CrossbatchError
-from serving.variables import given_variables, variable_of
 
 if TYPE_CHECKING:  # imported where it is needed: Ctrl-C in that time is then one word, and no traceback
     from pydantic import BaseModel, ValidationError
@@ -53,13 +52,16 @@ _EXTRAS = {"training": "crossbatch[train,cpu]", "serving": "crossbatch[cpu]' or 
 # What stands for a value in the help, by its kind; the last part of the flag's name for all others.
 _WORDS = {"Path": "PATH", "int": "N", "float": "NUMBER"}
 
+_PREFIX = "CROSSBATCH_"
+# What Kubernetes sets where there is a service called crossbatch, or crossbatch-serve.
+_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
+_LIKELY = 0.85  # how near a variable of no command is to a setting before it is thought to be meant as one
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command by the words after `crossbatch`, those of the process by default.
 
-    Returns:
-        The exit status: 0, 2 for an error that the caller can mend (one sentence on standard error), 130 when
-        interrupted. A bug of ours ends in a traceback.
+    Gives the exit status: 0, 2 for an error that the caller can mend (one sentence), 130 when interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "--help"
@@ -120,9 +122,8 @@ def _run(name: str, words: list[str]) -> int:
         _say(f"crossbatch {importlib.metadata.version('crossbatch')}")
         return 0
     if name not in COMMANDS:
-        raise BadSetting(
-            f"There is no command {name!r}; {_nearest(name, COMMANDS)}`crossbatch --help` lists all."
-        )
+        hint = _nearest(name, COMMANDS)
+        raise BadSetting(f"There is no command {name!r}; {hint}`crossbatch --help` lists all.")
     # Before gRPC is loaded, which writes lines of its own among ours: of each failed handshake, for example.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
@@ -160,7 +161,7 @@ def _settings(name: str, settings: "type[BaseModel]", words: list[str]) -> "tupl
     given = vars(known)
     as_json = given.pop("json", False)
     fields = {field: info for field, info in settings.model_fields.items() if not _positional(info)}
-    texts, doubts = given_variables(name, fields, COMMANDS, os.environ)
+    texts, doubts = _given_variables(name, fields, COMMANDS, os.environ)
     for doubt in doubts:
         logging.getLogger("crossbatch").warning(doubt)
     variables = {field: text.split(",") if _many(fields[field]) else text for field, text in texts.items()}
@@ -171,7 +172,7 @@ def _settings(name: str, settings: "type[BaseModel]", words: list[str]) -> "tupl
         return settings.model_validate(variables | given), as_json
     except ValidationError as error:
         first = str((error.errors()[0]["loc"] or ("",))[0])
-        variable = variable_of(name, first) if first in variables and first not in given else ""
+        variable = _variable_of(name, first) if first in variables and first not in given else ""
         raise BadSetting(_sentence(error, settings, variable)) from error
 
 
@@ -202,8 +203,7 @@ def _options(name: str, field: str, info: "FieldInfo") -> dict[str, Any]:
         wanted["metavar"] = spelled(field, info)
         return wanted if info.is_required() else wanted | {"nargs": "?"}
     if info.annotation is bool:
-        action = argparse.BooleanOptionalAction if info.default else "store_true"
-        return wanted | {"action": action}
+        return wanted | {"action": argparse.BooleanOptionalAction if info.default else "store_true"}
     choices = [str(choice) for choice in get_args(info.annotation) if isinstance(choice, str)]
     kinds = {getattr(kind, "__name__", "") for kind in (info.annotation, *get_args(info.annotation))}
     word = next((word for kind, word in _WORDS.items() if kind in kinds), field.rpartition("_")[2].upper())
@@ -219,7 +219,7 @@ def _help(name: str, field: str, info: "FieldInfo") -> str:
         text += " (required)"
     elif info.default:
         text += f" (default {info.default})"
-    return f"{text} [{variable_of(name, field)}]"
+    return f"{text} [{_variable_of(name, field)}]"
 
 
 def _many(info: "FieldInfo") -> bool:
@@ -235,6 +235,46 @@ def _positional(info: "FieldInfo") -> bool:
 def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _variable_of(command: str, field: str) -> str:
+    """Name the variable of a setting; with the command in it, as several commands have a port or a model."""
+    return f"{_PREFIX}{command.upper()}_{field.upper()}"
+
+
+def _given_variables(
+    command: str, fields: Collection[str], commands: Collection[str], environment: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the settings that the environment gives, by field, and a sentence for each that seems meant."""
+    prefix = _variable_of(command, "")
+    known = {_variable_of(command, field): field for field in fields}
+    short = {name.removeprefix(prefix): name for name in known}
+    loose = short | {name.removeprefix(_PREFIX): name for name in known}
+    found, doubts = {}, []
+    for name, value in environment.items():
+        if not name.startswith(_PREFIX) or _is_link(name, value):
+            continue
+        if name in known:
+            found[known[name]] = value
+        elif name.startswith(prefix):
+            nearest = difflib.get_close_matches(name.removeprefix(prefix), short, 1, 0.5)
+            hint = f"did you mean {short[nearest[0]]}? " if nearest else ""
+            raise BadSetting(
+                f"The environment variable {name} is no setting; {hint}"
+                f"`crossbatch {command} --help` lists all."
+            )
+        elif not any(name.startswith(_variable_of(other, "")) for other in commands):
+            likely = difflib.get_close_matches(name.removeprefix(_PREFIX), loose, 1, _LIKELY)
+            doubts += [
+                f"the environment variable {name} is not read; {loose[each]} would be" for each in likely
+            ]
+    return found, doubts
+
+
+def _is_link(name: str, value: str) -> bool:
+    return bool(_LINK.search(name)) or (
+        name.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
+    )
 
 
 def _overview() -> str:

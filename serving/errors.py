@@ -1,25 +1,5 @@
 """The one error tree: everything a caller can cause, and what he reads about it.
 
-    CrossbatchError
-    ├── InvalidArgument       a request, flag or recipe that cannot be carried out as given
-    │   ├── BadImage          bytes that do not hold an image within the limits
-    │   ├── BadData           a data set that is missing, unreadable or too small
-    │   └── BadSetting        a setting that is unknown or out of range
-    ├── NotFound              a gallery, item, recipe or file that is not there
-    ├── AlreadyExists         a name that is taken
-    ├── Conflict              an item that is of another version than the caller expected
-    ├── Mismatch              two things that do not fit each other: both are named
-    │   ├── ModelMismatch     a gallery or query of another model
-    │   └── BadArtifact       a model file or gallery that is damaged or of a newer format
-    ├── Unauthenticated       a call without a key, or with one that is not known
-    ├── PermissionDenied      a key whose role does not allow the call
-    ├── ReadOnly              something that cannot be written
-    ├── Overloaded            no room now; try again later
-    ├── Draining              the server is stopping
-    ├── DeadlineExceeded      the caller's time ran out
-    ├── Cancelled             the caller left
-    └── Unavailable           a server that cannot be reached, a port in use
-
 A message is one plain sentence: what was found, what was expected, what to do. `serving.rpc.status` holds
 the table from these classes to gRPC status codes.
 """
@@ -28,26 +8,11 @@ import copy
 from typing import Self
 
 __all__ = [
-    "AlreadyExists",
-    "BadArtifact",
-    "BadData",
-    "BadImage",
-    "BadSetting",
-    "Cancelled",
-    "Conflict",
-    "CrossbatchError",
-    "DeadlineExceeded",
-    "Draining",
-    "InvalidArgument",
-    "Mismatch",
-    "ModelMismatch",
-    "NotFound",
-    "Overloaded",
-    "PermissionDenied",
-    "ReadOnly",
-    "Unauthenticated",
-    "Unavailable",
-]
+    "AlreadyExists", "BadArtifact", "BadData", "BadImage", "BadSetting", "Cancelled", "Conflict",
+    "CrossbatchError", "DeadlineExceeded", "Draining", "InvalidArgument", "Mismatch", "ModelMismatch",
+    "NotFound", "Overloaded", "PermissionDenied", "ReadOnly", "Unauthenticated", "Unavailable",
+    "reason_of",
+]  # fmt: skip
 
 
 class CrossbatchError(Exception):
@@ -156,3 +121,11 @@ class Cancelled(CrossbatchError):
 
 class Unavailable(CrossbatchError):
     """A server that cannot be reached, or a port that is in use."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error of Python or a library says, as one line without a full stop."""
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return str(text).splitlines()[0].rstrip(". ")

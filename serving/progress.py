@@ -16,14 +16,8 @@ T = TypeVar("T")
 def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: str = "it") -> "tqdm[T]":
     """Wrap `items` so that standard error shows the count, the rate and the time left.
 
-    Args:
-        items: What is worked through, one step an item; pass `()` and call `update(n)` for uneven steps.
-        label: A word or two put in front.
-        total: Number of steps, where `items` has no length.
-        unit: What one step is, singular.
-
-    Returns:
-        An iterable over `items`, which is also a context manager with `update(n)`.
+    One step an item; for uneven steps pass `()` and call `update(n)` of the bar, a context manager, too.
+    `total` is the number of steps where `items` has no length; `unit` is what one step is, singular.
     """
     if os.environ.get("RANK", "0") != "0":  # of several processes (torchrun) only the first shows anything
         return tqdm(items, total=total, disable=True)
@@ -46,11 +40,7 @@ def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: 
 def stages(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     """Show work that comes in stages, one bar after the other.
 
-    Args:
-        unit: What one step is, singular.
-
-    Yields:
-        What is to be called with a stage's name, how many steps of it are done, and of how many.
+    Yields what is to be called with a stage's name, how many steps of it are done, and of how many.
     """
     bars: dict[str, tqdm[Any]] = {}
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
@@ -14,20 +12,8 @@ from serving.client import Client
 from serving.errors import CrossbatchError, InvalidArgument, Unauthenticated
 from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
-from serving.variables import variable_of
 
 __all__ = ["Settings", "remark", "render", "run"]
-
-_VARIABLE = variable_of("search", "api_key")
-_NO_KEY = (
-    f"The server wants an API key, and none was given; put it into the variable {_VARIABLE} (or give "
-    "--api-key, which other users of the machine can see)."
-)
-_WRONG_KEY = (
-    f"The server does not know the API key that {_VARIABLE} or --api-key gives, or it was revoked; "
-    "`crossbatch keys` lists and makes them where the server is."
-)
-RETRIES = 2  # less than a second: a person is told soon that no server is there
 
 
 class Settings(BaseModel):
@@ -103,20 +89,25 @@ def run(settings: Settings) -> dict[str, Any]:
     photo, key = settings.photo, settings.key
     same = ("tls", "ca", "certificate", "private_key", "insecure", "timeout")
     options = {name: getattr(settings, name) for name in same}
+    options["retries"] = 2  # less than a second: a person is told soon that no server is there
     if settings.api_key is not None:
         options["api_key"] = settings.api_key.get_secret_value()
-    with _in_words_of_the_command(settings), Client(settings.address, retries=RETRIES, **options) as client:
-        (hits,) = client.search(
-            settings.gallery,
-            images=None if photo is None else [photo],
-            keys=None if key is None else [key],
-            k=settings.k,
-            minimum_score=settings.minimum_score,
-            exclude=settings.exclude if key is None else (*settings.exclude, key),
-            filter=None if settings.filter is None else json.loads(settings.filter),
-            group_by_label=settings.group_by_label,
-            model=settings.model,
-        )
+    try:
+        with Client(settings.address, **options) as client:
+            (hits,) = client.search(
+                settings.gallery,
+                images=None if photo is None else [photo],
+                keys=None if key is None else [key],
+                k=settings.k,
+                minimum_score=settings.minimum_score,
+                exclude=settings.exclude if key is None else (*settings.exclude, key),
+                filter=None if settings.filter is None else json.loads(settings.filter),
+                group_by_label=settings.group_by_label,
+                model=settings.model,
+            )
+    except CrossbatchError as error:
+        raise error.saying(_in_words_of_the_command(error, settings)) from error
+    fields = ("score", "label", "key", "version", "uri", "metadata")
     return {
         "photo": None if photo is None else str(photo),
         "key": key,
@@ -124,15 +115,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "filter": settings.filter,
         "show": list(settings.show),
         "hits": [
-            {
-                "rank": rank,
-                "score": round(hit.score, 6),
-                "label": hit.label,
-                "key": hit.key,
-                "version": hit.version,
-                "uri": hit.uri,
-                "metadata": dict(hit.metadata),
-            }
+            {"rank": rank} | {name: getattr(hit, name) for name in fields} | {"score": round(hit.score, 6)}
             for rank, hit in enumerate(hits, start=1)
         ],
     }
@@ -177,19 +160,23 @@ def remark(result: dict[str, Any]) -> str | None:
     return f"no hit has {' or '.join(missing)} in its metadata{hint}"
 
 
-@contextmanager
-def _in_words_of_the_command(settings: Settings) -> Iterator[None]:
-    """Let errors name the photo where the client counts inputs, and flags for its arguments (`ca=...`)."""
-    try:
-        yield
-    except Unauthenticated as error:
-        raise error.saying(_WRONG_KEY if settings.api_key else _NO_KEY) from error
-    except CrossbatchError as error:
-        names = "|".join(Settings.model_fields)
-        text = re.sub(rf"\b({names})=(True\b|\.\.\.|(?=['\"]))", _flag, str(error))
-        only = f"{settings.photo}: " if settings.photo else ""
-        error.args = (re.sub("^input 0: ", lambda _: only, text), *error.args[1:])
-        raise
+def _in_words_of_the_command(error: CrossbatchError, settings: Settings) -> str:
+    """Name the photo where the client counts inputs, and flags for its arguments (`ca=...`)."""
+    variable = "CROSSBATCH_SEARCH_API_KEY"
+    if isinstance(error, Unauthenticated) and settings.api_key:
+        return (
+            f"The server does not know the API key that {variable} or --api-key gives, or it was revoked; "
+            "`crossbatch keys` lists and makes them where the server is."
+        )
+    if isinstance(error, Unauthenticated):
+        return (
+            f"The server wants an API key, and none was given; put it into the variable {variable} (or give "
+            "--api-key, which other users of the machine can see)."
+        )
+    names = "|".join(Settings.model_fields)
+    text = re.sub(rf"\b({names})=(True\b|\.\.\.|(?=['\"]))", _flag, str(error))
+    bare = text.removeprefix("input 0: ")
+    return f"{settings.photo}: {bare}" if settings.photo and bare != text else bare
 
 
 def _flag(found: re.Match[str]) -> str:

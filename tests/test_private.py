@@ -6,6 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted(path for room in ("serving", "training") for path in (ROOT / room).rglob("*.py"))
+PUBLIC = ("_asdict", "_replace", "_fields", "_make", "_exit")
+"""Documented all the same: those of named tuples, and `os._exit`."""
 ALLOWED: dict[str, str] = {}
 """`file:name` of what is used all the same, with the reason; at most three."""
 
@@ -30,11 +32,7 @@ def uses_of(tree: ast.AST, ours: set[str]) -> Iterator[str]:
     """Every private name that a file takes from elsewhere."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
-            if node.attr not in ours and node.attr not in (
-                "_asdict",
-                "_replace",
-                "_fields",
-            ):  # of named tuples
+            if node.attr not in ours and node.attr not in PUBLIC:
                 yield node.attr
         elif isinstance(node, ast.ImportFrom | ast.Import):
             module = getattr(node, "module", None) or ""

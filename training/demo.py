@@ -38,11 +38,7 @@ class Settings(BaseModel):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Walk one made-up catalogue through every command.
-
-    Gives `metrics` (those of `crossbatch evaluate` on unseen products, by system), `query` (the product asked
-    for), `hits` (its nearest neighbours) and `seconds`.
-    """
+    """Walk one made-up catalogue through every command; gives `metrics`, `query`, `hits` and `seconds`."""
     started = time.monotonic()
     out = settings.out.absolute()
     _make_room(out)
@@ -57,7 +53,9 @@ def run(settings: Settings) -> dict[str, Any]:
 
     trained = out / "run"
     _tell("2. Training on the first half of the products")
-    _crossbatch("train", "demo", "--data", pictures, "--out", trained, *_overrides(settings))
+    changes = [f"seed={settings.seed}"] + [f"epochs={settings.epochs}"] * (settings.epochs is not None)
+    words = [word for change in changes for word in ("--set", change)]
+    _crossbatch("train", "demo", "--data", pictures, "--out", trained, *words)
     _tell("3. Measuring the other half, which no training has seen, untrained as well")
     measured = _crossbatch("evaluate", trained, "--data", pictures)
     metrics = {"trained": measured, "untrained": measured["untrained"]}
@@ -98,9 +96,8 @@ def render(result: dict[str, Any]) -> str:
 def _program() -> str:
     """Return how this `crossbatch` is called from here: by name, or by path where the name finds none."""
     ours = Path(sys.executable).with_name("crossbatch")
-    return (
-        os.path.relpath(ours) if ours.exists() and shutil.which("crossbatch") != str(ours) else "crossbatch"
-    )
+    other = ours.exists() and shutil.which("crossbatch") != str(ours)
+    return os.path.relpath(ours) if other else "crossbatch"
 
 
 def _make_room(out: Path) -> None:
@@ -108,17 +105,10 @@ def _make_room(out: Path) -> None:
     marker = out / ".crossbatch-demo"
     if out.exists() and any(out.iterdir()):
         if not marker.exists():
-            raise AlreadyExists(
-                f"{out} holds files that are not the demo's: choose another folder with --out."
-            )
+            raise AlreadyExists(f"{out} holds files that are not the demo's: choose another by --out")
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     marker.touch()
-
-
-def _overrides(settings: Settings) -> list[str]:
-    epochs = [] if settings.epochs is None else ["--set", f"epochs={settings.epochs}"]
-    return [*epochs, "--set", f"seed={settings.seed}"]
 
 
 def _crossbatch(*words: str | Path) -> dict[str, Any]:

@@ -26,17 +26,15 @@ from serving.model.encoder import Encoder
 from serving.model.preprocess import open_rgb
 from serving.model.spec import MAX_MODEL_BYTES, ModelSpec, bare, fingerprint, write_spec
 from training.data.partition import read_own
+from training.loop.checkpoint import replacing
 from training.loop.run import Run, load_run
-from training.loop.whole_file import replacing
 from training.network.embedder import Embedder
 
 __all__ = ["OUTPUTS", "TOLERANCE", "OnnxGraph", "Settings", "check_parity", "export_model", "render", "run"]
 
 OUTPUTS: Final = ("embeddings", "histograms", "assignments")
-TOLERANCE: Final = 1e-4
-"""Largest difference allowed in any component of an embedding or a histogram, in fp32."""
-_LEAST_IMAGES: Final = 6
-"""For batches of one, of two and of three."""
+TOLERANCE: Final = 1e-4  # largest difference allowed in any component of an embedding or a histogram, in fp32
+_LEAST_IMAGES: Final = 6  # for batches of one, of two and of three
 _BATCH: Final = 15
 
 _log = logging.getLogger(__name__)
@@ -55,28 +53,22 @@ class Settings(BaseModel):
         json_schema_extra={"positional": True, "metavar": "MODEL.onnx"},
     )
     data: Path | None = Field(
-        default=None,
-        description="images to check the file on; those of the run's own data set when not given",
+        None, description="images to check the file on; those of the run's own data set when not given"
     )
     format: Format = Field(
-        default="auto", description="layout of the images; auto is the run's own, or finds out elsewhere"
+        "auto", description="layout of the images; auto is the run's own, or finds out elsewhere"
     )
     table: Path | None = Field(
-        default=None, description="the .csv, .tar or .parquet file to read, where there are several"
+        None, description="the .csv, .tar or .parquet file to read, where there are several"
     )
-    images: int = Field(default=32, ge=_LEAST_IMAGES, le=10_000, description="how many images to check it on")
+    images: int = Field(32, ge=_LEAST_IMAGES, le=10_000, description="how many images to check it on")
     name: str | None = Field(
-        default=None, min_length=1, max_length=200, description="what to call the model; the recipe's name"
+        None, min_length=1, max_length=200, description="what to call the model; the recipe's name"
     )
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Export a run and check the file.
-
-    Returns:
-        `model`, `name`, `fingerprint`, `dimension`, `image_size`, `bytes`, `images` (how many it was checked
-        on), `difference` (the largest in any component) and `seconds`.
-    """
+    """Export a run and check the file; `images` says on how many, `difference` is the largest component's."""
     started = time.monotonic()
     trained = load_run(settings.run_dir)
     catalog = read_own(trained.record, data=settings.data, format=settings.format, table=settings.table)
@@ -84,12 +76,10 @@ def run(settings: Settings) -> dict[str, Any]:
     fields = _fields(trained, settings.name)
     explains = trained.recipe.learns_prototypes
     spec, difference = export_model(trained.embedder, fields, settings.model, images, explains=explains)
+    told = ("name", "fingerprint", "dimension", "image_size")
     return {
         "model": str(settings.model),
-        "name": spec.name,
-        "fingerprint": spec.fingerprint,
-        "dimension": spec.dimension,
-        "image_size": spec.image_size,
+        **{key: getattr(spec, key) for key in told},
         "bytes": settings.model.stat().st_size,
         "images": len(images),
         "difference": difference,
@@ -119,24 +109,18 @@ def export_model(
 
     Args:
         embedder: The network, on the CPU; it is put into evaluation mode.
-        fields: Fields of `ModelSpec` that the network does not know: at least `name`, `crop_fraction` and
-            `resampling`.
+        fields: Fields of `ModelSpec` that the network does not know.
         path: The file; one that is there is replaced in one step.
         images: Image files to check it on, at least 6.
-        explains: Whether the file has histograms and assignments; prototypes that nothing has trained explain
-            nothing.
+        explains: Whether the file has histograms and assignments.
 
     Returns:
-        The spec that was written, and the largest difference found in any component.
-
-    Raises:
-        BadData: There are too few images.
-        BadArtifact: The file does not compute what torch does, or is too large for one file.
-        CrossbatchError: The file cannot be written.
+        The spec that was written, and the largest difference found in any component; `BadArtifact` if the
+        file does not compute what torch does.
     """
     if len(images) < _LEAST_IMAGES:
         raise BadData(
-            f"{len(images)} images were given to check the export on; give at least {_LEAST_IMAGES}"
+            f"{len(images)} images were given to check the export on; at least {_LEAST_IMAGES} are needed"
         )
     if path.is_dir() or not path.parent.is_dir():  # before the seconds that exporting takes
         found = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
@@ -218,15 +202,9 @@ def _to_onnx(graph: OnnxGraph, size: int) -> onnx.ModelProto:
 def check_parity(
     encoder: Encoder, network: Callable[[Tensor], Sequence[Tensor]], images: Sequence[bytes]
 ) -> float:
-    """Compare a model file and the network it was made from, in batches of one, of two and of odd numbers.
+    """Give the largest difference between a model file and its network; `BadArtifact` above `TOLERANCE`.
 
     The network gives all `OUTPUTS` or the first alone, on the CPU, for uint8 (B, S, S, 3).
-
-    Returns:
-        The largest difference in any component.
-
-    Raises:
-        BadArtifact: It is more than `TOLERANCE`, not finite, or assignments differ.
     """
     largest, done, sizes = 0.0, 0, itertools.chain((1, 2, 3), itertools.repeat(_BATCH))
     while done < len(images):
@@ -244,14 +222,13 @@ def check_parity(
 
 def _difference(found: NDArray[Any], wanted: NDArray[Any], name: str) -> float:
     """Give the largest difference; of assignments none, where one location or one in a hundred may differ."""
-    alike = found.shape == wanted.shape
     if name == "assignments":  # where two prototypes are as near as rounding goes
-        different = int((found != wanted).sum()) if alike else found.size
+        different = int((found != wanted).sum())
         if different <= max(1, found.size // 100):
             return 0.0
         told = f"in {different} of {found.size} locations"
     else:
-        difference = float(np.abs(found - wanted).max()) if alike else float("nan")
+        difference = float(np.abs(found - wanted).max())
         if difference <= TOLERANCE:  # nor NaN
             return difference
         told = f"by {difference:.2g}, where {TOLERANCE:g} is allowed; its backbone may not be exportable"
@@ -263,8 +240,7 @@ def _difference(found: NDArray[Any], wanted: NDArray[Any], name: str) -> float:
 def _fields(trained: Run, name: str | None) -> dict[str, Any]:
     """Collect what the spec says of the training; of a local path only the last part."""
     record, recipe, data = trained.record, trained.recipe, trained.record.get("data", {})
-    settings = recipe.model_dump(mode="json")
-    settings["weights"] = PurePath(recipe.weights).name
+    settings = recipe.model_dump(mode="json") | {"weights": PurePath(recipe.weights).name}
     return {
         "name": name or record.get("name") or trained.path.name,
         "backbone": recipe.backbone,

@@ -94,10 +94,9 @@ def run(settings: Settings) -> dict[str, Any]:
     """Train as the recipe says.
 
     Returns:
-        `run`, `recipe`, `epochs`, `finished` (whether there was nothing left to train), `best` (the epoch
-        kept, and its metrics on validation classes where there are any), `format`, `images` and `classes`
-        that trained, `validation_images`, `unlabelled` (how many images of the data set are of no class),
-        `unreadable` and `seconds`; with `list`, only `recipes`.
+        `run`, `recipe`, `epochs`, `finished` (there was nothing left to train), `best` (the epoch kept, and
+        its metrics on validation classes), `format`, `images` and `classes` that trained,
+        `validation_images`, `unlabelled`, `unreadable` and `seconds`; with `list`, only `recipes`.
     """
     if settings.list:
         names = [settings.recipe] if settings.recipe else recipe_names()
@@ -123,10 +122,8 @@ def render(result: dict[str, Any]) -> str:
         lines.append(f"{result['unlabelled']} images are of no class and were left out.")
     best = result["best"]
     chose = f", and {result['validation_images']} chose the epoch" if result["validation_images"] else ""
-    lines.append(
-        f"{result['images']} images of {result['classes']} classes trained{chose}; the data set was read as"
-        f" {result['format']}."
-    )
+    trained = f"{result['images']} images of {result['classes']} classes trained{chose}"
+    lines.append(f"{trained}; the data set was read as {result['format']}.")
     epochs = "1 epoch" if result["epochs"] == 1 else f"{result['epochs']} epochs"
     told = f"Trained {epochs} in {result['seconds']:.0f} s"
     told = f"The run was finished already, after {epochs}" if result["finished"] else told
@@ -161,6 +158,9 @@ def _train(
         if recipe.caches_features
         else _read_pictures(partition, keep=recipe.memory_gib * 2**30 / fabric.world_size)
     )
+    check_classes(pictures)
+    if validation is not None:
+        check_pairs(validation)
     if validation and len(validation) < fabric.world_size:
         raise BadData(
             f"there are {len(validation)} validation images for {fabric.world_size} processes: hold out more,"
@@ -177,7 +177,8 @@ def _train(
                 f" {len(before)} could not when the run {folder} was started: resuming needs the same images"
             )
     else:
-        name = _name(settings.recipe or "")
+        asked = settings.recipe or ""  # a name of ours, without slashes, or that of the caller's file
+        name = (asked.replace("/", "-") if asked in recipe_names() else Path(asked).stem)[:MAX_NAME]
         record = {"name": name, **provenance(), "seed": recipe.seed, "data": about, "metrics": {}}
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
@@ -191,8 +192,8 @@ def _train(
             begin(folder, recipe, record)  # once nothing of the settings can fail any more
         fabric.barrier()
         finished = not fresh and bool(load_state(folder / LAST).get("finished"))
-        board = settings.tensorboard
-        logbook = fit(recipe, trainee, source, validation, folder, record, fresh=fresh, tensorboard=board)
+        options = {"fresh": fresh, "tensorboard": settings.tensorboard}
+        logbook = fit(recipe, trainee, source, validation, folder, record, **options)
     return {
         "run": str(folder),
         "recipe": record["name"],
@@ -204,7 +205,7 @@ def _train(
         "classes": len(pictures.classes),
         "validation_images": len(validation) if validation else 0,
         "unlabelled": catalog.unlabelled,
-        "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in unreadable],
+        "unreadable": [bad._asdict() for bad in unreadable],
     }
 
 
@@ -215,11 +216,6 @@ def _render_recipes(recipes: Sequence[Mapping[str, str]]) -> str:
     width = max(len(recipe["name"]) for recipe in recipes)
     lines = [f"{recipe['name']:<{width}}  {recipe['about'].partition(chr(10))[0]}" for recipe in recipes]
     return "\n".join([*lines, "", "`crossbatch train NAME --list` tells all of one."])
-
-
-def _name(recipe: str) -> str:
-    """Call a run by its recipe: a name of ours, without slashes, or that of the caller's file."""
-    return (recipe.replace("/", "-") if recipe in recipe_names() else Path(recipe).stem)[:MAX_NAME]
 
 
 def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]:
@@ -262,13 +258,10 @@ def _read_pictures(partition: Partition, *, keep: float) -> tuple[Pictures, Pict
     """Decode the images to train on and those to validate on, both within `keep` bytes."""
     train, view = training_decoder(partition.recipe), viewing_decoder(partition.recipe)
     pictures = Pictures(partition.train, train, keep=keep, label="Reading images")
-    check_classes(pictures)
     if not partition.validation:
         return pictures, None
-    left = pictures.room
-    validation = Pictures(partition.validation, view, keep=left, label="Reading validation images")
-    check_pairs(validation)
-    return pictures, validation
+    label = "Reading validation images"
+    return pictures, Pictures(partition.validation, view, keep=pictures.room, label=label)
 
 
 def _read_features(
@@ -283,13 +276,7 @@ def _read_features(
     found = cache_features(rows, embedder, recipe, views=recipe.views, folder=folder)
     if fabric.is_global_zero:
         fabric.barrier()
-    train = found.only(partition.train)
-    check_classes(train)
-    if not partition.validation:
-        return train, None
-    validation = found.only(partition.validation)
-    check_pairs(validation)
-    return train, validation
+    return found.only(partition.train), found.only(partition.validation) if partition.validation else None
 
 
 def _check_text(settings: Settings) -> None:

@@ -7,10 +7,9 @@ An image of no class can be indexed, and neither trains nor tests. `docs/catalog
 """
 
 import os
-import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, get_args
 
 from serving.catalog import folder, parquet, published, webdataset
 from serving.catalog.cars import find_cars, parse_cars
@@ -19,7 +18,7 @@ from serving.catalog.rows import Catalog, Row
 from serving.catalog.split import Split, SplitRule, select, select_missing
 from serving.catalog.table import find_table, read_table
 from serving.catalog.walk import SUFFIXES, is_visible, walk
-from serving.errors import BadData, BadSetting
+from serving.errors import BadData, BadSetting, reason_of
 
 __all__ = [
     "FORMATS", "SUFFIXES", "Catalog", "Format", "Layout", "Row", "Split", "SplitRule", "read", "read_listed",
@@ -30,21 +29,14 @@ Layout = Literal["folder", "csv", "cifar10", "cub", "cars", "sop", "inshop", "we
 Format = Literal["auto", Layout]
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
-
-class _Lists(NamedTuple):
-    """A layout with published lists."""
-
-    find: Callable[[Path], Path | None]
-    parse: Callable[[Path], list[Listed]]
-    folders: tuple[str, ...] = ("",)
-    """Where the images may lie, from the folder that `find` gives."""
-
-
-_PUBLISHED: Final[Mapping[str, _Lists]] = {
-    "cub": _Lists(published.find_cub, published.parse_cub, ("images",)),
-    "cars": _Lists(find_cars, parse_cars),
-    "sop": _Lists(published.find_sop, published.parse_sop),
-    "inshop": _Lists(published.find_inshop, published.parse_inshop, ("", "Img")),
+_Find = Callable[[Path], Path | None]
+_Parse = Callable[[Path], list[Listed]]
+# What finds the folder of the lists, what reads them, and where the images may lie from there.
+_PUBLISHED: Final[Mapping[str, tuple[_Find, _Parse, Sequence[str]]]] = {
+    "cub": (published.find_cub, published.parse_cub, ("images",)),
+    "cars": (find_cars, parse_cars, ("",)),
+    "sop": (published.find_sop, published.parse_sop, ("",)),
+    "inshop": (published.find_inshop, published.parse_inshop, ("", "Img")),
 }
 _PACKED: Final[Mapping[str, Callable[[Path, Path | None], Catalog]]] = {
     "webdataset": webdataset.read,
@@ -72,7 +64,14 @@ def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Cata
     root = Path(os.path.abspath(root))
     if _format_of(root) and root.is_file():
         root, table = root.parent, root if table is None else table
-    _check_folder(root)
+    try:
+        os.stat(root)
+    except (OSError, ValueError) as error:
+        raise BadData(f"the data folder {root} cannot be read: {reason_of(error)}") from error
+    if not root.is_dir():
+        raise BadData(
+            f"{root} is a file; give the folder that holds the images, or a .csv, .tar or .parquet file"
+        )
     if table is not None:
         table = Path(os.path.abspath(table))
         ours = _format_of(table) or "csv"
@@ -88,9 +87,9 @@ def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Cata
     if format in _PACKED:
         return _PACKED[format](root, table)
     if format in _PUBLISHED:
-        lists = _PUBLISHED[format]
-        home = lists.find(root) or root
-        return published.locate(home, format, lists.parse(home), lists.folders)
+        find, parse, folders = _PUBLISHED[format]
+        home = find(root) or root
+        return published.locate(home, format, parse(home), folders)
     return folder.read(root, format)
 
 
@@ -103,14 +102,14 @@ def read_listed(root: Path, format: str) -> list[Listed]:
     """
     if format not in _PUBLISHED:
         raise BadSetting(f"the format {format!r} has no published lists; give one of {', '.join(_PUBLISHED)}")
-    lists = _PUBLISHED[format]
-    return lists.parse(lists.find(root) or root)
+    find, parse, _ = _PUBLISHED[format]
+    return parse(find(root) or root)
 
 
 def _find_format(root: Path) -> tuple[str, Path | None]:
     """Return the one format that the lists or packed files in a folder are of, else `auto`; and its table."""
     table = find_table(root, required=False)
-    homes = {name: home for name, lists in _PUBLISHED.items() if (home := lists.find(root)) is not None}
+    homes = {name: home for name, (find, *_) in _PUBLISHED.items() if (home := find(root)) is not None}
     fitting = [*homes, *(["csv"] if table else [])]
     # Lists in a folder within speak for all of `root` only where no other folder is beside it.
     within = any(home != root for home in homes.values())
@@ -137,15 +136,3 @@ def _format_of(path: PurePath) -> str:
     """Return the format of a file that holds or names many images, by its name; empty for another file."""
     name = path.name.lower()
     return next((format for format, endings in _ENDINGS.items() if name.endswith(endings)), "")
-
-
-def _check_folder(root: Path) -> None:
-    try:
-        mode = root.stat().st_mode
-    except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise BadData(f"the data folder {root} cannot be read: {reason}") from error
-    if not stat.S_ISDIR(mode):
-        raise BadData(
-            f"{root} is a file; give the folder that holds the images, or a .csv, .tar or .parquet file"
-        )

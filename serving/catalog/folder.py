@@ -1,12 +1,12 @@
 """The formats `folder` and `cifar10`: images in class folders, with or without split folders above them.
 
 In `folder` a class is a folder, nested as deep as one likes; the label is the folder's path. In `cifar10`
-class folders lie below split folders, `train/<class>/x.jpg` and `test/<class>/x.jpg`, and a class is the
-same in all of them, so that no copy of it is taken for another class.
+class folders lie below split folders, and a class is the same in all of them, so that no copy of it is taken
+for another class.
 """
 
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -35,11 +35,14 @@ def read(root: Path, format: str = "auto") -> Catalog:
             f"{others} other files and {len(dangling)} links to nothing"
         )
     wrapper = _wrapper(images)
-    folders = {path: _below(path.parent, wrapper) for path in (*images, *dangling)}
-    classes = {folders[path] for path in images if folders[path].parts}
-    has_splits = format != "folder" and _has_splits(classes)
-    if has_splits or format == "cifar10":
-        _check_splits(root, classes, has_splits)
+
+    def below(folder: PurePosixPath) -> PurePosixPath:  # what lies beside the wrapper is of no class
+        return folder.relative_to(wrapper) if folder.is_relative_to(wrapper) else PurePosixPath()
+
+    folders = {path: below(path.parent) for path in (*images, *dangling)}
+    has_splits = format != "folder" and _has_splits(
+        root, {folders[path] for path in images if folders[path].parts}, format
+    )
 
     def row(path: PurePosixPath) -> Row:
         folder, split = folders[path], ""
@@ -48,7 +51,7 @@ def read(root: Path, format: str = "auto") -> Catalog:
         key = path_text(os.path.relpath(path, wrapper))
         return Row(key, File(root / path), path_text(folder) if folder.parts else "", split)
 
-    empty = [_below(path, wrapper) for path, kind in found if kind == "empty folder"]
+    empty = [below(path) for path, kind in found if kind == "empty folder"]
     return make_catalog(
         root / wrapper,
         "cifar10" if has_splits else "folder",
@@ -59,10 +62,7 @@ def read(root: Path, format: str = "auto") -> Catalog:
 
 
 def _wrapper(images: Sequence[PurePosixPath]) -> PurePosixPath:
-    """Return the folder that wraps every class folder and says nothing about any, such as CUB's `images`.
-
-    Images beside it are passed over.
-    """
+    """Return the folder that wraps every class folder and says nothing about any, such as CUB's `images`."""
     folders = {path.parent.parts for path in images}
     depth = 0
     while len(tops := {parts[depth] for parts in folders if len(parts) > depth}) == 1:
@@ -73,36 +73,29 @@ def _wrapper(images: Sequence[PurePosixPath]) -> PurePosixPath:
     return PurePosixPath(*next(iter(folders))[:depth])
 
 
-def _below(folder: PurePosixPath, wrapper: PurePosixPath) -> PurePosixPath:
-    """Return a folder's path below the wrapper; what lies beside that is of no class, as if it lay in it."""
-    return folder.relative_to(wrapper) if folder.is_relative_to(wrapper) else PurePosixPath()
-
-
-def _has_splits(classes: Set[PurePosixPath]) -> bool:
+def _has_splits(root: Path, classes: set[PurePosixPath], format: str) -> bool:
     """Tell whether there are two split folders or more, and class folders in one at least.
 
-    One alone may be a class of vehicles; class folders beside several fit, and are refused later.
+    One alone may be a class of vehicles. Class folders beside several are refused.
     """
-    tops = {each.parts[0].lower() for each in classes}
-    deep = {each.parts[0].lower() for each in classes if len(each.parts) > 1}
-    return len(tops & SPLITS.keys()) > 1 and bool(deep & SPLITS.keys())
-
-
-def _check_splits(root: Path, classes: Set[PurePosixPath], has_splits: bool) -> None:
-    """Refuse images that lie in no split folder, or in folders beside those."""
     tops = sorted({each.parts[0] for each in classes})
     others = [top for top in tops if top.lower() not in SPLITS]
-    if not has_splits:
+    splits = [top for top in tops if top.lower() in SPLITS]
+    deep = any(len(each.parts) > 1 and each.parts[0] in splits for each in classes)
+    if not deep or len({top.lower() for top in splits}) < 2:
+        if format == "auto":
+            return False
         raise BadData(
             f"{root} is not laid out as train/<class>/ and test/<class>/: its images lie below "
             f"{_named(tops) or 'no folder'}; read it as folder"
         )
     if others:
         raise BadData(
-            f"{root} holds the split folders {_named([top for top in tops if top not in others])} and"
-            f" beside them the folders {_named(others)}: move these into one of those, or away (or read it as"
-            " folder, where train/a and test/a are two classes)"
+            f"{root} holds the split folders {_named(splits)} and beside them the folders {_named(others)}:"
+            " move these into one of those, or away (or read it as folder, where train/a and test/a are two"
+            " classes)"
         )
+    return True
 
 
 def _named(folders: list[str]) -> str:

@@ -18,7 +18,7 @@ from serving.catalog.picture import File, check_length
 from serving.catalog.rows import Catalog, Row, known_split, make_catalog
 from serving.catalog.table import plain_value, with_one_type
 from serving.catalog.walk import Shard, find_shards, sort_out
-from serving.errors import BadData, BadImage, BadSetting, CrossbatchError
+from serving.errors import BadData, BadImage, BadSetting, CrossbatchError, reason_of
 
 __all__ = ["ENDINGS", "KEPT_BYTES", "RUN_BYTES", "Cell", "Column", "read"]
 
@@ -29,6 +29,12 @@ KEPT_BYTES: Final = 64 << 20
 _MOST_STREAMS: Final = 8  # row groups that are being read
 _BUFFER: Final = 1 << 20  # bytes read at once; without it a whole column of a row group is
 _IMAGES: Final = ("image", "img", "path")
+_KINDS: Final = {  # by pyarrow's names of types
+    "number": ("integer",),
+    "text": ("string", "large_string", "string_view"),
+    "bytes": ("binary", "large_binary", "binary_view"),
+    "value": ("floating", "boolean", "decimal", "date", "time", "timestamp"),
+}
 
 
 def read(root: Path, only: Path | None = None) -> Catalog:
@@ -41,7 +47,7 @@ def read(root: Path, only: Path | None = None) -> Catalog:
             raise
         except Exception as error:  # pyarrow may raise anything on bytes that it did not expect
             raise BadData(
-                f"the parquet file {shard.path} cannot be read, or is damaged: {_reason(error)}"
+                f"the parquet file {shard.path} cannot be read, or is damaged: {reason_of(error)}"
             ) from error
         if found and isinstance(found[0].image, File):
             found, gone = sort_out(root, found, shard.path)
@@ -54,42 +60,43 @@ def read(root: Path, only: Path | None = None) -> Catalog:
 
 
 def _rows(shard: Shard) -> list[Row]:
-    """Return the rows of one file, in order."""
-    path, found = shard.path, os.stat(shard.path)
+    path, stat = shard.path, os.stat(shard.path)
     with _open(path) as file:
         schema, count = file.schema_arrow, file.metadata.num_rows
         types = {field.name: field.type for field in schema}
         if len(types) < len(schema):
             raise BadData(f"the parquet file {path} has two columns of one name; give each its own")
         kinds = {name: _kind(of) for name, of in types.items()}
-        singles = [name for name, kind in kinds.items() if kind in ("number", "text", "value")]
         image = _image_column(types, kinds, path)
+        singles = [name for name, kind in kinds.items() if kind in ("number", "text", "value")]
         table = file.read(columns=singles, use_threads=False)
         values = {name: _python(table.column(name)) for name in singles}
     named = {name.lower(): name for name in types}
-    label = named.get("label", named.get("class", ""))
-    key, split = named.get("key", ""), named.get("split", "")
-    for name, wanted in (
-        (label, "labels as text or numbers"),
-        (key, "keys as text"),
-        (split, "sides as text"),
-    ):
+    label, key, split = (
+        named.get("label", named.get("class", "")),
+        named.get("key", ""),
+        named.get("split", ""),
+    )
+    for name in (label, key, split):
         if name and kinds[name] not in ("number", "text"):
-            raise BadData(f"the column {name} of {path} is of the type {types[name]}; give {wanted}")
-    names = _class_names(schema, label)
-    leaf = f"{image}.bytes" if types[image].num_fields else image
-    column = Column(path, leaf, found.st_size, found.st_mtime_ns)
+            raise BadData(
+                f"the column {name} of {path} is of the type {types[name]}; give text or whole numbers"
+            )
+    classes = _class_names(schema, label)
+    column = Column(
+        path, f"{image}.bytes" if types[image].num_fields else image, stat.st_size, stat.st_mtime_ns
+    )
     rows = []
     for number in range(count):
         where, own = f"row {number} of {path}", {name: cells[number] for name, cells in values.items()}
-        given_key = _text(own.pop(key)) if key else f"{shard.name}/{number:08}"
-        if not given_key:
+        own_key = _text(own.pop(key)) if key else f"{shard.name}/{number:08}"
+        if not own_key:
             raise BadData(f"{where} has an empty key; each row needs its own key")
         picture = _file(own.pop(image), path, where) if image in values else Cell(column, number)
         side = known_split(_text(own.pop(split)), where) if split else shard.split
-        of_class = _label(own.pop(label), names, where) if label else ""
+        of_class = _label(own.pop(label), classes, where) if label else ""
         metadata = {name: value for name, value in own.items() if value is not None}
-        rows.append(Row(given_key, picture, of_class, side, metadata))
+        rows.append(Row(own_key, picture, of_class, side, metadata))
     return rows
 
 
@@ -113,20 +120,19 @@ def _file(value: str | None, path: Path, where: str) -> File:
     return File(Path(os.path.normpath(path.parent / value)))
 
 
-def _label(value: object, names: Sequence[str], where: str) -> str:
+def _label(value: object, classes: Sequence[str], where: str) -> str:
     """Return a class's name, empty where there is none: null or, among whole numbers, below 0."""
     if not isinstance(value, int):
         return _text(value)
-    if names and value >= len(names):
-        raise BadData(f"{where} has the label {value}, and the file names {len(names)} classes")
-    return "" if value < 0 else names[value] if names else str(value)
+    if classes and value >= len(classes):
+        raise BadData(f"{where} has the label {value}, and the file names {len(classes)} classes")
+    return "" if value < 0 else classes[value] if classes else str(value)
 
 
 def _class_names(schema: Any, column: str) -> list[str]:
     """Return the classes' names of a column of numbers where the package datasets has written them."""
     try:
-        names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][column]["names"]
-        return [str(name) for name in names]
+        return [*map(str, json.loads(schema.metadata[b"huggingface"])["info"]["features"][column]["names"])]
     except (KeyError, TypeError, ValueError, RecursionError):  # written by something else
         return []
 
@@ -146,11 +152,6 @@ def _open(path: Path) -> Any:
     return parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
 
 
-def _reason(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return text.strip().split("\n")[0].rstrip(".")
-
-
 def _kind(of: Any) -> str:
     """Say what a type is: `bytes` of images, whole `number`, `text`, another single `value`, or `other`."""
     from pyarrow import types
@@ -161,14 +162,8 @@ def _kind(of: Any) -> str:
     if types.is_struct(of):  # {bytes, path}, as the package datasets writes images
         index = of.get_field_index("bytes")
         return "bytes" if index >= 0 and _kind(of.field(index).type) == "bytes" else "other"
-    tests = {
-        "number": (types.is_integer,),
-        "text": (types.is_string, types.is_large_string, types.is_string_view),
-        "bytes": (types.is_binary, types.is_large_binary, types.is_binary_view),
-        "value": (types.is_floating, types.is_boolean, types.is_decimal, types.is_temporal),
-    }
-    found = next((kind for kind, holds in tests.items() if any(test(of) for test in holds)), "other")
-    return "other" if types.is_duration(of) or types.is_interval(of) else found
+    fitting = (kind for kind, names in _KINDS.items() if any(getattr(types, f"is_{it}")(of) for it in names))
+    return next(fitting, "other")
 
 
 def _python(column: Any) -> list[Any]:
@@ -224,13 +219,13 @@ class Cell:
         except Exception as error:  # pyarrow may raise anything
             if isinstance(error, OSError) and error.strerror:  # the disk's own
                 raise
-            raise OSError(f"{self} cannot be read: {_reason(error)}") from error
+            raise OSError(f"{self} cannot be read: {reason_of(error)}") from error
         if not data:
             raise BadImage(f"{self} holds no image: its cell is {'empty' if data == b'' else 'null'}")
         return data
 
     def stamp(self) -> tuple[int, int]:
-        """Return the size in bytes and the time of change in nanoseconds of the file."""
+        """Return size and time of change of the file."""
         return self.column.size, self.column.mtime_ns
 
 
@@ -239,8 +234,8 @@ class _Stream:
 
     def __init__(self, cell: Cell) -> None:
         self.column = column = cell.column
-        found = os.stat(column.file)
-        if (found.st_size, found.st_mtime_ns) != (column.size, column.mtime_ns):
+        stat = os.stat(column.file)
+        if (stat.st_size, stat.st_mtime_ns) != (column.size, column.mtime_ns):
             raise OSError(f"{column.file} has changed since its rows were listed")
         file = _open(column.file)
         self.at = group = 0
@@ -269,7 +264,7 @@ class _Runs:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew; the lock, too, which a thread of a parent process may have held."""
+        """Begin anew, as a forked child must: with a lock and files of its own."""
         self._lock = threading.Lock()
         self._kept: dict[tuple[Column, int], Any] = {}  # by their first row
         self._streams: list[_Stream] = []
@@ -291,11 +286,10 @@ class _Runs:
         return None
 
     def _read_on(self, cell: Cell) -> tuple[int, Any]:
-        fitting = (each for each in self._streams if each.column == cell.column)
-        stream = next((each for each in fitting if each.at <= cell.row < each.end), None) or _Stream(cell)
+        ours = (it for it in self._streams if it.column == cell.column and it.at <= cell.row < it.end)
+        stream = next(ours, None) or _Stream(cell)
         # Left out while it is used: one that fails is opened anew by whoever comes next.
-        others = [each for each in self._streams if each is not stream]
-        self._streams = others
+        self._streams = [it for it in self._streams if it is not stream]
         start, run = 0, ()
         while stream.at <= cell.row:
             start, run = stream.at, stream.next()
@@ -303,7 +297,7 @@ class _Runs:
         while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
             del self._kept[next(iter(self._kept))]
         if stream.at < stream.end:
-            self._streams = [*others, stream][-_MOST_STREAMS:]
+            self._streams = [*self._streams, stream][-_MOST_STREAMS:]
         return start, run
 
 

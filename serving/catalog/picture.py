@@ -1,4 +1,4 @@
-"""Where an image's bytes are: a file, or a part of one; read whole, bounded, by any thread or process."""
+"""Where an image's bytes are: a file, or a part of one; read whole and bounded."""
 
 import os
 from dataclasses import dataclass
@@ -11,36 +11,29 @@ from serving.model.preprocess import MAX_BYTES
 __all__ = ["File", "Member", "Picture", "check_length"]
 
 
-def check_length(length: int) -> int:
-    """Return the length of an image in bytes, or raise BadImage where it is longer than `MAX_BYTES`."""
-    if length > MAX_BYTES:  # found before the bytes fill the memory
-        raise BadImage(f"the file has {length} bytes; the limit is {MAX_BYTES}")
-    return length
-
-
 class Picture(Protocol):
-    """An image that was there when the catalogue was read, and may hold anything.
-
-    It compares by value and can be pickled for worker processes. As text it says where it is.
-    """
+    """An image as it was listed; it compares by value, can be pickled, and as text says where it is."""
 
     @property
     def path(self) -> Path:
-        """Absolute; of a part of a file the file and, as if that were a folder, the name of the part."""
+        """Absolute; of a part of a file as if that file were a folder."""
 
     def read_bytes(self) -> bytes:
         """Return the whole image file.
 
         Raises:
             BadImage: It is longer than `MAX_BYTES`.
-            OSError: It cannot be read, not whole, or its file has changed since it was listed.
+            OSError: It cannot be read, or what holds it has changed since it was listed.
         """
 
     def stamp(self) -> tuple[int, int]:
-        """Return size in bytes and time of change in nanoseconds: with other bytes, one of them is another.
+        """Return size in bytes and time of change in nanoseconds; of a part, the time is that of its file."""
 
-        Of a part, the time is that of the file that holds it. Raises OSError where it is not there.
-        """
+
+def check_length(length: int) -> None:
+    """Refuse an image by its length in bytes, before it fills the memory."""
+    if length > MAX_BYTES:
+        raise BadImage(f"the file has {length} bytes; the limit is {MAX_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +48,24 @@ class File:
     def read_bytes(self) -> bytes:
         """Return the bytes of the file."""
         with open(self.path, "rb") as file:
-            length = check_length(os.fstat(file.fileno()).st_size)
-            data = file.read(length + 1)
-        if len(data) != length:
-            raise OSError(f"{self.path} has {length} bytes and not the {len(data)} that were read")
-        return data
+            check_length(os.fstat(file.fileno()).st_size)
+            return file.read()
 
     def stamp(self) -> tuple[int, int]:
-        """Return size in bytes and time of change in nanoseconds."""
+        """Return size and time of change."""
         found = os.stat(self.path)
         return found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An image that lies in a file with others, in one piece and as it is: in a tar, say."""
+    """An image that lies in one piece in an archive, which was last changed at `mtime_ns`."""
 
     archive: Path
     name: str
     offset: int
     size: int
     mtime_ns: int
-    """Time of the archive's last change when its members were listed."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -87,7 +76,7 @@ class Member:
         return self.archive / self.name
 
     def read_bytes(self) -> bytes:
-        """Return the bytes of the member, if the archive is the one that was listed."""
+        """Return the bytes of the member."""
         check_length(self.size)
         with open(self.archive, "rb") as file:
             if os.fstat(file.fileno()).st_mtime_ns != self.mtime_ns:
@@ -99,5 +88,5 @@ class Member:
         return data
 
     def stamp(self) -> tuple[int, int]:
-        """Return the member's size in bytes and the archive's time of change in nanoseconds."""
+        """Return the member's size and the archive's time of change."""
         return self.size, self.mtime_ns

@@ -1,7 +1,5 @@
 """The published lists of `cub`, `sop` and `inshop`: read as text, checked, and held against the disk.
 
-A list says an image's path and class; its class says which side of the split it is on, or the list does.
-
 - `cub`, CUB-200-2011: `images.txt` and `image_class_labels.txt` beside the folder `images/`. Classes 1 to 100
   train and 101 to 200 test. `train_test_split.txt` is not read: it is the split of classification, in which
   every class is on both sides.
@@ -10,7 +8,6 @@ A list says an image's path and class; its class says which side of the split it
   or in the folder itself; the images lie below `img/` or `Img/img/`.
 """
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,17 +20,9 @@ from serving.catalog.walk import sort_out
 from serving.errors import BadData
 
 __all__ = [
-    "Listed",
-    "check",
-    "find_cub",
-    "find_inshop",
-    "find_sop",
-    "locate",
-    "parse_cub",
-    "parse_inshop",
-    "parse_sop",
-    "published_number",
-]
+    "Listed", "check", "find_cub", "find_inshop", "find_sop", "locate", "parse_cub", "parse_inshop",
+    "parse_sop", "published_number",
+]  # fmt: skip
 
 _CUB_CLASSES: Final = 200
 _CUB_LINE: Final = re.compile(rb"^(?:\xef\xbb\xbf)?\d+ +\d{3}\.[^\s/]+/\S+\s*$", re.MULTILINE)
@@ -61,48 +50,44 @@ def find_cub(root: Path) -> Path | None:
     Others have files of these names too, so a line of `images.txt` must look as it does here.
     """
     for folder in (root, root / "CUB_200_2011"):
-        if any(os.path.isfile(folder / name) for name in _CUB_BESIDE):
-            try:
-                with open(folder / "images.txt", "rb") as file:
-                    if _CUB_LINE.search(file.read(4096)):
-                        return folder
-            except OSError:
-                continue
+        images = folder / "images.txt"
+        if images.is_file() and any((folder / name).is_file() for name in _CUB_BESIDE):
+            with open(images, "rb") as file:
+                if _CUB_LINE.search(file.read(4096)):
+                    return folder
     return None
 
 
 def parse_cub(folder: Path) -> list[Listed]:
     """Return the images that CUB's lists name; the disk is not asked for them."""
-    path, labels = folder / "images.txt", folder / "image_class_labels.txt"
-    classes, names = dict[int, int](), dict[int, str]()
+    path, labels, classes = (
+        folder / name for name in ("images.txt", "image_class_labels.txt", "classes.txt")
+    )
+    numbers, names = dict[int, int](), dict[int, str]()
     for where, (image, number) in _read_list(labels, ("image number", "class number"), header=False):
         key = published_number(image, _MOST_IMAGES, where)
-        if key in classes:
+        if key in numbers:
             raise BadData(f"{where} gives image {key} a class again; each image is of one class")
-        classes[key] = published_number(number, _CUB_CLASSES, where)
-    if os.path.isfile(folder / "classes.txt"):
-        for where, (number, name) in _read_list(
-            folder / "classes.txt", ("class number", "name"), header=False
-        ):
+        numbers[key] = published_number(number, _CUB_CLASSES, where)
+    if classes.is_file():
+        for where, (number, name) in _read_list(classes, ("class number", "name"), header=False):
             value = published_number(number, _CUB_CLASSES, where)
             names[value] = f"{value:03d}.{name.removeprefix(f'{value:03d}.')}"
     listed = []
     for where, (image, name) in _read_list(path, ("image number", "path"), header=False):
-        value = classes.pop(published_number(image, _MOST_IMAGES, where), 0)
+        value = numbers.pop(published_number(image, _MOST_IMAGES, where), 0)
         if not value:
             raise BadData(f"{where} names image {image}, which has no class (or comes twice) in {labels}")
         listed.append(Listed(name, names.get(value, f"{value:03d}"), "train" if value <= 100 else "test"))
-    if classes:
-        raise BadData(f"{labels} gives a class to image {min(classes)}, which is not in {path}")
+    if numbers:
+        raise BadData(f"{labels} gives a class to image {min(numbers)}, which is not in {path}")
     return check(listed, path)
 
 
 def find_sop(root: Path) -> Path | None:
     """Return the folder of SOP's lists, if there is one: `root`, or Stanford_Online_Products in it."""
-    for folder in (root, root / "Stanford_Online_Products"):
-        if any(os.path.isfile(folder / name) for name in _SOP_LISTS.values()):
-            return folder
-    return None
+    folders = (root, root / "Stanford_Online_Products")
+    return next((it for it in folders if any((it / name).is_file() for name in _SOP_LISTS.values())), None)
 
 
 def parse_sop(folder: Path) -> list[Listed]:
@@ -118,13 +103,13 @@ def parse_sop(folder: Path) -> list[Listed]:
 
 def find_inshop(root: Path) -> Path | None:
     """Return `root` if the list of In-shop is in it or in its folder Eval."""
-    return root if any(os.path.isfile(root / name) for name in _INSHOP_LISTS) else None
+    return root if any((root / name).is_file() for name in _INSHOP_LISTS) else None
 
 
 def parse_inshop(folder: Path) -> list[Listed]:
     """Return the images that the list of In-shop names; the disk is not asked for them."""
     paths = [folder / name for name in _INSHOP_LISTS]
-    path = next((each for each in paths if os.path.isfile(each)), paths[0])
+    path = next((each for each in paths if each.is_file()), paths[0])
     listed = []
     columns = ("image_name", "item_id", "evaluation_status")
     for where, (name, item, status) in _read_list(path, columns, counted=True):
@@ -145,23 +130,20 @@ def _read_list(
     A first line names the columns where there is a `header`; one before it says how many lines follow in a
     list that is `counted`.
     """
-    if not os.path.exists(path):
+    if not path.exists():
         raise BadData(f"{path} is not there; give the folder of the published lists, or another format")
-    text = read_text(path, "list")
+    text = read_text(path)
     lines = [(number, cells) for number, line in enumerate(text.split("\n"), 1) if (cells := line.split())]
     start = counted + header
-    if counted and not (lines and lines[0][1] == [str(len(lines) - start)]):
-        found = " ".join(lines[0][1])[:80] if lines else ""
-        raise BadData(
-            f"{path} begins with {found!r} where {max(0, len(lines) - start)}, the count of its images, was"
-            " expected; take the whole of the published list, or read the data set in another format"
-        )
-    if header and not (len(lines) >= start and lines[start - 1][1] == list(columns)):
-        found = " ".join(lines[start - 1][1])[:80] if len(lines) >= start else ""
-        raise BadData(
-            f"{path} has the header {found!r} where {' '.join(columns)!r} was expected; take the published"
-            " list, or read the data set in another format"
-        )
+    head = [[str(max(0, len(lines) - start))]] * counted + [list(columns)] * header
+    for number, wanted in enumerate(head):
+        given = lines[number][1] if number < len(lines) else []
+        if given != wanted:
+            raise BadData(
+                f"{path} has {' '.join(given)[:80]!r} where {' '.join(wanted)!r} was expected"
+                f"{', the count of its images' if counted and not number else ''}; take the whole of the"
+                " published list, or read the data set in another format"
+            )
     for number, cells in lines[start:]:
         if len(cells) != len(columns):
             raise BadData(

@@ -49,7 +49,7 @@ class Catalog:
     @property
     def missing(self) -> tuple[str, ...]:
         """Paths from the root that the data set names and that are not there, sorted."""
-        return tuple(sorted(self.path_of(row) for row in self.absent))
+        return tuple(sorted(map(self.path_of, self.absent)))
 
     @property
     def unlabelled(self) -> int:

@@ -1,7 +1,7 @@
 """Which rows of a catalogue train and which are unseen: by a rule, or by the data set's own word."""
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -13,7 +13,7 @@ __all__ = ["Split", "SplitRule", "select", "select_missing"]
 
 Split = Literal["all", "train", "test", "query", "gallery"]
 
-_TESTS: Final = frozenset(("test", "query", "gallery"))
+_GIVEN: Final = {"train": ("train",), "test": ("test", "query", "gallery")}
 
 
 class SplitRule(BaseModel):
@@ -47,34 +47,31 @@ def select(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[Row, ...]:
     Raises:
         BadData: The data set cannot be cut that way, or that side of it is empty.
     """
-    if split == "all":
-        return catalog.rows
-    found = _side(catalog.rows, split, rule, _training_groups(catalog, rule))
-    if not found:  # only a split of the data set's own can have an empty side
+    found = _side(catalog, catalog.rows, split, rule)
+    if not found and split != "all":  # only a split of the data set's own can have an empty side
         named = Counter(row.split or "on no side" for row in catalog.rows if row.label)
         counts = ", ".join(f"{name} {count}" for name, count in sorted(named.items()))
-        wanted = f"{'' if rule.by == 'given' else ' unseen'} image with a label as {split}"
         own = split in ("query", "gallery")
         advice = "take the split test" if own else "cut it by class or folder (split_by of a recipe)"
-        raise BadData(f"{catalog.root} names no{wanted} ({counts}); {advice}")
+        unseen = "" if rule.by == "given" else " unseen"
+        raise BadData(f"{catalog.root} names no{unseen} image with a label as {split} ({counts}); {advice}")
     return found
 
 
 def select_missing(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[str, ...]:
     """Return those of `Catalog.missing` that belong to one side of the split; raises as `select` does."""
+    return tuple(sorted(map(catalog.path_of, _side(catalog, catalog.absent, split, rule))))
+
+
+def _side(catalog: Catalog, rows: Sequence[Row], split: Split, rule: SplitRule) -> tuple[Row, ...]:
     if split == "all":
-        return catalog.missing
-    found = _side(catalog.absent, split, rule, _training_groups(catalog, rule))
-    return tuple(sorted(catalog.path_of(row) for row in found))
-
-
-def _side(rows: Sequence[Row], split: Split, rule: SplitRule, trained: Set[str]) -> tuple[Row, ...]:
-    """Return the labelled rows of a side; `trained` are the groups that train, where no split is given."""
+        return tuple(rows)
+    trained = _training_groups(catalog, rule)
     rows = [row for row in rows if row.label]
     if split in ("query", "gallery"):
         rows = [row for row in rows if row.split == split]
     if rule.by == "given":
-        return tuple(row for row in rows if row.split in (("train",) if split == "train" else _TESTS))
+        return tuple(row for row in rows if row.split in _GIVEN.get(split, (split,)))
     return tuple(row for row in rows if (_group(row.label, rule) in trained) == (split == "train"))
 
 
@@ -96,11 +93,6 @@ def _training_groups(catalog: Catalog, rule: SplitRule) -> frozenset[str]:
         )
     # A share rounds down, and 0.29 of 100 is 29 in spite of binary fractions.
     count = int(len(groups) * rule.train + 1e-9) if isinstance(rule.train, float) else rule.train
-    if len(groups) == 1:
-        raise BadData(
-            f"{catalog.root} has one {rule.by} alone ({groups[0]!r}), which cannot be cut in two: give at"
-            " least two to train on, and some to test"
-        )
     if not 0 < count < len(groups):
         raise BadData(
             f"the {rule.by} count of {catalog.root} is {len(groups)}, of which the split rule "

@@ -1,4 +1,4 @@
-"""The format `csv`, a table of images, and what other tables share with it: texts, columns, single values.
+"""The format `csv`, a table of images, and what other formats share with it: texts and metadata.
 
 Its columns are `path` (or `image`) and `label`, `split` and `key` if wanted; any other is metadata.
 """
@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +18,16 @@ from typing import Any, Final
 from serving.catalog.picture import File
 from serving.catalog.rows import Catalog, Row, known_split, make_catalog, path_text
 from serving.catalog.walk import sort_out
-from serving.errors import BadData
+from serving.errors import BadData, reason_of
 
 __all__ = ["find_table", "plain_value", "read_table", "read_text", "with_one_type"]
 
-_NEEDED: Final = (("path", "image"), ("label",))  # of each one
+_NEEDED: Final = ({"path", "image"}, {"label"})  # of each one
+_KNOWN: Final = frozenset(("path", "image", "label", "split", "key"))
 # No leading zeros: 007 is a name. At most 15 digits: on the wire metadata are doubles, which hold no more.
 _INTEGER: Final = re.compile(r"-?(0|[1-9]\d{0,14})")
 _DECIMAL: Final = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?")
 _TRUTHS: Final[Mapping[str, bool]] = {"true": True, "false": False}
-_MOST_BYTES: Final = 1 << 30  # the table is read whole
 
 
 def find_table(root: Path, *, required: bool) -> Path | None:
@@ -41,10 +41,10 @@ def find_table(root: Path, *, required: bool) -> Path | None:
             with open(root / name, "rb") as file:
                 header = file.readline(1 << 16).decode("utf-8-sig", "replace")
             columns = {column.strip(' "\r\n').lower() for column in re.split("[,;\t]", header)}
-            if all(columns & set(each) for each in _NEEDED):
+            if all(columns & each for each in _NEEDED):
                 fitting.append(name)
     except OSError as error:
-        raise BadData(f"the data folder {root} cannot be read: {error.strerror or error}") from error
+        raise BadData(f"the data folder {root} cannot be read: {reason_of(error)}") from error
     if len(fitting) > 1 or (required and not fitting):
         raise BadData(
             f"{root} holds {len(fitting)} .csv tables with the columns path and label"
@@ -56,12 +56,9 @@ def find_table(root: Path, *, required: bool) -> Path | None:
 def read_table(root: Path, table: Path) -> Catalog:
     """Return a row for each line of the table whose image is there; paths start at `root`."""
     lines = _read_lines(table)
+    names = [name for name in (lines[0][1] if lines else ()) if name.lower() not in _KNOWN]
+    extra = {name: _column_reader([cells[name] for _, cells in lines]) for name in names}
     found, numbers = list[Row](), dict[str, int]()
-    extra = {
-        name: _column_reader([cells[name] for _, cells in lines])
-        for name in (lines[0][1] if lines else ())
-        if name.lower() not in {"path", "image", "label", "split", "key"}
-    }
     for number, cells in lines:
         where, named = f"line {number} of {table}", {name.lower(): cell for name, cell in cells.items()}
         path = named.get("path", named.get("image", ""))
@@ -83,19 +80,14 @@ def read_table(root: Path, table: Path) -> Catalog:
     return make_catalog(root, "csv", rows, absent=absent, table=table)
 
 
-def read_text(path: Path, what: str) -> str:
-    """Read a whole file as UTF-8 text, with or without a byte-order mark; messages call it `what`."""
+def read_text(path: Path) -> str:
+    """Read a whole file as UTF-8 text, with or without a byte-order mark."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise BadData(f"the {what} {path} is larger than {_MOST_BYTES >> 20} MiB; cut it into several")
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise BadData(f"the {what} {path} cannot be read: {reason}") from error
+        raise BadData(f"{path} cannot be read: {reason_of(error)}") from error
     except UnicodeDecodeError as error:
-        raise BadData(
-            f"the {what} {path} is not UTF-8 text at byte {error.start}; save it as UTF-8"
-        ) from error
+        raise BadData(f"{path} is not UTF-8 text at byte {error.start}; save it as UTF-8") from error
 
 
 def plain_value(value: object) -> str | int | float | bool | None:
@@ -119,14 +111,15 @@ def with_one_type(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         for name, value in row.metadata.items():
             types[name].add(type(value))
-    made: dict[str, Callable[[Any], str | float]] = {
+    mixed: dict[str, Callable[[Any], str | float]] = {
         name: float if found == {int, float} else _as_text for name, found in types.items() if len(found) > 1
     }
-    if not made:
+    if not mixed:
         return list(rows)
     return [
         replace(
-            row, metadata={name: made[name](it) if name in made else it for name, it in row.metadata.items()}
+            row,
+            metadata={name: mixed[name](it) if name in mixed else it for name, it in row.metadata.items()},
         )
         for row in rows
     ]
@@ -141,9 +134,9 @@ def _column_reader(values: Sequence[str]) -> Callable[[str], str | int | float |
     filled = [value for value in values if value]
     if all(value.lower() in _TRUTHS for value in filled):
         return lambda value: _TRUTHS[value.lower()]
-    if all(_INTEGER.fullmatch(value) for value in filled):
+    if all(map(_INTEGER.fullmatch, filled)):
         return int
-    return float if all(_DECIMAL.fullmatch(value) for value in filled) else str
+    return float if all(map(_DECIMAL.fullmatch, filled)) else str
 
 
 def _read_lines(table: Path) -> list[tuple[int, dict[str, str]]]:
@@ -151,33 +144,29 @@ def _read_lines(table: Path) -> list[tuple[int, dict[str, str]]]:
 
     The first line names the columns; cells are parted by comma, semicolon or tab, whichever it has most of.
     """
-    text = read_text(table, "table")
+    text = read_text(table)
     first = text.partition("\n")[0]
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
     found = []
     try:
         header = [name.strip() for name in next(lines, [])]
-        _check_header(table, header)
+        columns = [name.lower() for name in header]
+        if twice := next((name for name in columns if columns.count(name) > 1), ""):
+            raise BadData(f"the table {table} has the column {twice!r} twice")
+        lacking = [" or ".join(sorted(names, reverse=True)) for names in _NEEDED if not names & {*columns}]
+        if lacking:
+            raise BadData(
+                f"the table {table} lacks the column {' and the column '.join(lacking)}; "
+                f"its first line names {', '.join(header) or 'nothing'}"
+            )
         for line in lines:
             if line and len(line) != len(header):
                 raise BadData(
                     f"line {lines.line_num} of {table} has {len(line)} cells; line 1 has {len(header)}"
                 )
             if line:
-                cells = (cell.strip() for cell in line)
-                found.append((lines.line_num, dict(zip(header, cells, strict=True))))
+                cells = dict(zip(header, map(str.strip, line), strict=True))
+                found.append((lines.line_num, cells))
     except csv.Error as error:
         raise BadData(f"line {lines.line_num} of {table} is not a line of a table: {error}") from error
     return found
-
-
-def _check_header(table: Path, header: Sequence[str]) -> None:
-    columns = [name.lower() for name in header]
-    if twice := [name for name, count in Counter(columns).items() if count > 1]:
-        raise BadData(f"the table {table} has the column {twice[0]!r} twice")
-    lacking = [" or ".join(names) for names in _NEEDED if not set(names) & set(columns)]
-    if lacking:
-        raise BadData(
-            f"the table {table} lacks the column {' and the column '.join(lacking)}; "
-            f"its first line names {', '.join(header) or 'nothing'}"
-        )

@@ -4,33 +4,28 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal, NamedTuple
 
 from serving.catalog.rows import SPLITS, Row, path_text
-from serving.errors import BadData
+from serving.errors import BadData, reason_of
 
-__all__ = ["SUFFIXES", "Shard", "find_shards", "is_visible", "sort_out", "walk", "which_are_files"]
+__all__ = ["SUFFIXES", "Shard", "find_shards", "is_visible", "sort_out", "walk"]
 
 SUFFIXES: Final = frozenset(  # of images, in any case
     (".avif", ".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 )
-_NO_SUCH_FOLDER: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP))
+_NO_SUCH_FOLDER: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _WORD: Final = re.compile(r"[^\W\d_]+")
 
 
-def walk(
-    root: Path, suffixes: Collection[str] = SUFFIXES
-) -> Iterator[tuple[PurePosixPath, Literal["file", "dangling", "empty folder"]]]:
+def walk(root: Path) -> Iterator[tuple[PurePosixPath, Literal["file", "dangling", "empty folder"]]]:
     """Yield what lies below `root`, hidden names left out, as paths relative to it.
 
-    Links to folders are followed after all real folders, and a folder is entered once however many
-    ways lead to it, so that a loop of links ends and a real path wins over a linked one. A folder with
-    neither a file of these suffixes nor a folder in it is empty.
-
-    Raises:
-        BadData: A folder cannot be read.
+    Links to folders are followed after all real folders, and a folder is entered once, so that a loop of
+    links ends and a real path wins over a linked one. A folder with neither an image nor a folder in it is
+    empty. Raises BadData where a folder cannot be read.
     """
     real, linked, seen = [PurePosixPath()], list[PurePosixPath](), set[tuple[int, int]]()
     while real or linked:
@@ -42,21 +37,21 @@ def walk(
             seen.add((found.st_dev, found.st_ino))
             with os.scandir(root / here) as listing:
                 entries = {entry.name: entry for entry in listing if is_visible(entry.name)}
-            images = folders = False
-            for name in sorted(entries, reverse=True):
-                kind = _kind(entries[name])
-                if kind == stat.S_IFDIR:
-                    folders = True
-                    (linked if entries[name].is_symlink() else real).append(here / name)
-                elif kind == stat.S_IFREG:
-                    images |= os.path.splitext(name)[1].lower() in suffixes
-                    yield here / name, "file"
-                else:
-                    yield here / name, "dangling"
-            if not images and not folders and here.parts:
-                yield here, "empty folder"
         except OSError as error:
             raise _unreadable(root / here, error) from error
+        is_empty = bool(here.parts)
+        for name in sorted(entries, reverse=True):
+            kind = _kind(entries[name])
+            if kind == stat.S_IFDIR:
+                is_empty = False
+                (linked if entries[name].is_symlink() else real).append(here / name)
+            elif kind == stat.S_IFREG:
+                is_empty &= os.path.splitext(name)[1].lower() not in SUFFIXES
+                yield here / name, "file"
+            else:
+                yield here / name, "dangling"
+        if is_empty:
+            yield here, "empty folder"
 
 
 def is_visible(name: str) -> bool:
@@ -64,28 +59,21 @@ def is_visible(name: str) -> bool:
     return name[0] != "." and name != "__MACOSX"
 
 
-def which_are_files(root: Path, paths: Sequence[str]) -> list[bool]:
-    """Tell which paths below `root` are files, asking the disk once a folder rather than once a file."""
-    listed = {
-        folder: _files(os.path.join(root, folder)) for folder in {it.rpartition("/")[0] for it in paths}
-    }
-    found = []
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        names = listed[folder]
-        # A name that the listing lacks may still open: some file systems fold case or compose accents.
-        found.append(names is not None and (name in names or os.path.isfile(os.path.join(root, path))))
-    return found
-
-
 def sort_out(root: Path, rows: Sequence[Row], source: Path) -> tuple[list[Row], list[Row]]:
-    """Return the rows whose files are there, below `root`, and the others; `source` has named them."""
+    """Return the rows whose images are files below `root`, and the others; `source` has named them.
+
+    The disk is asked once a folder rather than once a file.
+    """
+    found, absent, listed = list[Row](), list[Row](), dict[str, frozenset[str] | None]()
     for row in rows:
         if not row.image.path.is_relative_to(root):
             raise BadData(f"{source} names the image {str(row.image)!r}, which is not below {root}")
-    there = which_are_files(root, [os.path.relpath(row.image.path, root) for row in rows])
-    found, absent = list[Row](), list[Row]()
-    for row, is_there in zip(rows, there, strict=True):
+        folder, name = os.path.split(row.image.path)
+        if folder not in listed:
+            listed[folder] = _files(folder)
+        names = listed[folder]
+        # A name that the listing lacks may still open: some file systems fold case or compose accents.
+        is_there = names is not None and (name in names or os.path.isfile(row.image.path))
         (found if is_there else absent).append(row)
     return found, absent
 
@@ -104,11 +92,10 @@ def find_shards(root: Path, only: Path | None, endings: tuple[str, ...]) -> list
     """Return the packed files below `root` whose names end so (in lower case), sorted; or `only` that one."""
     if only is not None:
         return [_shard(root, PurePosixPath(os.path.relpath(only, root)))]
-    files = (path for path, kind in walk(root) if kind == "file")
-    found = sorted(path for path in files if path.name.lower().endswith(endings))
+    found = [path for path, kind in walk(root) if kind == "file" and path.name.lower().endswith(endings)]
     if not found:
         raise BadData(f"{root} holds no file that ends in {endings[0]}; give the folder that does")
-    return [_shard(root, path) for path in found]
+    return [_shard(root, path) for path in sorted(found)]
 
 
 def _shard(root: Path, path: PurePosixPath) -> Shard:
@@ -139,4 +126,4 @@ def _files(folder: str) -> frozenset[str] | None:
 
 
 def _unreadable(folder: str | Path, error: OSError) -> BadData:
-    return BadData(f"the folder {folder} cannot be read: {(error.strerror or str(error)).lower()}")
+    return BadData(f"the folder {folder} cannot be read: {reason_of(error)}")

@@ -8,15 +8,14 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final
+from typing import Final
 
 from serving.catalog.picture import Member
 from serving.catalog.rows import Catalog, Row, make_catalog, path_text
 from serving.catalog.table import plain_value, with_one_type
 from serving.catalog.walk import SUFFIXES, Shard, find_shards
-from serving.errors import BadData
+from serving.errors import BadData, reason_of
 
 __all__ = ["ENDINGS", "read"]
 
@@ -31,53 +30,31 @@ _MOST_BYTES: Final = 1 << 20  # of such a field
 _INTEGER: Final = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
-@dataclass(slots=True)
-class _Sample:
-    """The members of one name but for the ending."""
-
-    image: Member | None = None
-    is_absent: bool = False
-    """Whether the image is a link, which is not followed."""
-    texts: dict[str, str] = field(default_factory=dict)
-
-
 def read(root: Path, only: Path | None = None) -> Catalog:
     """Return a row for each sample that has an image, in the tars below `root` or in `only` that one."""
     rows, absent, endings = list[Row](), list[Row](), set[str]()
     for shard in find_shards(root, only, ENDINGS):
-        samples = dict[str, _Sample]()
-        for key, ending, member, info in _members(shard):
+        images, links, texts = dict[str, Member](), set[str](), dict[str, dict[str, str]]()
+        for key, ending, member, is_file in _members(shard):
             endings.add(ending)
-            if "." + ending in SUFFIXES or ending in _TEXTS:
-                _add(samples.setdefault(key, _Sample()), ending, member, info)
-        for key, sample in samples.items():
-            if sample.image is not None:
-                label, metadata = _label_and_metadata(sample.texts, sample.image)
-                row = Row(key, sample.image, label, shard.split, metadata)
-                (absent if sample.is_absent else rows).append(row)
+            if ending in _TEXTS and is_file:
+                if ending in (fields := texts.setdefault(key, {})):
+                    raise BadData(f"{member} is there twice; each member may be there once")
+                fields[ending] = _text(member)
+            elif "." + ending in SUFFIXES:
+                if (first := images.setdefault(key, member)) is not member:
+                    raise BadData(f"{member} and {first} are of one sample; each sample has one image")
+                if not is_file:
+                    links.add(key)
+        for key, image in images.items():
+            label, metadata = _label_and_metadata(texts.get(key, {}), image)
+            (absent if key in links else rows).append(Row(key, image, label, shard.split, metadata))
     if not rows:
         raise BadData(
             f"the tars of {only or root} hold no image: their members end in"
             f" {', '.join('.' + each for each in sorted(endings)[:10]) or 'nothing'}, none in .jpg or such"
         )
     return make_catalog(root, "webdataset", with_one_type(rows), absent=absent, table=only)
-
-
-def _add(sample: _Sample, ending: str, member: Member, info: tarfile.TarInfo) -> None:
-    """Add a member to its sample; what is no file, such as a link, is not followed."""
-    parts = PurePosixPath(member.name).parts
-    if ".." in parts or parts[0] == "/" or info.issparse():
-        raise BadData(
-            f"the member {member.name!r} of {member.archive} is no plain path, or has holes (sparse)"
-        )
-    if ending not in _TEXTS:
-        if sample.image is not None:
-            raise BadData(f"{member} and {sample.image} are of one sample; each sample has one image")
-        sample.image, sample.is_absent = member, not info.isreg()
-    elif info.isreg():
-        if ending in sample.texts:
-            raise BadData(f"{member} is there twice; each member may be there once")
-        sample.texts[ending] = _text(member)
 
 
 def _label_and_metadata(
@@ -89,9 +66,7 @@ def _label_and_metadata(
     except (ValueError, RecursionError) as error:
         raise BadData(f"the .json of {image} is not JSON: {error}") from error
     if not isinstance(given, dict):
-        raise BadData(
-            f"the .json of {image} holds {texts['json'][:80]!r}; give an object of names and values"
-        )
+        raise BadData(f"the .json of {image} holds {given!r:.80}; give an object of names and values")
     name = next((name for name in ("label", "class") if given.get(name) is not None), "")
     if "cls" in texts:
         if not _INTEGER.fullmatch(texts["cls"]):
@@ -111,59 +86,52 @@ def _label_and_metadata(
 
 
 def _text(member: Member) -> str:
-    """Read a field that is text."""
     if member.size > _MOST_BYTES:
         raise BadData(f"{member} has {member.size} bytes; the limit for such a member is {_MOST_BYTES}")
     try:
         return member.read_bytes().decode("utf-8-sig").strip()
     except OSError as error:
-        raise BadData(f"{member} cannot be read: {error.strerror or error}") from error
+        raise BadData(f"{member} cannot be read: {reason_of(error)}") from error
     except UnicodeDecodeError as error:
         raise BadData(f"{member} is not UTF-8 text at byte {error.start}; save it as UTF-8") from error
 
 
-def _members(shard: Shard) -> Iterator[tuple[str, str, Member, tarfile.TarInfo]]:
-    """Yield sample, field (in lower case), place and header of each member whose name has both."""
+def _members(shard: Shard) -> Iterator[tuple[str, str, Member, bool]]:
+    """Yield sample, field (in lower case) and place of each member, and whether it is a file."""
     try:
         with open(shard.path, "rb") as file:
-            changed = os.fstat(file.fileno()).st_mtime_ns
-            beginning = file.read(8)
+            changed, beginning = os.fstat(file.fileno()).st_mtime_ns, file.read(8)
             if packed := [name for magic, name in _MAGIC.items() if beginning.startswith(magic)]:
                 raise BadData(
                     f"the tar {shard.path} is compressed ({packed[0]}), so that no image in it can be read"
                     " alone; decompress it to a .tar, or unpack it"
                 )
             file.seek(0)
-            tar = tarfile.open(  # noqa: SIM115  # has nothing to close but the file
-                fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape"
-            )
-            end = 0
-            while (info := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
-                if info.size < 0 or tar.offset <= end:  # it would never come to an end
-                    raise tarfile.ReadError("the size of a member is below 0")
+            with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+                end = 0
+                while (info := tar.next()) is not None:
+                    tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+                    if info.size < 0 or tar.offset <= end:  # it would never come to an end
+                        raise tarfile.ReadError("the size of a member is below 0")
+                    end = tar.offset
+                    name = path_text(PurePosixPath(info.name))
+                    if (match := _NAME.fullmatch(name)) and not info.isdir() and not _META.match(name):
+                        parts = PurePosixPath(name).parts
+                        if ".." in parts or parts[0] == "/" or info.issparse():
+                            raise BadData(
+                                f"the member {name!r} of {shard.path} is no plain path, or has holes (sparse)"
+                            )
+                        member = Member(shard.path, name, info.offset_data, info.size, changed)
+                        yield match[1], match[2].lower(), member, info.isreg()
                 end = tar.offset
-                name = path_text(PurePosixPath(info.name))
-                if (match := _NAME.fullmatch(name)) and not info.isdir() and not _META.match(name):
-                    member = Member(shard.path, name, info.offset_data, info.size, changed)
-                    yield match[1], match[2].lower(), member, info
-            _check_end(file, tar.offset)
+            # `tarfile` takes a damaged header for the end, and a file cut between members for a whole one.
+            file.seek(end)
+            blocks = [not block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")]
+            if not blocks or not all(blocks):
+                raise tarfile.ReadError(f"there is neither a header nor the end mark at byte {end}")
     except BadData:
         raise
     except Exception as error:  # headers may hold anything, and their reader may raise anything
-        told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise BadData(f"the tar {shard.path} cannot be read, or is damaged or cut off: {told}") from error
-
-
-def _check_end(file: BinaryIO, at: int) -> None:
-    """Check that the last header was followed by the end mark, and that by nothing.
-
-    `tarfile` takes a damaged header for the end, and a file that was cut between two members for a whole one.
-    """
-    file.seek(at)
-    if not (rest := file.read(tarfile.BLOCKSIZE)):
-        raise tarfile.ReadError(f"its end mark is missing at byte {at}")
-    while rest:
-        if rest.strip(b"\0"):
-            raise tarfile.ReadError(f"there is no header and no end at byte {at}")
-        rest = file.read(1 << 20)
+        raise BadData(
+            f"the tar {shard.path} cannot be read, or is damaged or cut off: {reason_of(error)}"
+        ) from error

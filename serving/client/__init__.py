@@ -2,26 +2,10 @@
 
 from serving.client.async_client import AsyncClient
 from serving.client.client import Client
-from serving.client.records import (
-    BuildProgress,
-    Explanation,
-    GalleryInfo,
-    Hit,
-    Item,
-    ModelInfo,
-    Reloaded,
-    StoredItem,
-)
+from serving.client.records import BuildProgress, Explanation, GalleryInfo, Hit, Item, ModelInfo, Reloaded
+from serving.client.records import StoredItem as StoredItem
 
 __all__ = [
-    "AsyncClient",
-    "BuildProgress",
-    "Client",
-    "Explanation",
-    "GalleryInfo",
-    "Hit",
-    "Item",
-    "ModelInfo",
-    "Reloaded",
-    "StoredItem",
-]
+    "AsyncClient", "BuildProgress", "Client", "Explanation", "GalleryInfo", "Hit", "Item", "ModelInfo",
+    "Reloaded", "StoredItem",
+]  # fmt: skip

@@ -28,15 +28,12 @@ __all__ = ["CLOSED", "BaseClient", "Request", "faults_of"]
 T = TypeVar("T")
 Pem: TypeAlias = bytes | str | Path
 """Certificates or a private key in PEM: the bytes, or where they lie."""
-MOST_RETRIES = 4
-"""gRPC makes no more tries after the first."""
+MOST_RETRIES = 4  # gRPC makes no more tries after the first
 CLOSED = "The client has been closed; make another one."
 
 _LOOPBACK = re.compile(r"unix:|unix-abstract:|(ipv4:)?127(\.\d+){3}:|localhost:|(ipv6:)?\[::1\]:")
 _ADDRESS = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|xds):.+|([^\s:/@\[\]]+|\[[\w:.%]+\]):[0-9]{1,5}")
-_OWN_HEADERS = re.compile(
-    r"authorization|x-request-id|content-type|te|user-agent|connection|host|grpc-.*|.*-bin"
-)
+_HEADER = re.compile(r"(?!(grpc-.*|.*-bin|authorization|x-request-id|content-type|te|host)$)[0-9a-z_.-]+")
 _STUBS = (
     retrieval_service_pb2_grpc.RetrievalServiceStub,
     gallery_service_pb2_grpc.GalleryServiceStub,
@@ -45,33 +42,32 @@ _STUBS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request(Generic[T]):
-    """One call, made again after a lost reply if it is `repeatable`; `timeout` is the client's when None."""
+    """One call, made again after a lost reply if it is `repeatable`; `timeout` is the client's when None.
+
+    `id` is made by the client when it is empty.
+    """
 
     method: str
     message: Any
     read: Callable[[Any], T]
     repeatable: bool = True
     timeout: float | None = None
+    id: str = ""
 
 
 class Connection:
     """Channels to one server, which share a connection and differ in what gRPC tries again by itself."""
 
     def __init__(self, api: Any, address: str, credentials: Any, patience: float) -> None:
-        self.address, self.encrypted = address, credentials is not None
-        self.answered, self.closed = False, False
+        self.address, self.answered, self.closed = address, False, False
         self._api, self._credentials, self._patience = api, credentials, patience
         self._channels: dict[Any, tuple[Any, dict[str, Any]]] = {}
         self._process, self._lock = os.getpid(), threading.Lock()
 
     def method(self, name: str, retries: int, repeatable: bool) -> Any:
-        """Look up a method of the server, called with these retries.
-
-        Raises:
-            InvalidArgument: if the client has been closed, or was made before a fork.
-        """
+        """Look up a method of the server, called with these retries."""
         if self.closed:
             raise InvalidArgument(CLOSED)
         if os.getpid() != self._process:
@@ -104,24 +100,25 @@ class Connection:
             "retryableStatusCodes": ["RESOURCE_EXHAUSTED", *["UNAVAILABLE"] * repeatable],
         }
         config = {"methodConfig": [{"name": [{}], **({"retryPolicy": policy} if retries else {})}]}
-        options = [
-            ("grpc.service_config", json.dumps(config)),
-            ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),
+        options = {
+            "service_config": json.dumps(config),
+            "per_rpc_retry_buffer_size": MAX_MESSAGE_BYTES,
             # gRPC's own 4 MiB refuse large replies; the server sets the same.
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1_000),
+            "max_receive_message_length": MAX_MESSAGE_BYTES,
+            "max_send_message_length": MAX_MESSAGE_BYTES,
+            "initial_reconnect_backoff_ms": 100,
+            "min_reconnect_backoff_ms": 100,
+            "max_reconnect_backoff_ms": 1_000,
             # A server that vanished without a word is noticed while a call waits for it.
-            ("grpc.keepalive_time_ms", 30_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
+            "keepalive_time_ms": 30_000,
+            "keepalive_timeout_ms": 10_000,
             # A proxy of the environment leads out of this machine, and never back to it.
-            ("grpc.enable_http_proxy", 0 if _LOOPBACK.match(self.address) else 1),
-        ]
+            "enable_http_proxy": 0 if _LOOPBACK.match(self.address) else 1,
+        }
+        given = [(f"grpc.{name}", value) for name, value in options.items()]
         if self._credentials is None:
-            return self._api.insecure_channel(self.address, options=options)
-        return self._api.secure_channel(self.address, self._credentials, options=options)
+            return self._api.insecure_channel(self.address, options=given)
+        return self._api.secure_channel(self.address, self._credentials, options=given)
 
 
 class BaseClient:
@@ -148,9 +145,7 @@ class BaseClient:
         `timeout` is in seconds, for each call with its retries. `ca` are the authorities that TLS trusts in
         place of the system's (`tls`), `certificate` and `private_key` are shown to a server that wants them.
         `insecure` lets the API key leave this machine in plain text. `metadata` are headers of each call.
-
-        Raises:
-            InvalidArgument: if an argument makes no sense, or a file cannot be read.
+        What makes no sense, and a file that cannot be read, is an InvalidArgument.
         """
         if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
             raise InvalidArgument(
@@ -165,17 +160,16 @@ class BaseClient:
         if tls or ca is not None or certificate is not None:
             pems = (_pem(ca, "ca"), _pem(private_key, "private_key"), _pem(certificate, "certificate"))
             credentials = grpc.ssl_channel_credentials(*pems)
-        if api_key is not None and not (isinstance(api_key, str) and re.fullmatch(r"[!-~]+", api_key)):
+        if api_key is not None and not (isinstance(api_key, str) and re.fullmatch("[!-~]+", api_key)):
             raise InvalidArgument("The API key must be a string of visible ASCII characters without spaces.")
         if api_key is not None and not (credentials or insecure or _LOOPBACK.match(address)):
             raise InvalidArgument(
                 f"The API key would travel to {address} in plain text; use TLS by tls=True or ca=..., or say "
                 "insecure=True if the network is trusted."
             )
-        self._key = [] if api_key is None else [("authorization", f"Bearer {api_key}")]
-        self._metadata: Mapping[str, str] = {}
+        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._owner = True
-        self._set(timeout, retries, {} if metadata is None else metadata, "")
+        self._set(timeout, retries, metadata, "")
         self._connection = Connection(self._api, address, credentials, timeout)
 
     def with_options(
@@ -197,7 +191,7 @@ class BaseClient:
         client._set(
             self._timeout if timeout is None else timeout,
             self._retries if retries is None else retries,
-            {} if metadata is None else metadata,
+            metadata,
             self._request_id if request_id is None else request_id,
         )
         return client
@@ -210,57 +204,60 @@ class BaseClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
 
-    def _set(self, timeout: float, retries: int, metadata: Mapping[str, str], request_id: str) -> None:
+    def _set(self, timeout: float, retries: int, metadata: Mapping[str, str] | None, request_id: str) -> None:
         numbers = isinstance(timeout, Real) and isinstance(retries, int)
         if not numbers or not 0 < timeout <= 86_400 or retries < 0:
             raise InvalidArgument(
                 f"timeout={timeout!r}, retries={retries!r} cannot make a call; the timeout must be above 0 "
                 "and at most 86,400 seconds, and retries 0 or more."
             )
-        if not isinstance(request_id, str) or not re.fullmatch(r"[!-~]{0,64}", request_id):
+        if not isinstance(request_id, str) or not re.fullmatch("[!-~]{0,64}", request_id):
             raise InvalidArgument(
                 f"request_id cannot be {request_id!r:.100}; it must be at most 64 visible ASCII characters."
             )
-        if not isinstance(metadata, Mapping):
-            raise InvalidArgument(f"metadata must be a mapping of strings; found {type(metadata).__name__}.")
-        for key, value in metadata.items():
-            own = not isinstance(key, str) or _OWN_HEADERS.fullmatch(key)
-            if own or not re.fullmatch(r"[0-9a-z_.-]+", key):
-                raise InvalidArgument(
-                    f"metadata cannot have the key {key!r:.80}; a key is of lower-case letters, digits, '-', "
-                    "'_' and '.', and none of gRPC's or the client's own (api_key=..., request_id=...)."
-                )
-            # The value is in no message: it may be a secret, and messages end in logs.
-            if not isinstance(value, str) or not re.fullmatch(r"[ -~]*", value):
-                raise InvalidArgument(f"The metadata {key!r} must be a string of printable ASCII characters.")
+        headers = {} if metadata is None else metadata
+        if not isinstance(headers, Mapping) or not all(map(_is_header, headers.items())):
+            # The values are in no message: they may be secrets, and messages end in logs.
+            raise InvalidArgument(
+                "metadata must be a mapping of strings: keys of lower-case letters, digits, '-', '_' and "
+                "'.', none of gRPC's or the client's own, and values of printable ASCII characters."
+            )
         self._timeout, self._retries, self._request_id = timeout, retries, request_id
-        self._metadata = {**self._metadata, **metadata}
+        self._headers = {**self._headers, **headers}
 
     def _new_id(self) -> str:
         return self._request_id or uuid.uuid4().hex[:16]
 
-    def _prepared(self, request: Request[Any], request_id: str) -> tuple[Any, dict[str, Any]]:
-        """Look up the method of a request, and what it is called with beside the message."""
+    def _begin(self, request: Request[Any], how: str = "__call__") -> Any:
+        """Make a call as gRPC has it: its reply, or what to wait for; `how` may be "future"."""
+        request.id = request.id or self._new_id()
         method = self._connection.method(request.method, self._retries, request.repeatable)
-        headers = (*self._key, *self._metadata.items(), ("x-request-id", request_id))
-        # A server that has answered may be starting again, and is waited for; not for an hour, though, by
-        # long work that has a time of its own.
-        waits = self._connection.answered and self._retries > 0 and request.timeout is None
-        timeout = self._timeout if request.timeout is None else request.timeout
-        return method, {"timeout": timeout, "metadata": headers, "wait_for_ready": waits}
+        return getattr(method, how)(
+            request.message,
+            timeout=self._timeout if request.timeout is None else request.timeout,
+            metadata=(*self._headers.items(), ("x-request-id", request.id)),
+            # A server that has answered may be starting again, and is waited for; not for an hour, though, by
+            # long work that has a time of its own.
+            wait_for_ready=self._connection.answered and self._retries > 0 and request.timeout is None,
+        )
 
     def _read(self, request: Request[T], reply: Any) -> T:
         self._connection.answered = True
         return request.read(reply)
 
-    def _error(self, failure: Any, request: Request[Any], request_id: str) -> CrossbatchError:
+    def _error(self, failure: Any, request: Request[Any]) -> CrossbatchError:
         """Say what a failed call means: an error of the class that the server named, or the nearest one."""
         timeout = self._timeout if request.timeout is None else request.timeout
         error = _meaning_of(failure, self._connection, timeout)
         error.code, trailing = failure.code().name, failure.trailing_metadata() or ()
-        error.request_id = next((str(value) for key, value in trailing if key == "x-request-id"), request_id)
+        error.request_id = next((str(value) for key, value in trailing if key == "x-request-id"), request.id)
         error.add_note(f"request id {error.request_id}, {error.code}")
         return error
+
+
+def _is_header(pair: tuple[str, str]) -> bool:
+    strings = all(isinstance(each, str) for each in pair)
+    return strings and bool(_HEADER.fullmatch(pair[0]) and re.fullmatch("[ -~]*", pair[1]))
 
 
 def faults_of(error: CrossbatchError) -> tuple[Violation, ...]:
@@ -275,29 +272,24 @@ def _pem(given: Pem | None, what: str) -> bytes | None:
     try:
         return Path(given).read_bytes()
     except (OSError, ValueError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = getattr(error, "strerror", None) or error
         raise InvalidArgument(f"{what}={str(given)!r} cannot be read ({reason}); check its path.") from error
 
 
 _FAULTS = {  # what gRPC says, and what it means
-    "WRONG_VERSION_NUMBER|HTTP_REQUEST|WRONG_SSL_VERSION": (
-        "seems to speak no TLS, and you do; leave out tls=True, ca=... and certificate=..."
-    ),
-    "CERTIFICATE_VERIFY_FAILED|BAD_SIGNATURE|certificate signature failure": (
-        "shows a certificate that is not trusted; give its authority by ca=..., and see that it is valid"
-    ),
-    "Hostname Verification|Peer name": (
-        "shows a certificate for another host name; call it by a name that its certificate has"
-    ),
-    "create security handshaker": (
-        "was not asked, as gRPC cannot use what it was given: ca=..., certificate=... and private_key=... "
-        "must be PEM, the latter two belong together, and the key not be encrypted"
-    ),
-    "failed to connect.*(Socket closed|onnection reset|roken pipe|EOF)": (
-        "hangs up before it answers; if it speaks TLS, give its authority by ca=..., or tls=True for the "
-        "system's; if it wants a client certificate, give one that it trusts by certificate=... and "
-        "private_key=..."
-    ),
+    "WRONG_VERSION_NUMBER|HTTP_REQUEST|WRONG_SSL_VERSION": """
+        seems to speak no TLS, and you do; leave out tls=True, ca=... and certificate=...""",
+    "CERTIFICATE_VERIFY_FAILED|BAD_SIGNATURE|certificate signature failure": """
+        shows a certificate that is not trusted; give its authority by ca=..., and see that it is valid""",
+    "Hostname Verification|Peer name": """
+        shows a certificate for another host name; call it by a name that its certificate has""",
+    "create security handshaker": """
+        was not asked, as gRPC cannot use what it was given: ca=..., certificate=... and private_key=... must
+        be PEM, the latter two belong together, and the key not be encrypted""",
+    "failed to connect.*(Socket closed|onnection reset|roken pipe|EOF)": """
+        hangs up before it answers; if it speaks TLS, give its authority by ca=..., or tls=True for the
+        system's; if it wants a client certificate, give one that it trusts by certificate=... and
+        private_key=...""",
 }
 
 
@@ -320,7 +312,7 @@ def _meaning_of(failure: Any, connection: Connection, timeout: float) -> Crossba
         return from_status(status_pb2.Status(code=code.value[0], message=details))
     for words, meaning in _FAULTS.items():
         if re.search(words, details):
-            return Unavailable(f"{there} {meaning} ({details}).")
+            return Unavailable(f"{there} {' '.join(meaning.split())} ({details}).")
     return Unavailable(
         f"No server answers at {connection.address} ({details}); start one with `crossbatch serve`, or give "
         "its address."
@@ -330,7 +322,6 @@ def _meaning_of(failure: Any, connection: Connection, timeout: float) -> Crossba
 def _status_of(failure: Any) -> status_pb2.Status | None:
     """The rich status of a failed call; None when there is none, or it contradicts the code."""
     try:
-        status: status_pb2.Status | None = rpc_status.from_call(failure)
+        return rpc_status.from_call(failure)
     except (ValueError, AttributeError):
         return None
-    return status

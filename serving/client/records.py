@@ -1,4 +1,4 @@
-"""The records that the clients take and return, and how they are read from the messages of a reply."""
+"""The records that the clients take and return."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,16 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.client.inputs import ImageLike
 from serving.errors import CrossbatchError, InvalidArgument
-from serving.rpc.status import from_status
-from serving.rpc.wire import plain_of, vector_of
 
 __all__ = [
     "BuildProgress", "Explanation", "GalleryInfo", "Hit", "Item", "ModelInfo", "Reloaded", "StoredItem",
-    "explanation_of", "gallery_info_of", "gallery_of", "hits_of", "model_info_of", "models_of",
-    "progress_of", "reloaded_of", "stored_item_of",
 ]  # fmt: skip
 
 
@@ -134,58 +129,3 @@ class Reloaded:
     models: tuple[ModelInfo, ...]
     loaded: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
-
-
-def hits_of(result: retrieval_service_pb2.SearchResult) -> list[Hit]:
-    """Read the neighbours of one query, nearest first."""
-    return [
-        Hit(hit.key, hit.score, hit.label, hit.uri, plain_of(hit.metadata), hit.version)
-        for hit in result.hits
-    ]
-
-
-def explanation_of(result: retrieval_service_pb2.ExplainResult) -> Explanation:
-    """Read what a model sees in one image."""
-    assignments = np.frombuffer(result.assignments, np.uint8)
-    return Explanation(vector_of(result.histogram), assignments.reshape(result.height, result.width))
-
-
-def stored_item_of(item: gallery_service_pb2.StoredItem, thumbnail: bytes = b"") -> StoredItem:
-    """Read an item as it is stored."""
-    vector = vector_of(item.vector) if item.vector else None
-    about = (item.label, item.uri, plain_of(item.metadata))
-    return StoredItem(item.key, item.version, *about, vector, thumbnail)
-
-
-def gallery_info_of(info: gallery_service_pb2.Gallery) -> GalleryInfo:
-    """Read the description of a gallery."""
-    names = [name for name in GalleryInfo.__slots__ if name not in ("problem", "fresh", "deleted")]
-    fields: dict[str, Any] = {name: getattr(info, name) for name in names}
-    problem = from_status(info.problem) if info.HasField("problem") else None
-    return GalleryInfo(**fields, problem=problem, fresh=info.fresh_items, deleted=info.deleted_items)
-
-
-def gallery_of(reply: Any) -> GalleryInfo:
-    """Read the gallery of a reply that has one."""
-    return gallery_info_of(reply.gallery)
-
-
-def progress_of(reply: gallery_service_pb2.BuildIndexResponse) -> BuildProgress:
-    """Read how far an index is."""
-    made = gallery_of(reply) if reply.HasField("gallery") else None
-    return BuildProgress(reply.stage, reply.done, reply.total, made)
-
-
-def model_info_of(model: model_service_pb2.Model) -> ModelInfo:
-    """Read the description of a model."""
-    return ModelInfo(**{name: getattr(model, name) for name in ModelInfo.__slots__})
-
-
-def models_of(reply: Any) -> list[ModelInfo]:
-    """Read the models of a reply that has some."""
-    return [model_info_of(each) for each in reply.models]
-
-
-def reloaded_of(reply: model_service_pb2.ReloadModelsResponse) -> Reloaded:
-    """Read what a reload came to."""
-    return Reloaded(tuple(models_of(reply)), tuple(reply.loaded), tuple(reply.removed))

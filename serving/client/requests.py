@@ -1,29 +1,28 @@
 """What each call sends, made of a method's arguments, and how its reply is read; both clients use these."""
 
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
+import numpy as np
 from grpc_health.v1 import health_pb2
 from numpy.typing import ArrayLike
 
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.client import records
-from serving.client.connection import Request, faults_of
-from serving.client.inputs import ImageLike, floats, image_bytes, many
-from serving.errors import CrossbatchError, InvalidArgument
+from serving.client.connection import Request
+from serving.client.inputs import BulkRequest, ImageLike, floats, image_bytes, many
+from serving.errors import InvalidArgument
 from serving.gallery.search.filter import Filter, parse_filter
 from serving.rpc import limits
 from serving.rpc.filters import filter_message
 from serving.rpc.status import from_status
-from serving.rpc.wire import bytes_of, checked_struct_of, vector_of
+from serving.rpc.wire import bytes_of, checked_struct_of, plain_of, vector_of
 
 __all__ = [
-    "CHUNK_BYTES", "IN_FLIGHT", "BulkRequest", "Chunk", "Chunker", "Page", "SearchOptions", "delete",
-    "embed", "explain", "galleries", "get", "health", "items", "request", "search", "upsert",
+    "Page", "SearchOptions", "delete", "embed", "explain", "galleries", "gallery_of", "health", "model_of",
+    "models_of", "page_of", "progress_of", "reloaded_of", "request", "search", "stored_item_of", "upsert",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -32,11 +31,6 @@ Page: TypeAlias = tuple[list[T], str]
 """Some of a list, and the token of the next page; empty at the end."""
 
 logger = logging.getLogger(__name__)
-
-IN_FLIGHT = 4
-"""Most calls of one long operation that are on their way at once."""
-CHUNK_BYTES = limits.MAX_MESSAGE_BYTES // 2 - 65_536
-"""Bytes that the inputs of one call do not pass, unless one alone does."""
 
 # Made again after a lost reply, CreateGallery would find its own gallery, DeleteGallery perhaps a new one of
 # that name, and a switch or a rollback could undo itself.
@@ -53,123 +47,7 @@ def request(
     method: str, read: Callable[[Any], T], *, timeout: float | None = None, **fields: Any
 ) -> Request[T]:
     """Make a request of the fields of its message; those that are None are left out."""
-    made = message(_MESSAGES[f"{method}Request"], fields)
-    return Request(method, made, read, method not in _ONCE, timeout)
-
-
-def message(kind: Any, fields: Mapping[str, Any]) -> Any:
-    """Make a message, or tell by InvalidArgument which field is of the wrong kind or out of range."""
-    wrong = (TypeError, ValueError, OverflowError)
-    try:
-        return kind(**fields)
-    except wrong:
-        for name, value in fields.items():
-            try:
-                kind(**{name: value})
-            except wrong as error:
-                raise InvalidArgument(f"{name} cannot be {value!r:.80}: {error}.") from error
-        raise
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What one call takes: `inputs`, of which the first is input number `place`; `last` if none follow."""
-
-    place: int
-    inputs: list[Any]
-    last: bool = False
-
-
-class Chunker:
-    """Cuts a stream of inputs into calls.
-
-    What fits one call is one chunk. Of more, each is as much smaller as there may be calls on their way, so
-    that all of them together are no more than one call's worth.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._most_bytes, self._one = most, CHUNK_BYTES, True
-        self._held, self._bytes, self._place = list[Any](), 0, 0
-
-    def add(self, each: Any) -> Iterator[Chunk]:
-        """Take an input; gives the chunks that have no room for it."""
-        size = len(each) if isinstance(each, bytes) else each.ByteSize()
-        if self._held and (len(self._held) == self._most or self._bytes + size > self._most_bytes):
-            if self._one:
-                again, self._held, self._bytes, self._one = self._held, [], 0, False
-                self._most, self._most_bytes = self._most // IN_FLIGHT, CHUNK_BYTES // IN_FLIGHT
-                for one in [*again, each]:
-                    yield from self.add(one)
-                return
-            yield self._cut()
-        self._held.append(each)
-        self._bytes += size
-
-    def rest(self) -> Iterator[Chunk]:
-        """Give what is held at the end of the stream, if anything is."""
-        if self._held:
-            yield self._cut(last=True)
-
-    def _cut(self, *, last: bool = False) -> Chunk:
-        chunk = Chunk(self._place, self._held, last)
-        self._place, self._held, self._bytes = self._place + len(chunk.inputs), [], 0
-        return chunk
-
-
-@dataclass(frozen=True, slots=True)
-class BulkRequest:
-    """Inputs in as many calls as the limits of one demand: each is `whole` with some of them in `field`.
-
-    With `raising` the first bad input raises its error, else it has the error as its answer.
-    """
-
-    whole: Request[list[Any]]
-    field: str
-    inputs: Any
-    convert: Callable[[Any], Any]
-    at_once: int = limits.MAX_INPUTS
-    raising: bool = True
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Take the inputs as they are asked for, and cut them into calls."""
-        chunker = Chunker(self.at_once)
-        for each in many(self.inputs, "images" if self.field == "queries" else self.field):
-            yield from chunker.add(self.convert(each))
-        yield from chunker.rest()
-
-    def request(self, chunk: Chunk) -> Request[list[Any]]:
-        """Make the call for some of the inputs."""
-        made = type(self.whole.message)(**{self.field: chunk.inputs})
-        made.MergeFrom(self.whole.message)
-        # Made again after a lost reply, a conditional write would find itself and report a conflict.
-        conditional = self.field == "items" and any(each.HasField("expected_version") for each in made.items)
-        return Request(self.whole.method, made, self.whole.read, repeatable=not conditional)
-
-    def placed(self, answers: list[Any], chunk: Chunk, request_id: str) -> list[Any]:
-        """Give the errors among the answers their request id; raise the first one if that is wanted."""
-        for i, each in enumerate(answers, chunk.place):
-            if isinstance(each, CrossbatchError):
-                each.request_id = each.request_id or request_id
-                if self.raising:
-                    raise each.saying(f"input {i}: {each}") from each
-        return answers
-
-    def blamed(self, chunk: Chunk, error: CrossbatchError) -> list[Any]:
-        """Give each input its own error, when its call failed since all of its inputs are bad.
-
-        Raises:
-            CrossbatchError: that of the call, if it failed for another reason, or stores all or nothing.
-        """
-        faults = faults_of(error)
-        found = [re.match(rf"{self.field}\[(\d+)\]", fault.field) for fault in faults]
-        if self.field == "items" and found and found[0]:
-            place = f"items[{int(found[0][1]) + chunk.place}]{faults[0].field[found[0].end() :]}"
-            raise error.saying(f"{place}: {faults[0].error}") from error
-        if self.field == "items" or not found or not all(found):
-            raise error
-        # A status has room for ten; it does not say why the others are bad.
-        unnamed = error.saying("This input is bad, like all others of its call; send it alone to hear why.")
-        return [*(fault.error for fault in faults), *[unnamed] * (len(chunk.inputs) - len(faults))]
+    return Request(method, _message(f"{method}Request", fields), read, method not in _ONCE, timeout)
 
 
 class SearchOptions(TypedDict, total=False):
@@ -189,57 +67,62 @@ class SearchOptions(TypedDict, total=False):
 def embed(images: Any, model: str, on_error: str) -> BulkRequest:
     """Embed images; each answer is float32 (d,)."""
     whole = request("Embed", _each(lambda result: vector_of(result.vector)), model=model)
-    return BulkRequest(whole, "images", images, image_bytes, raising=_raising(on_error))
+    return BulkRequest(whole, "images", images, image_bytes, on_error=on_error)
 
 
 def explain(images: Any, model: str, on_error: str) -> BulkRequest:
     """Tell which prototypes make up each image."""
-    whole = request("Explain", _each(records.explanation_of), model=model)
-    return BulkRequest(whole, "images", images, image_bytes, limits.MAX_EXPLAINED, _raising(on_error))
+
+    def read(result: Any) -> records.Explanation:
+        assignments = np.frombuffer(result.assignments, np.uint8)
+        return records.Explanation(
+            vector_of(result.histogram), assignments.reshape(result.height, result.width)
+        )
+
+    whole = request("Explain", _each(read), model=model)
+    return BulkRequest(whole, "images", images, image_bytes, limits.MAX_EXPLAINED, on_error)
 
 
 def search(gallery: str, on_error: str, options: SearchOptions) -> BulkRequest:
-    """Find the nearest items to each query; each answer is a list of hits."""
+    """Find the nearest items to each query; each answer is a list of hits, nearest first."""
     fields: dict[str, Any] = {"gallery": gallery, "k": limits.DEFAULT_K, **options}
     sources = [(name, fields.pop(name, None)) for name in ("images", "vectors", "keys")]
     given = [(name, source) for name, source in sources if source is not None]
     if len(given) != 1:
         raise InvalidArgument("Give exactly one of images, vectors and keys to search for.")
+    ((kind, queries),) = given
+    queries = floats(queries, "vectors", 2) if kind == "vectors" else many(queries, kind)
     fields["exclude_keys"] = list(many(fields.pop("exclude", ()), "exclude"))
     wanted = fields.pop("filter", None)
     wanted = parse_filter(wanted) if isinstance(wanted, Mapping) else wanted
     fields["filter"] = None if wanted is None else filter_message(wanted)
 
-    def read(reply: retrieval_service_pb2.SearchResponse) -> list[Any]:
+    def read(reply: Any) -> list[Any]:
         for field in reply.unknown_fields:
             _warn_once(gallery, field)
-        return _each(records.hits_of)(reply)
+        return _each(lambda result: [_hit(hit) for hit in result.hits])(reply)
 
     whole = request("Search", read, **fields)
-    if not 1 <= whole.message.k <= limits.MAX_K:
-        raise InvalidArgument(f"k cannot be {whole.message.k}; it must be from 1 to {limits.MAX_K:,}.")
-    ((kind, queries),) = given
-    if kind != "images":
-        queries = floats(queries, "vectors", 2) if kind == "vectors" else many(queries, "keys")
+    converted: dict[str, Callable[[Any], Any]] = {"images": image_bytes, "vectors": bytes_of}
 
-    def query(each: Any) -> retrieval_service_pb2.Query:
-        if kind == "images":
-            return retrieval_service_pb2.Query(image=image_bytes(each))
-        if kind == "vectors":
-            return retrieval_service_pb2.Query(vector=bytes_of(each))
-        return message(retrieval_service_pb2.Query, {"key": each})  # type: ignore[no-any-return]
+    def query(each: Any) -> Any:
+        return _message("Query", {kind[:-1]: converted[kind](each) if kind in converted else each})
 
-    at_once = min(limits.MAX_INPUTS, limits.MAX_HITS // whole.message.k)
-    return BulkRequest(whole, "queries", queries, query, at_once, _raising(on_error))
+    k = min(max(whole.message.k, 1), limits.MAX_K)  # the server refuses what is beyond
+    return BulkRequest(
+        whole, "queries", queries, query, min(limits.MAX_INPUTS, limits.MAX_HITS // k), on_error
+    )
 
 
 def upsert(gallery: str, items: Any) -> BulkRequest:
     """Store items; each answer is the new version of one."""
     whole = request("UpsertItems", lambda reply: list(reply.versions), gallery=gallery)
-    return BulkRequest(whole, "items", items, _item)
+    return BulkRequest(whole, "items", items, _item_message)
 
 
-def delete(gallery: str, keys: Iterable[str], versions: Iterable[int] | None) -> list[Request[int]]:
+def delete(
+    gallery: str, keys: Iterable[str], versions: Iterable[int] | None, request_id: str
+) -> list[Request[int]]:
     """Remove items, in as many calls as the limits of one demand."""
     wanted = list(many(keys, "keys"))
     expected = [] if versions is None else list(many(versions, "expected_versions"))
@@ -249,27 +132,16 @@ def delete(gallery: str, keys: Iterable[str], versions: Iterable[int] | None) ->
     calls = []
     for start in range(0, len(wanted), limits.MAX_DELETED_KEYS):
         some = slice(start, start + limits.MAX_DELETED_KEYS)
-        fields = {"gallery": gallery, "keys": wanted[some], "expected_versions": expected[some]}
-        made = message(gallery_service_pb2.DeleteItemsRequest, fields)
-        calls.append(Request("DeleteItems", made, lambda reply: int(reply.deleted), versions is None))
+        fields: dict[str, Any] = {"keys": wanted[some], "expected_versions": expected[some]}
+        call = request("DeleteItems", lambda reply: int(reply.deleted), gallery=gallery, **fields)
+        call.repeatable, call.id = versions is None, request_id
+        calls.append(call)
     return calls
-
-
-def get(gallery: str, key: str, thumbnail: bool) -> Request[records.StoredItem]:
-    """Read one item."""
-    fields: dict[str, Any] = {"gallery": gallery, "key": key, "with_thumbnail": thumbnail}
-    return request("GetItem", lambda reply: records.stored_item_of(reply.item, reply.thumbnail), **fields)
-
-
-def items(gallery: str, prefix: str, vectors: bool) -> Request[Page[records.StoredItem]]:
-    """Read items, a page a call."""
-    fields: dict[str, Any] = {"key_prefix": prefix, "with_vectors": vectors, "page_size": limits.MAX_PAGE}
-    return request("ListItems", _page("items", records.stored_item_of), gallery=gallery, **fields)
 
 
 def galleries() -> Request[Page[records.GalleryInfo]]:
     """Describe all galleries, a page a call."""
-    return request("ListGalleries", _page("galleries", records.gallery_info_of))
+    return request("ListGalleries", page_of("galleries", _gallery_info))
 
 
 def health() -> Request[bool]:
@@ -277,14 +149,67 @@ def health() -> Request[bool]:
     return request("Check", lambda reply: bool(reply.status == health_pb2.HealthCheckResponse.SERVING))
 
 
-def _page(field: str, read: Callable[[Any], T]) -> Callable[[Any], Page[T]]:
+def page_of(field: str, read: Callable[[Any], T]) -> Callable[[Any], Page[T]]:
+    """Make what reads a page of a list."""
     return lambda reply: ([read(each) for each in getattr(reply, field)], reply.next_page_token)
 
 
-def _raising(on_error: str) -> bool:
-    if on_error not in ("raise", "return"):
-        raise InvalidArgument(f"on_error cannot be {on_error!r}; it must be 'raise' or 'return'.")
-    return on_error == "raise"
+def gallery_of(reply: Any) -> records.GalleryInfo:
+    """Read the gallery of a reply that has one."""
+    return _gallery_info(reply.gallery)
+
+
+def progress_of(reply: Any) -> records.BuildProgress:
+    """Read how far an index is."""
+    made = gallery_of(reply) if reply.HasField("gallery") else None
+    return records.BuildProgress(reply.stage, reply.done, reply.total, made)
+
+
+def model_of(reply: Any) -> records.ModelInfo:
+    """Read the model of a reply that has one."""
+    return _record(records.ModelInfo, reply.model)
+
+
+def models_of(reply: Any) -> list[records.ModelInfo]:
+    """Read the models of a reply that has some."""
+    return [_record(records.ModelInfo, each) for each in reply.models]
+
+
+def reloaded_of(reply: Any) -> records.Reloaded:
+    """Read what a reload came to."""
+    return records.Reloaded(tuple(models_of(reply)), tuple(reply.loaded), tuple(reply.removed))
+
+
+def _message(kind: str, fields: Mapping[str, Any]) -> Any:
+    """Make a message, or tell which field is of the wrong kind or out of range."""
+    wrong = (TypeError, ValueError, OverflowError)
+    try:
+        return _MESSAGES[kind](**fields)
+    except wrong:
+        for name, value in fields.items():
+            try:
+                _MESSAGES[kind](**{name: value})
+            except wrong as error:
+                raise InvalidArgument(f"{name} cannot be {value!r:.80}: {error}.") from error
+        raise
+
+
+def _item_message(item: records.Item) -> Any:
+    if not isinstance(item, records.Item):
+        raise InvalidArgument(f"items must be Items of serving.client; found {type(item).__name__}.")
+    try:
+        if (item.image is None) == (item.vector is None):
+            raise InvalidArgument("it must have an image or a vector, one of the two.")
+        fields = {name: getattr(item, name) for name in ("key", "label", "uri", "expected_version")}
+        if item.image is not None:
+            fields["image"] = image_bytes(item.image)
+        if item.vector is not None:
+            fields["vector"] = bytes_of(floats(item.vector, "vector", 1))
+        if item.metadata:
+            fields["metadata"] = checked_struct_of(item.metadata)
+        return _message("Item", fields)
+    except InvalidArgument as error:
+        raise error.saying(f"The item {item.key!r:.80}: {error}") from error
 
 
 def _each(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
@@ -294,27 +219,32 @@ def _each(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
     ]
 
 
+def stored_item_of(item: Any, thumbnail: bytes = b"") -> records.StoredItem:
+    """Read an item as it is stored."""
+    vector = vector_of(item.vector) if item.vector else None
+    metadata = plain_of(item.metadata)
+    return _record(records.StoredItem, item, metadata=metadata, vector=vector, thumbnail=thumbnail)
+
+
+def _hit(hit: Any) -> records.Hit:
+    return records.Hit(hit.key, hit.score, hit.label, hit.uri, plain_of(hit.metadata), hit.version)
+
+
+def _gallery_info(info: Any) -> records.GalleryInfo:
+    problem = from_status(info.problem) if info.HasField("problem") else None
+    return _record(
+        records.GalleryInfo, info, problem=problem, fresh=info.fresh_items, deleted=info.deleted_items
+    )
+
+
+def _record(kind: type[T], message: Any, **others: Any) -> T:
+    """Make a record of the fields of a message that have the same names, and of the others."""
+    same = [name for name in kind.__slots__ if name not in others]  # type: ignore[attr-defined]
+    return kind(**{name: getattr(message, name) for name in same}, **others)
+
+
 @lru_cache(maxsize=1_024)
 def _warn_once(gallery: str, field: str) -> None:
     """Say that a field may be misspelt; not with each search, as it may be gone for a good reason."""
     text = "no item of the gallery %s has the field %r of the filter; is it misspelt?"
     logger.warning(text, gallery, field)
-
-
-def _item(item: records.Item) -> gallery_service_pb2.Item:
-    if not isinstance(item, records.Item):
-        raise InvalidArgument(f"items must be Items of serving.client; found {type(item).__name__}.")
-    try:
-        if (item.image is None) == (item.vector is None):
-            raise InvalidArgument("it must have an image or a vector, one of the two.")
-        fields = {name: getattr(item, name) for name in ("key", "label", "uri", "expected_version")}
-        made: gallery_service_pb2.Item = message(gallery_service_pb2.Item, fields)
-        if item.image is not None:
-            made.image = image_bytes(item.image)
-        if item.vector is not None:
-            made.vector = bytes_of(floats(item.vector, "vector", 1))
-        if item.metadata:
-            made.metadata.CopyFrom(checked_struct_of(item.metadata))
-    except InvalidArgument as error:
-        raise error.saying(f"The item {item.key!r:.80}: {error}") from error
-    return made

@@ -4,18 +4,18 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from serving.engine.instances import ModelInstances
-from serving.engine.models import ModelRegistry, fits
+from serving.engine.models import ModelRegistry, first_fitting
 from serving.errors import Cancelled, CrossbatchError, Mismatch, ModelMismatch, Overloaded
+from serving.gallery.directory import GalleryDirectory
+from serving.gallery.gallery import Gallery
+from serving.gallery.store.schema import Meta
 from serving.observability.call import Call
-
-if TYPE_CHECKING:  # both bring an engine, which whoever imports only the settings does not need
-    from serving.gallery.directory import GalleryDirectory
-    from serving.gallery.gallery import Gallery
-    from serving.gallery.store.schema import Meta
 
 __all__ = ["TRIES", "GalleryExecutor"]
 
@@ -34,14 +34,14 @@ MOST_UPKEEP = 32
 """Most switches, rollbacks and removals at once: each may have to wait for a lock."""
 MOST_NAMED = 10
 """Most galleries that a message names."""
-OFTEN, SELDOM = 0.1, 1.0
-"""Seconds between two records of how far a rebuild is: at least, and at most."""
+STEP_SECONDS = 0.25
+"""Between two records of how far a rebuild is."""
 
 
 class GalleryExecutor:
     """Works on a folder of galleries, in the threads that ask for it; what it raises names no path."""
 
-    def __init__(self, directory: "GalleryDirectory", models: ModelRegistry) -> None:
+    def __init__(self, directory: GalleryDirectory, models: ModelRegistry) -> None:
         """Keep the folder, an absolute path so that it is known in a message, and the models."""
         self.directory = directory
         self._models = models
@@ -54,7 +54,7 @@ class GalleryExecutor:
     def using(
         self,
         name: str,
-        work: "Callable[[Gallery, ModelInstances], T]",
+        work: Callable[[Gallery, ModelInstances], T],
         *,
         model: str = "",
         writes: bool = False,
@@ -77,7 +77,7 @@ class GalleryExecutor:
         with self._writers if writes else self._readers:
             return self._named(name, lambda gallery: work(gallery, self._models.fitting(gallery, model)))
 
-    def with_model(self, name: str, work: "Callable[[Meta, ModelInstances], T]", *, model: str = "") -> T:
+    def with_model(self, name: str, work: Callable[[Meta, ModelInstances], T], *, model: str = "") -> T:
         """Do work with the model that fits a gallery, held meanwhile.
 
         The work is begun anew if it finds, as `on_gallery_of` does, that the gallery's name has gone to one
@@ -90,7 +90,9 @@ class GalleryExecutor:
         """
         left = TRIES
         while True:
-            meta, fitting = self.using(name, lambda gallery, fits: (gallery.meta, fits.name), model=model)
+            meta, fitting = self._named(
+                name, lambda gallery: (gallery.meta, self._models.fitting(gallery, model).name)
+            )
             left -= 1
             try:
                 with self._models.holding(fitting) as instances:
@@ -103,7 +105,7 @@ class GalleryExecutor:
         self,
         name: str,
         instances: ModelInstances,
-        work: "Callable[[Gallery, ModelInstances], T]",
+        work: Callable[[Gallery, ModelInstances], T],
         *,
         writes: bool = False,
     ) -> T:
@@ -115,7 +117,7 @@ class GalleryExecutor:
             CrossbatchError: What the work raises.
         """
 
-        def checked(gallery: "Gallery") -> T:
+        def checked(gallery: Gallery) -> T:
             gallery.check_model(instances.spec)
             return work(gallery, instances)
 
@@ -154,8 +156,7 @@ class GalleryExecutor:
             call: Who waits for it.
 
         Yields:
-            The stage, what is done of it and its total: when that changes but not too often, and once a
-            second when it does not.
+            Several times a second the stage, what is done of it and its total.
 
         Raises:
             Overloaded: Too many are being made.
@@ -165,33 +166,35 @@ class GalleryExecutor:
             raise Overloaded(
                 f"{MOST_BUILDS} indexes are being made, the most at once; try again later.", retry_after=5.0
             )
-        build = _Build(call)
+        reached, left = ("wait", 0, 0), False
+        build: Future[None] = Future()
+
+        def advance(stage: str, done: int, total: int) -> None:
+            nonlocal reached
+            reached = (stage, done, total)
+            if left:
+                raise Cancelled("Nobody waits for the index any more.")
+            call.check()
 
         def rebuild() -> None:
+            failure: BaseException | None = None
             try:
-                self._named(name, lambda gallery: gallery.rebuild(index, recall, progress=build.advance))
+                self._named(name, lambda gallery: gallery.rebuild(index, recall, progress=advance))
             except BaseException as error:
-                build.failure = error
-            finally:
-                self._builds.release()
-                build.ended.set()
-                build.changed.set()
+                failure = error
+            self._builds.release()
+            build.set_exception(failure) if failure else build.set_result(None)
 
         context = copy_context()  # the request id of log lines
-        threading.Thread(
-            target=context.run, args=(rebuild,), name=f"gallery-build {name}", daemon=True
-        ).start()
+        threading.Thread(target=context.run, args=(rebuild,), name=f"build {name}", daemon=True).start()
         try:
-            while not build.ended.is_set():
+            while not build.done():
                 call.check()
-                build.changed.clear()
-                yield build.reached
-                build.ended.wait(OFTEN)
-                build.changed.wait(SELDOM - OFTEN)
+                yield reached
+                wait([build], STEP_SECONDS)
         finally:
-            build.left = True
-        if build.failure is not None:
-            raise build.failure
+            left = True
+        build.result()
 
     def check_kept(self, before: Sequence[ModelInstances], after: Sequence[ModelInstances]) -> None:
         """Find out whether each gallery that one of the models fits before keeps one that does after.
@@ -199,17 +202,17 @@ class GalleryExecutor:
         Raises:
             Mismatch: One does not; names the galleries and their models.
         """
-        lost = []
-        for name in self.directory.names():
+
+        def lost_model(gallery: Gallery) -> str:
             try:
-                model = self.directory.using(name, lambda gallery: _lost(gallery, before, after))
-            except CrossbatchError:  # the calls to it say it
-                continue
-            except Exception:  # a bug that one gallery shows must not keep models from being loaded
-                logger.exception("gallery %s cannot be opened", name, extra={"gallery": name})
-                continue
-            if model:
-                lost.append(f"{name} (of the model {model})")
+                first_fitting(gallery, after)
+            except ModelMismatch:
+                with suppress(ModelMismatch):
+                    return first_fitting(gallery, before).name
+            return ""
+
+        models = self._each(lost_model)
+        lost = [f"{name} (of the model {model})" for name, model in models.items() if model]
         if lost:
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             raise Mismatch(
@@ -220,17 +223,11 @@ class GalleryExecutor:
 
     def report(self) -> None:
         """Open each gallery, so that one that cannot be used shows in the log and not only in a call."""
-        folder, names = self.directory.path, self.directory.names()
+        folder, count = self.directory.path, len(self.directory.names())
         if not folder.is_dir():
             logger.warning("there is no folder %s; it is made with the first gallery", folder)
-        logger.info("galleries in %s: %d", folder, len(names), extra={"galleries": len(names)})
-        for name in names:
-            try:
-                self.using(name, lambda *_: None)
-            except CrossbatchError as error:
-                logger.warning("gallery %s cannot be used: %s", name, error, extra={"gallery": name})
-            except Exception:  # a bug that one gallery shows must not keep the others from being served
-                logger.exception("gallery %s cannot be opened", name, extra={"gallery": name})
+        logger.info("galleries in %s: %d", folder, count, extra={"galleries": count})
+        self._each(self._models.fitting, told=True)
 
     def hide(self, error: CrossbatchError) -> CrossbatchError:
         """Take the folder's path, which a caller need not know, out of an error; the gallery's name stays."""
@@ -243,37 +240,22 @@ class GalleryExecutor:
         """Close the galleries."""
         self.directory.close()
 
-    def _named(self, name: str, work: "Callable[[Gallery], T]") -> T:
+    def _named(self, name: str, work: Callable[[Gallery], T]) -> T:
         try:
             return self.directory.using(name, work)
         except CrossbatchError as error:
             self.hide(error)
             raise
 
-
-def _lost(gallery: "Gallery", before: Sequence[ModelInstances], after: Sequence[ModelInstances]) -> str:
-    """Name the model that fits a gallery before, where none does after; empty otherwise."""
-    if fits(gallery, after):
-        return ""
-    return next((each.name for each in before if fits(gallery, [each])), "")
-
-
-class _Build:
-    """A rebuild: how far it is, and whether anybody waits for it still."""
-
-    def __init__(self, call: Call) -> None:
-        self.reached = ("wait", 0, 0)
-        self.changed = threading.Event()
-        self.ended = threading.Event()
-        self.failure: BaseException | None = None
-        self.left = False
-        self._call = call
-
-    def advance(self, stage: str, done: int, total: int) -> None:
-        """Note how far it is; raises, which ends the work, when nobody waits for it any more."""
-        if self.left:
-            raise Cancelled("Nobody waits for the index any more.")
-        self._call.check()
-        if self.reached != (stage, done, total):
-            self.reached = (stage, done, total)
-            self.changed.set()
+    def _each(self, work: Callable[[Gallery], T], *, told: bool = False) -> dict[str, T]:
+        """Do some work with each gallery that can be used; one that cannot must not harm the others."""
+        found = {}
+        for name in self.directory.names():
+            try:
+                found[name] = self._named(name, work)
+            except CrossbatchError as error:
+                if told:
+                    logger.warning("gallery %s cannot be used: %s", name, error, extra={"gallery": name})
+            except Exception:  # a bug
+                logger.exception("gallery %s cannot be opened", name, extra={"gallery": name})
+        return found

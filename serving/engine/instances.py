@@ -1,34 +1,56 @@
-"""A model at work: threads that each take images that wait, decode them and run the model on them."""
+"""A model at work: images wait their turn for threads that decode them and run the model on them."""
 
 import itertools
 import logging
+import math
 import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.waiting import LOOK_SECONDS, InstanceLimits, Outcome, WaitingImages, Work, failure
-from serving.errors import BadImage, InvalidArgument, Mismatch
+from serving.errors import BadImage, CrossbatchError, Draining, Mismatch, Overloaded, Unavailable
 from serving.gallery.item import MAX_THUMBNAIL_BYTES
+from serving.model.encoder import Encoder
 from serving.model.preprocess import MAX_BYTES, thumbnail
 from serving.observability.call import Call
 
-if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
-    from serving.model.encoder import Encoder
-    from serving.model.spec import ModelSpec
-
-__all__ = ["Explanation", "ModelInstances", "step_back"]
+__all__ = ["Explanation", "InstanceLimits", "ModelInstances", "Outcome"]
 
 logger = logging.getLogger(__name__)
 
+Image: TypeAlias = bytes | NDArray[np.uint8]
+"""An image file, or its pixels uint8 (S, S, 3), RGB."""
+Outcome: TypeAlias = NDArray[np.float32] | Exception
+"""A unit vector float32 (d,), or why there is none."""
+
+LOOK_SECONDS = 0.25
+"""How often a call that waits looks whether anybody waits for it still."""
+SMOOTHING = 0.2
+MARGIN = 1.2
+"""A wait is taken for so many times as long as it looks: a call that ends just too late is lost whole."""
 NICENESS = 10
 EXPLAINED_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLimits:
+    """How much a model takes on at once."""
+
+    instances: int
+    """Threads that decode and run the model, a batch each."""
+    max_batch: int
+    """Most images in one batch."""
+    capacity: int
+    """Most images that wait."""
+    max_wait: float = 0.0
+    """Longest time in seconds that an image waits for others to join it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,42 +63,140 @@ class Explanation:
     """The dominant prototype at each location, uint8 (h, w)."""
 
 
+@dataclass(slots=True, eq=False)
+class Work:
+    """The images of one call, and what has become of each."""
+
+    images: Sequence[Image]
+    call: Call
+    taken: int = 0
+    """How many a thread has taken; the next one is that of this number."""
+    submitted: float = field(default_factory=time.monotonic)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def settle(self, number: int, outcome: Outcome) -> None:
+        """Note what became of an image; the first time counts."""
+        self.outcomes.setdefault(number, outcome)
+        if len(self.outcomes) == len(self.images):
+            self.done.set()
+
+
+Batch: TypeAlias = list[tuple[Work, int]]
+"""Works, and the number of an image in each."""
+
+
+class WaitingImages:
+    """A bounded queue that several threads take from: an image of each call in turn."""
+
+    def __init__(self, limits: InstanceLimits) -> None:
+        self.limits = limits
+        self.images = 0
+        """How many wait."""
+        self.busy = 0
+        """Threads that have a batch."""
+        self._works: deque[Work] = deque()  # the one whose turn is next comes first
+        self._taken = 0  # images in the batches that run
+        self._pace = 0.0  # seconds that an instance takes for an image
+        self._changed = threading.Condition()
+        self._refusal: Callable[[], CrossbatchError] | None = None  # of those who come once it is closed
+
+    def put(self, work: Work) -> None:
+        """Add the images of a call; raises if there is no room, or no time until the call's deadline."""
+        images, deadline = len(work.images), work.call.deadline
+        with self._changed:
+            if self._refusal:
+                raise self._refusal()
+            if self.images + images > self.limits.capacity:
+                raise Overloaded(
+                    f"{self.images} images wait, and {self.limits.capacity} is the most; try again later."
+                )
+            if deadline is not None and self.images:
+                # Calls take turns: one with few images waits for no more than as many of each other call.
+                ahead = self._taken + min(self.images, images * len(self._works))
+                wait = MARGIN * (ahead + images) * self._pace / self.limits.instances
+                if wait > (left := deadline - time.monotonic()):
+                    raise Overloaded(
+                        f"{self.images} images wait, for about {wait:.2f} s, and the call has {left:.2f} s "
+                        "left; try again later, or give it more time.",
+                        retry_after=wait,
+                    )
+            self._works.append(work)
+            self.images += images
+            self._changed.notify(images)
+
+    def withdraw(self, work: Work) -> None:
+        """Take out the images of a call that no thread has taken."""
+        with self._changed:
+            if work in self._works:
+                self._works.remove(work)
+                self.images -= len(work.images) - work.taken
+
+    def take(self) -> Batch:
+        """Wait for images and take a thread's share of them; nothing once it is closed and empty."""
+        batch: Batch = []
+        with self._changed:
+            while not self._works or (pause := self._pause()) > 0:
+                if not self._works and self._refusal:
+                    return batch
+                self._changed.wait(pause if self._works else None)
+            share = math.ceil(self.images / (self.limits.instances - self.busy))
+            while self._works and len(batch) < min(share, self.limits.max_batch):
+                work = self._works.popleft()
+                batch.append((work, work.taken))
+                work.taken += 1
+                if work.taken < len(work.images):
+                    self._works.append(work)
+            self.images -= len(batch)
+            self._taken += len(batch)
+            self.busy += 1
+        return batch
+
+    def done(self, images: int, pace: float | None) -> None:
+        """Note that a thread is free again, and how many seconds an image took it, if that was typical."""
+        with self._changed:
+            self.busy -= 1
+            self._taken -= images
+            if pace is not None:
+                self._pace += (SMOOTHING if self._pace else 1.0) * (pace - self._pace)
+
+    def close(self, refusal: Callable[[], CrossbatchError]) -> None:
+        """Take no more, and let the threads end when it is empty."""
+        with self._changed:
+            self._refusal = refusal
+            self._changed.notify_all()
+
+    def _pause(self) -> float:
+        """Tell how many seconds a batch that is not full may wait for more."""
+        if self._refusal or not self.limits.max_wait or self.images >= self.limits.max_batch:
+            return 0.0
+        return min(work.submitted for work in self._works) + self.limits.max_wait - time.monotonic()
+
+
 class ModelInstances:
     """One model and the threads that run it; every method may be called from several threads at once.
 
-    What waits is shared among the threads that are free. On a CPU each runs the model by itself on one core;
-    an image that is alone in the server gets all of them.
+    On a CPU each thread runs the model by itself on one core; an image that is alone in the server gets all
+    of them.
     """
 
     def __init__(
         self,
         name: str,
-        encoder: "Encoder",
+        encoder: Encoder,
         limits: InstanceLimits,
         *,
         ran: Callable[[str, int, float], None] = lambda *_: None,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start nothing yet.
-
-        Args:
-            name: That the model is served by.
-            encoder: The model.
-            limits: How much is taken on at once.
-            ran: Is told the name, the number of images and the seconds of each run.
-            failed: Called once should no image be embedded any more.
-        """
-        self.name = name
-        self.encoder = encoder
-        self.spec: ModelSpec = encoder.spec
-        self._limits = limits
-        self._ran = ran
-        self._failed = failed
+        """Start nothing yet; `ran` is told the name, the images and the seconds of each run of the model."""
+        self.name, self.encoder, self.spec = name, encoder, encoder.spec
+        self._limits, self._ran, self._failed = limits, ran, failed
         self._queue = WaitingImages(limits)
         self._threads: list[threading.Thread] = []
         self._gpu = threading.Lock()
         self._explaining = threading.BoundedSemaphore()
-        self._decoding = threading.BoundedSemaphore(limits.instances)
+        self._shrinking = threading.BoundedSemaphore(limits.instances)
 
     @property
     def waiting(self) -> int:
@@ -84,14 +204,10 @@ class ModelInstances:
         return self._queue.images
 
     def start(self) -> None:
-        """Warm the model up, then take images.
-
-        Raises:
-            CrossbatchError: The model cannot be run.
-        """
+        """Warm the model up, then take images; raises if it cannot be run."""
         side = self.spec.image_size
-        for threads, count in ((0, 1), (1, self._limits.max_batch)):
-            self._encode(np.zeros((count, side, side, 3), np.uint8), threads)
+        for count, all_cores in ((1, True), (self._limits.max_batch, False)):
+            self._encode(np.zeros((count, side, side, 3), np.uint8), all_cores=all_cores)
         for number in range(self._limits.instances):
             thread = threading.Thread(target=self._live, name=f"{self.name}-{number}", daemon=True)
             self._threads.append(thread)
@@ -99,15 +215,12 @@ class ModelInstances:
 
     def stop(self) -> None:
         """Refuse new images, finish those that wait, and end the threads."""
-        self._queue.close()
+        self._queue.close(_stopping)
         for thread in self._threads:
             thread.join()
 
-    def embed(self, images: Sequence[bytes], call: Call) -> list[Outcome]:
-        """Embed encoded images, each for itself.
-
-        Returns:
-            One unit vector float32 (d,) or exception an image, in order.
+    def embed(self, images: Sequence[Image], call: Call) -> list[Outcome]:
+        """Embed images, each for itself: one outcome an image, in order.
 
         Raises:
             Overloaded: Too many wait, or those of other calls would make them late.
@@ -115,38 +228,27 @@ class ModelInstances:
             Unavailable: The model can embed no image any more.
             CrossbatchError: Nobody waits for them any more.
         """
-        return self._outcomes(images, call)
+        call.check()
+        if not images:
+            return []
+        work = Work(images, call)
+        self._queue.put(work)
+        try:
+            while not work.done.wait(call.remaining(LOOK_SECONDS)):
+                call.check()
+        except BaseException:
+            self._queue.withdraw(work)
+            raise
+        return [work.outcomes[number] for number in range(len(images))]
 
     def encode(self, pixels: NDArray[np.uint8], call: Call) -> list[Outcome]:
-        """Embed images that are decoded already, uint8 (B, S, S, 3), RGB; else as `embed`.
-
-        Raises:
-            InvalidArgument: The pixels have another shape or type.
-        """
-        side = self.spec.image_size
-        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1:] != (side, side, 3):
-            raise InvalidArgument(
-                f"The model {self.name} takes images as uint8 (B, {side}, {side}, 3), and was given "
-                f"{pixels.dtype} {pixels.shape}."
-            )
-        return self._outcomes(list(pixels), call)
+        """Embed images that are decoded already, uint8 (B, S, S, 3), RGB; else as `embed`."""
+        return self.embed(list(pixels), call)
 
     def explain(
         self, images: Sequence[bytes] | NDArray[np.uint8], call: Call
     ) -> list[Explanation | Exception]:
-        """Tell which prototypes the model sees in each image, and where; one call at a time.
-
-        Args:
-            images: Encoded images, or pixels uint8 (B, S, S, 3), RGB.
-            call: Takes up the times.
-
-        Returns:
-            One explanation or exception an image, in order.
-
-        Raises:
-            Mismatch: The model has no prototypes.
-            CrossbatchError: Nobody waits for them any more.
-        """
+        """Tell which prototypes the model sees in each image, and where; raises Mismatch if it has none."""
         if not self.spec.prototypes:
             raise Mismatch(
                 f"The model {self.name} has no prototypes to explain images by; serve one that was trained "
@@ -165,109 +267,97 @@ class ModelInstances:
             self._explaining.release()
 
     def thumbnails(self, images: Sequence[bytes], side: int, call: Call) -> list[bytes | Exception]:
-        """Make a small JPEG picture of each image, `side` pixels at its longer side.
-
-        Returns:
-            One picture or exception an image, in order.
-
-        Raises:
-            CrossbatchError: Nobody waits for them any more.
-        """
+        """Make a small JPEG picture of each image, `side` pixels at its longer side."""
         made: list[bytes | Exception] = []
         for image in images:
-            _acquire(self._decoding, call)
+            _acquire(self._shrinking, call)
             try:
                 made.append(thumbnail(image, side=side, most_bytes=MAX_THUMBNAIL_BYTES))
             except Exception as error:  # whatever it is, it is this image's; `to_status` sorts out the bugs
                 made.append(error)
             finally:
-                self._decoding.release()
+                self._shrinking.release()
         return made
-
-    def _outcomes(self, images: Sequence[bytes | NDArray[np.uint8]], call: Call) -> list[Outcome]:
-        call.check()
-        if not images:
-            return []
-        work = Work(images, call)
-        self._queue.put(work)
-        try:
-            return work.wait()
-        except BaseException:
-            self._queue.withdraw(work)
-            raise
 
     def _live(self) -> None:
         """Take batch after batch, in a thread of its own, until told to stop."""
-        batch: list[tuple[Work, int]] = []
+        batch: Batch = []
         try:
-            step_back()
+            _step_back()
             while batch := self._queue.take():
                 self._run(batch)
         except BaseException as error:
             logger.critical("the model %s can embed no image any more", self.name, exc_info=error)
-            self._queue.fail()
-            for work, _ in batch:
-                work.fail(failure())
+            self._queue.close(_failure)
+            while batch:  # and all that wait
+                for work, number in batch:
+                    work.settle(number, _failure())
+                self._queue.done(len(batch), None)
+                batch = self._queue.take()
             self._failed()
 
-    def _run(self, batch: list[tuple[Work, int]]) -> None:
-        """Decode a batch and run the model on what can be decoded and is still waited for."""
+    def _run(self, batch: Batch) -> None:
+        """Decode a batch, and run the model on what can be decoded and is still waited for."""
         began = time.monotonic()
-        for work, _ in batch:
+        ready: list[tuple[NDArray[np.uint8], Work, int]] = []
+        for work, number in batch:
             work.call.stages.spent("queue", work.submitted, began - work.submitted)
-        wanted: list[tuple[NDArray[np.uint8], Work, int]] = []
-        decoded = [self._pixels(work.images[number], work.call) for work, number in batch]
-        for (work, number), pixels in zip(batch, decoded, strict=True):
+            pixels = self._decoded(work.images[number], work.call)
             if isinstance(pixels, Exception):
                 work.settle(number, pixels)
-            elif (gone := work.gone()) is not None:  # asked anew, as decoding takes time
-                work.settle(number, gone)
             else:
-                wanted.append((pixels, work, number))
-        alone = len(batch) == 1 and self._queue.is_quiet
+                ready.append((pixels, work, number))
+        alone = len(batch) == 1 == self._queue.busy and not self._queue.images
         started = time.monotonic()
-        found: Sequence[Outcome]
+        found: Sequence[Outcome] = ()
         try:
-            rows = [pixels for pixels, _, _ in wanted]
-            found = list(self._encode(np.stack(rows), 0 if alone else 1)) if rows else []
+            if ready:
+                found = list(self._encode(np.stack([pixels for pixels, _, _ in ready]), all_cores=alone))
         except Exception as error:  # whatever it is, it is theirs alone
-            found = [error] * len(wanted)
+            found = [error] * len(ready)
         ended = time.monotonic()
-        # By all cores it is quicker than any image is under load.
-        self._queue.done(len(batch), ended - began, typical=not alone)
-        for (_, work, number), outcome in zip(wanted, found, strict=True):
+        # On all cores it is quicker than any image is under load.
+        typical = len(ready) == len(batch) and not alone
+        self._queue.done(len(batch), (ended - began) / len(batch) if typical else None)
+        for (_, work, number), outcome in zip(ready, found, strict=True):
             work.call.stages.spent("encode", started, ended - started)
             work.settle(number, outcome)
-        if wanted:
-            self._ran(self.name, len(wanted), ended - started)
+        if ready:
+            self._ran(self.name, len(ready), ended - started)
 
-    def _encode(self, images: NDArray[np.uint8], threads: int) -> NDArray[np.float32]:
-        """Run the model on images (B, S, S, 3), on all cores where `threads` is 0."""
+    def _encode(self, images: NDArray[np.uint8], *, all_cores: bool) -> NDArray[np.float32]:
+        """Run the model on images (B, S, S, 3)."""
         if self.encoder.device != "cpu":
             with self._gpu:  # runs side by side would each take memory of it
                 return self.encoder.encode(images)
-        if threads == 0 or self._limits.instances == 1:
-            return self.encoder.encode(images)
-        return self.encoder.encode(images, threads=threads)
+        return self.encoder.encode(images, threads=0 if all_cores or self._limits.instances == 1 else 1)
 
-    def _pixels(self, image: bytes | NDArray[np.uint8], call: Call) -> NDArray[np.uint8] | Exception:
-        """Decode an image that is not decoded yet; returns why it cannot be, or need not."""
-        if isinstance(image, np.ndarray):
-            return image
-        began = time.monotonic()
+    def _decoded(self, image: Image, call: Call) -> NDArray[np.uint8] | Exception:
+        """Return the pixels of an image, or why they cannot be had or nobody waits for them any more."""
         try:
             call.check()
-            _check_size(image)
+            if isinstance(image, np.ndarray):
+                return image
+            if not image:
+                raise BadImage(
+                    "The image is empty; send the bytes of a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file."
+                )
+            if len(image) > MAX_BYTES:
+                raise BadImage(
+                    f"The image has {len(image):,} bytes and at most {MAX_BYTES:,} are read; shrink it."
+                )
+            began = time.monotonic()
             pixels = self.encoder.preprocess(image)
+            call.stages.spent("decode", began, time.monotonic() - began)
+            call.check()  # anew, as decoding takes time
         except Exception as error:  # whatever it is, it is this image's alone
             return error
-        call.stages.spent("decode", began, time.monotonic() - began)
         return pixels
 
     def _explained(
         self, images: Sequence[bytes] | NDArray[np.uint8], call: Call
     ) -> list[Explanation | Exception]:
-        decoded = [self._pixels(image, call) for image in images]
+        decoded = [self._decoded(image, call) for image in images]
         good = [each for each in decoded if not isinstance(each, Exception)]
         began = time.monotonic()
         explained: Iterator[Explanation | Exception] = iter(())
@@ -281,12 +371,9 @@ class ModelInstances:
         return [each if isinstance(each, Exception) else next(explained) for each in decoded]
 
 
-def step_back() -> None:
-    """Let the calling thread leave the cores to those that answer calls: a busy server has to refuse at once.
-
-    Linux gives each thread a niceness of its own; elsewhere it would be the whole process.
-    """
-    if sys.platform == "linux":
+def _step_back() -> None:
+    """Let the calling thread leave the cores to those that answer calls: a busy server refuses at once."""
+    if sys.platform == "linux":  # elsewhere it would be the whole process
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
@@ -298,11 +385,9 @@ def _acquire(permits: threading.BoundedSemaphore, call: Call) -> None:
         call.check()
 
 
-def _check_size(image: bytes) -> None:
-    """Refuse an image by its bytes alone, before anything is spent on it."""
-    if not image:
-        raise BadImage(
-            "The image is empty; send the bytes of a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file."
-        )
-    if len(image) > MAX_BYTES:
-        raise BadImage(f"The image has {len(image):,} bytes and at most {MAX_BYTES:,} are read; shrink it.")
+def _stopping() -> CrossbatchError:
+    return Draining("The server is stopping and takes no new work; try another one.")
+
+
+def _failure() -> CrossbatchError:
+    return Unavailable("The server can embed no image any more; its log tells why. Start it again.")

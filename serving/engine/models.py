@@ -3,22 +3,22 @@
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
-from serving.engine.instances import ModelInstances
+from serving.engine.instances import InstanceLimits, ModelInstances
 from serving.engine.repository import ModelFile, ModelSources, served_name
-from serving.engine.waiting import InstanceLimits
 from serving.errors import Draining, Mismatch, ModelMismatch, NotFound
+from serving.gallery.gallery import Gallery
 
-if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
-    from serving.gallery.gallery import Gallery
-
-__all__ = ["Change", "ModelRegistry", "fits"]
+__all__ = ["Agree", "Change", "ModelRegistry", "first_fitting"]
 
 logger = logging.getLogger(__name__)
+
+Agree: TypeAlias = Callable[[Sequence[ModelInstances], Sequence[ModelInstances]], None]
+"""Is given the models as they are and as they would be; what it raises refuses a reload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,10 @@ class ModelRegistry:
         ran: Callable[[str, int, float], None] = lambda *_: None,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Load nothing yet.
-
-        Args:
-            sources: What there is to serve.
-            limits: Of each model.
-            ran: Is told the name, the number of images and the seconds of each run of a model.
-            failed: Called should a model embed no image any more.
-        """
-        self._sources = sources
-        self._limits = limits
-        self._ran = ran
-        self._failed = failed
-        self._served: Mapping[str, _Served] = {}
+        """Load nothing yet; `limits`, `ran` and `failed` are those of each model."""
+        self._sources, self._limits = sources, limits
+        self._ran, self._failed = ran, failed
+        self._served: Mapping[str, _Served] = {}  # replaced as a whole
         self._guard = threading.Lock()  # of what is served and who holds it
         self._turn = threading.Lock()
         self._begun = 0
@@ -84,16 +75,11 @@ class ModelRegistry:
         for served in self._served.values():
             served.instances.stop()
 
-    def reload(
-        self, agreed: "Callable[[Sequence[ModelInstances], Sequence[ModelInstances]], None] | None" = None
-    ) -> Change:
+    def reload(self, agree: Agree = lambda *_: None) -> Change:
         """Look again: load and warm up what is new or another file than before, then serve it, all at once.
 
-        A model that is replaced or gone finishes the calls that hold it, then its memory is free. One whose
-        file is the same is not loaded anew. One reload runs at once; all who ask meanwhile share the next.
-
-        Args:
-            agreed: Given the models as they are and as they would be; what it raises refuses the reload.
+        A model that is replaced or gone finishes the calls that hold it, then its memory is free. One reload
+        runs at once; all who ask meanwhile share the next.
 
         Raises:
             Draining: The server is stopping.
@@ -104,7 +90,7 @@ class ModelRegistry:
             if self._begun == begun:  # or else one that began since has seen all that we are to see
                 self._begun += 1
                 try:
-                    self._last = self._load_anew(agreed)
+                    self._last = self._load_anew(agree)
                 except Exception as error:
                     self._last = error
             if isinstance(self._last, Exception):
@@ -122,28 +108,20 @@ class ModelRegistry:
 
     def all(self) -> Sequence[ModelInstances]:
         """Return all models, the first one first."""
-        return tuple(served.instances for served in self._served.values())
+        return [served.instances for served in self._served.values()]
 
     def get(self, name: str = "") -> ModelInstances:
         """Return a model; the first one for an empty name; raises NotFound, which names those there are."""
         return self._get(name).instances
 
-    def fitting(self, gallery: "Gallery", name: str = "") -> ModelInstances:
+    def fitting(self, gallery: Gallery, name: str = "") -> ModelInstances:
         """Return the model that fits a gallery: the named one, or else the first that does.
 
         Raises:
             NotFound: No model has that name.
             ModelMismatch: None fits; names both sides.
         """
-        failures: list[ModelMismatch] = []
-        for instances in (self.get(name),) if name else self.all():
-            try:
-                gallery.check_model(instances.spec)
-            except ModelMismatch as error:
-                failures.append(error)
-            else:
-                return instances
-        raise failures[0]
+        return first_fitting(gallery, [self.get(name)] if name else self.all())
 
     @contextmanager
     def holding(self, name: str = "") -> Iterator[ModelInstances]:
@@ -157,7 +135,7 @@ class ModelRegistry:
             with self._guard:
                 served.holders -= 1
                 if served.retired and not served.holders:
-                    _end(served)
+                    _end(served.instances)
 
     def _get(self, name: str) -> _Served:
         served = self._served  # once, as another thread may replace it
@@ -167,98 +145,93 @@ class ModelRegistry:
             raise NotFound(f"There is no model {name[:80]!r}; served: {', '.join(served)}.")
         return served[name]
 
-    def _load_anew(
-        self, agreed: "Callable[[Sequence[ModelInstances], Sequence[ModelInstances]], None] | None"
-    ) -> Change:
-        known = {served.source: served for served in self._served.values()}
-        fresh: dict[str, _Served] = {}
+    def _load_anew(self, agree: Agree) -> Change:
         loaded: list[_Served] = []
         try:
             self._check_open()
-            sources = self._sources.look()
-            _check_names([(source.name, source.place) for source in sources if source.name])
-            for source in sources:
-                served = known.get((source.name, source.stamp))
-                if served is None or served in fresh.values():
-                    served = self._load(source)
-                    loaded.append(served)
-                name = served.instances.name
-                _check_names([*((each, fresh[each].place) for each in fresh), (name, served.place)])
-                fresh[name] = served
+            fresh = self._found(loaded)
             for served in loaded:  # only now, when each has a name that is its own
                 served.instances.start()
-                _give_back()
-            if agreed is not None:
-                agreed(self.all(), tuple(served.instances for served in fresh.values()))
+            _trim()
+            agree(self.all(), [served.instances for served in fresh.values()])
             with self._guard:
                 self._check_open()
                 before, self._served = self._served, fresh
                 for served in before.values():
                     served.retired = served not in fresh.values()
                     if served.retired and not served.holders:
-                        _end(served)
+                        _end(served.instances)
         except BaseException:
             for served in loaded:
                 served.instances.stop()
             raise
-        if (was := next(iter(before), "")) not in ("", first := next(iter(fresh))):
+        was, first = next(iter(before), ""), next(iter(fresh))
+        if was and was != first:
             logger.warning("calls that name no model mean %s from now on, and meant %s before", first, was)
         return Change(
             tuple(served.instances.name for served in loaded),
             tuple(name for name in before if name not in fresh),
         )
 
-    def _load(self, source: ModelFile) -> _Served:
-        encoder = source.load()
-        name = source.name or served_name(encoder.spec)
+    def _found(self, loaded: list[_Served]) -> dict[str, _Served]:
+        """Return what is to be served, by name; adds what is new to `loaded`."""
+        known = {served.source: served for served in self._served.values()}
+        fresh: dict[str, _Served] = {}
+        for file in self._sources.look():
+            served = known.pop((file.name, file.stamp), None)
+            if served is None:
+                served = self._loaded(file)
+                loaded.append(served)
+            name = served.instances.name
+            if name in fresh:
+                raise Mismatch(
+                    f"{fresh[name].place} and {file.place} would both be served as {name}; give one of them "
+                    "another name with --model NAME=FILE"
+                )
+            fresh[name] = served
+        return fresh
+
+    def _loaded(self, file: ModelFile) -> _Served:
+        encoder = file.load()
+        name = file.name or served_name(encoder.spec)
         instances = ModelInstances(name, encoder, self._limits, ran=self._ran, failed=self._failed)
-        return _Served(instances, (source.name, source.stamp), source.place)
+        return _Served(instances, (file.name, file.stamp), file.place)
 
     def _check_open(self) -> None:
         if self._stopping:
             raise Draining("The server is stopping and loads nothing any more; try another one.")
 
 
-def fits(gallery: "Gallery", models: Sequence[ModelInstances]) -> bool:
-    """Tell whether one of these models can be used with a gallery."""
+def first_fitting(gallery: Gallery, models: Sequence[ModelInstances]) -> ModelInstances:
+    """Return the first model that can be used with a gallery; raises ModelMismatch, of the first, if none."""
+    mismatch: ModelMismatch | None = None
     for instances in models:
         try:
             gallery.check_model(instances.spec)
-        except ModelMismatch:
-            continue
-        return True
-    return False
+        except ModelMismatch as error:
+            mismatch = mismatch or error
+        else:
+            return instances
+    raise mismatch or ModelMismatch("no model is served")
 
 
-def _end(served: _Served) -> None:
+def _end(instances: ModelInstances) -> None:
     """Stop a model in a thread of its own, as that waits for its last batch."""
 
     def end(instances: ModelInstances) -> None:
         instances.stop()
         logger.info("model %s has ended", instances.name)
         del instances
-        _give_back()
+        _trim()
 
-    threading.Thread(target=end, args=(served.instances,), name="end model", daemon=True).start()
+    threading.Thread(target=end, args=(instances,), name="end model", daemon=True).start()
 
 
-def _give_back() -> None:
-    """Give the system what models freed, which glibc keeps by itself wherever something lies behind it.
+def _trim() -> None:
+    """Give the system what models freed, which glibc keeps wherever something lies behind it.
 
     After ten reloads of a model of 16 MB a process holds about 200 MB with it and 400 MB without.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none, and need none
     if trim is not None:
         trim(0)
-
-
-def _check_names(named: Iterable[tuple[str, str]]) -> None:
-    """Refuse two models of one name; names both places."""
-    places: dict[str, str] = {}
-    for name, place in named:
-        if name in places:
-            raise Mismatch(
-                f"{places[name]} and {place} would both be served as {name}; give one of them another name "
-                "with --model NAME=FILE"
-            )
-        places[name] = place

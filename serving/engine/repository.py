@@ -4,15 +4,13 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from serving.cores import usable_cores
 from serving.errors import BadArtifact, BadSetting, NotFound
-
-if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
-    from serving.model.encoder import Encoder
-    from serving.model.spec import ModelSpec
-    from serving.settings import Settings
+from serving.model.encoder import Encoder
+from serving.model.spec import ModelSpec
+from serving.settings import Settings
 
 __all__ = ["ModelFile", "ModelRepository", "ModelSources", "served_name"]
 
@@ -27,7 +25,7 @@ class ModelFile:
     """Where it is, as a message names it."""
     stamp: Hashable
     """What is another when the file is another."""
-    load: "Callable[[], Encoder]"
+    load: Callable[[], Encoder]
 
 
 class ModelSources(Protocol):
@@ -41,12 +39,9 @@ class ModelSources(Protocol):
 
 
 class ModelRepository:
-    """The files that the words of `--model` stand for: FILE, FOLDER or NAME=FILE.
+    """The files that the words of `--model` stand for: FILE, FOLDER or NAME=FILE."""
 
-    Those of a folder are served by their files' names without `.onnx`.
-    """
-
-    def __init__(self, settings: "Settings") -> None:
+    def __init__(self, settings: Settings) -> None:
         """Keep what was said; nothing is looked at yet."""
         self._settings = settings
 
@@ -66,23 +61,19 @@ class ModelRepository:
 
     def hide(self, text: str) -> str:
         """Take the folders that models lie in out of a message; the names of the files stay."""
-        paths = {
-            Path(part) for word in self._settings.model for part in (word, word.partition("=")[2]) if part
-        }
-        for folder in sorted({str(path.parent) for path in paths}, key=len, reverse=True):
+        words = [part for word in self._settings.model for part in (word, word.partition("=")[2]) if part]
+        for folder in sorted({str(Path(word).parent) for word in words}, key=len, reverse=True):
             if folder not in (".", "/"):
                 text = text.replace(f"{folder}/", "")
         return text
 
 
-def served_name(spec: "ModelSpec") -> str:
+def served_name(spec: ModelSpec) -> str:
     """Name a model that was given no name, another way for each precision of one run."""
     return spec.name if spec.precision == "fp32" else f"{spec.name}-{spec.precision}"
 
 
-def _load(path: Path, settings: "Settings") -> "Encoder":
-    from serving.model.encoder import Encoder
-
+def _load(path: Path, settings: Settings) -> Encoder:
     threads = settings.threads or max(1, usable_cores() // settings.workers)
     return Encoder(path, threads=threads, device=settings.device)
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.catalog.catalog import Catalog, Row, Split
-from serving.errors import InvalidArgument
+from serving.errors import InvalidArgument, reason_of
 from serving.gallery.item import MAX_THUMBNAIL_BYTES, Item, Source
 from serving.model.encoder import Encoder
 from serving.model.preprocess import thumbnail
@@ -52,12 +52,11 @@ of another file than the one that is there now, which is to stay."""
 
 
 class Examiner:
-    """Looks at images; used by all decoding threads at once."""
+    """Looks at images of one side of a data set; used by all decoding threads at once."""
 
     def __init__(
         self, encoder: Encoder, catalog: Catalog, split: str, *, sync: bool, thumbnail_side: int
     ) -> None:
-        """Look at images of one side of a data set; `sync` replaces items whose file has changed."""
         self._encoder, self._catalog, self._sync = encoder, catalog, sync
         self._thumbnail_side = thumbnail_side
         self._origin = _origin_of(catalog, split)
@@ -68,7 +67,7 @@ class Examiner:
         try:
             return self._examined(row, stored)
         except OSError as error:
-            return BadRow(f"the file cannot be read: {error.strerror or error}", sure=False)
+            return BadRow(f"the file cannot be read: {reason_of(error)}", sure=False)
         except InvalidArgument as error:  # BadImage
             return BadRow(str(error), sure=True)
 

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from itertools import islice
 
 import numpy as np
 
@@ -53,26 +54,19 @@ def index_rows(
 
     Returns:
         What was done; all of it is on disk.
-
-    Raises:
-        CrossbatchError: The gallery is damaged, or cannot be written.
     """
     examiner = Examiner(encoder, catalog, split, sync=sync, thumbnail_side=target.thumbnail_side)
     bad = {row.key: BadRow(reason, sure=True) for row in rows if (reason := _key_fault(row.key))}
     fit = [row for row in rows if row.key not in bad]
     outcomes = _examined(examiner, _looked_up(fit, target.gallery), ahead=2 * batch, threads=threads)
-    steps: Iterable[None] = ()
-    with (
-        Storing(target, sync=sync) as storing,
-        progress(steps, "index", total=len(rows), unit="image") as bar,
-        closing(outcomes),
-    ):
-        bar.update(len(bad))
-        ready, counts = list[tuple[Row, NewImage]](), Counter[str]()
+    counts = Counter[str]()
+
+    def ready() -> Iterator[tuple[Row, NewImage]]:
+        """Yield images to embed; what becomes of the other rows is settled on the way."""
         for row, outcome in outcomes:
             match outcome:
                 case NewImage():
-                    ready.append((row, outcome))
+                    yield row, outcome
                 case BadRow():
                     bad[row.key] = outcome
                 case Item():
@@ -82,13 +76,17 @@ def index_rows(
                     storing.put(sources={row.key: outcome})
                 case _:
                     counts[outcome] += 1
-            if len(ready) == batch:
-                storing.put(_encoded(encoder, catalog, ready))
-                ready = []
             bar.update(1)
-        if ready:
-            storing.put(_encoded(encoder, catalog, ready))
-        storing.finish()
+
+    with (
+        Storing(target, sync=sync) as storing,
+        progress(tuple[None, ...](), "index", total=len(rows), unit="image") as bar,
+        closing(outcomes),
+    ):
+        bar.update(len(bad))
+        images = ready()
+        while some := list(islice(images, batch)):
+            storing.put(_encoded(encoder, catalog, some))
     bad |= {key: BadRow(reason, sure=True) for key, reason in storing.refused.items()}
     counts += storing.counts
     if target.gallery is not None:

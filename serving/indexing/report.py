@@ -1,14 +1,11 @@
 """What indexing did, and the file that lists the images which could not be stored."""
 
 import csv
-import os
-import secrets
-from contextlib import suppress
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from serving.errors import BadSetting
-from serving.gallery.disk import disk_error
+from serving.errors import BadSetting, reason_of
+from serving.gallery.disk import disk_error, written_aside
 
 __all__ = ["FILE_NAME", "Report", "Skipped", "check_report", "write_report"]
 
@@ -47,11 +44,7 @@ _HEADER = [each.name for each in fields(Skipped)]
 
 
 def check_report(path: Path) -> None:
-    """Refuse a place for the report where it cannot be, before any image is read.
-
-    Raises:
-        BadSetting: The folder is not there, or a file lies there that is no report.
-    """
+    """Refuse a place for the report where it cannot be: in no folder, or over a file that is no report."""
     if not path.parent.is_dir():
         raise BadSetting(f"there is no folder {path.parent} to write the report into; make it first")
     try:
@@ -60,30 +53,18 @@ def check_report(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise BadSetting(f"the report {path} cannot be written: {error.strerror}") from error
+        raise BadSetting(f"the report {path} cannot be written: {reason_of(error)}") from error
     if first not in ([], _HEADER):
         raise BadSetting(f"{path} is there and is no report of crossbatch index; give another --report")
 
 
 def write_report(path: Path, skipped: list[Skipped]) -> None:
-    """Write the report as CSV, complete or not at all; where nothing was skipped, remove it.
-
-    Raises:
-        CrossbatchError: The folder cannot be written, or the disk is full or fails.
-    """
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    """Write the report as CSV, complete or not at all; where nothing was skipped, remove it."""
     try:
         if not skipped:
             path.unlink(missing_ok=True)
             return
-        with aside.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(_HEADER)
-            writer.writerows(map(astuple, skipped))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        with written_aside(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([_HEADER, *map(astuple, skipped)])
     except OSError as error:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
         raise disk_error(error, f"the report {path}") from error

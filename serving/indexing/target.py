@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from serving.errors import AlreadyExists, BadSetting, Conflict, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.directory import GalleryDirectory
@@ -18,9 +17,9 @@ from serving.gallery.index.factory import check_type
 from serving.gallery.item import Item, Source, check_item
 from serving.model.spec import ModelSpec
 
-__all__ = ["THUMBNAIL_SIDE", "ItemWrite", "Storing", "Target", "delete_items", "keys_of", "stored_of"]
+__all__ = ["ItemWrite", "Storing", "Target", "delete_items", "keys_of", "stored_of"]
 
-THUMBNAIL_SIDE = 256
+_THUMBNAIL_SIDE = 256
 _PAGE = 1024  # keys read at once
 _MOST = 1024  # changes that wait while a slow disk takes those before
 _LOOKS = 100  # at items that others replace each time before they are written
@@ -57,8 +56,7 @@ class Target:
             check_type(index, dimension=model.dimension)
         self._directory, self._name, self._model = directory, name, model
         self._thumbnails = thumbnails
-        wanted = {"index": index, "recall": recall}
-        self._wanted: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
+        self._wanted = {"index": index, "recall": recall}
         self.gallery = self._existing()
 
     @property
@@ -66,12 +64,12 @@ class Target:
         """Longer side in pixels of the thumbnails that the gallery keeps, or will; 0 for none."""
         if self.gallery is not None:
             return self.gallery.meta.thumbnail_side
-        return THUMBNAIL_SIDE if self._thumbnails else 0
+        return _THUMBNAIL_SIDE if self._thumbnails else 0
 
     def made(self) -> Gallery:
         """Return the gallery, made where it is not there; another run may have made it meanwhile."""
         if self.gallery is None:
-            model = self._model
+            model, wanted = self._model, {name: it for name, it in self._wanted.items() if it is not None}
             try:
                 self.gallery = self._directory.create(
                     self._name,
@@ -79,7 +77,7 @@ class Target:
                     fingerprint=model.fingerprint,
                     dimension=model.dimension,
                     thumbnail_side=self.thumbnail_side,
-                    **self._wanted,
+                    **wanted,  # type: ignore[arg-type]
                 )
             except AlreadyExists:
                 self.gallery = self._existing()
@@ -112,14 +110,6 @@ def stored_of(gallery: Gallery, keys: Sequence[str]) -> dict[str, Item]:
             return {item.key: item for item in gallery.get(list(gallery.sources(keys)))}
         except NotFound:  # deleted since
             continue
-
-
-def _item_of(gallery: Gallery, key: str) -> Item | None:
-    """Return the item of a key, whatever it was made of; None where there is none."""
-    try:
-        return gallery.get([key])[0]
-    except NotFound:
-        return None
 
 
 def keys_of(gallery: Gallery, origin: str) -> Iterator[list[str]]:
@@ -172,30 +162,21 @@ class Storing:
         self._running: Future[None] | None = None
 
     def put(self, writes: Iterable[ItemWrite] = (), sources: Mapping[str, Source] | None = None) -> None:
-        """Take items to store, and sources to note of items whose file's time or origin is another.
-
-        It raises where what was taken before could not be stored.
-        """
+        """Take items to store, and sources to note; raises where those before could not be stored."""
         self._writes += writes
         self._sources |= sources or {}
         full = len(self._writes) + len(self._sources) >= _MOST
         if full or self._running is None or self._running.done():
             self._next()
 
-    def finish(self) -> None:
-        """Store the rest, and wait until it is on disk."""
-        self._next()
-        self._settle()
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Store what waits, also where indexing was broken off: it has cost its time."""
         with self._pool, suppress(*((CrossbatchError,) if kind else ())):
-            self.finish()
+            self._next()
+            self._settle()
 
     def _next(self) -> None:
         self._settle()
@@ -230,7 +211,9 @@ class Storing:
 
     def _again(self, gallery: Gallery, write: ItemWrite) -> ItemWrite | None:
         """Return what to write of an item after a conflict, if anything."""
-        stored = _item_of(gallery, write.item.key)
+        stored = None
+        with suppress(NotFound):
+            (stored,) = gallery.get([write.item.key])
         version = stored.version if stored else 0
         if version == write.item.version:
             return write
@@ -247,8 +230,7 @@ class Storing:
             check_item(item, dimension=gallery.meta.dimension)
         except InvalidArgument as error:
             self.refused[item.key] = str(error)
-            return False
-        return True
+        return item.key not in self.refused
 
 
 def _pictured(gallery: Gallery, item: Item) -> Item:

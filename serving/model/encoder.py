@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.cores import usable_cores
-from serving.errors import BadArtifact, BadSetting, InvalidArgument, Overloaded
+from serving.errors import BadArtifact, BadSetting, InvalidArgument, Overloaded, reason_of
 from serving.model.preprocess import preprocess
 from serving.model.spec import ModelSpec, keep_outputs, output_names, read_model
 
@@ -32,12 +32,11 @@ class Encoder:
             device: Where it runs; `cuda` is the first GPU.
 
         Raises:
-            NotFound: There is no such file.
-            BadArtifact: The file is damaged, newer than this program, or not a model.
+            NotFound, BadArtifact: There is no such file, or it is no model; see `read_model`.
             BadSetting: ONNX Runtime or the device is not there.
         """
-        self._data, spec = read_model(path)
-        self.spec: ModelSpec = spec
+        self.spec: ModelSpec
+        self._data, self.spec = read_model(path)
         self.device = device
         self.threads = threads or usable_cores()
         self._path = path
@@ -83,7 +82,14 @@ class Encoder:
         try:
             found = session.run(list(names), {_INPUT: np.ascontiguousarray(images)})
         except Exception as error:  # ONNX Runtime raises a dozen classes of its own
-            raise self._translated(error, len(images)) from error
+            reason = reason_of(error)
+            if isinstance(error, MemoryError) or any(word in reason.lower() for word in _OUT_OF_MEMORY):
+                raise Overloaded(
+                    f"there is no memory for a batch of {len(images)} images: {reason}; send fewer at once"
+                ) from error
+            raise BadArtifact(
+                f"the model {self.spec.name} fails on a batch of {len(images)} images: {reason}"
+            ) from error
         return dict(zip(names, found, strict=True))
 
     def preprocess(self, data: bytes) -> NDArray[np.uint8]:
@@ -92,19 +98,6 @@ class Encoder:
         return preprocess(
             data, size=spec.image_size, crop_fraction=spec.crop_fraction, resampling=spec.resampling
         )
-
-    @property
-    def most_lanes(self) -> int:
-        """How many batches it may compute side by side with a gain: one a thread, or one in all on a GPU."""
-        return self.threads if self.device == "cpu" else 1
-
-    def forget(self) -> None:
-        """Give back what the model takes to run; the next run loads it anew.
-
-        For ONNX Runtime keeps all the memory that the largest batch so far took.
-        """
-        with self._loading:
-            self._sessions.clear()
 
     def _session(self, outputs: Collection[str], threads: int) -> Any:
         """Return the session that computes those outputs and nothing else, loading it the first time."""
@@ -137,9 +130,7 @@ class Encoder:
         try:
             session = self._runtime.InferenceSession(data, options, providers=providers)
         except Exception as error:
-            raise BadArtifact(
-                f"{self._path} cannot be loaded by ONNX Runtime: {_first_line(error)}"
-            ) from error
+            raise BadArtifact(f"{self._path} cannot be loaded by ONNX Runtime: {reason_of(error)}") from error
         # A provider that fails to start is left out without an error (onnxruntime#23372).
         if self.device == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
             raise BadSetting(
@@ -161,14 +152,6 @@ class Encoder:
                 f"(B, {spec.dimension}) are needed; export it again"
             )
 
-    def _translated(self, error: Exception, batch: int) -> Exception:
-        reason = _first_line(error)
-        if isinstance(error, MemoryError) or any(word in reason.lower() for word in _OUT_OF_MEMORY):
-            return Overloaded(
-                f"there is no memory for a batch of {batch} images: {reason}; send fewer at once"
-            )
-        return BadArtifact(f"the model {self.spec.name} fails on a batch of {batch} images: {reason}")
-
 
 def _onnxruntime() -> Any:
     try:
@@ -178,7 +161,3 @@ def _onnxruntime() -> Any:
             "ONNX Runtime is not installed; install crossbatch[cpu], or crossbatch[gpu] for an NVIDIA GPU"
         ) from error
     return onnxruntime
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")

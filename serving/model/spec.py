@@ -6,7 +6,6 @@ which was damaged, or edited by another program, is refused before anything runs
 """
 
 import hashlib
-import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, f
 from pydantic_core import from_json
 
 from serving.catalog.catalog import SplitRule
-from serving.errors import BadArtifact, NotFound
+from serving.errors import BadArtifact, NotFound, reason_of
 from serving.model.preprocess import RESAMPLINGS
 from serving.whole import read_whole
 
@@ -99,9 +98,8 @@ def read_model(path: Path) -> tuple[bytes, ModelSpec]:
         BadArtifact: It is no model file, or its spec is missing, newer or damaged, or its weights are.
     """
     data = _read(path)
-    model = onnx.ModelProto()
     try:
-        model.ParseFromString(data)
+        model = onnx.ModelProto.FromString(data)
     except (DecodeError, RecursionError) as error:
         raise BadArtifact(f"{path} is not an ONNX file, or a damaged one; export or copy it again") from error
     if not model.HasField("graph"):
@@ -202,16 +200,13 @@ def _read(path: Path) -> bytes:
     try:
         if path.is_dir():
             raise BadArtifact(f"{path} is a folder; give the .onnx file that export wrote")
-        size = os.stat(path).st_size
-        if size > MAX_MODEL_BYTES:
-            raise BadArtifact(f"{path} has {size:,} bytes; a model file has at most {MAX_MODEL_BYTES:,}")
         return read_whole(path, MAX_MODEL_BYTES)
     except FileNotFoundError as error:
         raise NotFound(
             f"the model file {path} is not there; give the .onnx file that export wrote"
         ) from error
     except OSError as error:
-        raise BadArtifact(f"the model file {path} cannot be read: {error.strerror or error}") from error
+        raise BadArtifact(f"the model file {path} cannot be read: {reason_of(error)}") from error
 
 
 def _parse(text: str, path: Path) -> ModelSpec:

@@ -1,32 +1,21 @@
-"""Where the server listens: loopback unless asked otherwise, and a plain sentence when it cannot."""
+"""The address that a server listens on: loopback unless asked otherwise, held before anything listens."""
 
 import errno
 import ipaddress
 import socket
-from urllib.parse import unquote
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
-from serving.errors import BadSetting, Unavailable
+from serving.errors import BadSetting, CrossbatchError, Unavailable
 
-__all__ = ["check_address", "told_peer", "written_address"]
+__all__ = ["barred_ipv6", "check_host", "held_port", "written_address"]
 
 
-def check_address(host: str, port: int, *, insecure: bool, encrypted: bool = False) -> None:
-    """Find out whether a server may and can listen on an address.
-
-    gRPC itself says only that it failed, after lines of its own on standard error.
-
-    Args:
-        host: Name or address.
-        port: 0 for a free one.
-        insecure: Whether plain text off loopback is allowed.
-        encrypted: Whether the server speaks TLS.
-
-    Raises:
-        BadSetting: if the host is unknown, not of this machine, or off loopback without leave.
-        Unavailable: if the port is in use or may not be used.
-    """
+def check_host(host: str, *, insecure: bool, encrypted: bool = False) -> None:
+    """Refuse a host that is unknown, or one off loopback without leave: `insecure`, or TLS."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:  # a ValueError tells of a name that no host can have
         reason = error.strerror if isinstance(error, OSError) else "no host can be called that"
         raise BadSetting(f"The host {host!r} is not known ({reason}); give --host an address.") from error
@@ -38,14 +27,45 @@ def check_address(host: str, port: int, *, insecure: bool, encrypted: bool = Fal
             "give --tls-certificate and --tls-key, add --insecure if the network is trusted, "
             "or listen on 127.0.0.1."
         )
-    family, kind, protocol, _, place = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+@contextmanager
+def held_port(host: str, port: int, *, shared: bool = False) -> Iterator[int]:
+    """Hold a port while the block runs, without listening: connections and other servers are refused.
+
+    Args:
+        host: Name or address; of a name's addresses the first one counts.
+        port: 0 for a free one.
+        shared: Whether workers of ours listen on it meanwhile.
+
+    Yields:
+        The number of the port.
+
+    Raises:
+        BadSetting: The host is not of this machine.
+        Unavailable: The port is in use or may not be used.
+    """
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as held:
         try:
-            probe.bind(place)
-            probe.listen(1)
+            _bind(held, place)
         except OSError as error:
             raise _explained(error, host, port) from error
+        if shared:  # only now, or else it might be another's, who shares it
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        yield int(held.getsockname()[1])
+
+
+@contextmanager
+def barred_ipv6(host: str, port: int) -> Iterator[None]:
+    """Where 0.0.0.0 is meant, hold the port of IPv6: gRPC would listen on `[::]`, past a firewall of IPv4."""
+    with ExitStack() as stack:
+        if host == "0.0.0.0":  # noqa: S104 - asked, not bound
+            with suppress(OSError):  # there is no IPv6, or another has the port there: gRPC has it neither
+                held = stack.enter_context(socket.socket(socket.AF_INET6))
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                _bind(held, ("::", port))
+        yield
 
 
 def written_address(host: str, port: int) -> str:
@@ -53,13 +73,14 @@ def written_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def told_peer(peer: str) -> str:
-    """Write where a call came from as people do: gRPC has `ipv6:%5B::1%5D:50412` for `[::1]:50412`."""
-    kind, _, place = peer.partition(":")
-    return unquote(place) if kind in ("ipv4", "ipv6") else peer
+def _bind(held: socket.socket, place: tuple[Any, ...]) -> None:
+    # To bind in spite of connections that a server before us closed a minute ago; then no other may bind it.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(place)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
-def _explained(error: OSError, host: str, port: int) -> BadSetting | Unavailable:
+def _explained(error: OSError, host: str, port: int) -> CrossbatchError:
     if error.errno == errno.EADDRINUSE:
         return Unavailable(
             f"Port {port} on {host} is in use; stop the program that holds it, or choose another with --port."

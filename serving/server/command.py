@@ -7,17 +7,14 @@ import time
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from serving.errors import BadSetting, NotFound
 from serving.gallery.store.schema import FILE_NAME
 from serving.observability.logs import configure_logs, flush_logs
-from serving.server.signals import Signals, ignore_hangups, live
+from serving.server.signals import Signals, live
 from serving.server.supervisor import Supervisor
 from serving.settings import Settings
-
-if TYPE_CHECKING:
-    from serving.server.signals import Serves
 
 __all__ = ["Settings", "render", "run"]
 
@@ -33,12 +30,18 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
         CrossbatchError: The model or the folder cannot be used, or the port is taken.
     """
-    ignore_hangups()
-    configure_logs(settings.log_level)
-    _check_folder(settings.galleries)
-    _allow_connections()
     signals = Signals()
-    server = Supervisor(settings) if settings.workers > 1 else _alone(settings)
+    _check_folder(settings.galleries)
+    configure_logs(settings.log_level)
+    with suppress(OSError, ValueError):  # the usual 1,024 open files are as many connections and no more
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if settings.workers > 1:
+        server: Any = Supervisor(settings)
+    else:  # here, as a supervisor loads no engine, and imports take time in which Ctrl-C must work
+        from serving.server.server import Server
+
+        server = Server.of_files(settings)
     began = time.monotonic()
 
     def announce() -> None:
@@ -63,21 +66,8 @@ def render(result: dict[str, Any]) -> str:
     return f"served {result['address']} for {result['seconds']:.0f} s"
 
 
-def _alone(settings: Settings) -> "Serves":
-    # Here, since a supervisor loads no engine, and since imports take time in which Ctrl-C must work.
-    from serving.engine.repository import ModelRepository
-    from serving.gallery.directory import GalleryDirectory
-    from serving.server.server import Server
-
-    directory = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
-    return Server(ModelRepository(settings), directory, settings)
-
-
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder of galleries that cannot be meant: a misspelt one is not served as an empty one.
-
-    One that is missing is made with the first gallery.
-    """
+    """Refuse a folder of galleries that cannot be meant: a misspelt one is not served as an empty one."""
     if (folder / FILE_NAME).is_file():
         raise BadSetting(
             f"--galleries {folder} is a gallery itself; give the folder that it is in, "
@@ -95,10 +85,3 @@ def _check_folder(folder: Path) -> None:
         raise NotFound(
             f"--galleries {folder} is not there, nor is {folder.parent}; make it first: mkdir -p {folder}"
         )
-
-
-def _allow_connections() -> None:
-    """Allow as many open files as the system does; the usual 1,024 are as many connections and no more."""
-    with suppress(OSError, ValueError):
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -7,35 +7,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from typing import Self
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from protos import (
-    gallery_service_pb2,
-    gallery_service_pb2_grpc,
-    model_service_pb2,
-    model_service_pb2_grpc,
-    open_inference_pb2,
-    open_inference_pb2_grpc,
-    retrieval_service_pb2,
-    retrieval_service_pb2_grpc,
-)
+from protos.gallery_service_pb2_grpc import add_GalleryServiceServicer_to_server
+from protos.model_service_pb2_grpc import add_ModelServiceServicer_to_server
+from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+from protos.retrieval_service_pb2_grpc import add_RetrievalServiceServicer_to_server
 from serving.cores import usable_cores
 from serving.engine.galleries import GalleryExecutor
-from serving.engine.instances import step_back
+from serving.engine.instances import InstanceLimits
 from serving.engine.models import Change, ModelRegistry
-from serving.engine.repository import ModelSources
-from serving.engine.waiting import InstanceLimits
+from serving.engine.repository import ModelRepository, ModelSources
 from serving.errors import Draining, Unavailable
+from serving.gallery.directory import GalleryDirectory
 from serving.observability.access_log import AccessLog, AuditLog
 from serving.observability.logs import flush_logs
 from serving.observability.metrics import Metrics, keep_fresh, serve_metrics
 from serving.observability.tracing import tracer_of
-from serving.rpc.address import written_address
+from serving.rpc.address import barred_ipv6, check_host, held_port, written_address
 from serving.rpc.admission import Admission
 from serving.rpc.auth import Authenticator
 from serving.rpc.interceptor import CallInterceptor
@@ -45,26 +40,19 @@ from serving.rpc.services.inference import InferenceCalls
 from serving.rpc.services.models import ModelCalls
 from serving.rpc.services.retrieval import RetrievalCalls
 from serving.rpc.tls import server_credentials
-from serving.server.port import Port
+from serving.server.signals import in_daemon
 from serving.settings import Settings
-
-if TYPE_CHECKING:  # it brings an engine, which whoever imports only the settings does not need
-    from serving.gallery.directory import GalleryDirectory
 
 __all__ = ["SERVICES", "Server"]
 
 logger = logging.getLogger(__name__)
 
-SERVICES = tuple(
-    module.DESCRIPTOR.services_by_name[name].full_name
-    for module, name in (
-        (retrieval_service_pb2, "RetrievalService"),
-        (gallery_service_pb2, "GalleryService"),
-        (model_service_pb2, "ModelService"),
-        (open_inference_pb2, "GRPCInferenceService"),
-    )
+SERVICES = (
+    "crossbatch.v1.RetrievalService",
+    "crossbatch.v1.GalleryService",
+    "crossbatch.v1.ModelService",
+    "inference.GRPCInferenceService",
 )
-
 MOST_THREADS = 2_048
 """Most calls that are worked on or wait inside; a thread that waits takes some 50 KB."""
 SPARE_THREADS = 64
@@ -81,7 +69,7 @@ class Server:
     def __init__(
         self,
         sources: ModelSources,
-        directory: "GalleryDirectory",
+        directory: GalleryDirectory,
         settings: Settings,
         *,
         worker: int = 0,
@@ -94,17 +82,12 @@ class Server:
             directory: The folder of galleries; an absolute path.
             settings: Everything else.
             worker: The number of this process among its like; 0 for one that is alone.
-            asked_to_reload: Called when a client has let this process load anew; its like know nothing of it.
-
-        Raises:
-            CrossbatchError: The keys, certificates, audit log or collector of traces cannot be used.
+            asked_to_reload: Called when a client let this process load anew; its like know nothing of it.
         """
         self.address = ""
         self.metrics_address = ""
         self.failed = threading.Event()
-        self._asked_to_reload = asked_to_reload
-        self._settings = settings
-        self._worker = worker
+        self._settings, self._worker, self._asked_to_reload = settings, worker, asked_to_reload
         self._metrics = Metrics(worker)
         self._tracer = tracer_of(settings.trace)
         self._credentials = server_credentials(settings)
@@ -122,37 +105,37 @@ class Server:
         )
         self._health = health.HealthServicer()
         self._stopping = False
-        self._stops: list[Callable[[], None]] = []
+        self._stops = ExitStack()
         self._grpc: grpc.Server | None = None
 
+    @classmethod
+    def of_files(
+        cls, settings: Settings, *, worker: int = 0, asked_to_reload: Callable[[], object] = lambda: None
+    ) -> Self:
+        """Put together a server of the files that the settings name."""
+        directory = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
+        sources = ModelRepository(settings)
+        return cls(sources, directory, settings, worker=worker, asked_to_reload=asked_to_reload)
+
     def start(self) -> None:
-        """Take the port, load and warm up the models, look at the galleries; only then listen, and answer.
-
-        Where there are several workers, their supervisor has the port and each of them listens on it.
-
-        Raises:
-            CrossbatchError: The host or port may not be used, or a model cannot be served.
-        """
+        """Take the port, load and warm up the models, look at the galleries; only then listen, and answer."""
+        host, port = self._settings.host, self._settings.port
         try:
-            port = Port(self._settings) if self._settings.workers == 1 else None
-            if port is not None:
-                self._stops.append(port.close)
-            self._start_metrics()
-            self.models.start()
-            self.galleries.report()
-            if port is not None:
-                port.hand_over()
-            self._listen(self._settings.port if port is None else port.number)
+            if self._settings.workers > 1:  # their supervisor holds the port
+                self._load()
+                self._listen(port)
+                return
+            check_host(host, insecure=self._settings.insecure, encrypted=self._credentials is not None)
+            with held_port(host, port) as port:
+                self._load()
+            with barred_ipv6(host, port):
+                self._listen(port)
         except BaseException:
-            self._end()
+            self._stops.close()
             raise
 
     def stop(self, grace: float) -> None:
-        """Say NOT_SERVING, refuse new work, finish what runs, and end.
-
-        Args:
-            grace: Seconds that running calls have, after the delay that is set; then they are given up.
-        """
+        """Say NOT_SERVING, refuse new work, and end when what runs is done or `grace` seconds are over."""
         self._stopping = True
         self._health.enter_graceful_shutdown()
         time.sleep(self._settings.drain_delay)
@@ -163,7 +146,7 @@ class Server:
             self.interceptor.wait_idle(FLUSH_SECONDS)
         if self._grpc is not None:
             self._grpc.stop(FLUSH_SECONDS).wait()
-        self._end()
+        self._stops.close()
         self.models.stop()
         self.galleries.close()
         if self._tracer is not None:
@@ -172,54 +155,37 @@ class Server:
             atexit.register(_end_now)
 
     def reload(self) -> Change:
-        """Look at the model files and the folder of galleries again; no call fails for it.
-
-        Raises:
-            CrossbatchError: A model cannot be served, or a gallery would lose the last one that fits it;
-                then everything stays as it was.
-        """
+        """Look at the model files and the galleries again; if it fails, everything stays as it was."""
         change = self.models.reload(self.galleries.check_kept)
         self.galleries.report()
         logger.info("loaded anew", extra={"loaded": change.loaded, "removed": change.removed})
         return change
 
     def _reload_by_call(self) -> Change:
-        """Reload in a thread that nobody waits for when the server stops, as a load cannot be broken off."""
-        done: Future[Change] = Future()
+        """Reload in a thread that a stop does not wait for, as a load cannot be broken off."""
+        reloading = in_daemon(self.reload)
+        while not wait([reloading], 0.1).done:
+            if self.admission.draining:
+                raise Draining("The server is stopping and loads nothing any more; try another one.")
+        change = reloading.result()
+        self._asked_to_reload()
+        return change
 
-        def work() -> None:
-            step_back()
-            try:
-                done.set_result(self.reload())
-            except BaseException as error:
-                done.set_exception(error)
-
-        threading.Thread(target=work, name="reload", daemon=True).start()
-        while not self.admission.draining:
-            try:
-                change = done.result(0.1)
-            except TimeoutError:
-                if done.done():
-                    raise
-            else:
-                self._asked_to_reload()
-                return change
-        raise Draining("The server is stopping and loads nothing any more; try another one.")
-
-    def _start_metrics(self) -> None:
-        settings = self._settings
-        if settings.metrics_port is None:
-            return
-        if not self._worker:
-            self.metrics_address, stop = serve_metrics(
-                settings.metrics_host, settings.metrics_port, registry=self._metrics.registry
+    def _load(self) -> None:
+        settings, metrics = self._settings, self._metrics
+        if settings.metrics_port is not None:
+            if not self._worker:  # or else the supervisor serves those of all workers
+                self.metrics_address, stop = serve_metrics(
+                    settings.metrics_host, settings.metrics_port, registry=metrics.registry
+                )
+                self._stops.callback(stop)
+            self._stops.callback(
+                keep_fresh(
+                    lambda: metrics.refresh(self.admission, self.models.all(), self.galleries.directory)
+                )
             )
-            self._stops.append(stop)
-        self._stops.append(
-            keep_fresh(
-                lambda: self._metrics.refresh(self.admission, self.models.all(), self.galleries.directory)
-            )
-        )
+        self.models.start()
+        self.galleries.report()
 
     def _listen(self, number: int) -> None:
         settings = self._settings
@@ -248,12 +214,10 @@ class Server:
 
     def _add_services(self, server: grpc.Server) -> None:
         parts = (self.models, self.galleries, self.admission)
-        retrieval_service_pb2_grpc.add_RetrievalServiceServicer_to_server(RetrievalCalls(*parts), server)
-        gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(GalleryCalls(*parts), server)
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(
-            ModelCalls(self.models, self._reload_by_call), server
-        )
-        open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
+        add_RetrievalServiceServicer_to_server(RetrievalCalls(*parts), server)
+        add_GalleryServiceServicer_to_server(GalleryCalls(*parts), server)
+        add_ModelServiceServicer_to_server(ModelCalls(self.models, self._reload_by_call), server)
+        add_GRPCInferenceServiceServicer_to_server(
             InferenceCalls(self.models, self.admission, self._is_ready), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -266,10 +230,6 @@ class Server:
         """Say NOT_SERVING from now on, since no image can be embedded any more."""
         self.failed.set()
         self._health.enter_graceful_shutdown()
-
-    def _end(self) -> None:
-        while self._stops:
-            self._stops.pop()()
 
 
 def _limits(settings: Settings) -> InstanceLimits:

@@ -9,122 +9,92 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 from serving.errors import CrossbatchError
 from serving.observability.logs import flush_logs
 
-__all__ = ["Serves", "Signals", "ignore_hangups", "live", "reload_safely"]
+if TYPE_CHECKING:
+    from serving.server.server import Server
+    from serving.server.supervisor import Supervisor
+
+__all__ = ["Signals", "in_daemon", "live", "reload_safely"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 LAST_LINES_SECONDS = 0.2  # for the log of a process that ends at once
 
 
-class Serves(Protocol):
-    """A server, or a supervisor of several."""
-
-    @property
-    def address(self) -> str:
-        """Where it answers, as `host:port`."""
-
-    def start(self) -> None:
-        """Load everything and answer."""
-
-    def stop(self, grace: float) -> None:
-        """Finish what runs, within that many seconds, and end."""
-
-    def reload(self) -> Any:
-        """Load models and galleries anew, without dropping a call."""
-
-
-def ignore_hangups() -> None:
-    """Let no SIGHUP end the process, which it does by default; for the time until there are `Signals`."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
 class Signals:
     """Listens to SIGTERM, SIGINT and SIGHUP of a process.
 
-    Told to stop before it is ready, or for the second time, the process ends at once with the status of a
-    process that the signal ended. Nothing is lost by that: what a gallery acknowledged is on disk.
+    Told to stop before it serves, or for the second time, the process ends at once with the status of one
+    that the signal ended. Nothing is lost by that: what a gallery acknowledged is on disk.
     """
 
     def __init__(self, *, once: bool = False) -> None:
-        """Listen from now on.
-
-        Args:
-            once: Whether to pass over a second signal to stop, as a worker does: systemd tells it, too.
-        """
+        """Listen from now on; `once` passes over a second signal to stop."""
         self._once = once
-        self.ready = False
+        self.serving = False
         self.stopping = False
-        self._told: SimpleQueue[bool] = SimpleQueue()  # True: stop; its `put` is safe in a signal handler
+        self._told: SimpleQueue[str] = SimpleQueue()  # its `put` is safe in a signal handler
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._heard)
-        signal.signal(signal.SIGHUP, self._hung_up)
+            signal.signal(number, lambda number, _: self.stop(number))
+        signal.signal(signal.SIGHUP, lambda *_: self._told.put("reload") if self.serving else None)
 
-    def stop(self, number: int) -> None:
+    def stop(self, number: int = signal.SIGTERM) -> None:
         """Stop, as if told by the signal of that number."""
-        if not self.ready or (self.stopping and not self._once):
+        if not self.serving or (self.stopping and not self._once):
             self.end(number)
         self.stopping = True
-        self._told.put(True)
+        self._told.put("stop")
 
-    def end(self, number: int) -> None:
+    def end(self, number: int = signal.SIGTERM) -> None:
         """End the process at once, as if by the signal of that number."""
         flush_logs(LAST_LINES_SECONDS)
         os._exit(128 + number)
 
-    def wait(self) -> bool:
-        """Wait for the next one; tell whether it says to stop, or else to load anew."""
+    def wait(self) -> str:
+        """Wait until told to `stop` or to `reload`."""
         return self._told.get()
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        self.stop(number)
 
-    def _hung_up(self, number: int, frame: FrameType | None) -> None:
-        if self.ready:
-            self._told.put(False)
-
-
-def live(server: Serves, signals: Signals, grace: float, *, serving: Callable[[], None]) -> None:
-    """Serve until told to stop; only in the main thread.
-
-    Args:
-        server: What to start and stop.
-        signals: Of this process.
-        grace: Seconds that running calls have once it is told to stop.
-        serving: Called when it answers.
-    """
+def live(
+    server: "Server | Supervisor", signals: Signals, grace: float, *, serving: Callable[[], None]
+) -> None:
+    """Serve until told to stop, then give running calls `grace` seconds; only in the main thread."""
     _keep_little()
-    started: Future[None] = Future()
-
-    def start() -> None:
-        try:
-            server.start()
-        except BaseException as error:
-            started.set_exception(error)
-        else:
-            started.set_result(None)
-
     # Beside this thread, which would hear no signal while an engine loads a model.
-    threading.Thread(target=start, name="start", daemon=True).start()
-    started.result()
+    in_daemon(server.start).result()
     # What is there now stays, and looking through it for garbage takes tens of milliseconds each time, for
     # which every call waits.
     gc.collect()
     gc.freeze()
-    signals.ready = True
+    signals.serving = True
     serving()
-    while not signals.wait():
-        threading.Thread(target=reload_safely, args=(server,), name="reload", daemon=True).start()
+    while signals.wait() == "reload":
+        in_daemon(lambda: reload_safely(server))
     logger.info("draining for up to %g s", grace)
     server.stop(grace)
 
 
-def reload_safely(server: Serves) -> None:
+def in_daemon(work: Callable[[], T]) -> "Future[T]":
+    """Do work in a daemon thread: the process may end before the work does."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def reload_safely(server: "Server | Supervisor") -> None:
     """Load anew; what fails is logged."""
     try:
         server.reload()
@@ -135,11 +105,7 @@ def reload_safely(server: Serves) -> None:
 
 
 def _keep_little() -> None:
-    """Tell glibc's allocator to keep little of what is freed.
-
-    By default each new thread may begin a pool of its own, up to eight for each core: a server with a model
-    of 16 MB that is loaded anew again and again holds about 350 MB without this, and 240 MB with it.
-    """
+    """Tell glibc to keep little of what is freed: after many reloads of 16 MB, 240 MB instead of 350."""
     option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if option is not None:
         # M_ARENA_MAX: pools that threads allocate from. M_MMAP_THRESHOLD: bytes from which on a piece is the

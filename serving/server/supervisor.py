@@ -1,16 +1,16 @@
-"""Several processes on one port: started, replaced when they die, told to load anew, drained."""
+"""Several processes on one port: a supervisor that starts and replaces them, and what each of them does."""
 
+import fcntl
 import json
 import logging
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, cast
@@ -19,16 +19,17 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Unavailable
+from serving.observability.logs import configure_logs, flush_logs
 from serving.observability.metrics import serve_metrics
-from serving.rpc.address import written_address
-from serving.server.port import Port
+from serving.rpc.address import barred_ipv6, check_host, held_port, written_address
+from serving.server.signals import Signals, in_daemon, live, reload_safely
 from serving.settings import Settings
 
-__all__ = ["Supervisor", "touch"]
+__all__ = ["Supervisor", "work"]
 
 logger = logging.getLogger(__name__)
 
-WORKER = "serving.server.worker"
+WORKER = "serving.server.supervisor"
 STEADY_SECONDS = 30.0
 """A worker that served this long is replaced at once, and one that did not after a pause that doubles."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
@@ -36,77 +37,66 @@ LOAD_SECONDS = 600.0
 """Longest time to load every model and open every gallery; a worker that takes longer is killed."""
 END_SECONDS = 5.0
 """Beyond the grace, to flush and to close; what has not ended by then is killed."""
+LOOK_SECONDS = 0.2
+"""Between two looks of a worker at whether all are to load anew."""
 
 
 class Supervisor:
-    """Holds the port and keeps `workers` processes listening on it. Loads no engine itself.
-
-    The kernel deals new connections out among the workers (SO_REUSEPORT). Since a client keeps its connection
-    each worker hangs up gently after a while.
-    """
+    """Holds the port and keeps `workers` processes listening on it. Loads no engine itself."""
 
     def __init__(self, settings: Settings) -> None:
         """Keep the settings; nothing runs yet."""
         self.address = ""
-        self.metrics_address = ""
         self._settings = settings
-        self._folder = TemporaryDirectory(prefix="crossbatch-")
-        self._generation = Path(self._folder.name, "generation")
-        self._generation.touch()
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._asked = threading.Event()  # set when a reload is asked for: what was amiss may be mended
-        self._stops: list[Callable[[], None]] = [self._folder.cleanup]
+        self._held = ExitStack()
+        self._folder = Path(self._held.enter_context(TemporaryDirectory(prefix="crossbatch-")))
+        self._generation = self._folder / "generation"
+        self._generation.touch()
 
     def start(self) -> None:
-        """Take the port, start the workers, and wait until each of them serves.
-
-        Raises:
-            BadSetting: The host may not be used.
-            Unavailable: The port is in use, or a worker cannot start; with its reason.
-        """
+        """Take the port, start the workers, and wait until each of them serves; raises what prevents it."""
+        settings = self._settings
         try:
-            port = Port(self._settings)
-            self._stops.append(port.close)
-            self._settings = self._settings.model_copy(update={"port": port.number})
-            if self._settings.metrics_port is not None:
-                self.metrics_address, stop = serve_metrics(
-                    self._settings.metrics_host, self._settings.metrics_port, folder=Path(self._folder.name)
-                )
-                self._stops.append(stop)
-            numbers = range(1, self._settings.workers + 1)
-            for number in numbers:
+            check_host(settings.host, insecure=settings.insecure, encrypted=bool(settings.tls_certificate))
+            port = self._held.enter_context(held_port(settings.host, settings.port, shared=True))
+            self._held.enter_context(barred_ipv6(settings.host, port))
+            self._settings = settings.model_copy(update={"port": port})
+            if settings.metrics_port is not None:
+                place = (settings.metrics_host, settings.metrics_port)
+                self._held.callback(serve_metrics(*place, folder=self._folder)[1])
+            for number in range(1, settings.workers + 1):
                 self._begin(number)
-            for number in numbers:
+            for number in self._workers:
                 self._await_serving(number)
         except BaseException:
             self._end()
             raise
-        self.address = written_address(self._settings.host, port.number)
-        for number in numbers:
-            threading.Thread(target=self._keep, args=(number,), name=f"keep {number}", daemon=True).start()
+        self.address = written_address(settings.host, port)
+        for number in self._workers:
+            threading.Thread(target=self._keep, args=(number,), daemon=True).start()
 
     def stop(self, grace: float) -> None:
         """Let every worker drain, and end those that have not done so a while after the grace, in seconds."""
         self._stopping.set()
         self._asked.set()
-        for process in list(self._workers.values()):
+        workers = list(self._workers.values())
+        for process in workers:
             process.send_signal(signal.SIGTERM)
         longest = self._settings.drain_delay + grace + END_SECONDS
         until = time.monotonic() + longest
-        late = 0
-        for process in list(self._workers.values()):
-            try:
+        for process in workers:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                late += 1
-        if late:
+        if late := sum(process.poll() is None for process in workers):
             logger.error("%d workers have not ended after %g s and are killed", late, longest)
         self._end()
 
     def reload(self) -> None:
         """Let the workers load anew, one after the other; each logs what comes of it."""
-        touch(self._generation)
+        _touch(self._generation)
         self._asked.set()
 
     def _begin(self, number: int) -> None:
@@ -115,7 +105,7 @@ class Supervisor:
         # FAISS would search with every core in every worker. prometheus_client reads the other one.
         variables = {"OMP_NUM_THREADS": share} | os.environ
         if self._settings.metrics_port is not None:
-            variables["PROMETHEUS_MULTIPROC_DIR"] = self._folder.name
+            variables["PROMETHEUS_MULTIPROC_DIR"] = str(self._folder)
         process = self._workers[number] = subprocess.Popen(
             [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
@@ -124,11 +114,8 @@ class Supervisor:
             start_new_session=True,
             env=variables,
         )
-        told = {
-            "worker": number,
-            "settings": self._settings.model_dump(mode="json"),
-            "generation": str(self._generation),
-        }
+        settings = self._settings.model_dump(mode="json")
+        told = {"worker": number, "settings": settings, "generation": str(self._generation)}
         stdin = cast(IO[bytes], process.stdin)
         with suppress(BrokenPipeError):  # one that has ended already is noticed when it should serve
             stdin.write(json.dumps(told).encode() + b"\n")
@@ -137,9 +124,8 @@ class Supervisor:
     def _await_serving(self, number: int) -> None:
         """Wait until a worker serves; raises Unavailable if it ends before, or takes too long."""
         process = self._workers[number]
-        with selectors.DefaultSelector() as selector, cast(IO[bytes], process.stdout) as said:
-            selector.register(said, selectors.EVENT_READ)
-            if not selector.select(LOAD_SECONDS):
+        with cast(IO[bytes], process.stdout) as said:
+            if not select.select([said], [], [], LOAD_SECONDS)[0]:
                 process.kill()
                 raise Unavailable(f"Worker {number} has not loaded within {LOAD_SECONDS:g} s and is killed.")
             told = json.loads(said.readline() or b"{}")
@@ -160,11 +146,13 @@ class Supervisor:
             status = _wait(process)
             if self._stopping.is_set():
                 return
-            mark_process_dead(process.pid, self._folder.name)  # type: ignore[no-untyped-call]
+            mark_process_dead(process.pid, str(self._folder))  # type: ignore[no-untyped-call]
             steady = time.monotonic() - began >= STEADY_SECONDS
             pause = 0.0 if steady else min(max(2 * pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+            # The kernel kills by SIGKILL where memory runs out.
+            by = next((f" by {each.name}" for each in signal.Signals if each == -status), "")
             told = {"worker": number, "status": status}
-            logger.error("worker %d ended%s; another starts in %g s", number, _by(status), pause, extra=told)
+            logger.error("worker %d ended%s; another starts in %g s", number, by, pause, extra=told)
             self._asked.clear()
             if self._asked.wait(pause):
                 pause = 0.0
@@ -180,8 +168,71 @@ class Supervisor:
         for process in list(self._workers.values()):
             process.kill()
             _wait(process)
-        while self._stops:
-            self._stops.pop()()
+        self._held.close()
+
+
+def work() -> int:
+    """Be a worker: told what to do by a line on standard input, which stays open while the supervisor lives.
+
+    Returns:
+        The exit status: 0, 2 if it could not start, 1 if it cannot embed any more.
+    """
+    pipe = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what libraries print
+    told = json.loads(sys.stdin.readline() or "{}")
+    if not told:  # the supervisor ended before it said anything
+        return 0
+    settings = Settings.model_validate(told["settings"])
+    configure_logs(settings.log_level, worker=told["worker"])
+    signals = Signals(once=True)  # systemd tells every process of a service, and so does the supervisor
+    try:
+        return _serve(told["worker"], settings, Path(told["generation"]), signals, pipe)
+    except (CrossbatchError, OSError) as error:
+        _say(pipe, failed=str(error))
+    finally:
+        flush_logs()
+    return 2
+
+
+def _serve(number: int, settings: Settings, generation: Path, signals: Signals, pipe: int) -> int:
+    # Here, as a supervisor loads no engine, and imports take time in which the signals must work.
+    from serving.server.server import Server
+
+    seen = generation.stat().st_mtime_ns
+    server = Server.of_files(settings, worker=number, asked_to_reload=lambda: _touch(generation))
+
+    def reload() -> None:
+        with generation.open() as file:  # one process after the other, so that the others have the cores
+            fcntl.flock(file, fcntl.LOCK_EX)
+            reload_safely(server)
+
+    def attend() -> None:
+        nonlocal seen
+        while not select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
+            if server.failed.is_set():  # make room for a worker that works
+                signals.stop()
+            if signals.serving and (now := generation.stat().st_mtime_ns) != seen:
+                seen = now
+                in_daemon(reload)
+        logger.warning("the supervisor is gone")  # its end of the pipe is closed, however it died
+        if signals.stopping:  # it was told twice
+            signals.end()
+        signals.stop()
+
+    in_daemon(attend)
+    live(server, signals, settings.grace, serving=lambda: _say(pipe, serving=server.address))
+    return int(server.failed.is_set())
+
+
+def _say(pipe: int, **told: str) -> None:
+    with suppress(BrokenPipeError):  # that the supervisor is gone shows elsewhere
+        os.write(pipe, json.dumps(told).encode() + b"\n")
+
+
+def _touch(generation: Path) -> None:
+    """Let all workers load anew, which watch the time of this file."""
+    now = time.time_ns()  # that of the file system goes by ticks
+    os.utime(generation, ns=(now, now))
 
 
 def _wait(process: "subprocess.Popen[bytes]") -> int:
@@ -191,12 +242,5 @@ def _wait(process: "subprocess.Popen[bytes]") -> int:
     return process.returncode
 
 
-def touch(generation: Path) -> None:
-    """Let all workers load anew, which watch the time of this file."""
-    now = time.time_ns()  # that of the file system goes by ticks
-    os.utime(generation, ns=(now, now))
-
-
-def _by(status: int) -> str:
-    """Name the signal that ended a process: the kernel kills by SIGKILL where memory runs out."""
-    return next((f" by {each.name}" for each in signal.Signals if each == -status), "")
+if __name__ == "__main__":
+    sys.exit(work())

@@ -1,10 +1,12 @@
-"""docs/api.md is what scripts/api.py makes of the contract, and holds every field, error and limit."""
+"""docs/api.md is what scripts/api.py makes of the contract; docs/client.md has every method and record."""
 
+import dataclasses
+import inspect
 import re
 
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from scripts.api import ROOT, page
-from serving import errors
+from serving import client, errors
 from serving.rpc import limits
 from serving.rpc.status import CODES
 
@@ -46,3 +48,14 @@ def test_every_error_and_limit_is_on_it() -> None:
     for name in limits.__all__:
         (line,) = re.findall(rf"^\| `{name}` \| .*$", PAGE, re.MULTILINE)
         assert line.split("|")[2].strip() == f"{getattr(limits, name):,}"
+
+
+def test_every_method_and_record_of_the_python_client_is_on_its_page() -> None:
+    text = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+    for name, _ in inspect.getmembers(client.Client, inspect.isfunction):
+        if not name.startswith("_") and name != "close":
+            assert re.search(rf"^\|.*`{name}\(", text, re.MULTILINE), name
+    for name in set(client.__all__) - {"AsyncClient", "Client"}:
+        (line,) = re.findall(rf"^\| `{name}` \| (.*) \|$", text, re.MULTILINE)
+        fields = dataclasses.fields(getattr(client, name))
+        assert re.findall(r"`(\w+)`", line) == [each.name for each in fields]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -15,15 +14,13 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.client import BuildProgress, Client, Explanation, Item, Reloaded
-from serving.client.requests import CHUNK_BYTES, IN_FLIGHT, Chunk, Chunker
+from serving.client.inputs import IN_FLIGHT
 from serving.errors import (
     BadImage,
     Conflict,
-    CrossbatchError,
     InvalidArgument,
     NotFound,
     Overloaded,
-    Unavailable,
 )
 from serving.rpc.limits import MAX_INPUTS
 from serving.rpc.status import to_status
@@ -87,26 +84,17 @@ def test_a_long_operation_has_four_calls_on_their_way_and_keeps_its_order() -> N
     assert storing.most == embedding.most == IN_FLIGHT
 
 
-def test_what_fits_one_call_is_one_call_which_stores_all_or_none() -> None:
-    with scripted({"UpsertItems": stored}) as script, Client(script.address) as client:
+def test_what_fits_one_call_is_one_call_which_stores_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted({"UpsertItems": stored, "Embed": embedded}) as script, Client(script.address) as client:
         client.upsert("birds", items(MAX_INPUTS))
         assert len(script.requests) == 1
         client.upsert("birds", items(MAX_INPUTS + 1))
         assert len(script.requests) == 1 + 5
-
-
-def test_chunks_are_as_small_as_all_on_their_way_may_be_together() -> None:
-    def chunks(number: int, size: int) -> list[Chunk]:
-        chunker = Chunker(256)
-        return [chunk for _ in range(number) for chunk in chunker.add(bytes(size))] + list(chunker.rest())
-
-    found = chunks(1_000, 1)
-    sizes = [len(chunk.inputs) for chunk in found]
-    assert (sum(sizes), max(sizes), found[-1].last, found[-2].last) == (1_000, 64, True, False)
-    assert [chunk.place for chunk in found] == [sum(sizes[:i]) for i in range(len(sizes))]
-    assert [(len(chunk.inputs), chunk.last) for chunk in chunks(256, 1)] == [(256, True)]
-    assert [len(chunk.inputs) for chunk in chunks(3, CHUNK_BYTES)] == [1, 1, 1]
-    assert chunks(0, 1) == []
+        monkeypatch.setattr("serving.client.inputs.CHUNK_BYTES", 1_000)
+        for sizes, calls in (([700] * 3, [1, 1, 1]), ([500] * 2, [2]), ([100] * 11, [2, 2, 2, 2, 2, 1])):
+            script.requests.clear()
+            assert len(client.embed(map(bytes, sizes))) == len(sizes)
+            assert sorted(len(each.images) for each in script.requests) == sorted(calls)
 
 
 def test_memory_stays_bounded_while_a_large_upload_is_sent() -> None:
@@ -139,36 +127,16 @@ def test_an_error_stops_an_upload_and_tells_how_far_it_got() -> None:
 
 
 def test_an_error_of_the_source_is_raised_as_it_is() -> None:
-    def breaking(error: Exception | None) -> Iterator[Item]:
+    def breaking(error: Exception) -> Iterator[Item]:
         yield from items(700)
-        if error is not None:
-            raise error
-        yield Item("broken", image="/no/such/file")
+        raise error
 
     with scripted({"UpsertItems": stored}) as script, Client(script.address) as client:
         with pytest.raises(BadImage, match="cannot be read") as failure:
-            client.upsert("birds", breaking(None))
+            client.upsert("birds", [*items(700), Item("broken", image="/no/such/file")])
         assert 640 - IN_FLIGHT * 64 <= failure.value.stored <= 640
         with pytest.raises(ZeroDivisionError):
             client.upsert("birds", breaking(ZeroDivisionError()))
-
-
-def test_within_an_upload_only_calls_without_condition_are_made_again() -> None:
-    lost = {"64", "128"}
-
-    def losing(request: gallery_pb.UpsertItemsRequest) -> Any:
-        if request.items[0].key in lost:
-            lost.discard(request.items[0].key)
-            return grpc.StatusCode.UNAVAILABLE
-        return stored(request)
-
-    with scripted({"UpsertItems": losing}) as script, Client(script.address) as client:
-        assert client.upsert("birds", items(400)) == list(range(400))
-        lost.add("128")
-        with pytest.raises(Unavailable) as failure:
-            client.upsert("birds", items(400, expected_version=0))
-        assert failure.value.stored == 128
-        assert not lost
 
 
 def test_images_are_explained_at_most_32_a_call() -> None:
@@ -266,15 +234,3 @@ def test_an_index_is_built_while_its_progress_is_read() -> None:
             next(client.build_index("nowhere"))
         with pytest.raises(InvalidArgument):
             client.build_index("birds", index=5)  # type: ignore[arg-type]
-
-
-def test_the_failure_of_a_build_is_ours() -> None:
-    def failing(_: Any) -> Any:
-        yield gallery_pb.BuildIndexResponse(stage="training")
-        raise ZeroDivisionError
-
-    with scripted({"BuildIndex": failing}) as script, Client(script.address) as client:
-        failed = client.build_index("birds")
-        assert next(failed).stage == "training"
-        with pytest.raises(CrossbatchError):
-            next(failed)

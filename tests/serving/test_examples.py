@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import Descriptor
 from google.rpc import error_details_pb2, status_pb2
@@ -18,7 +17,6 @@ from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.client import Client, Item
 from serving.gallery.directory import GalleryDirectory
 from serving.rpc.limits import MAX_MESSAGE_BYTES
-from serving.rpc.status import reason_of
 from tests.serving.rpc_fakes import FakeEncoder, serving
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -162,53 +160,6 @@ def test_go_names_messages_fields_and_calls_as_its_generator_does() -> None:
         f"pb.{name}" for name in structs
     }
     assert "limit = 64 << 20" in text
-
-
-def test_gos_generator_is_told_the_package_of_each_file_that_it_is_given() -> None:
-    text = blocks("go.md", "sh")
-    told = set(re.findall(r"=M(protos/\w+\.proto)=shop\.example/search/crossbatch ", text))
-    given = set(re.findall(r"(?<!=M)protos/[\w*]+\.proto", text))
-    assert told == given == {file.name for file in FILES}  # a file of no package makes protoc-gen-go fail
-    assert "go mod init shop.example/search\n" in text
-    fetched = re.findall(r"([\w./]+)@latest", text.split("go get ")[1])
-    imported = re.findall(r'^\t(?:pb )?"([\w-]+\.[\w./-]+)"$', blocks("go.md", "go"), re.M)
-    assert len(imported) > 10
-    for each in imported:
-        assert each.startswith(("shop.example/search/", *fetched)), each
-
-
-@pytest.mark.parametrize("page", ["go.md", "node.md"])
-def test_an_overload_is_what_says_when_to_come_back(page: str) -> None:
-    """gRPC says RESOURCE_EXHAUSTED of a message that is too large, which stays so however often it comes."""
-    code = blocks(page, page.removesuffix(".md").replace("node", "js"))
-    assert "RetryInfo" in code
-    assert "RESOURCE_EXHAUSTED" not in code
-    assert "ResourceExhausted" not in code
-
-
-@pytest.mark.parametrize("page", ["go.md", "node.md", "grpcurl.md"])
-def test_each_page_tells_of_deadlines_keys_tls_imports_vectors_and_errors(page: str) -> None:
-    text = (EXAMPLES / page).read_text()
-    said = [
-        "deadline",
-        "authorization",
-        "Bearer",
-        "TLS",
-        "google/rpc/status.proto",
-        "googleapis-common-protos",
-    ]
-    for each in (*said, "little-endian", "64 MiB", "ErrorInfo", "RetryInfo"):
-        if (page, each) != ("grpcurl.md", "google/rpc/status.proto"):
-            assert each in text, each
-    from serving import errors
-
-    reasons = {reason_of(getattr(errors, name)("x")) for name in errors.__all__}
-    named = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", text)) - {
-        "UNAVAILABLE",
-        "RESOURCE_EXHAUSTED",
-        "GOOGLEAPIS",
-    }
-    assert named <= reasons
 
 
 def test_the_asynchronous_service_answers(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_5_cmyk_tiff_is_right() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (png_header(80_000, 80_000), r"6,400,000,000 pixels; it must have at most 67,108,864"),
+        (png_header(80_000, 80_000), r"too many pixels; it must have at most 67,108,864"),
         (png_header(10_000, 10_000), r"10,000 x 10,000 pixels, 100,000,000 in all; .* at most 67,108,864"),
         (png_header(1, 70_000), r"1 x 70,000 pixels, .* and 65,535 on a side"),
         (b"\xff" * (MAX_BYTES + 1), r"has 33,554,433 bytes; it must have between 1 and 33,554,432"),

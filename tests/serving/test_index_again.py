@@ -16,7 +16,6 @@ from serving.catalog.picture import File, Member
 from serving.errors import BadData, Conflict
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import Item
-from serving.indexing import pipeline
 from serving.indexing.command import render
 from serving.model.encoder import Encoder
 from tests.serving.indexed import counts, fill, index, opened, picture
@@ -339,17 +338,6 @@ def test_items_that_others_replace_without_end_fail_the_run(
     monkeypatch.setattr(Gallery, "upsert", conflict)
     with pytest.raises(Conflict, match="replaced by others all the time"):
         index(model, data, birds)
-
-
-def test_many_items_are_looked_up_and_tidied_page_by_page(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipeline, "_LOOKED_UP", 3)
-    monkeypatch.setattr("serving.indexing.target._PAGE", 3)
-    for path in [*data.glob("class1/*")]:
-        path.unlink()
-    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 15, "deleted": 5}
-    assert len(labels(birds)) == 15
 
 
 ACTIONS = st.lists(

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import threading
 import time
 from pathlib import Path
@@ -186,7 +187,7 @@ def test_a_report_takes_the_place_of_nothing_else_and_is_whole(
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(ReadOnly, match=r"the report .* cannot be written"):
         write_report(tmp_path / "empty.csv", [Skipped("b", "b.jpg", "bad")])
     assert sorted(tmp_path.iterdir()) == before

@@ -16,14 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.engine.instances import NICENESS, Explanation, ModelInstances
-from serving.engine.waiting import InstanceLimits
+from serving.engine.instances import NICENESS, Explanation, InstanceLimits, ModelInstances
 from serving.errors import (
     BadImage,
     Cancelled,
     DeadlineExceeded,
     Draining,
-    InvalidArgument,
     Mismatch,
     Overloaded,
     Unavailable,
@@ -143,17 +141,6 @@ def test_pixels_are_embedded_as_their_file_is() -> None:
     with running(encoder) as model:
         found = model.encode(pixels, call_of())
     np.testing.assert_array_equal(found, [vector_for(each) for each in (b"one", b"two", b"three")])
-
-
-@pytest.mark.parametrize(
-    ("shape", "kind"), [((1, 5, 4, 3), np.uint8), ((4, 4, 3), np.uint8), ((1, 4, 4, 3), int)]
-)
-def test_pixels_of_another_shape_or_type_are_refused(shape: tuple[int, ...], kind: Any) -> None:
-    with (
-        running(FakeEncoder()) as model,
-        pytest.raises(InvalidArgument, match=r"takes images as uint8 \(B, 4, 4, 3\), and was given"),
-    ):
-        model.encode(np.zeros(shape, kind), call_of())
 
 
 def test_what_waits_is_shared_among_the_instances_that_are_free() -> None:

@@ -1,5 +1,6 @@
-"""The serve command as a process: start, drained stop, and `kill -9` in the middle of writing."""
+"""The serve command as a process: its start, its signals, its drained stop, and `kill -9` amid writing."""
 
+import gc
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -19,32 +21,59 @@ import pytest
 from PIL import Image
 
 from serving.client import Client, Item
-from serving.errors import CrossbatchError
+from serving.errors import BadArtifact, CrossbatchError, Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.model.encoder import Encoder
+from serving.rpc.address import held_port
+from serving.server import command as serve
+from serving.server.signals import Signals, live
 from tests.serving.authority import Authority
 from tests.serving.processes import ROOT, Launched, command, launched
 from tests.tiny_model import DIMENSION, write_tiny_model
 
-KILLS = 20
+KILLS = 4
+HUNG_UP = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
 
-# Forks a server for each line on standard input. The engines are imported once, and nothing else is done
-# before the fork, which saves a second a start; each server is a process of its own, to be killed.
-NURSERY = """
-import json, os, sys
-import faiss, grpc, onnxruntime, serving.model.encoder, serving.gallery.directory
-from serving.server import command
-for line in sys.stdin:
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        sys.stdin.close()
-        sys.stdout = os.fdopen(write, "w")
-        command.run(command.Settings.model_validate_json(line))
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as said:
-        print(json.dumps([child, said.readline()]), flush=True)
+# Ctrl-C while a module is imported.
+INTERRUPTED = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+import crossbatch
+sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", "."]))
+"""
+
+# A server whose model takes a minute to load.
+LOADING = """
+import sys, time
+import crossbatch
+from serving.engine import repository
+def look(self):
+    print("loading", flush=True)
+    time.sleep(60)
+repository.ModelRepository.look = look
+sys.exit(crossbatch.main(["serve", "--model", "m", "--galleries", ".", "--port", sys.argv[1]]))
+"""
+
+# A process that logs a line, to a stream that takes the given time to write it, and ends at once.
+ENDING = """
+import logging, sys, time
+from serving.observability.logs import configure_logs
+from serving.server.signals import Signals
+class Slow:
+    def isatty(self):
+        return False
+    def write(self, text):
+        time.sleep(float(sys.argv[1]))
+        sys.stderr.write(text)
+    def flush(self):
+        sys.stderr.flush()
+configure_logs(stream=Slow())
+logging.getLogger().warning("last words")
+Signals().stop()
 """
 
 
@@ -60,46 +89,48 @@ def unit(seed: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return (vector / np.linalg.norm(vector)).astype(np.float32)
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    write_tiny_model(tmp_path / "tiny.onnx")
-    return tmp_path / "tiny.onnx"
+def run(*line: str, seconds: float = 30) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *line], capture_output=True, text=True, cwd=ROOT, timeout=seconds, check=False
+    )
 
 
-@pytest.fixture
-def started(model: Path, tmp_path: Path) -> Iterator[Launched]:
-    with launched(model, tmp_path / "g") as started:
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    before = {each: signal.getsignal(each) for each in HUNG_UP}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a model and a certificate with its authority."""
+    folder = tmp_path_factory.mktemp("served")
+    write_tiny_model(folder / "tiny.onnx")
+    authority = Authority()
+    authority.sign().write(folder)
+    (folder / "ca.crt").write_bytes(authority.certificate)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def started(folder: Path) -> Iterator[Launched]:
+    """One server that speaks TLS; the last test of those that share it stops it."""
+    words = ["--tls-certificate", str(folder / "tls.crt"), "--tls-key", str(folder / "tls.key"), "--json"]
+    with launched(folder / "tiny.onnx", folder / "g", *words) as started:
         yield started
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_log_holds_our_lines_alone_whoever_knocks(
-    model: Path, tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
-    certificate, key = Authority().sign().write(tmp_path)
-    words = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--workers", workers]
-    with launched(model, tmp_path / "g", *words) as started:
-        host, _, port = started.address.rpartition(":")
-        for _ in range(8):
-            with socket.create_connection((host, int(port)), timeout=5) as plain:
-                plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
-                plain.recv(100)
-        started.process.send_signal(signal.SIGTERM)
-        assert started.process.wait(10) == 0
-        assert started.said("stopped")  # each line is JSON
-
-
-def test_the_real_parts_from_photo_to_answer_then_a_drained_stop(started: Launched, model: Path) -> None:
-    process = started.process
-    with Client(started.address) as client:
+def test_the_real_parts_from_photo_to_answer(started: Launched, folder: Path) -> None:
+    with Client(started.address, ca=folder / "ca.crt") as client:
         assert client.ready()
         assert client.model().name == "tiny"
         client.create("birds")
         pictures = [picture_of(seed) for seed in range(10)]
         items = [Item(f"{i}", image=picture, label=f"l{i}") for i, picture in enumerate(pictures)]
         assert len(client.upsert("birds", items)) == 10
-        encoder = Encoder(model)
+        encoder = Encoder(folder / "tiny.onnx")
         expected = encoder.encode(np.stack([encoder.preprocess(picture) for picture in pictures]))
         np.testing.assert_allclose(client.embed(pictures), expected, atol=1e-6)
         assert [hits[0].key for hits in client.search("birds", images=pictures)] == [
@@ -107,66 +138,56 @@ def test_the_real_parts_from_photo_to_answer_then_a_drained_stop(started: Launch
         ]
         bad = client.embed([pictures[0], b"text", pictures[0][:40]], on_error="return")
         assert [isinstance(each, CrossbatchError) for each in bad] == [False, True, True]
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=15)
-    assert process.returncode == 0
-    assert "served 127.0.0.1" in out
-    assert started.said("serving on")
     assert all(each["request_id"] for each in started.said("", rpc="RetrievalService/Embed"))
-    assert started.said("draining")
 
 
-def test_with_json_what_follows_the_first_line_is_json(model: Path, tmp_path: Path) -> None:
-    line = command(model, tmp_path / "g", "--json")
-    with subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
-    ) as process:
-        try:
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            process.send_signal(signal.SIGTERM)
-            rest, _ = process.communicate(timeout=15)
-        finally:
-            process.kill()
-    result = json.loads(rest)
-    assert first == f"serving on {result['address']}\n"
+def test_ctrl_c_drains_a_server_and_its_log_holds_our_lines_alone_whoever_knocked(
+    started: Launched, folder: Path
+) -> None:
+    host, _, port = started.address.rpartition(":")
+    for _ in range(8):
+        with socket.create_connection((host, int(port)), timeout=5) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            plain.recv(100)
+    credentials = grpc.ssl_channel_credentials((folder / "ca.crt").read_bytes())
+    with grpc.secure_channel(started.address, credentials) as channel:
+        watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        told = iter(watch(b"", timeout=30))
+        next(told)
+        started.process.send_signal(signal.SIGINT)
+        next(told)  # NOT_SERVING
+        out, _ = started.process.communicate(timeout=15)
+    assert started.process.returncode == 0
+    result = json.loads(out)  # what follows the first line
+    assert result["address"] == started.address
     assert result["seconds"] >= 0
+    for text in ("serving on", "draining", "stopped"):  # each line is JSON
+        assert started.said(text)
 
 
-@pytest.mark.parametrize("fault", ["port", "model", "folder", "off loopback", "host", "no FAISS"])
-def test_what_prevents_a_start_is_one_sentence_and_status_2(model: Path, tmp_path: Path, fault: str) -> None:
-    galleries = tmp_path / "g"
+@pytest.mark.parametrize("fault", ["port", "model", "no FAISS"])
+def test_what_prevents_a_start_is_one_sentence_and_status_2(folder: Path, tmp_path: Path, fault: str) -> None:
+    model = folder / "tiny.onnx"
     words: list[str] = []
-    match fault:
-        case "port":
-            holder = grpc.server(None, options=[("grpc.so_reuseport", 0)])  # type: ignore[arg-type]
-            words = ["--port", str(holder.add_insecure_port("127.0.0.1:0"))]
-            holder.start()
-        case "model":
-            model.write_bytes(b"no model")
-        case "folder":
-            galleries.write_bytes(b"a file")
-        case "host":
-            words = ["--host", "a" * 64 + ".invalid"]
-        case "off loopback":
-            words = ["--host", "0.0.0.0"]
-    line = command(model, galleries, *words)
-    if fault == "no FAISS":
-        without = "import sys; sys.modules['faiss'] = None; import crossbatch; sys.exit(crossbatch.main())"
-        line[1:3] = ["-c", without]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
+    if fault == "model":
+        model = tmp_path / "bad.onnx"
+        model.write_bytes(b"no model")
+    with held_port("127.0.0.1", 0) as taken:
+        if fault == "port":
+            words = ["--port", str(taken)]
+        line = command(model, tmp_path / "g", *words)[1:]
+        if fault == "no FAISS":
+            without = (
+                "import sys; sys.modules['faiss'] = None; import crossbatch; sys.exit(crossbatch.main())"
+            )
+            line[:2] = ["-c", without]
+        done = run(*line)
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1, done.stderr
     assert "Traceback" not in done.stderr
-    if fault == "port":
-        holder.stop(None).wait()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_folder_of_galleries_that_is_not_there_is_told_before_models_are_loaded(
-    model: Path, tmp_path: Path, workers: str
-) -> None:
+def test_a_folder_of_galleries_that_is_not_there_is_told_before_models_are_loaded(tmp_path: Path) -> None:
     place = tmp_path / "shop"
     directory = GalleryDirectory(place / "galleries")
     directory.create("birds", model_name="tiny", fingerprint="a" * 64, dimension=4)
@@ -175,44 +196,94 @@ def test_a_folder_of_galleries_that_is_not_there_is_told_before_models_are_loade
         ("no/other", f"--galleries {place}/no/other is not there, nor is {place}/no; make it first: "),
         ("galleries/birds", "birds is a gallery itself; give the folder that it is in, "),
     ):
-        words = ["serve", "--model", str(model), "--galleries", str(place / given), "--workers", workers]
-        ended = subprocess.run(
-            [sys.executable, "-m", "crossbatch", *words], capture_output=True, text=True, timeout=30, cwd=ROOT
-        )
-        assert (ended.returncode, ended.stdout) == (2, "")
-        assert ended.stderr.count("\n") == 1
-        assert ended.stderr.startswith("crossbatch serve: ")
-        assert says in ended.stderr
+        told = {"model": ["m"], "galleries": place / given}
+        with pytest.raises(CrossbatchError) as failure:
+            serve.run(serve.Settings.model_validate(told))
+        assert says in str(failure.value)
     assert [each.name for each in place.iterdir()] == ["galleries"]
 
 
-class Nursery:
-    """Starts real server processes quickly."""
+class FakeServer:
+    """Notes what it is told; each reload ends as the next of `outcomes` says, the last with a stop."""
 
-    def __init__(self, model: Path, galleries: Path) -> None:
-        self.settings = {
-            "model": [str(model)], "galleries": str(galleries), "port": 0, "log_level": "ERROR", "threads": 1,
-        }  # fmt: skip
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", NURSERY], stdin=pipe, stdout=pipe, text=True, cwd=ROOT
-        )
+    address = "nowhere"
 
-    def start(self) -> tuple[int, str]:
-        """A new server; its process id and address."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(self.settings) + "\n")
-        self.process.stdin.flush()
-        child, line = json.loads(self.process.stdout.readline())
-        return int(child), str(line.split()[-1])
+    def __init__(self, *outcomes: Any) -> None:
+        self.outcomes = list(outcomes)
+        self.done: list[str] = []
 
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(10)
-        self.process.stdout.close()
+    def start(self) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)  # before it serves: not worth a reload
+        time.sleep(0.02)
+        self.done.append("started")
+
+    def stop(self, grace: float) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.02)
+        self.done.append(f"stopped within {grace:g}")
+
+    def reload(self) -> Any:
+        self.done.append("reload")
+        outcome = self.outcomes.pop(0)
+        os.kill(os.getpid(), signal.SIGHUP if self.outcomes else signal.SIGTERM)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def test_a_hangup_loads_anew_and_one_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    server: Any = FakeServer(BadArtifact("It is damaged."), ZeroDivisionError("a bug"), "a model")
+    frozen: list[int] = []
+
+    def serving() -> None:
+        frozen.append(gc.get_freeze_count())
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    live(server, Signals(), 3.0, serving=serving)
+    os.kill(os.getpid(), signal.SIGHUP)  # nor does one end the process afterwards
+    assert server.done == ["started", "reload", "reload", "reload", "stopped within 3"]
+    assert [each.levelname for each in caplog.records if "stays as it is" in each.message] == ["ERROR"] * 2
+    # No call waits while what was loaded is looked through for garbage.
+    assert frozen[0] > 10_000
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("name", ["pydantic", "serving.server.server"])
+def test_ctrl_c_while_the_command_is_imported_is_one_word_and_no_traceback(name: str) -> None:
+    done = run("-c", INTERRUPTED.format(name=name))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_until_the_models_are_loaded_the_port_is_ours_and_closed_and_sigterm_ends_at_once() -> None:
+    with held_port("127.0.0.1", 0) as port:
+        pass
+    line = [sys.executable, "-c", LOADING, str(port)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "loading\n"
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), 5)
+            with pytest.raises(Unavailable, match="in use"), held_port("127.0.0.1", port):
+                pass
+            process.send_signal(signal.SIGHUP)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.2)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(2) == 128 + signal.SIGTERM
+            assert process.stdout.read() == ""
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(0.05, 1), (10, 0)])
+def test_a_process_that_ends_at_once_writes_its_last_lines_unless_nobody_takes_them(
+    seconds: float, lines: int
+) -> None:
+    done = run("-c", ENDING, str(seconds), seconds=8)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
+    assert done.stderr.count("last words") == lines
 
 
 def write_until_killed(
@@ -232,36 +303,26 @@ def hash_of(key: str) -> int:
     return int.from_bytes(key.encode(), "little")
 
 
-@pytest.mark.timeout(120)
-def test_kill_9_loses_nothing_acknowledged(model: Path, tmp_path: Path) -> None:
+def test_kill_9_loses_nothing_acknowledged(folder: Path, tmp_path: Path) -> None:
     random = np.random.default_rng(7)
-    galleries = tmp_path / "galleries"
-    spec = Encoder(model).spec
-    GalleryDirectory(galleries).create(
-        "birds", model_name=spec.name, fingerprint=spec.fingerprint, dimension=spec.dimension
-    ).close()
-    nursery = Nursery(model, galleries)
     acknowledged: set[str] = set()
     batches: list[list[str]] = []
-    try:
-        for kill in range(KILLS + 1):
-            child, address = nursery.start()
-            with Client(address) as client:
+    for kill in range(KILLS + 1):
+        with launched(folder / "tiny.onnx", tmp_path / "galleries", "--log-level", "ERROR") as server:
+            with Client(server.address) as client:
+                if not kill:
+                    client.create("birds")
                 check_all_there(client, acknowledged, batches)
             if kill < KILLS:
                 begun = threading.Event()
-                writer = threading.Thread(
-                    target=write_until_killed, args=(address, batches, acknowledged, begun)
-                )
+                told = (server.address, batches, acknowledged, begun)
+                writer = threading.Thread(target=write_until_killed, args=told)
                 writer.start()
                 assert begun.wait(10)
                 time.sleep(float(random.uniform(0, 0.1)))
-            os.kill(child, signal.SIGKILL)
-            if kill < KILLS:
+                server.process.kill()
                 writer.join(10)
                 assert not writer.is_alive()
-    finally:
-        nursery.close()
     assert len(acknowledged) > KILLS
 
 

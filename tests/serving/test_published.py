@@ -53,14 +53,6 @@ def test_classes_of_the_first_hundred_train_whatever_the_split_of_classification
     assert first.image.read_bytes()[:2] == b"\xff\xd8"
 
 
-def test_what_lies_beside_the_lists_and_what_they_do_not_name_is_passed_over(tmp_path: Path) -> None:
-    make_cub(tmp_path / "CUB_200_2011")
-    before = read(tmp_path / "CUB_200_2011")
-    folder = "CUB_200_2011/images/001.Black_footed_Albatross"
-    draw(tmp_path, [f"{folder}/._1.jpg", f"{folder}/extra.jpg", "__MACOSX/x.jpg", "CUB_200_2011/a.jpg"])
-    assert read(tmp_path) == read(tmp_path, "cub") == before
-
-
 def test_labels_come_from_the_lists_and_not_from_the_folders(tmp_path: Path) -> None:
     make_cub(tmp_path)
     write(tmp_path / "image_class_labels.txt", *(f"{i} {200 if i == 1 else 7}" for i in range(1, 11)))
@@ -68,20 +60,6 @@ def test_labels_come_from_the_lists_and_not_from_the_folders(tmp_path: Path) -> 
     labels = {row.key: (row.label, row.split) for row in read(tmp_path).rows}
     assert labels.pop("001.Black_footed_Albatross/Black_footed_Albatross_1.jpg") == ("200", "test")
     assert set(labels.values()) == {("007", "train")}
-
-
-def test_missing_images_are_counted_and_named_by_side(tmp_path: Path) -> None:
-    make_cub(tmp_path)
-    for path in (
-        "001.Black_footed_Albatross/Black_footed_Albatross_2.jpg",
-        "200.Yellowthroat/Yellowthroat_1.jpg",
-    ):
-        (tmp_path / "images" / path).unlink()
-    catalog = read(tmp_path)
-    assert len(catalog.rows) == 8
-    told = {side: select_missing(catalog, side, GIVEN) for side in ("train", "test")}
-    assert told["train"] == ("images/001.Black_footed_Albatross/Black_footed_Albatross_2.jpg",)
-    assert told["test"] == ("images/200.Yellowthroat/Yellowthroat_1.jpg",)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +70,6 @@ def test_missing_images_are_counted_and_named_by_side(tmp_path: Path) -> None:
         ("image_class_labels.txt", ["1 1", "2 1", "3 1"], "a class to image 3, which is not in .*images"),
         ("image_class_labels.txt", ["1 one", "2 1"], "line 1 of .* 'one', which is not one of 1 to 200"),
         ("image_class_labels.txt", ["1 1", "2 201"], "line 2 of .* the number '201'"),
-        ("image_class_labels.txt", ["1 1", "2 0"], "line 2 of .* the number '0'"),
         ("image_class_labels.txt", ["1 1", "2 ²"], "line 2 of .* the number '²'"),
         ("image_class_labels.txt", ["1 1 1", "2 1"], "line 1 of .* 3 columns and not 2 .image number, class"),
         ("images.txt", ["1 001.a/1.jpg", "1 001.a/2.jpg"], "image 1, which has no class .or comes twice."),
@@ -149,20 +126,13 @@ def test_lists_of_sop_say_the_split_and_labels_sort_as_numbers(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (
-            ["image_id class_id path", "1 7 a/1.JPG"],
-            "has the header 'image_id class_id path' where 'image_id",
-        ),
-        ([], "has the header '' where"),
+        (["image_id class_id path", "1 7 a/1.JPG"], "has 'image_id class_id path' where 'image_id"),
+        ([], "has '' where"),
         ([SOP, "1 7 a/1.JPG"], "line 2 of .*Ebay_test.txt has 3 columns and not 4"),
-        ([SOP, "", "1 7 1 a/1 b.JPG"], "line 3 of .*Ebay_test.txt has 5 columns and not 4"),
         ([SOP, "1 seven 1 a/1.JPG"], "line 2 of .* has the number 'seven', which is not one of 1 to 99999"),
-        ([SOP, "1 100000 1 a/1.JPG"], "line 2 of .* has the number '100000'"),
         ([SOP, "1 7 1 a/0.JPG"], "names the image 'a/0.JPG' twice"),
         ([SOP, "1 1 1 a/1.JPG"], "has the class '00001' both in train and in test"),
-        ([SOP, "1 7 1 a/../../1.JPG"], "the image 'a/../../1.JPG', which is no plain path"),
         ([SOP, "1 7 1 /a/1.JPG"], "the image '/a/1.JPG', which is no plain path"),
-        ([SOP, "1 7 1 a/\0.JPG"], "which is no plain path"),
     ],
 )
 def test_lists_of_sop_that_do_not_hold_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:
@@ -174,17 +144,14 @@ def test_lists_of_sop_that_do_not_hold_are_refused(tmp_path: Path, lines: list[s
     refused(tmp_path, message)
 
 
-def test_list_that_is_too_large_not_utf8_or_a_folder_is_named(tmp_path: Path) -> None:
+def test_list_that_is_not_utf8_lost_or_a_folder_is_named(tmp_path: Path) -> None:
     make_sop(tmp_path)
     (tmp_path / "Ebay_test.txt").write_bytes(f"{SOP}\n1 7 1 caf\xe9.JPG\n".encode("latin-1"))
-    refused(tmp_path, r"the list .*Ebay_test\.txt is not UTF-8 text at byte 47")
+    refused(tmp_path, r"Ebay_test\.txt is not UTF-8 text at byte 47")
     (tmp_path / "Ebay_test.txt").unlink()
     refused(tmp_path, r"Ebay_test\.txt is not there; give the folder of the published lists")
     (tmp_path / "Ebay_test.txt").mkdir()
-    refused(tmp_path, r"Ebay_test\.txt cannot be read: is a directory")
-    with open(tmp_path / "Ebay_train.txt", "r+b") as file:
-        file.truncate((1 << 30) + 1)
-    refused(tmp_path, r"the list .*Ebay_train\.txt is larger than 1024 MiB")
+    refused(tmp_path, r"Ebay_test\.txt cannot be read: Is a directory")
 
 
 # --- inshop ----------------------------------------------------------------------------------------------
@@ -229,10 +196,12 @@ def changed(*rows: tuple[str, int, str]) -> list[str]:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (inshop_lines()[1:], "begins with 'image_name item_id evaluation_status' where 5, the count of its"),
-        (["7", *inshop_lines()[1:]], "begins with '7' where 6, the count of its images"),
-        ([], "begins with '' where 0, the count"),
-        (["1", "image_pair_name_1 item_id evaluation_status", "a b c d"], "has the header 'image_pair"),
+        (
+            inshop_lines()[1:],
+            "has 'image_name item_id evaluation_status' where '5' was expected, the count of its",
+        ),
+        (["7", *inshop_lines()[1:]], "has '7' where '6'"),
+        (["1", "image_pair_name_1 item_id evaluation_status", "a b c d"], "has 'image_pair"),
         (["1", inshop_lines()[1], "img/a.jpg id_00000001"], "line 3 of .* has 2 columns and not 3"),
         (["1", inshop_lines()[1], "img/a.jpg id_00000001 val"], "line 3 of .* the status 'val', which is"),
         (
@@ -248,13 +217,6 @@ def test_list_of_inshop_that_does_not_hold_is_refused(tmp_path: Path, lines: lis
     make_inshop(tmp_path)
     write(tmp_path / "Eval" / "list_eval_partition.txt", *lines)
     refused(tmp_path, message)
-
-
-def test_where_no_image_is_there_every_place_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "Eval" / "list_eval_partition.txt", *inshop_lines())
-    (tmp_path / "Img").mkdir()
-    paths = ", ".join(f"img/{path}" for path, _, _ in INSHOP[:3])
-    refused(tmp_path, f"looked below {tmp_path} and {tmp_path}/Img for {paths} and so on$")
 
 
 # --- cars ------------------------------------------------------------------------------------------------
@@ -312,16 +274,10 @@ def test_numbers_saved_as_decimals_are_numbers_and_one_image_is_a_list(tmp_path:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        *(
-            (
-                [("a/1.jpg", 1), ("a/2.jpg", number)],
-                "annotation 2 of .*annos.mat has the number '.*', which is",
-            )
-            for number in (0, 1.5, "one", [1, 2], [])
-        ),
-        ([("a/1.jpg", 1), ("a/1.jpg", 1)], "names the image 'a/1.jpg' twice"),
+        ([("a/1.jpg", 1), ("a/2.jpg", 1.5)], r"annotation 2 of .*annos.mat has the number '1\.5', which is"),
+        ([("a/1.jpg", 1), ("a/2.jpg", [1, 2])], "annotation 2 of .*annos.mat has the number '', which is"),
         ([("../1.jpg", 1)], "the image '../1.jpg', which is no plain path"),
-        ([], "have no field|names no image"),
+        ([], "have no field"),
     ],
 )
 def test_annotations_that_do_not_hold_are_refused(
@@ -337,14 +293,9 @@ NO_CLASS = np.zeros((1, 1), [("relative_im_path", "O")])
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            {"annotations": np.eye(2), "class_names": car_names()},
-            "no field 'relative_im_path' but none at all",
-        ),
-        ({"class_names": car_names()}, "no field 'relative_im_path' but none at all"),
+        ({"annotations": np.eye(2), "class_names": car_names()}, "no field 'relative_im_path' but none at"),
         ({"annotations": NO_CLASS, "class_names": car_names()}, "field 'class'"),
         ({"annotations": NO_CLASS, "class_names": car_names(3)}, "has 3 class"),
-        ({"annotations": NO_CLASS, "class_names": np.eye(14)}, "has 0 class"),
     ],
 )
 def test_file_without_what_is_needed_is_refused(
@@ -368,15 +319,6 @@ def test_damaged_file_is_a_message(tmp_path: Path, damage: Callable[[bytes], byt
     path = make_cars(tmp_path) / "cars_annos.mat"
     path.write_bytes(damage(path.read_bytes()))
     refused(tmp_path, r"cars_annos\.mat is damaged or no \.mat file, and cannot be read; take the published")
-
-
-def test_large_or_endless_file_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_cars(tmp_path) / "cars_annos.mat"
-    monkeypatch.setattr("serving.catalog.cars._SECONDS", 1e-3)
-    refused(tmp_path, r"cars_annos\.mat is damaged or no \.mat file, and cannot be read")
-    with open(path, "r+b") as file:
-        file.truncate((1 << 26) + 1)
-    refused(tmp_path, r"cars_annos\.mat is larger than 64 MiB; take the published file")
 
 
 def test_without_scipy_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

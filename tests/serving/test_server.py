@@ -1,25 +1,35 @@
-"""The server as a whole: health, reflection, request ids, settings and limits."""
+"""The server as a whole: health, reflection, settings, limits, what is refused, and the drained stop."""
 
-import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
+from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
 
+from protos import gallery_service_pb2 as gallery_pb
+from protos import model_service_pb2 as model_pb
 from protos import open_inference_pb2
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery import item as gallery_item
 from serving.gallery import validation
+from serving.gallery.directory import GalleryDirectory
+from serving.gallery.gallery import Gallery
 from serving.model import preprocess
 from serving.rpc import limits
+from serving.rpc.wire import bytes_of
 from serving.server import server
 from serving.server.server import Server
 from serving.settings import Settings
-from tests.serving.rpc_fakes import FakeEncoder
-from tests.serving.stubs import Stubs, refused
+from tests.serving.rpc_fakes import FakeEncoder, serving, stop, until, vector_for
+from tests.serving.stubs import Stubs, connected, image, item, refused
 
 
 def test_when_no_image_can_be_embedded_any_more_health_says_so(
@@ -47,23 +57,6 @@ def test_when_no_image_can_be_embedded_any_more_health_says_so(
     with pytest.raises(grpc.RpcError):
         stubs.embed(b"2")
     assert any(record.levelname == "CRITICAL" and record.exc_info for record in caplog.records)
-
-
-def test_the_request_id_comes_back_and_is_in_the_log(stubs: Stubs, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="serving.observability.access_log"):
-        request = retrieval_pb.EmbedRequest(images=[b"x"])
-        _, call = stubs.retrieval.Embed.with_call(request, metadata=(("x-request-id", "my-id"),))
-        assert ("x-request-id", "my-id") in call.trailing_metadata()
-        with pytest.raises(grpc.RpcError) as failure:
-            stubs.embed(b"bad")
-        metadata: Any = failure.value.trailing_metadata()
-        made = dict(metadata)["x-request-id"]
-        assert len(made) == 16
-    records = [record for record in caplog.records if hasattr(record, "rpc")]
-    assert [(each.rpc, each.code) for each in records] == [  # type: ignore[attr-defined]
-        ("RetrievalService/Embed", "OK"),
-        ("RetrievalService/Embed", "INVALID_ARGUMENT"),
-    ]
 
 
 def test_health_and_reflection(stubs: Stubs) -> None:
@@ -105,3 +98,138 @@ def test_the_limits_are_those_of_the_parts_behind() -> None:
     assert limits.MAX_BYTES_IN_FLIGHT >= limits.MAX_MESSAGE_BYTES
     assert limits.MAX_HITS >= limits.MAX_K
     assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + validation.MAX_METADATA_BYTES
+
+
+def test_draining_says_so_finishes_what_runs_and_stops(encoder: FakeEncoder, tmp_path: Path) -> None:
+    encoder.encode_gate.clear()
+    with (
+        serving(encoder, GalleryDirectory(tmp_path), grace=20.0) as running,
+        connected(running.address) as stubs,
+    ):
+        watch = stubs.health.Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
+        until(lambda: encoder.decoded == [b"1"])
+        stopping = threading.Thread(target=stop, args=(running, 20.0))
+        stopping.start()
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.RpcError) as failure:
+            stubs.embed(b"2")
+        refused("UNAVAILABLE", failure, "DRAINING")
+        with pytest.raises(grpc.RpcError) as failure:
+            stubs.models.GetModel(model_pb.GetModelRequest())
+        refused("UNAVAILABLE", failure, "DRAINING")
+        assert stopping.is_alive()
+        encoder.encode_gate.set()
+        assert pending.result().results[0].vector
+        stopping.join(5)
+        assert not stopping.is_alive()
+
+
+def test_what_does_not_finish_within_the_grace_is_cancelled(encoder: FakeEncoder, tmp_path: Path) -> None:
+    encoder.decode_gate.clear()
+    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
+        pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
+        time.sleep(0.1)
+        stopping = threading.Thread(target=stop, args=(running, 0.1))
+        stopping.start()
+        with pytest.raises(grpc.RpcError) as failure:
+            pending.result()
+        refused("UNAVAILABLE", failure, "DRAINING")
+        assert "before the call was done" in str(failure.value)
+        encoder.decode_gate.set()
+        stopping.join(5)
+        assert not stopping.is_alive()
+        assert encoder.encoded == 0
+
+
+def test_a_long_search_ends_soon_after_the_grace(
+    encoder: FakeEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def search(gallery: Gallery, vectors: Any, k: int, **options: Any) -> Any:
+        begun.set()
+        time.sleep(0.1)
+        return [[] for _ in vectors]
+
+    monkeypatch.setattr(Gallery, "search", search)
+    queries = [retrieval_pb.Query(vector=bytes_of(vector_for(b"x")))] * 60
+    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
+        stubs.create("birds")
+        request = retrieval_pb.SearchRequest(gallery="birds", queries=queries, k=1024)  # 60 blocks
+        pending = stubs.retrieval.Search.future(request)  # without a deadline
+        assert begun.wait(5)
+        began = time.monotonic()
+        stop(running, 0.2)
+        assert time.monotonic() - began < 2
+        with pytest.raises(grpc.RpcError):
+            pending.result()
+
+
+def test_during_the_drain_delay_health_says_not_serving_and_calls_are_taken(
+    encoder: FakeEncoder, tmp_path: Path
+) -> None:
+    """A load balancer that asks once in a while sends on calls until it has asked (dagster#15924)."""
+    with (
+        serving(encoder, GalleryDirectory(tmp_path), drain_delay=0.4) as running,
+        connected(running.address) as stubs,
+    ):
+        watch = stubs.health.Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        began = time.monotonic()
+        stopping = threading.Thread(target=stop, args=(running, 5.0))
+        stopping.start()
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert stubs.embed(b"1").results[0].vector
+        stopping.join(5)
+        assert not stopping.is_alive()
+        assert 0.4 <= time.monotonic() - began < 5
+
+
+def test_refusals_are_quick_and_tell_when_to_return_while_every_permit_is_held(
+    encoder: FakeEncoder, tmp_path: Path
+) -> None:
+    encoder.encode_gate.clear()
+    galleries = GalleryDirectory(tmp_path)
+    with serving(encoder, galleries, max_in_flight=256) as running, connected(running.address) as stubs:
+        pending = stubs.retrieval.Embed.future(
+            retrieval_pb.EmbedRequest(images=[b"%d" % i for i in range(255)]), timeout=20
+        )
+        until(lambda: running.admission.inputs == 255)
+        took = []
+        for _ in range(20):
+            began = time.monotonic()
+            with pytest.raises(grpc.RpcError) as failure:
+                stubs.embed(b"4", b"5")  # one would fit: images count, not calls
+            took.append(time.monotonic() - began)
+        assert sorted(took)[10] < 0.2  # 20 ms on a machine that does nothing else
+        refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+        details = rpc_status.from_call(failure.value).details
+        assert any(each.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for each in details)
+        encoder.encode_gate.set()
+        assert len(pending.result().results) == 255
+        assert len(stubs.embed(*[b"x"] * 256).results) == 256
+
+
+def test_every_call_that_works_is_admitted(encoder: FakeEncoder, tmp_path: Path) -> None:
+    galleries = GalleryDirectory(tmp_path)
+    with serving(encoder, galleries) as running, connected(running.address) as stubs:
+        stubs.create("birds")
+        calls: list[Callable[[], Any]] = [
+            lambda: stubs.embed(b"x"),
+            lambda: stubs.search("birds", image(b"x")),
+            lambda: stubs.upsert("birds", item("a")),
+            lambda: stubs.create("more"),
+            lambda: stubs.galleries.DeleteItems(gallery_pb.DeleteItemsRequest(gallery="birds", keys=["a"])),
+            lambda: stubs.galleries.GetItem(gallery_pb.GetItemRequest(gallery="birds", key="a")),
+            lambda: stubs.galleries.ListItems(gallery_pb.ListItemsRequest(gallery="birds")),
+            lambda: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name="birds")),
+            lambda: stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()),
+        ]
+        running.admission.inputs = 512
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as failure:
+                call()
+            refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
+        running.admission.inputs = 0

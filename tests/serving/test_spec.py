@@ -221,7 +221,7 @@ def test_weights_in_another_file_or_beyond_what_one_message_holds(
     tensor.external_data.add(key="location", value="/etc/passwd")
     _refused(write_tiny_model(path, graph), "keeps weights in another file")
     monkeypatch.setattr(module, "MAX_MODEL_BYTES", 100)
-    _refused(path, "a model file has at most 100")
+    _refused(path, "cannot be read: it has more than 100 bytes")
 
 
 _MODEL = tiny_graph()

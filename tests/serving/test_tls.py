@@ -15,7 +15,7 @@ import crossbatch
 from serving.errors import BadSetting
 from serving.gallery.directory import GalleryDirectory
 from serving.rpc import tls
-from serving.rpc.address import check_address
+from serving.rpc.address import check_host
 from serving.rpc.keys import add_key
 from serving.server import command
 from serving.settings import Settings
@@ -201,7 +201,7 @@ def test_the_server_is_secure_by_default(tmp_path: Path, authority: Authority) -
             serving(FakeEncoder(), galleries, host="0.0.0.0", **more),
         ):
             pass
-    check_address("0.0.0.0", 0, insecure=False, encrypted=True)
+    check_host("0.0.0.0", insecure=False, encrypted=True)
 
 
 def test_a_server_that_anybody_can_write_to_says_so(

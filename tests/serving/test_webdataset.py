@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving.catalog.catalog import Row, SplitRule, read, select
-from serving.errors import BadData, BadSetting
+from serving.errors import BadData
 
 Members = Mapping[str, bytes | str]
 _FORMATS = {"gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT}
@@ -87,18 +87,6 @@ def test_the_split_is_that_of_the_folder_or_of_the_beginning_of_the_name(tmp_pat
     assert [row.key for row in select(catalog, "test", SplitRule(by="given"))] == ["1", "3", "5"]
 
 
-def test_one_tar_may_be_given_alone(tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "train-1.tar", {"./a/1.jpg": b"x", "./a/1.cls": "0"})
-    make_tar(tmp_path / "other.tar", {"a/1.jpg": b"y"})
-    catalog = read(path)
-    assert catalog.root == tmp_path
-    assert catalog.table == path
-    assert [(row.key, row.label, row.split) for row in catalog.rows] == [("a/1", "0", "train")]
-    assert read(catalog.root, catalog.format, table=catalog.table) == catalog
-    with pytest.raises(BadSetting, match=r"train-1\.tar is of the format webdataset and not 'csv'"):
-        read(path, "csv")
-
-
 _PLAIN = st.characters(exclude_characters="/.\0", exclude_categories=["Cs", "Cc"])
 _LONG = st.text("ab/é", min_size=90, max_size=300).map(lambda text: "/".join(filter(None, text.split("/"))))
 _NAMES = st.text(_PLAIN, min_size=1, max_size=60) | _LONG
@@ -155,14 +143,11 @@ def test_links_are_never_followed(tmp_path: Path) -> None:
         ({"1.cls": "0", "1.txt": "x"}, r"hold no image: their members end in \.cls, \.txt, none in \.jpg"),
         ({}, "hold no image: their members end in nothing"),
         ({"1.jpg": "x", "1.png": "y"}, r"a\.tar/1\.png and .*a\.tar/1\.jpg are of one sample"),
-        ({"1.jpg": "x", "./1.jpg": "y"}, r"a\.tar/1\.jpg and .*a\.tar/1\.jpg are of one sample"),
         ({"1.jpg": "x", "1.cls": "1", "./1.cls": "2"}, r"1\.cls is there twice"),
         ({"1.jpg": "x", "1.cls": "cat"}, r"has the \.cls 'cat'; give a whole number"),
         ({"1.jpg": "x", "1.json": "{"}, r"\.json of .*1\.jpg is not JSON"),
-        ({"1.jpg": "x", "1.json": "[" * 100_000}, r"\.json of .*1\.jpg is not JSON"),
-        ({"1.jpg": "x", "1.json": "[1]"}, r"holds '\[1\]'; give an object"),
+        ({"1.jpg": "x", "1.json": "[1]"}, r"holds \[1\]; give an object"),
         ({"1.jpg": "x", "1.json": '{"label": [1]}'}, r"has the label \[1\]; give a text or a whole number"),
-        ({"1.jpg": "x", "1.json": '{"class": true}'}, "has the class True; give a text"),
         ({"1.jpg": "x", "1.txt": b"\xff"}, r"1\.txt is not UTF-8 text at byte 0"),
         ({"1.jpg": "x", "1.txt": b"a" * (1 << 20) + b"b"}, r"has 1048577 bytes; the limit .* is 1048576"),
         ({"../1.jpg": "x"}, "the member '../1.jpg' of .* is no plain path"),
@@ -210,7 +195,7 @@ def test_a_tar_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
     assert len(read(path).rows) == 2
     for behind in (whole, b"x"):
         path.write_bytes(whole + behind)
-        with pytest.raises(BadData, match="no header and no end at byte 2560"):
+        with pytest.raises(BadData, match="neither a header nor the end mark at byte 2560"):
             read(path)
 
 

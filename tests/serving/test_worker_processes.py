@@ -2,12 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -16,7 +17,8 @@ import pytest
 from protos import model_service_pb2 as model_pb
 from protos import model_service_pb2_grpc
 from serving.client.client import Client
-from serving.errors import BadImage, CrossbatchError, Unavailable
+from serving.errors import CrossbatchError, Unavailable
+from serving.rpc.address import held_port
 from serving.server import supervisor
 from serving.server.supervisor import Supervisor
 from serving.settings import Settings
@@ -54,49 +56,28 @@ def alive(pid: int) -> bool:
         return False
 
 
-class Callers:
-    """Clients that call without end, each on a connection of its own, and never try again."""
+@contextmanager
+def calling(address: str, count: int = 4) -> Iterator[list[CrossbatchError | None]]:
+    """Clients that call without end, a connection a call, and never try again; yields what comes of each."""
+    seen: list[CrossbatchError | None] = []
+    done = threading.Event()
 
-    def __init__(self, address: str, count: int = 4) -> None:
-        self.failures: list[CrossbatchError] = []
-        self.answered = 0
-        self._done = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._call, args=(address,), daemon=True) for _ in range(count)
-        ]
-
-    def __enter__(self) -> "Callers":
-        for thread in self._threads:
-            thread.start()
-        until(lambda: self.answered > 10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join(10)
-
-    def _call(self, address: str) -> None:
-        while not self._done.is_set():
+    def call() -> None:
+        while not done.is_set():
             try:
-                with Client(address, retries=0) as client:
-                    client.embed([picture_of(1)])
-                self.answered += 1
+                embed(address, retries=0)
+                seen.append(None)
             except CrossbatchError as error:
-                self.failures.append(error)
+                seen.append(error)
 
-
-def test_the_metrics_of_all_workers_are_read_in_one_place(pair: Launched) -> None:
-    embed(pair.address, 3)
-    address = pair.said("metrics on")[0]["address"]
-    until(lambda: metrics(address).count("crossbatch_worker_threads{") == 2)
-    assert 'crossbatch_images_embedded_total{model="tiny"} ' in metrics(address)
-    assert len(pair.said("metrics on")) == 1  # the supervisor's
-
-
-def metrics(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        return str(answer.read().decode())
+    with ThreadPoolExecutor(count) as pool:
+        for _ in range(count):
+            pool.submit(call)
+        try:
+            until(lambda: seen.count(None) > 10)
+            yield seen
+        finally:
+            done.set()
 
 
 def test_no_engine_is_forked(pair: Launched) -> None:
@@ -105,7 +86,7 @@ def test_no_engine_is_forked(pair: Launched) -> None:
     assert len(pair.workers()) == 2
     for pid in pair.workers():
         words = Path(f"/proc/{pid}/cmdline").read_text()
-        assert "serving.server.worker" in words
+        assert "serving.server.supervisor" in words
         assert "tiny.onnx" not in words  # what a worker is told stands on no command line
         assert "onnxruntime" in Path(f"/proc/{pid}/maps").read_text()
 
@@ -118,15 +99,27 @@ def test_new_connections_go_to_every_worker_and_each_line_of_the_log_tells_which
     until(lambda: answering() == {1, 2})
 
 
+def test_the_metrics_of_all_workers_are_read_in_one_place(pair: Launched) -> None:
+    (told,) = pair.said("metrics on")  # by the supervisor
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://{told['address']}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    embed(pair.address)
+    until(lambda: metrics().count("crossbatch_worker_threads{") == 2)
+    assert 'crossbatch_images_embedded_total{model="tiny"} ' in metrics()
+
+
 def loads(pair: Launched, text: str = "loaded anew") -> list[int]:
     return [len(pair.said(text, worker=number)) for number in (1, 2)]
 
 
 def test_a_hangup_reaches_all_workers_one_after_the_other_and_drops_no_call(pair: Launched) -> None:
-    with Callers(pair.address, 2) as callers:
+    with calling(pair.address, 2) as seen:
         pair.process.send_signal(signal.SIGHUP)
         until(lambda: loads(pair) == [1, 1])
-    assert callers.failures == []
+    assert set(seen) == {None}
 
 
 def test_workers_that_cannot_load_anew_say_why_and_go_on(pair: Launched, model: Path) -> None:
@@ -153,21 +146,15 @@ def test_a_call_that_loads_models_anew_reaches_the_workers_that_did_not_take_it(
     until(lambda: min(now - then for now, then in zip(loads(pair), before, strict=True)) > 0)
 
 
-def test_workers_take_messages_past_the_4_mib_that_grpc_takes_by_itself(pair: Launched) -> None:
-    with Client(pair.address) as client:
-        (answer,) = client.embed([bytes(6_000_000)], on_error="return")
-    assert isinstance(answer, BadImage)  # it was looked at
-
-
 def test_a_worker_that_dies_is_replaced_and_its_clients_see_unavailable_only(pair: Launched) -> None:
     victim = pair.workers()[0]
     before = len(pair.said(" serves"))
-    with Callers(pair.address) as callers:
+    with calling(pair.address) as seen:
         os.kill(victim, signal.SIGKILL)
         until(lambda: len(pair.said(" serves")) > before)
-        answered = callers.answered
-        until(lambda: callers.answered > answered + 10)
-    assert {type(each) for each in callers.failures} <= {Unavailable}
+        answered = seen.count(None)
+        until(lambda: seen.count(None) > answered + 10)
+    assert {type(each) for each in seen} <= {type(None), Unavailable}
     assert len(pair.workers()) == 2
     assert victim not in pair.workers()
     assert pair.process.poll() is None
@@ -201,10 +188,8 @@ def test_a_stop_drains_every_worker_and_ends_with_0(pair: Launched) -> None:
     assert {each.get("worker") for each in pair.said("draining")} == {None, 1, 2}
     assert not any(alive(pid) for pid in workers)
     assert [each for each in pair.records() if "incident" in each or each.get("code") == "INTERNAL"] == []
-    with socket.socket() as again:  # nothing is left of the port
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind(("127.0.0.1", int(pair.address.rpartition(":")[2])))
-        again.listen()
+    with held_port("127.0.0.1", int(pair.address.rpartition(":")[2])):
+        pass  # nothing is left of the port
 
 
 @pytest.mark.parametrize("end", ["killed", "told twice"])
@@ -258,7 +243,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Su
     (tmp_path / "fake_worker.py").write_text(FAKE_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(supervisor, "WORKER", "fake_worker")
-    monkeypatch.setattr(supervisor, "LOAD_SECONDS", 2.0)
+    monkeypatch.setattr(supervisor, "LOAD_SECONDS", 1.0)
     monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
 
     def make(model: str) -> Supervisor:
@@ -269,7 +254,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Su
 
 
 def test_a_worker_that_does_not_load_in_time_is_killed(fakes: Callable[[str], Supervisor]) -> None:
-    with pytest.raises(Unavailable, match="Worker 1 has not loaded within 2 s and is killed"):
+    with pytest.raises(Unavailable, match="Worker 1 has not loaded within 1 s and is killed"):
         fakes("stuck").start()
     assert_no_children()
 

@@ -1,11 +1,12 @@
 """What the tests of training share: a drawn folder, a small recipe, a run of both."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.training.drawn import draw_folder
-from tests.training.small_run import SMALL
+from tests.training.small_run import SMALL, Train
 from training.train import Settings, run
 
 
@@ -26,3 +27,11 @@ def whole(data: Path, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> 
     out = tmp_path_factory.mktemp("run") / "whole"
     run(Settings(recipe=recipe, data=data, out=out))
     return out
+
+
+@pytest.fixture
+def train(data: Path, recipe: str) -> Train:
+    def train(out: Path, *changes: str, **more: Any) -> dict[str, Any]:
+        return run(Settings(recipe=recipe, data=data, out=out, set=list(changes), **more))
+
+    return train

@@ -68,7 +68,6 @@ if __name__ == "__main__":
     for recipe in recipes:
         found = gradients(Path(data), recipe)
         rank = torch.distributed.get_rank()
-        found["order"] = gather_rows(torch.full((2,), rank), start_processes("cpu", load_recipe(recipe)))
         save_file(
             {name: value.contiguous() for name, value in found.items()}, f"{out}/{Path(recipe).stem}.{rank}"
         )

@@ -1,6 +1,8 @@
 """A training of seconds, how to cut it, and whether two of them are the same."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,10 @@ import torch
 import training.loop.fit
 from training.loop.checkpoint import load_checkpoint
 
-__all__ = ["SMALL", "cut_at", "equal_runs"]
+__all__ = ["SMALL", "Train", "cut_at", "equal_runs"]
+
+Train = Callable[..., dict[str, Any]]
+"""Trains the small recipe into a folder, with settings changed."""
 
 SMALL = """
 image_size: 16

@@ -53,11 +53,6 @@ def test_a_draw_is_the_same_in_any_thread() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def test_no_augmentation_is_the_image_itself() -> None:
-    image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    assert np.array_equal(Augmentation(Recipe(image_size=16))(image, 1), image)
-
-
 def test_an_image_drawn_twice_is_augmented_twice(root: Path) -> None:
     pictures = Pictures(read(root).rows, training_decoder(RECIPE), keep=inf, label="Reading")
     sampler = PKSampler(pictures.labels, classes_per_batch=3, images_per_class=5, seed=0)

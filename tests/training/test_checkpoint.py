@@ -12,15 +12,14 @@ from torch import nn
 
 from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
 from training.loop.checkpoint import (
-    entry,
     load_checkpoint,
     load_module,
     load_optimizer,
     load_state,
     pack_optimizer,
     save_checkpoint,
+    write_file,
 )
-from training.loop.whole_file import write_file
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -121,13 +120,6 @@ def test_a_damaged_optimizer_is_told(old: str, new: str, tmp_path: Path) -> None
     tensors[new] = tensors.pop(old)
     with pytest.raises(BadArtifact, match=rf"last\.safetensors is damaged: .* no state optimizer\.{new}"):
         load_optimizer(optimizer, tensors, source=tmp_path / "last.safetensors")
-
-
-def test_an_entry_of_no_use_is_told(tmp_path: Path) -> None:
-    assert entry({"epochs_done": 3}, "epochs_done", int, source=tmp_path) == 3
-    for state in ({}, {"epochs_done": "3"}, {"epochs_done": True}):
-        with pytest.raises(BadArtifact, match="has no epochs_done"):
-            entry(state, "epochs_done", int, source=tmp_path)
 
 
 def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:

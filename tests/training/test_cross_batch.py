@@ -9,9 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional
 
-from serving.errors import BadSetting
 from tests import oracles
 from training.losses.loss import build_loss
 from training.method.cross_batch import (
@@ -130,11 +128,6 @@ def test_bf16_autocast_changes_nothing() -> None:
     assert z.grad.isfinite().all()
 
 
-def test_an_unknown_fit_is_refused() -> None:
-    with pytest.raises(BadSetting, match="raw, unit"):
-        cross_batch_loss(*batch([0, 1], 2), contrastive(), fit_on="both")  # type: ignore[arg-type]
-
-
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 3])
 FIRST = torch.tensor([True, True, False, False, True, True, False])
 
@@ -143,17 +136,6 @@ def _batch(sharpness: float = 3) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     scores = sharpness * torch.randn(7, 4, generator=generator, dtype=torch.float64)
     return scores.softmax(dim=1), torch.randn(7, 3, generator=generator, dtype=torch.float64)
-
-
-def test_histograms_that_have_all_collapsed_are_measured() -> None:
-    for seed in range(10):
-        generator = torch.Generator().manual_seed(seed)
-        codebook = functional.normalize(torch.randn(64, 8, generator=generator), dim=1)
-        near = functional.normalize(codebook[3] + 0.05 * torch.randn(7, 32, 8, generator=generator), dim=2)
-        histograms = (100 * near @ codebook.T).softmax(dim=2).flatten(0, 1)
-        labels = torch.arange(7).repeat_interleave(32)
-        told = watch_term(histograms, near.flatten(0, 1), labels, labels < 3, ridge=0.05)
-        assert 1 <= told["eigenvalues"] < 4
 
 
 @pytest.mark.parametrize("ridge_on", ["absolute", "trace"])
@@ -174,20 +156,6 @@ def test_the_past_counts_in_what_is_fitted() -> None:
         watch_term(histograms, embeddings, LABELS, FIRST, ridge=0.4, past=past)["eigenvalues"]
         > (alone["eigenvalues"])
     )
-
-
-def test_uniform_histograms_have_one_direction_and_every_prototype_in_use() -> None:
-    told = watch_term(torch.full((7, 4), 0.25), _batch()[1].float(), LABELS, FIRST, ridge=0.05)
-    assert told["eigenvalues"] == 1
-    assert told["prototypes_in_use"] == pytest.approx(4)
-    assert told["prototypes_an_image"] == pytest.approx(4)
-    assert told["expressed_cosine"] == pytest.approx(1)
-
-
-def test_hard_histograms_have_one_prototype_an_image() -> None:
-    told = watch_term(torch.eye(4)[LABELS], _batch()[1].float(), LABELS, FIRST, ridge=0.05)
-    assert told["prototypes_an_image"] == 1
-    assert 1 < told["prototypes_in_use"] <= 4
 
 
 def test_what_a_batch_does_not_have_is_left_out() -> None:

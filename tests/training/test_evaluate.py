@@ -31,6 +31,18 @@ from training.network.embedder import build_embedder, embedder_function
 from training.network.networks import ResNet20
 from training.recipes.recipe import Recipe
 
+RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"
+
+
+def _train(data: Path, folder: Path, *more: str, **options: Any) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "tiny.yaml").write_text(RECIPE)
+    given = train.Settings(
+        recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run", set=list(more), **options
+    )
+    train.run(given)
+    return folder / "run"
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,12 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "tiny.yaml").write_text(
-        "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 3\nimages_per_class: 2\nepochs: 1\n"
-    )
-    train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run"))
-    return folder / "run"
+    return _train(data, tmp_path_factory.mktemp("run") / "plain", "classes_per_batch=3")
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +63,10 @@ def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"
-
-
-@pytest.fixture
-def tables(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images with three readings: by folder, by a.csv and by b.csv (4 classes each)."""
-    root = draw_folder(tmp_path / "tables", classes=6, images=4, size=18)
+    root = draw_folder(tmp_path_factory.mktemp("tables") / "images", classes=6, images=4, size=18)
     images = sorted(root.rglob("*.png"))
     for name, classes in (("a", [i // 6 for i in range(24)]), ("b", [i % 4 for i in range(24)])):
         lines = [f"{path.relative_to(root)},{name}{i}" for path, i in zip(images, classes, strict=True)]
@@ -71,20 +75,40 @@ def tables(tmp_path: Path) -> Path:
     return root
 
 
-def _train(data: Path, folder: Path, **options: Any) -> Path:
-    folder.mkdir()
-    (folder / "tiny.yaml").write_text(RECIPE)
-    train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run", **options))
-    return folder / "run"
+@pytest.fixture(scope="module")
+def of_b(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _train(tables / "b.csv", tmp_path_factory.mktemp("of-b") / "b")
 
 
-def _recall_by_hand(embeddings: torch.Tensor, labels: list[str]) -> float:
-    hits = 0
-    for i, own in enumerate(embeddings):
-        scores = [float(torch.cosine_similarity(own, other, dim=0)) for other in embeddings]
-        scores[i] = -2
-        hits += labels[int(np.argmax(scores))] == labels[i]
-    return hits / len(labels)
+@pytest.fixture(scope="module")
+def sided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Images of six classes whose table tells sides and bursts, a run of the first three, one by sides."""
+    root = draw_folder(tmp_path_factory.mktemp("sided"), classes=6, images=6, size=18)
+    sides = ["query", "query", "gallery", "gallery", "gallery", "train"]
+    bursts = ["a", "b", "a", "", "b", "a"]
+    lines = [
+        f"{path.relative_to(root)},{path.parent.name},{sides[i % 6]},{bursts[i % 6]}"
+        for i, path in enumerate(sorted(root.rglob("*.png")))
+    ]
+    (root / "table.csv").write_text("\n".join(["path,label,split,burst", *lines, ""]))
+    runs = tmp_path_factory.mktemp("of-sided")
+    given = _train(root, runs / "given", "split_by=given", "images_per_class=1")
+    return root, _train(root, runs / "by-class"), given
+
+
+def _embedded(trained: Path, rows: Sequence[Row]) -> tuple[oracles.Floats, oracles.Ints]:
+    loaded = load_run(trained)
+    decode = viewing_decoder(loaded.recipe)
+    pixels = np.stack([decode(row.image.read_bytes()) for row in rows])
+    labels = np.array([int(row.label[-2:]) for row in rows])
+    return embedder_function(loaded.embedder)(pixels).astype(np.float64), labels
+
+
+def _check_figures(result: dict[str, Any], expected: tuple[dict[int, float], float, float, int]) -> None:
+    recall, average, precision, excluded = expected
+    assert result["recall_at"] == pytest.approx({str(k): share for k, share in recall.items()})
+    assert (result["map_at_r"], result["r_precision"]) == pytest.approx((average, precision))
+    assert result["excluded"] == excluded
 
 
 @torch.no_grad()
@@ -92,37 +116,36 @@ def test_figures_of_a_run_by_hand(trained: Path, data: Path) -> None:
     result = run(Settings(target=trained))
     loaded = load_run(trained)
     rows = [row for row in select(read(data), "test", loaded.recipe.split) if row.image.path.suffix == ".png"]
-    pixels = [
-        preprocess(row.image.read_bytes(), size=16, crop_fraction=1.0, resampling="bilinear") for row in rows
-    ]
-    images = loaded.embedder.normalise(torch.from_numpy(np.stack(pixels)))
-    labels = [row.label for row in rows]
-    assert result["recall_at"]["1"] == pytest.approx(
-        _recall_by_hand(loaded.embedder(images).embeddings, labels)
-    )
+    _check_figures(result, oracles.retrieval(*_embedded(trained, rows), (1, 2, 4, 8)))
     assert result["dimension"] == 8
     assert (result["images"], result["classes"], result["queries"], result["excluded"]) == (12, 3, 12, 0)
     assert [bad["key"] for bad in result["unreadable"]] == ["class05/text.jpg"]
 
-    pooled = build_embedder(loaded.recipe).eval().pooled(images)
-    assert result["untrained"].keys() == {"recall_at", "map_at_r", "r_precision"}
-    assert result["untrained"]["recall_at"]["1"] == pytest.approx(_recall_by_hand(pooled, labels))
-    names = np.array([int(label[-2:]) for label in labels])
-    expected = oracles.retrieval(pooled.double().numpy(), names, (1, 2, 4, 8))
-    assert result["untrained"]["map_at_r"] == pytest.approx(expected[1])
-    assert load_run(trained).record["metrics"]["test"]["untrained"] == result["untrained"]
-    before, after = (100 * found["map_at_r"] for found in (result["untrained"], result))
-    assert f"{after:6.2f} %   untrained {before:6.2f} %, {after - before:+.2f}" in render(result)
+    pixels = [
+        preprocess(row.image.read_bytes(), size=16, crop_fraction=1.0, resampling="bilinear") for row in rows
+    ]
+    images = loaded.embedder.normalise(torch.from_numpy(np.stack(pixels)))
+    pooled = build_embedder(loaded.recipe).eval().pooled(images).double().numpy()
+    recall, average, _, _ = oracles.retrieval(pooled, _embedded(trained, rows)[1], (1, 2, 4, 8))
+    untrained = result["untrained"]
+    assert untrained.keys() == {"recall_at", "map_at_r", "r_precision"}
+    assert (untrained["recall_at"]["1"], untrained["map_at_r"]) == pytest.approx((recall[1], average))
+
+    metrics = read_record(trained)["metrics"]
+    assert (metrics["epoch"], metrics["test"]["classes"]) == (1, 3)
+    assert (metrics["test"]["map_at_r"], metrics["test"]["untrained"]) == (result["map_at_r"], untrained)
+    text, before, after = render(result), 100 * untrained["map_at_r"], 100 * result["map_at_r"]
+    assert f"{after:6.2f} %   untrained {before:6.2f} %, {after - before:+.2f}" in text
+    assert "skipped class05/text.jpg" in text
+    assert "alone in their class" in render(result | {"excluded": 2})
 
 
 @pytest.mark.parametrize("pooling", ["gap", "gem"])
 def test_a_backbone_that_rests_runs_once_an_image(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: str
 ) -> None:
-    recipe = tmp_path / "frozen.yaml"
-    recipe.write_text(f"{RECIPE}freeze: backbone\npooling: {pooling}\n")
-    train.run(train.Settings(recipe=str(recipe), data=data, out=tmp_path / "run", cache=tmp_path / "cache"))
-    small = load_run(tmp_path / "run").recipe
+    frozen = _train(data, tmp_path / "of", "freeze=backbone", f"pooling={pooling}", cache=tmp_path / "cache")
+    small = load_run(frozen).recipe
     start, decode = build_embedder(small).eval(), viewing_decoder(small)
     rows = [row for row in select(read(data), "test", small.split) if row.image.path.suffix == ".png"]
     pixels = np.stack([decode(row.image.read_bytes()) for row in rows])
@@ -136,7 +159,7 @@ def test_a_backbone_that_rests_runs_once_an_image(
         return inner(self, images)
 
     monkeypatch.setattr(ResNet20, "forward", forward)
-    result = run(Settings(target=tmp_path / "run"))
+    result = run(Settings(target=frozen))
     assert sum(count for count in seen if count > 1) == result["images"]  # one black image tells the grid
     assert result["untrained"]["map_at_r"] == pytest.approx(oracles.retrieval(pooled, names, (1,))[1])
 
@@ -156,11 +179,6 @@ def test_a_start_that_cannot_be_had_is_told_in_a_line(trained: Path, tmp_path: P
     assert "untrained" not in read_record(moved)["metrics"]["test"]
 
 
-def test_splits_by_the_runs_own_rule(trained: Path) -> None:
-    assert run(Settings(target=trained, split="train"))["images"] == 12
-    assert run(Settings(target=trained, split="all"))["classes"] == 6
-
-
 def test_a_model_file_measures_as_its_run(trained: Path, exported: Path, data: Path) -> None:
     ours, theirs = run(Settings(target=exported, data=data)), run(Settings(target=trained))
     for key in ("images", "queries", "dimension", "unreadable"):
@@ -168,72 +186,36 @@ def test_a_model_file_measures_as_its_run(trained: Path, exported: Path, data: P
     assert ours["map_at_r"] == pytest.approx(theirs["map_at_r"], abs=0.02)
     assert (ours["untrained"], ours["no_untrained"]) == (None, "")
     assert "untrained" not in render(ours)
+    assert run(Settings(target=trained, split="train"))["images"] == 12
+    assert run(Settings(target=exported, data=data, split="all"))["classes"] == 6
 
 
-def test_queries_are_searched_in_their_gallery(tmp_path: Path) -> None:
-    root = draw_folder(tmp_path / "images", classes=4, images=6, size=18)
-    images = sorted(root.rglob("*.png"))
-    splits = ["train"] * 12 + ["query", "query", "gallery", "gallery", "gallery", "test"] * 2
-    lines = [f"{p.relative_to(root)},{p.parent.name},{s}" for p, s in zip(images, splits, strict=True)]
-    lines.remove(f"{images[14].relative_to(root)},{images[14].parent.name},gallery")
-    (root / "table.csv").write_text("\n".join(["path,label,split", *lines, ""]))
-    folder = tmp_path / "of-given"
-    folder.mkdir()
-    (folder / "tiny.yaml").write_text(RECIPE + "split_by: given\n")
-    train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=root, out=folder / "run"))
-    result = run(Settings(target=folder / "run", at=[1, 3]))
-    assert (result["images"], result["queries"], result["gallery"], result["excluded"]) == (11, 4, 5, 0)
-    assert "4 queries were searched in a gallery of 5 images" in render(result)
-
-    embed = embedder_function(load_run(folder / "run").embedder)
-    decode = viewing_decoder(load_run(folder / "run").recipe)
-    rows = [row for row in read(root).rows if row.split in ("query", "gallery")]
-    vectors = embed(np.stack([decode(row.image.read_bytes()) for row in rows])).astype(np.float64)
-    labels = np.array([int(row.label[-2:]) for row in rows])
+def test_queries_are_searched_in_their_gallery(sided: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    root, _, trained = sided
+    result = run(Settings(target=trained, at=[1, 3]))
+    assert (result["protocol"], result["images"]) == ("query-gallery", 30)
+    assert (result["queries"], result["gallery"]) == (12, 18)
+    assert "12 queries were searched in a gallery of 18 images" in render(result)
+    rows = [row for row in read(root).rows if row.split != "train"]
     asked = np.array([row.split == "query" for row in rows])
-    recall, average, precision, _ = oracles.retrieval(
-        vectors[asked], labels[asked], (1, 3), vectors[~asked], labels[~asked]
+    vectors, labels = _embedded(trained, rows)
+    _check_figures(
+        result, oracles.retrieval(vectors[asked], labels[asked], (1, 3), vectors[~asked], labels[~asked])
     )
-    assert result["recall_at"] == {str(k): share for k, share in recall.items()}
-    assert (result["map_at_r"], result["r_precision"]) == pytest.approx((average, precision))
-    assert run(Settings(target=folder / "run", split="train"))["gallery"] == 0
+    assert run(Settings(target=trained, split="all"))["gallery"] == 0
+    result = run(Settings(target=trained, protocol="leave-one-out"))
+    assert (result["protocol"], result["queries"], result["gallery"]) == ("leave-one-out", 30, 0)
+    assert not result["noted"]
 
-    (root / "table.csv").write_text((root / "table.csv").read_text().replace("gallery", "test"))
-    with pytest.raises(BadData, match="4 images are queries and none is of a gallery"):
-        run(Settings(target=folder / "run"))
-
-
-@pytest.fixture(scope="module")
-def sided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Images of six classes whose table tells sides and bursts, and a run of the first three classes."""
-    root = draw_folder(tmp_path_factory.mktemp("sided"), classes=6, images=6, size=18)
-    sides = ["query", "query", "gallery", "gallery", "gallery", "train"]
-    bursts = ["a", "b", "a", "", "b", "a"]
-    lines = [
-        f"{path.relative_to(root)},{path.parent.name},{sides[i % 6]},{bursts[i % 6]}"
-        for i, path in enumerate(sorted(root.rglob("*.png")))
-    ]
-    (root / "table.csv").write_text("\n".join(["path,label,split,burst", *lines, ""]))
-    return root, _train(root, tmp_path_factory.mktemp("of-sided") / "by-class")
+    shutil.copytree(root, tmp_path / "data")
+    table = tmp_path / "data" / "table.csv"
+    table.write_text(table.read_text().replace("gallery", "test"))
+    with pytest.raises(BadData, match="12 images are queries and none is of a gallery"):
+        run(Settings(target=trained, data=tmp_path / "data"))
 
 
-def _embedded(trained: Path, rows: Sequence[Row]) -> tuple[oracles.Floats, oracles.Ints]:
-    loaded = load_run(trained)
-    decode = viewing_decoder(loaded.recipe)
-    pixels = np.stack([decode(row.image.read_bytes()) for row in rows])
-    labels = np.array([int(row.label[-2:]) for row in rows])
-    return embedder_function(loaded.embedder)(pixels).astype(np.float64), labels
-
-
-def _check_figures(result: dict[str, Any], expected: tuple[dict[int, float], float, float, int]) -> None:
-    recall, average, precision, excluded = expected
-    assert result["recall_at"] == pytest.approx({str(k): share for k, share in recall.items()})
-    assert (result["map_at_r"], result["r_precision"]) == pytest.approx((average, precision))
-    assert result["excluded"] == excluded
-
-
-def test_queries_in_their_gallery_also_where_classes_were_cut_by_name(sided: tuple[Path, Path]) -> None:
-    root, trained = sided
+def test_queries_in_their_gallery_also_where_classes_were_cut_by_name(sided: tuple[Path, Path, Path]) -> None:
+    root, trained, _ = sided
     plain = run(Settings(target=trained))
     assert (plain["protocol"], plain["queries"], plain["gallery"]) == ("leave-one-out", 18, 0)
     before = read_record(trained)
@@ -252,20 +234,8 @@ def test_queries_in_their_gallery_also_where_classes_were_cut_by_name(sided: tup
     assert read_record(trained) == before
 
 
-def test_leave_one_out_also_where_the_data_set_has_queries(sided: tuple[Path, Path], tmp_path: Path) -> None:
-    root, _ = sided
-    (tmp_path / "given.yaml").write_text(RECIPE + "split_by: given\nclasses_per_batch: 2\n")
-    recipe = (tmp_path / "given.yaml").read_text().replace("classes_per_batch: 2\n", "", 1)
-    (tmp_path / "given.yaml").write_text(recipe.replace("images_per_class: 2", "images_per_class: 1"))
-    train.run(train.Settings(recipe=str(tmp_path / "given.yaml"), data=root, out=tmp_path / "run"))
-    assert run(Settings(target=tmp_path / "run"))["protocol"] == "query-gallery"
-    result = run(Settings(target=tmp_path / "run", protocol="leave-one-out"))
-    assert (result["protocol"], result["queries"], result["gallery"]) == ("leave-one-out", 30, 0)
-    assert not result["noted"]
-
-
-def test_images_of_the_same_burst_are_as_if_they_were_not_there(sided: tuple[Path, Path]) -> None:
-    root, trained = sided
+def test_images_of_the_same_burst_are_as_if_they_were_not_there(sided: tuple[Path, Path, Path]) -> None:
+    root, trained, _ = sided
     rows = [row for row in read(root).rows if row.label >= "class03"]
     bursts = [row.metadata.get("burst") for row in rows]
     groups = np.array([{"a": 0, "b": 1}.get(str(burst), 2 + i) for i, burst in enumerate(bursts)])
@@ -290,7 +260,7 @@ def test_images_of_the_same_burst_are_as_if_they_were_not_there(sided: tuple[Pat
 
 
 def test_protocols_that_do_not_fit_are_refused_before_anything_is_embedded(
-    sided: tuple[Path, Path], trained: Path, monkeypatch: pytest.MonkeyPatch
+    sided: tuple[Path, Path, Path], trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(training.evaluation.evaluate, "embed_pictures")
     with pytest.raises(BadSetting, match="18 images has the field 'brust': did you mean 'burst'"):
@@ -328,86 +298,58 @@ def test_clusters_and_fitted_prototypes_of_a_run_and_of_its_file(
         assert of_file[name] == pytest.approx(result[name], abs=0.05)
 
 
-def test_figures_of_a_run_are_noted_in_its_record(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(Settings(target=trained))
-    metrics = load_run(trained).record["metrics"]
-    assert metrics["test"]["map_at_r"] == result["map_at_r"]
-    assert metrics["test"]["classes"] == 3
-    assert metrics["epoch"] == 1
-
-    def read_only(*_: object) -> None:
-        raise CrossbatchError("read-only")
-
-    monkeypatch.setattr(training.loop.run, "write_record", read_only)
-    again = run(Settings(target=trained))
-    assert (again["map_at_r"], again["noted"]) == (result["map_at_r"], False)
-    assert "not noted in the run: read-only" in render(again)
-
-
-def test_a_run_is_measured_on_its_own_table(tables: Path, tmp_path: Path) -> None:
-    trained = _train(tables / "b.csv", tmp_path / "of-b")
-    by_default = run(Settings(target=trained))
+def test_a_run_is_measured_on_its_own_table(tables: Path, of_b: Path, tmp_path: Path) -> None:
+    by_default = run(Settings(target=of_b))
     assert (by_default["images"], by_default["classes"], by_default["noted"]) == (12, 2, True)
-    assert read_own(read_record(trained)).table == tables / "b.csv"
+    assert read_own(read_record(of_b)).table == tables / "b.csv"
     for given in (tables, tables / "b.csv"):  # the same data set, however it is named
-        again = run(Settings(target=trained, data=given))
+        again = run(Settings(target=of_b, data=given))
         assert (again["map_at_r"], again["noted"]) == (by_default["map_at_r"], True)
-    assert export(ExportSettings(run_dir=trained, model=tmp_path / "m.onnx", images=6))["images"] == 6
-    assert train.run(train.Settings(out=trained, resume=True))["best"] == {"epoch": 1}
+    assert train.run(train.Settings(out=of_b, resume=True))["best"] == {"epoch": 1}
     with pytest.raises(BadData, match=r"holds other images than the run"):
-        train.run(train.Settings(out=trained, resume=True, data=tables / "a.csv"))
+        train.run(train.Settings(out=of_b, resume=True, data=tables / "a.csv"))
 
 
 def test_a_run_is_measured_in_its_own_format(tables: Path, tmp_path: Path) -> None:
-    (tables / "b.csv").unlink()  # so that `auto` would take a.csv
-    trained = _train(tables, tmp_path / "of-folders", format="folder")
+    trained = _train(tables, tmp_path / "of-folders", format="folder")  # while `auto` would take a table
     assert run(Settings(target=trained))["classes"] == 3
-    assert run(Settings(target=trained, format="csv"))["noted"] is False
+    assert run(Settings(target=trained, format="csv", table=tables / "b.csv"))["noted"] is False
     assert run(Settings(target=trained, table=tables / "a.csv"))["noted"] is False
     assert run(Settings(target=trained, format="folder"))["noted"] is True
 
 
-def test_figures_of_other_images_are_not_the_runs(tables: Path, tmp_path: Path) -> None:
-    trained = _train(tables / "b.csv", tmp_path / "of-b")
-    run(Settings(target=trained))
-    before = read_record(trained)
+def test_figures_of_other_images_are_not_the_runs(tables: Path, of_b: Path, tmp_path: Path) -> None:
+    run(Settings(target=of_b))
+    before = read_record(of_b)
     others = tmp_path / "copy"  # the same names, and any pixels
     shutil.copytree(tables, others)
     (others / "a.csv").unlink()
     for given in ({"data": others}, {"data": tables / "a.csv"}, {"table": tables / "a.csv"}):
-        result = run(Settings(target=trained, **given))
+        result = run(Settings(target=of_b, **given))
         assert result["noted"] is False
         assert "not noted in the run: its own images are those that" in render(result)
-    assert read_record(trained) == before
-    (tables / "class05" / "0.png").unlink()
-    assert run(Settings(target=trained))["noted"] is False  # the data set has changed since
-    assert read_record(trained) == before
-
-
-def test_images_of_no_class_are_left_out_and_counted(tables: Path, tmp_path: Path) -> None:
-    trained = _train(tables / "b.csv", tmp_path / "of-b")
-    about = read_record(trained)["data"]
-    assert about["unlabelled"] == 1
-    assert about["train_classes"] == ["b0", "b1"]
-    assert about["train_images"] == 12
-    for split, images in (("test", 12), ("all", 24)):
-        result = run(Settings(target=trained, split=split))
-        assert (result["images"], result["unlabelled"]) == (images, 1)
-        assert "1 images are of no class and were left out" in render(result)
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for i in range(3):
-        Image.new("RGB", (20, 20)).save(bare / f"{i}.png")
-    with pytest.raises(BadData, match=r"none of the 3 images of .*bare is of a class"):
-        run(Settings(target=trained, data=bare, split="all"))
-
-
-def test_nothing_readable_is_told(tables: Path, tmp_path: Path) -> None:
-    trained = _train(tables / "b.csv", tmp_path / "of-b")
-    for file in tables.rglob("*.png"):
+    gone = tables / "class05" / "0.png"
+    gone.rename(tmp_path / "kept.png")
+    assert run(Settings(target=of_b))["noted"] is False  # the data set has changed since
+    (tmp_path / "kept.png").rename(gone)
+    assert read_record(of_b) == before
+    for file in others.rglob("*.png"):
         file.write_bytes(b"")
     with pytest.raises(BadData, match=r"none of the 12 images can be read \(first: class"):
-        run(Settings(target=trained))
+        run(Settings(target=of_b, data=others))
+
+
+def test_images_of_no_class_are_left_out_and_counted(of_b: Path, tmp_path: Path) -> None:
+    about = read_record(of_b)["data"]
+    assert (about["unlabelled"], about["train_classes"], about["train_images"]) == (1, ["b0", "b1"], 12)
+    for split, images in (("test", 12), ("all", 24)):
+        result = run(Settings(target=of_b, split=split))
+        assert (result["images"], result["unlabelled"]) == (images, 1)
+        assert "1 images are of no class and were left out" in render(result)
+    for i in range(3):
+        Image.new("RGB", (20, 20)).save(tmp_path / f"{i}.png")
+    with pytest.raises(BadData, match=r"none of the 3 images of .* is of a class"):
+        run(Settings(target=of_b, data=tmp_path, split="all"))
 
 
 def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,14 +385,6 @@ def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pyt
     assert [bad["key"] for bad in result["unreadable"]] == ["class05/text.jpg"]
 
 
-def test_rendered_in_percent(trained: Path) -> None:
-    result = run(Settings(target=trained))
-    text = render(result)
-    assert f"{100 * result['map_at_r']:.2f} %" in text
-    assert "skipped class05/text.jpg" in text
-    assert "alone in their class" in render(result | {"excluded": 2})
-
-
 def test_what_cannot_be_measured_is_told(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="neither a run folder nor a model"):
         run(Settings(target=tmp_path / "nothing"))
@@ -466,7 +400,7 @@ def test_what_cannot_be_measured_is_told(trained: Path, tmp_path: Path) -> None:
         run(Settings(target=trained, data=tmp_path / "nowhere"))
 
 
-def test_figures_of_weights_that_are_no_longer_kept_are_not_noted(
+def test_figures_that_cannot_be_noted_are_told(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_folder = tmp_path / "run"
@@ -483,3 +417,12 @@ def test_figures_of_weights_that_are_no_longer_kept_are_not_noted(
     result = run(Settings(target=run_folder))
     assert not result["noted"]
     assert "by now the run keeps epoch 99" in result["not_noted"]
+    monkeypatch.undo()
+
+    def read_only(*_: object) -> None:
+        raise CrossbatchError("read-only")
+
+    monkeypatch.setattr(training.loop.run, "write_record", read_only)
+    again = run(Settings(target=trained))
+    assert (again["map_at_r"], again["noted"]) == (result["map_at_r"], False)
+    assert "not noted in the run: read-only" in render(again)

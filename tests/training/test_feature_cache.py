@@ -1,7 +1,5 @@
 """Cached features of a frozen backbone: what is in them, when they are made anew, and training on them."""
 
-import errno
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -108,19 +106,6 @@ def test_a_damaged_cache_is_made_anew(
         file.write_bytes(file.read_bytes()[:left])
     assert find_features(rows, embedder, small, views=1, folder=tmp_path) is None
     assert len(cache_features(rows, embedder, small, views=1, folder=tmp_path)) == 6
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="there is no way to take room")
-def test_a_full_disk_is_told(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left"):
-        cache_features(rows, embedder, small, views=1, folder=tmp_path)
-    assert list((tmp_path / "features").iterdir()) == []
 
 
 def test_unreadable_images_stay_out_from_the_cache_too(

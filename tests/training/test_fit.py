@@ -1,7 +1,6 @@
 """The training loop: every setting reaches the step that it is about."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import training.losses.objective
 import training.train
 from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
+from tests.training.small_run import Train
 from training.data.augment import Augmentation
 from training.loop.checkpoint import load_checkpoint
 from training.loop.run import load_run
@@ -26,7 +26,7 @@ from training.train import Settings, render, run
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_step(
-    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
 
@@ -37,18 +37,14 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step(
     monkeypatch.setattr(training.losses.objective, "cross_batch_loss", spoiled)
     out = tmp_path / "wild"
     with pytest.raises(BadSetting, match=r"nan.* at step 4 \(epoch 2, batch 2\).*epoch 1 is kept"):
-        run(Settings(recipe=recipe, data=data, out=out))
+        train(out)
     tensors, state = load_checkpoint(out / "last.safetensors")
     assert state["epochs_done"] == 1
     assert all(torch.isfinite(value.float()).all() for value in tensors.values())
 
 
-def test_without_xml_the_prototypes_stay(data: Path, recipe: str, tmp_path: Path) -> None:
-    run(
-        Settings(
-            recipe=recipe, data=data, out=tmp_path / "r", set=["xml_weight=0", "epochs=1", "ema_decay=0"]
-        )
-    )
+def test_without_xml_the_prototypes_stay(train: Train, tmp_path: Path) -> None:
+    train(tmp_path / "r", "xml_weight=0", "epochs=1", "ema_decay=0")
     tensors, state = load_checkpoint(tmp_path / "r" / "last.safetensors")
     start = build_embedder(load_run(tmp_path / "r").recipe)
     assert torch.equal(tensors["model.codebook"], start.codebook)
@@ -57,13 +53,11 @@ def test_without_xml_the_prototypes_stay(data: Path, recipe: str, tmp_path: Path
     assert "eigenvalues" not in state["history"][1]
 
 
-def test_a_reconstruction_moves_the_codebook_and_leaves_the_embedding(
-    data: Path, recipe: str, tmp_path: Path
-) -> None:
+def test_a_reconstruction_moves_the_codebook_and_leaves_the_embedding(train: Train, tmp_path: Path) -> None:
     plain = ["xml_weight=0", "epochs=1", "ema_decay=0", "clip_norm=0.1"]
     found = []
     for name, more in (("plain", []), ("learnt", ["reconstruction_weight=1"])):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / name, set=plain + more))
+        train(tmp_path / name, *(plain + more))
         found.append(load_checkpoint(tmp_path / name / "last.safetensors"))
     (first, _), (second, state) = found
     for name in first:
@@ -74,9 +68,9 @@ def test_a_reconstruction_moves_the_codebook_and_leaves_the_embedding(
 
 
 def test_the_term_is_watched_each_epoch_and_its_death_is_told_once(
-    data: Path, recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=2", "assignment_scale=0.001"]))
+    train(tmp_path / "r", "epochs=2", "assignment_scale=0.001")
     rows = load_checkpoint(tmp_path / "r" / "last.safetensors")[1]["history"]
     for row in rows[1:]:
         assert row["eigenvalues"] == 1
@@ -85,12 +79,8 @@ def test_the_term_is_watched_each_epoch_and_its_death_is_told_once(
     assert "dead at epoch 2" not in caplog.text
 
 
-def test_without_validation_the_last_epoch_is_kept(data: Path, recipe: str, tmp_path: Path) -> None:
-    result = run(
-        Settings(
-            recipe=recipe, data=data, out=tmp_path / "r", set=["validation=0", "epochs=2", "ema_decay=0"]
-        )
-    )
+def test_without_validation_the_last_epoch_is_kept(train: Train, tmp_path: Path) -> None:
+    result = train(tmp_path / "r", "validation=0", "epochs=2", "ema_decay=0")
     best, _ = load_checkpoint(tmp_path / "r" / "best.safetensors")
     last, _ = load_checkpoint(tmp_path / "r" / "last.safetensors")
     assert all(torch.equal(value, last[key]) for key, value in best.items())
@@ -107,10 +97,8 @@ def test_without_validation_the_last_epoch_is_kept(data: Path, recipe: str, tmp_
         ["precision=bf16-mixed", "head_init=pca", "jitter=0.2", "workers=1"],
     ],
 )
-def test_options_of_the_fine_tuning_recipe(
-    options: list[str], data: Path, recipe: str, tmp_path: Path
-) -> None:
-    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1", *options]))
+def test_options_of_the_fine_tuning_recipe(train: Train, options: list[str], tmp_path: Path) -> None:
+    result = train(tmp_path / "r", "epochs=1", *options)
     trained = load_run(tmp_path / "r")
     start = build_embedder(trained.recipe)
     tensors, _ = load_checkpoint(tmp_path / "r" / "last.safetensors")
@@ -121,9 +109,9 @@ def test_options_of_the_fine_tuning_recipe(
     assert result["best"]["map_at_r"] >= 0
 
 
-def test_the_backbone_rests_over_its_first_epochs(data: Path, recipe: str, tmp_path: Path) -> None:
+def test_the_backbone_rests_over_its_first_epochs(train: Train, tmp_path: Path) -> None:
     small = ["epochs=1", "validation=0", "ema_decay=0", "loss=proxy_nca"]
-    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[*small, "freeze_epochs=1"]))
+    train(tmp_path / "r", *small, "freeze_epochs=1")
     tensors, _ = load_checkpoint(tmp_path / "r" / "last.safetensors")
     start = build_embedder(load_run(tmp_path / "r").recipe).state_dict()
     for key, value in start.items():
@@ -131,20 +119,22 @@ def test_the_backbone_rests_over_its_first_epochs(data: Path, recipe: str, tmp_p
         assert torch.equal(tensors[f"model.{key}"], value) is still, key
 
 
-def test_training_stops_when_patience_is_out(data: Path, recipe: str, tmp_path: Path) -> None:
+def test_training_stops_when_patience_is_out(train: Train, tmp_path: Path) -> None:
     still = [f"{part}learning_rate=0" for part in ("", "head_", "prototype_")]
     settings = [*still, "epochs=9", "freeze_batchnorm=true", "patience=2", "ema_decay=0"]
-    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=settings))
+    result = train(tmp_path / "r", *settings)
     assert result["best"]["epoch"] == 0  # nothing moved, so nothing was better
     assert result["epochs"] == 2
     assert "Trained 2 epochs" in render(result)
     again = run(Settings(out=tmp_path / "r", resume=True))
     assert again["epochs"] == 2
     load_run(tmp_path / "r")  # which warns only of a training that was cut
+    with pytest.raises(BadSetting, match="patience is 3, but evaluate_every leaves 4 epochs"):
+        train(tmp_path / "s", "patience=3", "evaluate_every=4")
 
 
 def test_fp16_leaves_out_steps_that_overflow_but_not_for_ever(
-    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def overflow(objective: torch.nn.Module, _: object) -> None:
         for parameter in objective.parameters():  # the proxies
@@ -152,18 +142,18 @@ def test_fp16_leaves_out_steps_that_overflow_but_not_for_ever(
             parameter.grad.fill_(float("inf"))
 
     monkeypatch.setattr(training.loop.fit, "mean_gradients", overflow)
-    half = ["precision=16-mixed", "optimizer=adam", "loss=proxy_nca", "epochs=50"]
+    half = ["precision=16-mixed", "optimizer=adam", "loss=proxy_nca", "image_size=8"]
     with pytest.raises(BadSetting, match=r"length (inf|nan) at step \d+ .* lower the learning rates"):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=half))
+        train(tmp_path / "r", *half, "epochs=9", "batches_per_epoch=9")
     _, state = load_checkpoint(tmp_path / "r" / "last.safetensors")
     assert state["epochs_done"] > 1  # the first overflows were borne
 
 
-def test_curves_for_tensorboard(data: Path, recipe: str, tmp_path: Path) -> None:
+def test_curves_for_tensorboard(train: Train, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "r"
-    run(Settings(recipe=recipe, data=data, out=out, tensorboard=True))
+    train(out, tensorboard=True)
     run(Settings(out=out, resume=True, tensorboard=True))
     events = EventAccumulator(str(out / "tensorboard"))
     events.Reload()
@@ -179,21 +169,19 @@ def _history(run_folder: Path) -> list[dict[str, Any]]:
 
 
 def test_the_schedule_reaches_the_optimizer_and_evaluations_their_epochs(
-    data: Path, recipe: str, tmp_path: Path
+    train: Train, tmp_path: Path
 ) -> None:
     changes = ["schedule=drops", "drop_epochs=[1]", "drop_factor=0.5", "evaluate_every=2", "epochs=3"]
-    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[*changes, "learning_rate=0.004"]))
+    train(tmp_path / "r", *changes, "learning_rate=0.004")
     start, *rows = _history(tmp_path / "r")
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.004, 0.002, 0.002])
     assert ["map_at_r" in row for row in (start, *rows)] == [True, False, True, True]  # the last one always
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_batchnorms_weights_stay_where_they_are_to(
-    frozen: bool, data: Path, recipe: str, tmp_path: Path
-) -> None:
+def test_batchnorms_weights_stay_where_they_are_to(train: Train, frozen: bool, tmp_path: Path) -> None:
     changes = ["epochs=1", "ema_decay=0", f"freeze_batchnorm_weights={frozen}"]
-    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes))
+    train(tmp_path / "r", *changes)
     tensors, _ = load_checkpoint(tmp_path / "r" / "last.safetensors")
     start = build_embedder(load_run(tmp_path / "r").recipe).state_dict()
     for key in ("weight", "bias", "running_mean"):
@@ -206,13 +194,7 @@ def test_batchnorms_weights_stay_where_they_are_to(
     [("none", 1, []), ("embedding", 1, []), ("input", 2, []), ("feature", 2, [12])],
 )
 def test_each_level_mixes_at_its_own_place(
-    level: str,
-    passes: int,
-    middles: list[int],
-    data: Path,
-    recipe: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    train: Train, level: str, passes: int, middles: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, mixed = list[int](), list[int]()
     inner, inner_mixing = Embedder.forward, metrix.mixing_at
@@ -229,13 +211,13 @@ def test_each_level_mixes_at_its_own_place(
     monkeypatch.setattr(Embedder, "forward", forward)
     monkeypatch.setattr(training.loop.fit, "mixing_at", mixing_at)
     changes = ["loss=multi_similarity", f"mixing={level}", "images_per_class=4", "batches_per_epoch=1"]
-    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[*changes, "epochs=1"]))
+    train(tmp_path / "r", *changes, "epochs=1")
     assert seen == [12] * passes
     assert mixed == middles
 
 
 def test_a_step_that_fp16_leaves_out_does_not_spoil_the_mean(
-    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = [0]
 
@@ -247,19 +229,10 @@ def test_a_step_that_fp16_leaves_out_does_not_spoil_the_mean(
 
     monkeypatch.setattr(training.loop.fit, "mean_gradients", overflow)
     changes = ["precision=16-mixed", "loss=proxy_nca", "epochs=1", "optimizer=adam"]
-    run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes))
+    train(tmp_path / "r", *changes)
     row = _history(tmp_path / "r")[1]
     assert steps[0] == 2
     assert all(math.isfinite(value) for value in row.values())
-
-
-def test_patience_waits_for_an_epoch_that_is_measured(data: Path, recipe: str, tmp_path: Path) -> None:
-    still = [f"{part}learning_rate=0" for part in ("", "head_", "prototype_")]
-    changes = [*still, "epochs=9", "freeze_batchnorm=true", "patience=3", "evaluate_every=2", "ema_decay=0"]
-    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes))
-    assert result["epochs"] == 4
-    with pytest.raises(BadSetting, match="patience is 3, but evaluate_every leaves 4 epochs"):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "s", set=["patience=3", "evaluate_every=4"]))
 
 
 def test_erasing_paints_a_part_in_the_mean_colour() -> None:
@@ -283,12 +256,3 @@ def test_what_goes_wrong_in_a_process_of_the_loader_is_one_sentence(
     monkeypatch.setattr(training.train, "start_trainee", start)
     with pytest.raises(BadData, match=r"^[^\n]*0\.png could be read before, but now cannot: [^\n]*$"):
         run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["workers=1", "memory_gib=0"]))
-
-
-def test_a_process_of_the_loader_that_is_killed_is_told() -> None:
-    def killed() -> Iterator[None]:
-        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
-        yield
-
-    with pytest.raises(BadSetting, match=r"has been killed.*set workers lower"):
-        list(training.loop.fit._drawn(killed()))  # type: ignore[arg-type]

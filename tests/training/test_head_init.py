@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from serving.errors import BadData, BadSetting
-from training.network import head_init
+from training.loop import trainee
 from training.recipes.recipe import Recipe
 
 
 def closed_form_head(rows: Tensor, labels: Tensor, *, form: str, dimension: int, **more: float) -> Tensor:
     chosen = {f"head_{name}": value for name, value in more.items()}
     recipe = Recipe.model_validate({"head_init": form, "dimension": dimension} | chosen)
-    return head_init.closed_form_head(rows, labels, recipe)
+    return trainee.closed_form_head(rows, labels, recipe)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
+from tests.training.small_run import Train
 from training.loop.run import load_run
 from training.method.histogram import (
     Metric,
@@ -24,7 +25,6 @@ from training.method.histogram import (
 )
 from training.network.embedder import build_embedder
 from training.recipes.recipe import AssignOn, CodebookInit, Recipe
-from training.train import Settings, run
 
 WAYS: list[AssignOn] = ["unit", "raw", "ball"]
 
@@ -61,13 +61,6 @@ def test_histogram_names_shapes_that_do_not_fit() -> None:
         histogram(torch.zeros(1, 2, 4), torch.zeros(3, 5))
 
 
-def test_the_histogram_leaves_autocast() -> None:
-    locations, codebook = (t.bfloat16() for t in locations_and_codebook())
-    expected = histogram(locations.float(), codebook.float())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(histogram(locations, codebook), expected)
-
-
 @pytest.mark.parametrize("assign_on", WAYS)
 def test_gradient_of_the_histogram(assign_on: AssignOn) -> None:
     torch.manual_seed(0)
@@ -76,13 +69,6 @@ def test_gradient_of_the_histogram(assign_on: AssignOn) -> None:
     assert torch.autograd.gradcheck(
         lambda x, nu: histogram(x, nu, assignment_scale=3.0, assign_on=assign_on), (locations, codebook)
     )
-
-
-def test_black_locations_have_a_gradient_of_numbers() -> None:
-    locations = torch.zeros(2, 3, 4, requires_grad=True)
-    histogram(locations, torch.randn(5, 4))[:, 0].sum().backward()  # type: ignore[no-untyped-call]
-    assert locations.grad is not None
-    assert torch.isfinite(locations.grad).all()
 
 
 def test_an_unknown_way_to_assign_is_named() -> None:
@@ -129,23 +115,6 @@ def test_lemma_1_fails_for_the_inner_product_where_norms_differ() -> None:
     assert radius.item() == pytest.approx(0.1)
     assert (error(locations, prototypes, "euclidean") <= radius).all()
     assert error(locations, prototypes, "inner").item() > 50 * radius.item()
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(0, 10_000))
-def test_the_metrics_agree_for_prototypes_of_one_norm(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    locations = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
-    prototypes = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    prototypes = 3 * prototypes / prototypes.norm(dim=1, keepdim=True)
-    nearest = assign(locations, prototypes, metric="euclidean")
-    assert torch.equal(nearest, assign(locations, prototypes, metric="inner"))
-    assert torch.equal(nearest, assign(locations, prototypes, metric="cosine"))
-
-
-def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(BadSetting, match="euclidean, inner, cosine"):
-        assign(torch.ones(1, 1, 2), torch.ones(1, 2), metric="manhattan")  # type: ignore[arg-type]
 
 
 def test_the_square_of_the_error_is_bounded_by_the_square_of_the_radius_alone() -> None:
@@ -198,9 +167,9 @@ def test_fewer_features_than_prototypes_repeat() -> None:
     assert len({tuple(row) for row in found.tolist()}) == 2
 
 
-def test_a_training_starts_from_its_images(data: Path, recipe: str, tmp_path: Path) -> None:
+def test_a_training_starts_from_its_images(train: Train, tmp_path: Path) -> None:
     words = ["codebook_init=k_means", "validation=0", "prototype_learning_rate=0", "epochs=1"]
-    run(Settings(recipe=recipe, data=data, out=tmp_path / "run", set=words))
+    train(tmp_path / "run", *words)
     trained = load_run(tmp_path / "run")
     random = build_embedder(trained.recipe)
     assert not torch.equal(trained.embedder.codebook, random.codebook)

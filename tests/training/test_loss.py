@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pytorch_metric_learning.losses import ProxyNCALoss
 from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import loss_oracles, oracles
 from training.losses.loss import LOSSES, MetricLoss, build_loss
-from training.method.cross_batch import cross_batch_loss
 
 CLASSES, D = 5, 4
 PAIRS = ["contrastive", "triplet", "multi_similarity"]
@@ -91,44 +88,6 @@ def test_a_loss_is_its_loop(name: str, options: dict[str, float | str], labels: 
         assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("case", ["one image", "one class"])
-def test_without_a_pair_a_loss_on_pairs_is_zero_with_a_zero_gradient(name: str, case: str) -> None:
-    x, names = batch(BATCHES[case])
-    # Contrastive has its positive pairs left in one class, satisfied once they are alike.
-    x = x[:1].repeat(len(x), 1).requires_grad_()
-    value = build(name)(x, names)
-    torch.autograd.backward(value)
-    assert value.item() == pytest.approx(0, abs=1e-12)
-    assert x.grad is not None
-    assert x.grad.abs().max() < 1e-12
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=9),
-    st.sampled_from(sorted(LOSSES)),
-    st.integers(0, 999),
-)
-def test_the_order_of_the_batch_does_not_matter(labels: list[int], name: str, seed: int) -> None:
-    x, names = batch(labels, seed)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    function = build(name)
-    torch.testing.assert_close(function(x[order], names[order]), function(x, names))
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=9),
-    st.sampled_from([name for name in sorted(LOSSES) if name != "libc"]),
-    st.floats(0.01, 100),
-)
-def test_the_length_of_an_embedding_does_not_matter(labels: list[int], name: str, factor: float) -> None:
-    x, names = batch(labels)
-    function = build(name)
-    torch.testing.assert_close(function(factor * x, names), function(x, names))
-
-
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_gradient_is_the_difference_quotient(name: str) -> None:
     x, names = batch(BATCHES["usual"], seed=1)
@@ -155,31 +114,6 @@ def test_half_precision_is_widened_under_autocast_and_without(name: str, dtype: 
     assert half.grad is not None
     assert half.grad.isfinite().all()
     assert value.isfinite()
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_large_labels_stay_apart(name: str) -> None:
-    x, names = batch(BATCHES["interleaved"])
-    function = build(name)
-    for start in (2**24, 2**40):  # float32 would take neighbours for one class
-        assert torch.equal(function(x, names + start), function(x, names))
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_every_loss_serves_the_cross_batch_term(name: str) -> None:
-    x, names = batch([0, 0, 1, 1, 2, 2, 3, 3])
-    histograms = torch.randn(8, 3, generator=torch.Generator().manual_seed(1)).double().softmax(dim=1)
-    function = build(name)
-    value = cross_batch_loss(
-        histograms, x.requires_grad_(), names, function, generator=torch.Generator().manual_seed(0)
-    )
-    torch.autograd.backward(value)
-    assert value.item() > 0
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
-    assert x.grad.abs().sum() > 0
-    for weight in function.parameters():
-        assert weight.grad is not None
 
 
 def test_proxy_nca_is_the_librarys_but_keeps_what_that_drops() -> None:

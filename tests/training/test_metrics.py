@@ -14,7 +14,14 @@ from benchmarks.metrics import compare, table
 from serving.errors import BadData, BadSetting
 from tests import oracles
 from training.evaluation import metrics
-from training.evaluation.metrics import ExactSearch, RetrievalMetrics, retrieval_metrics, unit_rows
+from training.evaluation.metrics import (
+    ExactSearch,
+    RetrievalMetrics,
+    agreement,
+    cluster_figures,
+    retrieval_metrics,
+    unit_rows,
+)  # fmt: skip
 from training.evaluation.tensor_search import RowSearch
 
 AT = (1, 2, 4, 8)
@@ -35,33 +42,27 @@ def check(found: RetrievalMetrics, expected: tuple[dict[int, float], float, floa
     assert found.excluded == excluded
 
 
-@settings(deadline=None, max_examples=80)
-@given(labelled, st.sampled_from([1, 3, 1024]))
-def test_metrics_are_the_loop(drawn: tuple[int, list[int]], block: int) -> None:
+@settings(deadline=None, max_examples=100)
+@given(labelled, st.sampled_from([1, 3, 1024]), st.booleans())
+def test_metrics_are_the_loop(drawn: tuple[int, list[int]], block: int, corners: bool) -> None:
+    """Also with few places to be in, so that nearly every rank is shared, at the last place too."""
     seed, labels = drawn
     names = np.array(labels)
     if np.bincount(names).max() < 2:
         return
     embeddings = cloud(seed, len(labels))
+    if corners:
+        embeddings = np.eye(3)[np.random.default_rng(seed).integers(0, 3, len(labels))]
     found = retrieval_metrics(embeddings, names, at=AT, block=block)
     check(found, oracles.retrieval(embeddings, names, AT))
     assert found.queries + found.excluded == len(labels)
 
 
-@settings(deadline=None, max_examples=80)
-@given(labelled)
-def test_equal_similarities_rank_by_index(drawn: tuple[int, list[int]]) -> None:
-    """Few places to be in, so that nearly every rank is shared, at the last place too."""
-    seed, labels = drawn
-    names = np.array(labels)
-    if np.bincount(names).max() < 2:
-        return
-    places = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
-    embeddings = places[np.random.default_rng(seed).integers(0, 3, len(labels))]
-    check(
-        retrieval_metrics(embeddings.astype(np.float32), names, at=AT),
-        oracles.retrieval(embeddings, names, AT),
-    )
+@pytest.mark.parametrize(("count", "classes", "at"), [(200, 2, (1, 500)), (6, 1, (1, 100)), (70, 30, (1, 3))])
+def test_few_classes_and_many(count: int, classes: int, at: tuple[int, ...]) -> None:
+    """R may be almost all there is, so that every reference is ranked; see pytorch-metric-learning#566."""
+    embeddings, names = cloud(9, count, 4), np.arange(count) % classes + 2**24  # beyond float32
+    check(retrieval_metrics(embeddings, names + 2**40, at=at), oracles.retrieval(embeddings, names, at))
 
 
 @settings(deadline=None, max_examples=40)
@@ -77,7 +78,7 @@ def test_a_gallery_of_its_own_is_the_loop(drawn: tuple[int, list[int]], other: i
     check(found, oracles.retrieval(queries, names, AT, gallery, gallery_names))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(labelled, st.integers(0, 99), st.booleans(), st.booleans())
 def test_a_querys_own_group_is_as_if_it_were_not_there(
     drawn: tuple[int, list[int]], other: int, apart: bool, corners: bool
@@ -160,26 +161,6 @@ def tuple_of(found: RetrievalMetrics) -> tuple[dict[int, float], float, float, i
     return found.recall_at, found.map_at_r, found.r_precision, found.excluded
 
 
-@pytest.mark.parametrize("count", [300, 1300])
-def test_large_enough_for_the_fast_top(count: int) -> None:
-    """Columns past one chunk, several blocks, and widths that are no multiple of a chunk."""
-    names = np.random.default_rng(count).integers(0, count // 4, count)
-    embeddings = cloud(count, count, 8).astype(np.float32)
-    found = retrieval_metrics(embeddings, names, at=(1, 3), block=128)
-    similarity = torch.nn.functional.normalize(torch.from_numpy(embeddings).double())
-    similarity = (similarity @ similarity.T).fill_diagonal_(-torch.inf)
-    ranked = similarity.argsort(dim=1, descending=True).numpy()
-    wanted = np.bincount(names)[names] - 1
-    match = names[ranked] == names[:, None]
-    rows = np.flatnonzero(wanted)
-    average = [
-        (np.cumsum(match[q]) / np.arange(1, count + 1) * match[q])[: wanted[q]].sum() / wanted[q]
-        for q in rows
-    ]
-    assert found.map_at_r == pytest.approx(np.mean(average), abs=1e-12)
-    assert found.recall_at == {k: pytest.approx(match[rows, :k].any(axis=1).mean()) for k in (1, 3)}
-
-
 def test_the_self_is_removed_by_index_and_copies_stay() -> None:
     """Image 1 is a copy of image 0 in another class: the first column is not always the query itself."""
     embeddings = np.array([[1.0, 0.0], [1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -187,35 +168,8 @@ def test_the_self_is_removed_by_index_and_copies_stay() -> None:
     found = retrieval_metrics(embeddings, names, at=AT)
     check(found, oracles.retrieval(embeddings, names, AT))
     assert found.recall_at[1] == 3 / 5  # 0 and 1 find each other, and miss; 2 finds 0, 3 and 4 each other
-
-
-@pytest.mark.parametrize("count", [70, 333])
-def test_copies_tie_exactly_wherever_they_stand(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix product may round equal columns differently by position; copies of one image must not care."""
-    product = torch.mm
-
-    def rounding_by_position(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        product(a, b, out=out)
-        return out.add_(1e-6 * (torch.arange(b.shape[1]) % 5))
-
-    monkeypatch.setattr(torch, "mm", rounding_by_position)
-    base = cloud(5, 7, 129).astype(np.float32)
-    which = np.random.default_rng(1).integers(0, 7, count)
-    names = np.random.default_rng(2).integers(0, 9, count)
-    found = retrieval_metrics(base[which], names, at=AT, block=50)
-    check(found, oracles.retrieval(base[which].astype(np.float64), names, AT))
-
-
-def test_a_copy_of_every_image_is_a_hit() -> None:
-    embeddings = cloud(3, 5).repeat(2, axis=0)
-    found = retrieval_metrics(embeddings, np.arange(5).repeat(2))
+    found = retrieval_metrics(cloud(3, 5).repeat(2, axis=0), np.arange(5).repeat(2))
     assert (found.recall_at[1], found.map_at_r, found.r_precision) == (1, 1, 1)
-
-
-def test_classes_of_one_image_are_left_out_and_counted() -> None:
-    """In pytorch-metric-learning#74 they gave NaN."""
-    found = retrieval_metrics(cloud(0, 5), np.array([0, 0, 1, 2, 3]))
-    assert (found.queries, found.excluded) == (2, 3)
 
 
 def test_map_divides_by_r_not_by_what_was_found() -> None:
@@ -229,44 +183,21 @@ def test_map_divides_by_r_not_by_what_was_found() -> None:
     assert found.r_precision == pytest.approx(2 / 3)
 
 
-def test_classes_larger_than_what_a_gpu_index_returns_are_ranked_to_their_end() -> None:
+@pytest.mark.parametrize(("sizes", "block"), [((1200, 300), 1024), ((4,) * 325, 128)])
+def test_classes_of_any_size_are_ranked_to_their_end(sizes: tuple[int, ...], block: int) -> None:
     """In pytorch-metric-learning#240, #290 and #362 ranks were cut short, at 1023 for one."""
-    rng = np.random.default_rng(0)
-    names = np.array([0] * 1200 + [1] * 300)
-    embeddings = (
-        rng.normal(size=(1500, 3)).astype(np.float32) + np.array([0.5, 0, 0], np.float32) * names[:, None]
-    )
-    found = retrieval_metrics(embeddings, names, at=(1,))
-    unit = embeddings.astype(np.float64) / np.linalg.norm(
-        embeddings.astype(np.float64), axis=1, keepdims=True
-    )
+    names, count = np.repeat(np.arange(len(sizes)), sizes), sum(sizes)
+    embeddings = cloud(0, count).astype(np.float32) + np.array([0.5, 0, 0], np.float32) * names[:, None]
+    found = retrieval_metrics(embeddings, names, at=(1, 3), block=block)
+    unit = embeddings / np.linalg.norm(embeddings.astype(np.float64), axis=1, keepdims=True)
     similarity = unit @ unit.T
     np.fill_diagonal(similarity, -np.inf)
     match = names[np.argsort(-similarity, axis=1, kind="stable")] == names[:, None]
-    precision = np.cumsum(match, axis=1) / np.arange(1, 1501)
+    precision = np.cumsum(match, axis=1) / np.arange(1, count + 1)
     wanted = np.bincount(names)[names] - 1
-    average = [(precision[q] * match[q])[: wanted[q]].sum() / wanted[q] for q in range(1500)]
-    assert found.map_at_r == pytest.approx(np.mean(average), abs=1e-6)  # float32 ranks against float64 ones
-
-
-def test_labels_beyond_float32_stay_apart() -> None:
-    base = 2**24
-    names = np.array([base, base + 1, base, base + 1], dtype=np.int64)
-    embeddings = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-    assert retrieval_metrics(embeddings, names, at=(1,)).recall_at[1] == 0
-    assert retrieval_metrics(embeddings, names + 2**40, at=(1,)).recall_at[1] == 0
-
-
-def test_few_big_classes() -> None:
-    """R is almost all there is, so every reference is ranked; see pytorch-metric-learning#566."""
-    names = np.arange(200) % 2
-    embeddings = cloud(9, 200, 4)
-    check(retrieval_metrics(embeddings, names, at=(1, 500)), oracles.retrieval(embeddings, names, (1, 500)))
-
-
-def test_one_class_is_always_found() -> None:
-    found = retrieval_metrics(cloud(1, 6), np.zeros(6, dtype=np.int64), at=(1, 100))
-    assert found == RetrievalMetrics({1: 1.0, 100: 1.0}, 1.0, 1.0, 6, 0)
+    average = [(precision[q] * match[q])[: wanted[q]].sum() / wanted[q] for q in range(count)]
+    assert found.map_at_r == pytest.approx(np.mean(average), abs=1e-5)  # float32 ranks against float64 ones
+    assert found.recall_at[3] == pytest.approx(match[:, :3].any(axis=1).mean(), abs=1e-2)
 
 
 def test_memory_is_bounded_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,3 +297,36 @@ def test_figures_do_not_depend_on_how_long_embeddings_are(length: float) -> None
     embeddings, labels = torch.randn(40, 8), torch.arange(40) % 5
     found, plain = (retrieval_metrics(rows, labels) for rows in (embeddings * length, embeddings))
     assert found.map_at_r == pytest.approx(plain.map_at_r)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_figures_are_the_naive_sums(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clusters, labels = rng.integers(0, 3, 6), rng.integers(0, 3, 6)
+    clusters[:2], labels[:2] = (0, 1), (0, 1)  # two of each at least, so that there is an entropy
+    nmi, ami = agreement(clusters, labels)
+    assert nmi == pytest.approx(oracles.normalised_information(clusters, labels), abs=1e-9)
+    assert ami == pytest.approx(oracles.adjusted_information(clusters, labels), abs=1e-9)
+
+
+def test_perfect_and_random_partitions() -> None:
+    labels = np.arange(300) % 30
+    assert agreement((labels * 7 + 3) % 30, labels) == pytest.approx((1, 1))
+    nmi, ami = agreement(np.random.default_rng(0).permutation(labels), labels)
+    assert nmi > 0.3  # which is why AMI is told beside it
+    assert abs(ami) < 0.1
+
+
+def test_separate_classes_are_found_whatever_the_length_of_an_embedding() -> None:
+    rng = np.random.default_rng(1)
+    labels = np.repeat(np.arange(5), 12)
+    embeddings = (np.eye(5)[labels] + 0.02 * rng.normal(size=(60, 5))) * rng.uniform(0.1, 50, (60, 1))
+    found = cluster_figures(torch.from_numpy(embeddings).half(), labels + 2**24)
+    assert found == pytest.approx({"nmi": 1, "ami": 1})
+
+
+def test_fewer_distinct_embeddings_than_classes() -> None:
+    embeddings = torch.eye(2).repeat(10, 1)
+    assert cluster_figures(embeddings, np.arange(20) % 2) == pytest.approx({"nmi": 1, "ami": 1})
+    found = cluster_figures(embeddings, np.arange(20) % 4)
+    assert found["nmi"] == pytest.approx(2 / 3)  # two clusters of two classes each: I = log 2, H = 1.5 log 2

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -79,38 +79,6 @@ def test_the_loss_is_the_loop(labels: list[int], options: dict[str, float]) -> N
             assert grad.isfinite().all()
             assert grad.any() == (len(set(labels)) > 1)
         assert (value.item() > 0) == (len(set(labels)) > 1)
-
-
-@settings(max_examples=30)
-@given(LABELS, st.integers(0, 999))
-def test_shares_of_nought_and_one_are_the_multi_similarity_loss(labels: list[int], seed: int) -> None:
-    """A mixture that is one image alone is a reference of that image's class."""
-    names, pairs = drawn(labels, seed)
-    share = torch.randint(2, (len(pairs.first),), generator=seeded(seed)).double()
-    pure = pairs._replace(share=share)
-    x, references = embed(len(labels), seed), embed(len(labels), seed + 1)
-    whole = torch.where(share == 1, pairs.first, pairs.second)
-    value = mixed_loss(x, names, mix(references, pure), pure)
-    others, classes = references[whole], names[whole]
-    expected = torch.zeros((), dtype=torch.float64)
-    for row, name in zip(x, names, strict=True):  # anchor by anchor, for the library's miner drops anchors
-        cosines = torch.cosine_similarity(row[None], others)
-        pull = torch.exp(-2 * (cosines[classes == name] - 0.5)).sum()
-        push = torch.exp(50 * (cosines[classes != name] - 0.5)).sum()
-        expected += (torch.log1p(pull) / 2 + torch.log1p(push) / 50) / len(x)
-    torch.testing.assert_close(value, expected)
-
-
-@settings(max_examples=30)
-@given(LABELS, st.integers(0, 999))
-def test_the_order_of_the_batch_does_not_matter(labels: list[int], seed: int) -> None:
-    names, pairs = drawn(labels, seed)
-    x = embed(len(labels), seed)
-    order = torch.randperm(len(labels), generator=seeded(seed))
-    place = torch.argsort(order)  # where each row has gone
-    moved = pairs._replace(first=place[pairs.first], second=place[pairs.second])
-    value = mixed_loss(x[order], names[order], mix(x[order], moved), moved)
-    torch.testing.assert_close(value, mixed_loss(x, names, mix(x, pairs), pairs))
 
 
 def test_the_gradient_is_the_difference_quotient() -> None:

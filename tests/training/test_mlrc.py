@@ -22,6 +22,7 @@ from training.evaluation import mlrc
 from training.evaluation.mlrc import Settings, render, run
 from training.evaluation.protocol import measure_retrieval
 from training.loop.run import Run, load_run, read_record
+from training.train import Settings as Train
 from training.train import run as train
 
 SMALL = """
@@ -124,7 +125,10 @@ def test_a_second_call_trains_only_what_is_not_finished(
     copy = tmp_path / "out"
     shutil.copytree(out, copy)
     shutil.rmtree(copy / "repeat0" / "fold1")
+    shutil.rmtree(copy / "repeat0" / "fold2")
     before = json.loads((copy / "mlrc.json").read_text())
+    alone = Train(recipe=recipe, data=data, out=copy / "repeat0" / "fold2", set=["fold=2", "seed=7"])
+    train(alone)  # by itself, which is then taken
     trained = _count(monkeypatch)
     after = run(Settings(recipe=recipe, data=data, out=copy, repeats=2))
     assert trained == [("repeat0/fold1", False)]
@@ -134,6 +138,8 @@ def test_a_second_call_trains_only_what_is_not_finished(
     assert trained == []
     assert one["repeats"] == before["repeats"][:1]
     assert one["separate"]["map_at_r"]["half_width"] is None
+    assert "±" not in render(one)
+    assert "one repeat gives no confidence interval" in render(one)
 
 
 def test_a_cut_fold_goes_on(
@@ -154,17 +160,6 @@ def test_a_cut_fold_goes_on(
     trained = _count(monkeypatch)
     result = run(Settings(recipe=recipe, data=data, out=tmp_path / "out"))
     assert trained == [("repeat0/fold1", True), ("repeat0/fold2", False)]
-    assert result["repeats"] == json.loads((out / "mlrc.json").read_text())["repeats"][:1]
-
-
-def test_a_fold_that_was_trained_by_itself_is_taken(
-    out: Path, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = tmp_path / "out" / "repeat0" / "fold1"
-    train(training.train.Settings(recipe=recipe, data=data, out=alone, set=["fold=1", "seed=6"]))
-    trained = _count(monkeypatch)
-    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "out"))
-    assert [name for name, _ in trained] == ["repeat0/fold0", "repeat0/fold2"]
     assert result["repeats"] == json.loads((out / "mlrc.json").read_text())["repeats"][:1]
 
 
@@ -214,16 +209,15 @@ def test_the_table_tells_both_ensembles_in_percent(out: Path) -> None:
     result = json.loads((out / "mlrc.json").read_text())
     text = render(result)
     figure = result["concatenated"]["map_at_r"]
-    assert f"{100 * figure['mean']:.2f} ± {100 * figure['half_width']:.2f}" in text
-    assert "separate, 6-D" in text
-    assert "concatenated, 18-D" in text
-    assert "2 repeats" in text
-    assert "confidence interval over the repeats" in text
-    assert "1 images have no match" in text
-    lone = {name: {"mean": 0.25, "half_width": None} for name in result["separate"]}
-    text = render(result | {"repeats": result["repeats"][:1], "separate": lone, "concatenated": lone})
-    assert "±" not in text
-    assert "one repeat gives no confidence interval" in text
+    told = (
+        "separate, 6-D",
+        "concatenated, 18-D",
+        "2 repeats",
+        "interval over the repeats",
+        "1 images have no",
+    )
+    for words in (f"{100 * figure['mean']:.2f} ± {100 * figure['half_width']:.2f}", *told):
+        assert words in text
 
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 3])
@@ -235,71 +229,25 @@ def _parts() -> list[Tensor]:
     return [torch.from_numpy(scale * rng.normal(size=(8, 4))) for scale in (1.0, 0.1, 50.0)]
 
 
-def _naive(parts: list[Tensor]) -> np.ndarray:
+def test_ensembles_of_folds_are_the_naive_ones() -> None:
     rows = []
     for i in range(len(LABELS)):
-        row: list[float] = []
-        for part in parts:
-            vector = part[i].numpy()
-            row += [float(value) / float(np.sqrt((vector**2).sum())) for value in vector]
-        rows.append(np.array(row) / np.sqrt(sum(value**2 for value in row)))
-    return np.array(rows)
+        vectors = [part[i].numpy() for part in _parts()]
+        row = np.concatenate([vector / np.sqrt((vector**2).sum()) for vector in vectors])
+        rows.append(row / np.sqrt((row**2).sum()))
+    naive = np.array(rows)
+    np.testing.assert_allclose(mlrc.concatenate(_parts()).numpy(), naive, atol=1e-12)
 
-
-def _measure(embeddings: Tensor) -> dict[str, Any]:
-    return measure_retrieval(embeddings, LABELS)
-
-
-def test_concatenation_is_the_naive_one() -> None:
-    found = mlrc.concatenate(_parts())
-    assert found.shape == (8, 12)
-    np.testing.assert_allclose(found.numpy(), _naive(_parts()), atol=1e-12)
-    np.testing.assert_allclose(found.norm(dim=1).numpy(), 1, atol=1e-12)
-
-
-def test_separate_is_the_mean_and_concatenated_the_whole() -> None:
-    parts = _parts()
-    found = mlrc.measure_ensemble(parts, _measure)
-    alone = [oracles.retrieval(part.numpy(), LABELS, (1,)) for part in parts]
-    whole = oracles.retrieval(_naive(parts), LABELS, (1,))
-    assert found["separate"] == pytest.approx(
-        {
-            "recall_at_1": np.mean([recall[1] for recall, *_ in alone]),
-            "map_at_r": np.mean([value for _, value, *_ in alone]),
-            "r_precision": np.mean([value for _, _, value, _ in alone]),
-        }
-    )
-    assert found["concatenated"] == pytest.approx(
-        {"recall_at_1": whole[0][1], "map_at_r": whole[1], "r_precision": whole[2]}
-    )
+    found = mlrc.measure_ensemble(_parts(), lambda parts: measure_retrieval(parts, LABELS))
+    names = ("recall_at_1", "map_at_r", "r_precision")
+    figures = []
+    for vectors in (*(part.numpy() for part in _parts()), naive):
+        recall, average, precision, _ = oracles.retrieval(vectors, LABELS, (1,))
+        figures.append((recall[1], average, precision))
+    means = np.mean(figures[:3], axis=0)
+    assert found["separate"] == pytest.approx(dict(zip(names, means, strict=True)))
+    assert found["concatenated"] == pytest.approx(dict(zip(names, figures[3], strict=True)))
     assert found["concatenated"] != found["by_fold"][2]
-    assert len(found["by_fold"]) == 3
-    assert (found["queries"], found["excluded"]) == (7, 1)
-
-
-def test_one_fold_concatenated_is_itself() -> None:
-    found = mlrc.measure_ensemble(_parts()[:1], _measure)
-    assert found["concatenated"] == found["separate"] == found["by_fold"][0]
-
-
-def _figures(*values: float) -> list[dict[str, float]]:
-    return [{"recall_at_1": value, "map_at_r": value / 2, "r_precision": 0.5} for value in values]
-
-
-@pytest.mark.parametrize(
-    ("values", "critical"),  # Student's t at 0.975, from a table
-    [((0.50, 0.60), 12.706), ((0.50, 0.60, 0.64), 4.303), (tuple(np.linspace(0.5, 0.6, 10)), 2.262)],
-)
-def test_the_interval_over_repeats_is_student_t(values: tuple[float, ...], critical: float) -> None:
-    found = mlrc.over_repeats(_figures(*values))
-    mean = sum(values) / len(values)
-    deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-    expected = critical * deviation / len(values) ** 0.5
-    assert found["recall_at_1"]["mean"] == pytest.approx(mean)
-    assert found["recall_at_1"]["half_width"] == pytest.approx(expected, rel=1e-3)
-    assert found["map_at_r"]["half_width"] == pytest.approx(expected / 2, rel=1e-3)
-    assert found["r_precision"] == {"mean": 0.5, "half_width": 0.0}
-
-
-def test_one_repeat_has_no_interval() -> None:
-    assert mlrc.over_repeats(_figures(0.5))["recall_at_1"] == {"mean": 0.5, "half_width": None}
+    assert (len(found["by_fold"]), found["queries"], found["excluded"]) == (3, 7, 1)
+    lone = mlrc.measure_ensemble(_parts()[:1], lambda parts: measure_retrieval(parts, LABELS))
+    assert lone["concatenated"] == lone["separate"] == lone["by_fold"][0]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from training.evaluation.paired import interval, paired
+from training.evaluation.paired import interval, paired, summarise, tell
 
 SHARES = st.floats(min_value=0, max_value=1, width=32)
 
@@ -51,13 +51,16 @@ def test_what_a_pair_shares_drops_out() -> None:
     assert paired(seeds.tolist(), better.tolist())[0] == pytest.approx(-mean)
 
 
-def test_one_value_has_no_interval() -> None:
+def test_one_value_has_no_interval_and_none_is_refused() -> None:
     assert interval([0.5]) == (0.5, None)
     assert paired([0.5], [0.25]) == (0.25, None)
-
-
-def test_no_value_and_no_pair_are_refused() -> None:
     with pytest.raises(ValueError, match="no value"):
         interval([])
     with pytest.raises(ValueError, match="2 and 1"):
         paired([0.5, 0.6], [0.5])
+
+
+def test_summaries_are_told_in_percent() -> None:
+    lone, two = summarise([0.25]), summarise([0.5, 0.6], [0.4, 0.45])
+    assert (tell(lone), tell(None)) == ("25.00", "")
+    assert tell(two, "+") == f"+12.50 ± {100 * 12.7062 * 0.025:.2f}"

@@ -7,14 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytorch_metric_learning.distances import LpDistance
-from pytorch_metric_learning.miners import TripletMarginMiner
 from torch import Tensor
 
-from serving.errors import BadSetting
 from tests import loss_oracles
 from training.losses.loss import LOSSES, build_loss
-from training.losses.pairwise import Memory, TripletMiner, TripletRule
+from training.losses.objective import Memory
 
 LOOPS: dict[str, Callable[..., float]] = {
     "contrastive": loss_oracles.contrastive_against,
@@ -71,46 +68,6 @@ def test_references_of_the_batchs_very_labels_are_others_all_the_same(name: str)
 def test_a_loss_says_whether_it_compares_pairs(name: str) -> None:
     function = build_loss(name, classes=4, dimension=4)
     assert function.on_pairs == (name in LOOPS)
-    if not function.on_pairs:
-        x, labels = embed(2, 0), torch.tensor([0, 1])
-        with pytest.raises(BadSetting, match="this loss has no use for a memory"):
-            function.against(x, labels, x, labels)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_float32_memory_serves_embeddings_of_any_precision(name: str, dtype: torch.dtype) -> None:
-    labels, reference_labels = torch.tensor(CASES["usual"][0]), torch.tensor(CASES["usual"][1])
-    x, references = embed(5, 0).to(dtype).requires_grad_(), embed(7, 100).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = build_loss(name, classes=4, dimension=4).against(x, labels, references, reference_labels)
-    torch.autograd.backward(value)
-    assert value.isfinite()
-    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=8),
-    st.none() | st.lists(st.integers(0, 3), min_size=1, max_size=8),
-    st.sampled_from(["all", "semihard", "hard"]),
-    st.sampled_from([0.05, 0.3, 2.0]),
-    st.integers(0, 999),
-)
-def test_the_triplets_are_the_librarys(
-    labels: list[int], reference_labels: list[int] | None, rule: TripletRule, margin: float, seed: int
-) -> None:
-    given_all = [embed(len(labels), seed), torch.tensor(labels)]
-    if reference_labels is not None:
-        given_all += [embed(len(reference_labels), seed + 1000), torch.tensor(reference_labels)]
-    theirs = TripletMarginMiner(margin=margin, type_of_triplets=rule, distance=LpDistance())
-    found = [
-        sorted(zip(*(places.tolist() for places in miner(*given_all)), strict=True))
-        for miner in (TripletMiner(margin, rule, LpDistance()), theirs)
-    ]
-    assert found[0] == found[1]
 
 
 D = 3
@@ -156,8 +113,3 @@ def test_a_checkpoint_restores_it_bit_by_bit(pushed: tuple[int, ...]) -> None:
         assert all(torch.equal(a, b) for a, b in zip(memory.contents(), restored.contents(), strict=True))
         memory.push(*batch(3, 50 + step))
         restored.push(*batch(3, 50 + step))
-
-
-def test_a_memory_without_room_is_refused() -> None:
-    with pytest.raises(BadSetting, match="a memory of 0 embeddings can hold none"):
-        Memory(D, 0)

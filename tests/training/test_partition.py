@@ -86,16 +86,6 @@ def test_a_fold_of_the_rows_is_a_block_of_the_sorted_names() -> None:
     assert sorted({row.label for row in held}) == ["c6", "c7"]
 
 
-def test_the_record_says_which_fold(tmp_path: Path) -> None:
-    data = draw_folder(tmp_path / "data", classes=9, images=2)
-    recipe = RECIPE.model_copy(update={"split_train": 8, "folds": 4, "fold": 2})
-    about = divide(read(data), recipe).describe()
-    assert (about["folds"], about["fold"]) == (4, 2)
-    assert about["validation_classes"] == ["class04", "class05"]
-    about = divide(read(data), RECIPE).describe()
-    assert (about["folds"], about["fold"]) == (0, None)
-
-
 def test_folds_that_cannot_choose_an_epoch_are_refused(tmp_path: Path) -> None:
     data = draw_folder(tmp_path / "data", classes=9, images=1)
     with pytest.raises(BadData, match=r"folds would hold out one class.*set fewer folds"):

@@ -104,14 +104,6 @@ def test_nothing_readable_is_told_in_a_sentence(root: Path) -> None:
         check_pairs(pictures)
 
 
-def test_a_class_without_a_readable_image_is_named(root: Path) -> None:
-    for file in (root / "class01").iterdir():
-        file.write_bytes(b"")
-    pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
-    with pytest.raises(BadData, match="'class01' has no readable image"):
-        check_classes(pictures)
-
-
 def test_quarter_turns_are_classes_of_their_own(root: Path) -> None:
     pictures = Pictures(read(root).rows, viewing_decoder(RECIPE), keep=inf, label="Reading")
     turned = QuarterTurns(pictures)

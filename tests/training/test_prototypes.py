@@ -9,7 +9,7 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from training.method.prototypes import cross_reconstruct, fit_dual, fit_primal, fit_prototypes
+from training.method.prototypes import RidgeOn, cross_reconstruct, fit_dual, fit_primal, fit_prototypes
 
 Fit = Callable[..., Tensor]
 
@@ -69,18 +69,6 @@ def test_gradient_of_the_fit(count: int, prototypes: int) -> None:
     assert torch.autograd.gradcheck(lambda a, b: fit_prototypes(a, b), (z, y))
 
 
-@pytest.mark.parametrize("fit", [fit_primal, fit_dual])
-def test_the_solve_leaves_autocast(fit: Fit) -> None:
-    z, y = batch(12, 6, dtype=torch.bfloat16)
-    expected = fit(z.float(), y.float())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        v = fit(z, y)
-        from_float = fit(z.float(), y.float())
-    assert v.dtype == torch.float32
-    assert torch.equal(v, expected)
-    assert torch.equal(from_float, expected)
-
-
 @pytest.mark.parametrize(("count", "prototypes"), [(3, 8), (8, 3)])
 def test_a_feature_that_is_not_a_number_shows_in_the_result(count: int, prototypes: int) -> None:
     z, y = batch(count, prototypes)
@@ -99,29 +87,6 @@ def test_rows_that_do_not_fit_are_named() -> None:
         fit_prototypes(torch.zeros(3, 2), torch.zeros(4, 5))
 
 
-@pytest.mark.parametrize("halves", [(4, 4), (3, 5), (1, 7)])
-@pytest.mark.parametrize("count", [3, 12])
-def test_both_halves_at_once_are_each_expressed_by_the_others_fit(
-    halves: tuple[int, int], count: int
-) -> None:
-    torch.manual_seed(0)
-    z = torch.randn(8, count, dtype=torch.float64).softmax(dim=1)
-    y = torch.randn(8, 5, dtype=torch.float64)
-    first = torch.zeros(8, dtype=torch.bool)
-    first[torch.randperm(8)[: halves[0]]] = True
-    expressed = cross_reconstruct(z, y, first, ridge=0.05)
-    for mine in (first, ~first):
-        torch.testing.assert_close(expressed[mine], z[mine] @ fit_primal(z[~mine], y[~mine]).T)
-
-
-def test_gradient_of_both_halves_at_once() -> None:
-    torch.manual_seed(0)
-    z = torch.randn(6, 4, dtype=torch.float64).softmax(dim=1).requires_grad_()
-    y = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
-    first = torch.tensor([True, False, True, True, False, False])
-    assert torch.autograd.gradcheck(lambda z, y: cross_reconstruct(z, y, first), (z, y))
-
-
 @pytest.mark.parametrize("fit", [fit_primal, fit_dual, fit_prototypes])
 @pytest.mark.parametrize(("count", "prototypes"), SIZES)
 def test_a_ridge_on_the_trace_is_a_share_of_the_mean_eigenvalue(
@@ -134,14 +99,15 @@ def test_a_ridge_on_the_trace_is_a_share_of_the_mean_eigenvalue(
     torch.testing.assert_close(fit(7 * z, y, ridge=0.2, ridge_on="trace"), v / 7)
 
 
+@pytest.mark.parametrize("ridge_on", ["absolute", "trace"])
 @pytest.mark.parametrize(("count", "prototypes"), [(6, 12), (9, 3)])
-def test_each_half_has_the_ridge_of_its_own_trace(count: int, prototypes: int) -> None:
+def test_each_half_is_expressed_by_the_others_fit(count: int, prototypes: int, ridge_on: RidgeOn) -> None:
     z, y = batch(count, prototypes)
     z[0] = torch.eye(prototypes, dtype=torch.float64)[0]  # so that the traces differ
     first = torch.arange(count) < count // 3
-    found = cross_reconstruct(z, y, first, ridge=0.2, ridge_on="trace")
+    found = cross_reconstruct(z, y, first, ridge=0.2, ridge_on=ridge_on)
     for mine in (first, ~first):
-        fitted = fit_prototypes(z[~mine], y[~mine], ridge=0.2, ridge_on="trace")
+        fitted = fit_prototypes(z[~mine], y[~mine], ridge=0.2, ridge_on=ridge_on)
         torch.testing.assert_close(found[mine], z[mine] @ fitted.T)
 
 
@@ -150,8 +116,3 @@ def test_the_gradient_runs_through_the_trace() -> None:
     first = torch.tensor([True, True, False, False, False])
     assert torch.autograd.gradcheck(lambda a, b: fit_prototypes(a, b, ridge_on="trace"), (z, y))
     assert torch.autograd.gradcheck(lambda a, b: cross_reconstruct(a, b, first, ridge_on="trace"), (z, y))
-
-
-def test_an_unknown_scale_of_the_ridge_is_refused() -> None:
-    with pytest.raises(BadSetting, match="absolute, trace"):
-        fit_prototypes(*batch(4, 2), ridge_on="mean")  # type: ignore[arg-type]

@@ -119,9 +119,3 @@ def test_the_sums_are_those_of_every_image_of_another_class(
     found = past.without(torch.tensor(sorted(own), dtype=torch.int64))
     np.testing.assert_allclose(found[0].numpy(), gram, atol=1e-5)
     np.testing.assert_allclose(found[1].numpy(), moment, atol=1e-5)
-
-
-@pytest.mark.parametrize("decay", [0.0, 1.1])
-def test_a_decay_out_of_its_range_is_refused(decay: float) -> None:
-    with pytest.raises(BadSetting, match="above 0 and at most 1"):
-        Past(2, 3, 2, decay=decay)

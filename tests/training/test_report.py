@@ -1,28 +1,35 @@
-"""The report command: one page, whatever the run and its data set hold."""
+"""The report command: one page, whatever the run and its data set hold; its curves, tables and pictures."""
 
-import csv
+import io
 import json
 import os
 import re
 import shutil
+from base64 import b64decode
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import crossbatch
 from serving.catalog import catalog
 from serving.catalog.catalog import Row
+from serving.catalog.picture import File
 from serving.errors import BadArtifact, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
 from tests.training.page_tree import Node, parse
 from training import train
 from training.evaluation.evaluate import Settings as EvaluateSettings
 from training.evaluation.evaluate import run as evaluate
+from training.loop.logbook import History
 from training.loop.run import METRICS, load_run, read_record, write_record
-from training.report import report
+from training.recipes.recipe import Recipe
+from training.report import figures, report
+from training.report.findings import Findings
 from training.report.report import Settings, render, run
 
 EVIL = "<script>alert(1)</script>&\"'"
@@ -86,7 +93,6 @@ def test_the_page_asks_for_nothing(page: Node, result: dict[str, Any]) -> None:
     style = page.one("style").text
     assert "url(" not in style
     assert "@import" not in style
-    assert "prefers-color-scheme: dark" in style
     policy = next(meta for meta in page.all("meta") if "http-equiv" in meta.attributes)
     assert policy.attributes["content"].startswith("default-src 'none'")
     assert result["bytes"] < 1_000_000
@@ -137,10 +143,15 @@ def test_names_are_text_whatever_they_are(page: Node, trained: Path) -> None:
     heat = [row.one("th").text for row in page.one("table", "heat").one("tbody").all("tr")]
     assert heat == ["class06", "class07", "z" + EVIL]
     assert str(trained) in _section(page, "about").text
+    maps = list(_section(page, "maps").all("img"))
+    assert len(maps) == 8  # of every query
+    assert all("under its map: prototypes " in image.attributes["alt"] for image in maps)
 
 
-def test_figures_are_those_of_evaluate(page: Node, result: dict[str, Any], trained: Path, copy: Path) -> None:
-    measured = evaluate(EvaluateSettings(target=copy))
+def test_figures_are_those_of_evaluate(page: Node, result: dict[str, Any], trained: Path) -> None:
+    before = read_record(trained)
+    measured = evaluate(EvaluateSettings(target=trained))
+    write_record(trained, before)
     for name in ("images", "classes", "recall_at", "map_at_r", "r_precision", "queries", "excluded"):
         assert result[name] == measured[name]
     assert (result["images"], result["of_images"], result["excluded"]) == (9, 10, 1)
@@ -154,6 +165,10 @@ def test_figures_are_those_of_evaluate(page: Node, result: dict[str, Any], train
     assert "class06/text.jpg" in text
     assert "1 are alone in their class" in text
     assert "sample" not in text
+    told = render(result)
+    assert "skipped class06/text.jpg" in told
+    assert f"Wrote {result['page']}" in told
+    assert f"MAP@R {100 * result['map_at_r']:.1f}" in told
 
 
 def test_neighbours_are_marked_right_and_wrong(page: Node) -> None:
@@ -174,12 +189,6 @@ def test_neighbours_are_marked_right_and_wrong(page: Node) -> None:
     assert (max(shares), min(shares)) == (shares[0], shares[5])  # 3 best, 2 typical, 3 worst
 
 
-def test_every_query_has_its_map(page: Node) -> None:
-    maps = list(_section(page, "maps").all("img"))
-    assert len(maps) == 8
-    assert all("under its map: prototypes " in image.attributes["alt"] for image in maps)
-
-
 def test_two_reports_are_the_same(trained: Path, result: dict[str, Any], tmp_path: Path) -> None:
     again = run(Settings(run_dir=trained, neighbours=3, out=tmp_path / "again.html"))
 
@@ -189,33 +198,27 @@ def test_two_reports_are_the_same(trained: Path, result: dict[str, Any], tmp_pat
     assert dateless(again["page"]) == dateless(result["page"])
 
 
-def test_a_sample_is_told(copy: Path) -> None:
-    result = run(Settings(run_dir=copy, images=6, queries=2, split="all"))
-    assert (result["images"], result["of_images"]) == (6, 30)
-    text = (copy / "report.html").read_text()
-    assert "a sample of 30 drawn class by class (seed 0)" in text
+def test_a_sample_is_told(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["report", str(copy), "--images", "6", "--queries", "2", "--split", "all"]
+    assert crossbatch.main([*words, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["page"], result["images"], result["of_images"]) == (str(copy / "report.html"), 6, 30)
+    assert "a sample of 30 drawn class by class (seed 0)" in (copy / "report.html").read_text()
     assert "6 of 30 images" in render(result)
-
-
-def test_rendered(result: dict[str, Any]) -> None:
-    text = render(result)
-    assert "skipped class06/text.jpg" in text
-    assert f"Wrote {result['page']}" in text
-    assert f"MAP@R {100 * result['map_at_r']:.1f}" in text
+    assert crossbatch.main(["report", str(copy), "--queries", "0"]) == 2
 
 
 def test_runs_of_which_little_is_known(copy: Path) -> None:
     record = read_record(copy)
     keep = {name: record["data"][name] for name in record["data"] if not name.startswith("validation")}
     write_record(copy, {"name": EVIL, "data": keep, "metrics": {"test": {"map_at_r": [1]}}})
-    for text in ("", "epoch,loss,dml\n0,,\n1,nan,2\n2,inf,\n"):
-        (copy / METRICS).write_text(text)
-        run(Settings(run_dir=copy, queries=1, neighbours=30))
-        page = parse((copy / "report.html").read_text())
-        assert page.one("h1").text == page.one("title").text == EVIL
-        assert "held out no classes" in _section(page, "curves").text
-    (copy / METRICS).unlink()
-    run(Settings(run_dir=copy))
+    (copy / METRICS).write_text("epoch,loss,dml\n0,,\n1,nan,2\n2,inf,\n")
+    run(Settings(run_dir=copy, queries=1, neighbours=30))
+    page = parse((copy / "report.html").read_text())
+    assert page.one("h1").text == page.one("title").text == EVIL
+    assert "held out no classes" in _section(page, "curves").text
+    (copy / METRICS).write_text("")
+    run(Settings(run_dir=copy, queries=1))
     assert "no figures of an epoch" in (copy / "report.html").read_text()
     (copy / METRICS).write_bytes(b"epoch\n\xff")
     with pytest.raises(BadArtifact, match=r"metrics\.csv is damaged"):
@@ -236,12 +239,8 @@ def test_one_class_to_search_and_no_xml(tmp_path: Path) -> None:
     assert "no result of training" in page.text
 
 
-@pytest.mark.parametrize(
-    ("split", "rule", "apart"),
-    [("test", "given", True), ("test", "class", False), ("all", "given", False), ("train", "given", False)],
-)
-def test_roles_are_of_the_data_sets_own_test_alone(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, split: Any, rule: str, apart: bool
+def test_queries_of_the_data_set_are_searched_in_its_gallery(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def select(found: catalog.Catalog, side: Any, _: object) -> list[Row]:
         return [
@@ -251,14 +250,13 @@ def test_roles_are_of_the_data_sets_own_test_alone(
 
     def load(path: Path) -> Any:
         loaded = load_run(path)
-        return replace(loaded, recipe=loaded.recipe.model_copy(update={"split_by": rule}))
+        return replace(loaded, recipe=loaded.recipe.model_copy(update={"split_by": "given"}))
 
     monkeypatch.setattr("training.report.report.select", select)
     monkeypatch.setattr("training.report.report.load_run", load)
-    result = run(Settings(run_dir=trained, split=split, out=tmp_path / "a.html"))
-    text = (tmp_path / "a.html").read_text()
-    assert (result["queries"] + result["excluded"] < result["images"]) == apart
-    assert "alone in their class" not in text or not apart
+    result = run(Settings(run_dir=trained, out=tmp_path / "a.html", queries=1))
+    assert result["queries"] + result["excluded"] < result["images"]
+    assert "alone in their class" not in (tmp_path / "a.html").read_text()
 
 
 def test_a_previous_page_stays_where_a_new_one_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,9 +288,126 @@ def test_what_cannot_be_shown_is_told(copy: Path, tmp_path: Path, monkeypatch: p
         run(Settings(run_dir=copy, data=singles))
 
 
-def test_from_the_command_line(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert crossbatch.main(["report", str(copy), "--queries", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["page"] == str(copy / "report.html")
-    assert crossbatch.main(["report", str(copy), "--queries", "0"]) == 2
-    with (copy / METRICS).open() as lines:
-        assert "loss" in next(csv.reader(lines))
+def pixels_of(uri: str) -> np.ndarray:
+    head, _, body = uri.partition(",")
+    assert head in ("data:image/jpeg;base64", "data:image/png;base64")
+    return np.asarray(Image.open(io.BytesIO(b64decode(body))).convert("RGB")).astype(int)
+
+
+def test_curves_of_a_history() -> None:
+    rows = [{"epoch": 0.0, "map_at_r": 0.25}]
+    rows += [
+        {"epoch": i, "steps": 9.0, "loss": 1 / i, "xml": 0.0, "odd": i, "map_at_r": 0.5, "eigenvalues": i}
+        for i in (1.0, 2.0)
+    ]
+    found = report.plot_curves(History(tuple(rows)))
+    titles = [chart["title"] for chart in found["charts"]]
+    frames = ["Loss and its parts", "On the validation classes", "How many prototypes are at work", "Odd"]
+    assert titles == frames
+    told = " ".join(chart["alt"] for chart in found["charts"])
+    assert "MAP@R: from 25 at epoch 0 to 50 at epoch 2." in told
+    assert "cross-batch" not in told  # all zeros: it has no weight
+    assert {"epoch", "MAP@R", "steps", "whole loss", "cross-batch loss (xml)", "odd"} < set(found["names"])
+    assert found["rows"][0] == ["0", "0.25", *["–"] * 5]
+    assert len(found["rows"]) == 3
+
+
+def test_a_long_history_is_thinned() -> None:
+    found = report.plot_curves(History(tuple({"epoch": float(i), "loss": 1.0} for i in range(1, 5001))))
+    assert (found["drawn"], found["epochs"], len(found["rows"])) == (400, 5000, 60)
+    assert len(found["charts"][0]["plot"]["light"]) < 100_000
+    assert report.plot_curves(History(()))["charts"] == []
+
+
+def test_figures_of_record_and_start() -> None:
+    measured = {"recall_at": {"10": 0.75, "1": 0.5}, "map_at_r": 0.25, "r_precision": 0.3}
+    measured |= {"images": 1234, "classes": 7}
+    noted = measured | {"map_at_r": 0.125, "nmi": 0.12, "untrained": {"map_at_r": 0.03}}
+    record: dict[str, Any] = {"metrics": {"epoch": 3, "test": noted, EVIL: {"map_at_r": "x"}, "a": []}}
+    history = History(({"epoch": 0.0, "map_at_r": 0.0625},))
+    found = report.tabulate_figures(record, history, measured, title="now")
+    heads = ["R@1", "R@10", "MAP@R", "R-precision", "NMI", "images", "classes"]
+    assert all(list(cells) == heads for cells in found.values())
+    assert list(found) == [
+        "now",
+        "unseen classes (test), as noted in the run",
+        "unseen classes (test), as noted in the run: the untrained backbone",
+        f"{EVIL}, as noted in the run",
+        "validation classes, before training",
+    ]
+    rows = [list(cells.values()) for cells in found.values()]
+    assert rows[0] == ["50.00\xa0%", "75.00\xa0%", "25.00\xa0%", "30.00\xa0%", "–", "1,234", "7"]
+    assert rows[1][4] == "12.00\xa0%"
+    assert [row[2] for row in rows[1:]] == ["12.50\xa0%", "3.00\xa0%", "–", "6.25\xa0%"]
+
+
+def _findings(histograms: np.ndarray, labels: np.ndarray, classes: list[str]) -> Findings:
+    roles, vectors = np.array([""] * len(labels)), np.zeros((len(labels), 2), np.float32)
+    return Findings((), (), tuple(classes), labels, roles, vectors, histograms.astype(np.float32))
+
+
+def test_histograms_name_the_strongest() -> None:
+    histograms = np.array([[0.5, 0.25, 0.25, 0], [0, 0, 1, 0]])
+    found = report.tabulate_histograms(_findings(histograms, np.array([0, 1]), ["a", EVIL]))
+    assert (found["count"], found["used"], found["largest"], found["classes"]) == (4, 2, 1, 2)
+    assert [line["name"] for line in found["lines"]] == ["a", EVIL]
+    assert found["lines"][0]["strongest"] == "0 (50\xa0%), 1 (25\xa0%), 2 (25\xa0%)"
+    colours = pixels_of(found["lines"][0]["strip"])[0].sum(axis=1)  # the brighter, the larger
+    assert colours[0] > colours[1] == colours[2] > colours[3]
+    assert pixels_of(found["lines"][0]["strip"]).shape == (1, 4, 3)  # a pixel a prototype
+
+    names = [f"c{i:03}" for i in range(100)]
+    lines = report.tabulate_histograms(_findings(np.full((100, 4), 0.25), np.arange(100), names))["lines"]
+    assert (len(lines), lines[0]["name"], lines[-1]["name"]) == (40, "c000", "c099")
+
+
+@pytest.mark.parametrize("points", [[(7, 3e-9)], [(1, -1e30), (3, 1e30)]])
+def test_a_chart_of_little_in_both_themes(points: list[tuple[float, float]]) -> None:
+    series = {EVIL + "$\\frac{": points, "日本": points}
+    found = figures.line_chart(series, unit=EVIL)
+    light, dark = (b64decode(found[theme].partition(",")[2]).decode() for theme in ("light", "dark"))
+    for theme, text in (("light", light), ("dark", dark)):
+        assert figures.COLOURS[theme]["paper"] in text
+        assert figures.COLOURS[theme]["s0"] in text
+    assert found == figures.line_chart(series, unit=EVIL)  # the same bytes each time
+
+
+def test_a_scatter_marks_its_classes() -> None:
+    points = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 4.0], [0.0, 4.0]])
+    found = figures.scatter(points, ["a", EVIL, "c", "d"], [EVIL, "c"], axes=("u", "v"))
+    for theme in ("light", "dark"):
+        colours = {
+            f"#{bytes(each).hex()}"
+            for each in np.unique(pixels_of(found[theme]).reshape(-1, 3), axis=0).tolist()
+        }
+        assert {figures.COLOURS[theme][name] for name in ("paper", "s0", "s1")} <= colours
+        assert figures.COLOURS[theme]["s2"] not in colours
+    figures.scatter(np.zeros((2, 2)), ["a", "a"], [], axes=("u", "v"))
+    assert len(figures.MARKS) == 8
+
+
+def test_a_map_covers_the_image() -> None:
+    found = np.array([[5, 5, 7], [5, 9, 9]], np.uint8)
+    white = np.full((90, 90, 3), 255, np.uint8)
+    shown = pixels_of(figures.map_picture(white, found))
+    assert shown.shape == (90, 184, 3)
+    assert (shown[:, :85] > 240).all()
+    colours = figures.map_colours(found)
+    assert len(np.unique(colours.reshape(-1, 3), axis=0)) == 3
+    for (y, x), _ in np.ndenumerate(found):  # beside the number, which stands in the middle of the place
+        expected = 0.45 * 255 + 0.55 * colours[y, x].astype(float)
+        corner = shown[y * 45 + 4 : y * 45 + 10, 94 + x * 30 + 4 : 94 + x * 30 + 10].mean(axis=(0, 1))
+        np.testing.assert_allclose(corner, expected, atol=12)
+
+
+def test_thumbnails_are_what_the_model_sees(tmp_path: Path) -> None:
+    draw_folder(tmp_path, classes=1, images=1, size=50)
+    good, gone = tmp_path / "class00" / "0.png", tmp_path / "gone.png"
+    picture = Image.new("RGB", (100, 50), (255, 0, 0))
+    picture.paste((0, 0, 255), (37, 12, 63, 38))  # only the middle is seen
+    picture.save(good)
+    rows = [Row("good", File(good), "a"), Row("gone", File(gone), "a")]
+    found = figures.thumbnails(rows, Recipe(crop_fraction=0.5), side=24)
+    assert list(found) == ["good"]
+    assert found["good"].shape == (24, 24, 3)
+    np.testing.assert_allclose(found["good"][12, 2].astype(int), (0, 0, 255), atol=12)

@@ -32,7 +32,7 @@ def check(search: PairSearch | RowSearch, vectors: torch.Tensor, depth: int) -> 
     np.testing.assert_array_equal(found.numpy(), oracles.neighbours(vectors.double().numpy(), depth))
 
 
-@pytest.mark.parametrize(("count", "depth"), [(2, 1), (64, 3), (65, 64), (200, 1), (450, 5), (700, 13)])
+@pytest.mark.parametrize(("count", "depth"), [(2, 1), (64, 3), (65, 64), (200, 1), (450, 5)])
 def test_neighbours_are_the_loop(count: int, depth: int) -> None:
     vectors = unit(np.random.default_rng(count).normal(size=(count, 5)))
     check(PairSearch(vectors, depth=depth), vectors, depth)
@@ -85,12 +85,6 @@ def test_references_that_get_ever_nearer_are_all_taken() -> None:
     angle = np.cumsum(np.linspace(1e-2, 1e-3, 300))
     vectors = unit(np.stack((np.cos(angle), np.sin(angle)), axis=1))
     check(PairSearch(vectors, depth=4), vectors, 4)
-
-
-def test_float32_agrees_with_the_search_by_rows() -> None:
-    vectors = unit(np.random.default_rng(1).normal(size=(900, 16)), torch.float32)
-    rows = torch.tensor([899, 0, 5, 5, 300])
-    assert torch.equal(PairSearch(vectors, depth=9).nearest(rows, 4), RowSearch(vectors).nearest(rows, 4))
 
 
 def test_each_pair_is_multiplied_once_for_few_neighbours(

@@ -13,12 +13,11 @@ import training.loop.fit
 import training.loop.run
 import training.losses.objective
 import training.train
-from serving.catalog.catalog import read, select
 from serving.errors import AlreadyExists, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
-from training.loop.checkpoint import load_checkpoint
+from tests.training.small_run import Train
+from training.loop.checkpoint import load_checkpoint, write_file
 from training.loop.run import load_run
-from training.loop.whole_file import write_file
 from training.recipes.recipe_file import recipe_names
 from training.train import Settings, render, run
 
@@ -52,16 +51,16 @@ def test_the_best_weights_are_those_of_the_best_epoch(whole: Path) -> None:
     assert best["epoch"] == trained.record["metrics"]["epoch"]
 
 
-def test_an_existing_folder_is_refused(whole: Path, data: Path, recipe: str, tmp_path: Path) -> None:
+def test_an_existing_folder_is_refused(train: Train, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(AlreadyExists, match="--resume"):
-        run(Settings(recipe=recipe, data=data, out=whole))
+        train(whole)
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(AlreadyExists, match="not empty"):
-        run(Settings(recipe=recipe, data=data, out=tmp_path))
+        train(tmp_path)
     with pytest.raises(BadSetting, match="is a file"):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "thesis.tex"))
+        train(tmp_path / "thesis.tex")
     with pytest.raises(NotFound, match="not a run folder"):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "none", resume=True))
+        train(tmp_path / "none", resume=True)
 
 
 @pytest.mark.parametrize(
@@ -76,19 +75,19 @@ def test_an_existing_folder_is_refused(whole: Path, data: Path, recipe: str, tmp
     ],
 )
 def test_a_setting_that_fails_leaves_no_folder(
-    settings: dict[str, Any], error: type[Exception], told: str, data: Path, recipe: str, tmp_path: Path
+    train: Train, settings: dict[str, Any], error: type[Exception], told: str, tmp_path: Path
 ) -> None:
     if "device" in settings and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(error, match=told):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", **settings))
+        train(tmp_path / "r", **settings)
     assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("name", ["record.json", "recipe.yaml"])
 @pytest.mark.parametrize("at", ["write", "replace"])
 def test_a_start_that_was_cut_is_vacant(
-    name: str, at: str, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, name: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "r"
     inner = write_file
@@ -102,21 +101,21 @@ def test_a_start_that_was_cut_is_vacant(
 
     monkeypatch.setattr(training.loop.run, "write_file", cut)
     with pytest.raises(KeyboardInterrupt):
-        run(Settings(recipe=recipe, data=data, out=out))
+        train(out)
     monkeypatch.undo()
     with pytest.raises(
         NotFound, match="not a run folder" + ("" if name == "record.json" else ".*cut.*without")
     ):
         run(Settings(out=out, resume=True))
-    run(Settings(recipe=recipe, data=data, out=out, set=["epochs=1"]))
+    train(out, "epochs=1")
     assert load_run(out).recipe.epochs == 1
     assert not list(out.glob(".*"))
 
 
-def test_a_record_of_someone_else_is_not_written_over(data: Path, recipe: str, tmp_path: Path) -> None:
+def test_a_record_of_someone_else_is_not_written_over(train: Train, tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text('{"artist": "Nico"}')
     with pytest.raises(AlreadyExists, match="not empty"):
-        run(Settings(recipe=recipe, data=data, out=tmp_path))
+        train(tmp_path)
     assert (tmp_path / "record.json").read_text() == '{"artist": "Nico"}'
 
 
@@ -208,19 +207,17 @@ def test_validation_that_cannot_be_read_is_told_before_training(recipe: str, tmp
 
 
 def test_weights_that_are_not_there_are_told_before_an_image_is_read(
-    data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training.train, "Pictures", lambda *_, **__: pytest.fail("an image was read"))
     for change, error in (("weights=nowhere.pth", NotFound), ("loss=contrastve", BadSetting)):
         with pytest.raises(error):
-            run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=[change]))
+            train(tmp_path / "r", change)
 
 
-def test_the_end_tells_what_trained_and_whether_it_was_of_use(
-    data: Path, recipe: str, tmp_path: Path
-) -> None:
+def test_the_end_tells_what_trained_and_whether_it_was_of_use(train: Train, tmp_path: Path) -> None:
     changes = ["epochs=1", "min_delta=0.99"]
-    told = render(run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=changes)))
+    told = render(train(tmp_path / "r", *changes))
     assert "12 images of 3 classes trained, and 8 chose the epoch; the data set was read as folder." in told
     assert "Trained 1 epoch in" in told
     assert "No epoch did better than the start on validation: these weights are untrained." in told
@@ -228,44 +225,9 @@ def test_the_end_tells_what_trained_and_whether_it_was_of_use(
     assert "The run was finished already" in again
 
 
-@pytest.mark.parametrize("folders", [("train", "test", "validation"), ("train", "val")])
-def test_no_class_that_trains_is_tested_in_another_split_folder(
-    folders: tuple[str, ...], recipe: str, tmp_path: Path
-) -> None:
-    data = tmp_path / "data"
-    for folder in folders:
-        draw_folder(data, classes=6, images=3, size=18, below=folder)
-    run(
-        Settings(
-            recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1", "split_train=3", "validation=0"]
-        )
-    )
-    trained = json.loads((tmp_path / "r" / "record.json").read_text())["data"]
-    assert trained["train_classes"] == ["class00", "class01", "class02"]
-    assert trained["train_images"] == 9 * len(folders)
-    tested = select(read(data), "test", load_run(tmp_path / "r").recipe.split)
-    assert len(tested) == 9 * len(folders)
-    assert not {row.key.split("/")[-2] for row in tested} & set(trained["train_classes"])
-
-
-def test_the_given_split_trains_on_its_folder_alone(recipe: str, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    for folder in ("train", "test", "validation"):
-        draw_folder(data, classes=4, images=3, size=18, below=folder)
-    run(
-        Settings(
-            recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1", "split_by=given", "validation=0"]
-        )
-    )
-    about = json.loads((tmp_path / "r" / "record.json").read_text())["data"]
-    assert (about["train_images"], len(about["train_classes"])) == (12, 4)
-    tested = select(read(data), "test", load_run(tmp_path / "r").recipe.split)
-    assert {row.key.split("/")[0] for row in tested} == {"test"}
-
-
 def test_what_trains_is_told_before_the_first_image_is_read(
+    train: Train,
     data: Path,
-    recipe: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -275,7 +237,7 @@ def test_what_trains_is_told_before_the_first_image_is_read(
 
     monkeypatch.setattr(training.train, "_read_pictures", stop)
     with pytest.raises(KeyboardInterrupt):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
+        train(tmp_path / "r")
     out, told = capsys.readouterr()
     assert out == ""
     assert told == (
@@ -283,7 +245,7 @@ def test_what_trains_is_told_before_the_first_image_is_read(
         " 'class00', 'class02', 'class04'\n"
     )
     with pytest.raises(KeyboardInterrupt):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["validation=0"]))
+        train(tmp_path / "r", "validation=0")
     assert capsys.readouterr().err == (
         f"{data} was read as folder: 20 images of 5 classes train; the first: 'class00', 'class01',"
         " 'class02', ...\n"

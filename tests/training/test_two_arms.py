@@ -54,12 +54,11 @@ def test_two_runs_stand_side_by_side(runs: list[Path], tmp_path: Path) -> None:
     assert b"<image" not in out.read_bytes()
 
 
-def test_pictures_need_a_credit(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compared_is_refused(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main([*map(str, runs), "--out", str(tmp_path / "arms.svg"), "--images", "1"])
     assert "--credit" in capsys.readouterr().err
-
-
-def test_prototypes_that_nothing_trained_are_not_compared(runs: list[Path], tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="reconstruction_weight"):
         main([str(runs[0].parent / "random"), str(runs[1]), "--out", str(tmp_path / "arms.svg")])

@@ -17,21 +17,16 @@ from training.recipes.recipe import Recipe
 
 __all__ = ["Augmentation", "Draws", "TrainingSet"]
 
-_MEAN_COLOUR = [124, 116, 104]
-"""Of ImageNet's pixels, RGB: what is 0 once a network has normalised it."""
-_DRAWING = threading.Lock()
-"""Torchvision draws from the one generator that all threads share."""
-
-_Items = list[tuple[int, int]]
-"""Image numbers and numbers of the draws in the epoch."""
+_MEAN_COLOUR = [124, 116, 104]  # of ImageNet's pixels, RGB: 0 once a network has normalised it
+_DRAWING = threading.Lock()  # torchvision draws from the one generator that all threads share
+_Items = list[tuple[int, int]]  # numbers of images and of their draws in the epoch
 
 
 class Augmentation:
     """Random crops, flips, affine maps, colours and erasing as the recipe has them, torchvision's own."""
 
     def __init__(self, recipe: Recipe) -> None:
-        size = recipe.image_size
-        resampling = InterpolationMode(recipe.resampling)
+        size, resampling = recipe.image_size, InterpolationMode(recipe.resampling)
         steps: list[v2.Transform] = []
         if recipe.rotation or recipe.translation or recipe.zoom or recipe.shear:
             steps.append(
@@ -71,9 +66,7 @@ class TrainingSet(Dataset[tuple[Tensor, int]]):
     def __init__(
         self, pictures: Pictures | QuarterTurns, augmentation: Augmentation, *, seed: int, epoch: int
     ) -> None:
-        self._pictures = pictures
-        self._augmentation = augmentation
-        self._entropy = (seed, epoch)
+        self._pictures, self._augmentation, self._entropy = pictures, augmentation, (seed, epoch)
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int]:
         """Give uint8 (S, S, 3) and the class number."""
@@ -90,8 +83,7 @@ class Draws(Sampler[_Items]):
     """
 
     def __init__(self, batches: Sampler[list[int]], mine: Callable[[_Items], _Items] = list) -> None:
-        self._batches = batches
-        self._mine = mine
+        self._batches, self._mine = batches, mine
 
     def __iter__(self) -> Iterator[_Items]:
         draw = itertools.count()

@@ -1,8 +1,7 @@
 """A drawn catalogue: made-up products composed of parts, for the demo, the docs and the tests.
 
-A product is a shape, a texture, a colour and a badge in one of several places; its pictures vary in scale,
-angle, position, light and background. Products are numbered in random order, so that a split by sorted class
-names leaves unseen classes which are new combinations of parts that were seen.
+A product is a shape, a texture, a colour and a badge in one of several places, numbered in random order, so
+that a split by sorted class names leaves unseen classes which are new combinations of parts that were seen.
 """
 
 import itertools
@@ -103,11 +102,7 @@ def draw_product(product: Product, rng: np.random.Generator, *, size: int = 64) 
 def draw_catalogue(
     root: Path, *, classes: int = 200, images: int = 24, size: int = 64, seed: int = 0
 ) -> list[Product]:
-    """Draw `images` pictures of each of `classes` products as `root/<number-and-parts>/<number>.jpg`.
-
-    Pictures that are there already are drawn again, alike for the same seed. Gives the products, in the order
-    of their folders' names.
-    """
+    """Draw pictures of products as `root/<number-and-parts>/<number>.jpg`, and give the products in order."""
     chosen = products(classes, seed=seed)
     for number, product in enumerate(chosen):
         folder = root / f"{number:04d}-{'-'.join(product)}"

@@ -1,12 +1,10 @@
 """Local features of a frozen backbone, computed once and kept on disk, so that a head trains in seconds.
 
 A folder holds the views of many images as float16 (N, V, h, w, C), mapped into memory; its name is a digest
-of the weights, the preprocessing and the contents of the images, so that another of any of these is another
-folder. Any folder may be deleted at any time: it is made again. Letters: N images, V views, (h, w) places,
-C channels, S pixels a side.
+of the weights, the preprocessing and the contents of the images, and it may be deleted at any time. Letters:
+N images, V views, (h, w) places, C channels, S pixels a side.
 """
 
-import functools
 import hashlib
 import itertools
 import json
@@ -28,7 +26,6 @@ from serving.errors import BadData, BadSetting
 from serving.progress import progress
 from training.data.augment import Augmentation
 from training.data.pictures import (
-    Decoder,
     Stream,
     Unreadable,
     class_numbers,
@@ -36,15 +33,14 @@ from training.data.pictures import (
     training_decoder,
     viewing_decoder,
 )
-from training.loop.whole_file import locked, write_file
+from training.loop.checkpoint import locked, write_file
 from training.network.embedder import Embedder
 from training.recipes.recipe import AUGMENTATION, Recipe
 
 __all__ = ["FeatureBatches", "FeatureSet", "cache_features", "find_features"]
 
 _FORMAT = 1
-_BATCH = 16
-"""Images whose views go through the backbone at a time."""
+_BATCH = 16  # images whose views go through the backbone at a time
 _ARRAY, _INDEX, _PART = "features.npy", "index.json", ".part"
 
 _log = logging.getLogger(__name__)
@@ -64,14 +60,12 @@ class FeatureSet:
         features: NDArray[np.float16],
         places: NDArray[np.intp],
     ) -> None:
-        self.rows = tuple(rows)
-        self.unreadable = tuple(unreadable)
-        self.classes = tuple(classes)
+        self.rows, self.classes = tuple(rows), tuple(classes)
+        self.unreadable: Sequence[Unreadable] = tuple(unreadable)
         self.labels = class_numbers(rows, self.classes)  # (N,)
         self.views = int(features.shape[1])  # V; the first is what the served model sees
         self.locations = int(features.shape[2] * features.shape[3])  # h · w
-        self._features = features
-        self._places = places
+        self._features, self._places = features, places
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -107,11 +101,10 @@ class FeatureSet:
 
 
 class FeatureBatches:
-    """The batches of one epoch: a view of each image at random, of some of its places.
+    """The batches of one epoch: a view of each image at random, of the recipe's share of its places.
 
-    A batch sees the recipe's share of the places, the same ones of all its images, or their mean alone: all
-    that a linear head needs where nothing looks at single places, and as many times less work. `rank` says
-    which run of rows of each batch is this process's.
+    Where nothing looks at single places, their mean alone: all that a linear head needs, and less work.
+    `rank` says which run of rows of each batch is this process's.
     """
 
     def __init__(
@@ -124,8 +117,7 @@ class FeatureBatches:
         rank: int = 0,
         processes: int = 1,
     ) -> None:
-        self._features = features
-        self._batches = batches
+        self._features, self._batches = features, batches
         self._kept = max(1, round(recipe.location_share * features.locations))
         self._pooled = recipe.pooling == "gap" and not recipe.learns_prototypes
         self._entropy = (recipe.seed, epoch)
@@ -154,10 +146,6 @@ def cache_features(
 
     Every view but the first is augmented. The `folder` of caches is `$XDG_CACHE_HOME/crossbatch`, or
     `~/.cache/crossbatch`, when None.
-
-    Raises:
-        BadSetting: If they would be larger than the recipe's `cache_gib`, or than what is free on the disk.
-        BadData: If not one image can be read, or the backbone gives what float16 does not hold.
     """
     place = _place(rows, embedder, recipe, views, folder)
     if (found := _read(rows, place)) is not None:
@@ -233,7 +221,16 @@ def _extract(
     if hasattr(os, "posix_fallocate"):  # a mapped page that finds no room on the disk kills the process
         with (part / _ARRAY).open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, (part / _ARRAY).stat().st_size)
-    stream = Stream(rows, _views_decoder(recipe, shape[1]))
+    view, whole, augment = viewing_decoder(recipe), training_decoder(recipe), Augmentation(recipe)
+
+    def decode(data: bytes) -> NDArray[np.uint8]:  # (V, S, S, 3); the image's own contents draw its views
+        views = [view(data)]
+        if shape[1] > 1:
+            image, seed = whole(data), zlib.crc32(data)
+            views += [augment(image, seed + number) for number in range(1, shape[1])]
+        return np.stack(views)
+
+    stream = Stream(rows, decode)
     embedder.eval().to(memory_format=torch.channels_last)
     done = 0
     with progress(stream, "Features", total=len(rows), unit="image") as bar:
@@ -256,17 +253,16 @@ def _maps(pixels: NDArray[np.uint8], embedder: Embedder, recipe: Recipe) -> NDAr
     images = torch.from_numpy(pixels).to(embedder.codebook.device)
     with torch.autocast(images.device.type, torch.bfloat16, enabled=recipe.precision == "bf16-mixed"):
         maps: Tensor = embedder.backbone(embedder.normalise(images))  # (B, C, h, w)
-    halves = maps.permute(0, 2, 3, 1).half().cpu()
-    if not torch.isfinite(halves).all():
+    found = maps.permute(0, 2, 3, 1).half().cpu()
+    if not torch.isfinite(found).all():
         raise BadData(
             f"features of the backbone {recipe.backbone} are too large for float16, in which they are cached:"
             " train with freeze set to none, or choose another backbone"
         )
-    return halves.numpy()
+    return found.numpy()
 
 
 def _check_room(shape: tuple[int, ...], recipe: Recipe, folder: Path) -> None:
-    """Tell how large a cache will be, and refuse one that is too large, before it is made."""
     size = 2 * int(np.prod(shape)) / 2**30
     told = (
         f"features of {shape[0]:,} images, {shape[1]} views of {shape[2]} x {shape[3]} places and"
@@ -282,24 +278,3 @@ def _check_room(shape: tuple[int, ...], recipe: Recipe, folder: Path) -> None:
     if size > free:
         raise BadSetting(f"{told}, but {folder} has {free:.2f} GiB free: give another folder by --cache")
     _log.warning("%s in %s", told, folder)
-
-
-def _views_decoder(recipe: Recipe, views: int) -> Decoder:
-    return functools.partial(
-        _decode_views,
-        view=viewing_decoder(recipe),
-        whole=training_decoder(recipe),
-        augment=Augmentation(recipe),
-        views=views,
-    )
-
-
-def _decode_views(
-    data: bytes, *, view: Decoder, whole: Decoder, augment: Augmentation, views: int
-) -> NDArray[np.uint8]:
-    """Decode an image as it is served and augmented; its own contents draw how, uint8 (V, S, S, 3)."""
-    found = [view(data)]
-    if views > 1:
-        image, seed = whole(data), zlib.crc32(data)
-        found += [augment(image, seed + number) for number in range(1, views)]
-    return np.stack(found)

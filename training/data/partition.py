@@ -25,13 +25,10 @@ __all__ = [
 ]  # fmt: skip
 
 NEAR = 0.92
-"""Least cosine of a near-duplicate.
+"""Least cosine of a near-duplicate, by pooled features of EfficientNet-Lite0 (ImageNet weights, 224 px).
 
-Chosen by looking at the most alike pairs of pooled features of EfficientNet-Lite0 (ImageNet weights, 224
-px). Of 100 classes of CUB-200-2011 all 13 pairs above it are one photograph twice, cropped or mirrored, or
-two of one moment; below 0.91 most are birds alike in one pose. Of clothes no pair of two kinds is above 0.85,
-though different trousers before one wall reach 0.93. Strokes on white are all alike: of Omniglot 96 of 2,420
-test images are above it, none a copy, so what is told wants a look.
+Of 100 classes of CUB-200-2011 all 13 pairs above it are one photograph twice or two of one moment; below 0.91
+most are birds alike in one pose. Strokes on white (Omniglot) are above it without being copies.
 """
 
 _log = logging.getLogger(__name__)
@@ -39,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The training part of a data set, cut in two by class; `validation` is empty when none is held out."""
+    """The training part of a data set, cut in two by class; `validation` may be empty."""
 
     catalog: Catalog
     recipe: Recipe
@@ -52,7 +49,7 @@ class Partition:
         return len({row.label for row in self.train}) * (4 if self.recipe.quarter_turns else 1)
 
     def tell(self) -> str:
-        """Say in a line what was read and what trains, so that who meant something else can stop in time."""
+        """Say in a line what was read and what trains."""
         told = f"{self.catalog.root} was read as {self.catalog.format}: {_count(self.train)} train"
         told += f", {_count(self.validation)} validate" if self.validation else ""
         labels = sorted({row.label for row in self.train})
@@ -81,8 +78,8 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
     train, validation = hold_out(select(catalog, "train", recipe.split), recipe)
     partition = Partition(catalog, recipe, train, validation)
     key = "folds" if recipe.folds else "validation"
-    held = len({row.label for row in validation})
-    classes, turns = partition.classes, 4 if recipe.quarter_turns else 1
+    held, classes = len({row.label for row in validation}), partition.classes
+    images = len(train) * (4 if recipe.quarter_turns else 1)
     if held == 1:
         larger = "set fewer folds" if recipe.folds else "hold out a larger share"
         raise BadData(
@@ -105,11 +102,10 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
             f"there are {classes} classes{turned} to train on, but a batch takes {recipe.classes_per_batch}:"
             f" give more classes or set classes_per_batch to {classes} or less"
         )
-    if recipe.batch_size > turns * len(train):
+    if recipe.batch_size > images:
         raise BadData(
-            f"there are {turns * len(train)} images to train on, but a batch takes {recipe.batch_size}, so"
-            " that some would be in it twice: give more images, or lower classes_per_batch or"
-            " images_per_class"
+            f"there are {images} images to train on, but a batch takes {recipe.batch_size}, so that some"
+            " would be in it twice: give more images, or lower classes_per_batch or images_per_class"
         )
     return partition
 
@@ -129,10 +125,7 @@ def check_complete(catalog: Catalog) -> None:
 def read_own(
     record: Mapping[str, Any], *, data: Path | None = None, format: str = "auto", table: Path | None = None
 ) -> Catalog:
-    """Read the data set of a run: the one that its record names, as it was read then, or another one.
-
-    Elsewhere, with `data`, the record's format and table are of no use.
-    """
+    """Read the data set of a run: the one that its record names, as it was read then, or that at `data`."""
     own = record.get("data", {})
     root, read_as = Path(own.get("root", "")), own.get("format", "auto")
     if data is not None and Path(os.path.abspath(data)) != root:
@@ -147,31 +140,25 @@ def read_own(
 
 
 def is_own(record: Mapping[str, Any], catalog: Catalog, rule: SplitRule) -> bool:
-    """Tell whether a catalogue is the one that a run was trained on, in the same place and read the same way.
-
-    A copy elsewhere may hold other pixels under the same names, so that it does not count.
-    """
+    """Tell whether a catalogue is the one that a run was trained on, in the same place, read the same way."""
     own = record.get("data", {})
-    if any(own.get(name) != value for name, value in _place(catalog).items()):
-        return False
-    return bool(own.get("digest") == _digest(select(catalog, "train", rule)))
+    told = _place(catalog) | {"digest": _digest(select(catalog, "train", rule))}
+    return all(own.get(name) == value for name, value in told.items())
 
 
 def hold_out(rows: Sequence[Row], recipe: Recipe) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     """Cut the recipe's fold, or its share of validation classes, from the training rows.
 
-    A data set that is split by folder has whole top-level folders held out, so that validation is as unseen
-    as the test is. Returns rows to train on and rows to validate on; no class is in both.
+    Gives rows to train on and rows to validate on; of a data set split by folder, whole top-level folders.
     """
     by_folder = recipe.split_by == "folder"
     groups = [row.label.partition("/")[0] if by_folder else row.label for row in rows]
     names = sorted(set(groups))
     held = {names[place] for place in _held(len(names), recipe)}
-    train, validation = (
-        tuple(row for row, group in zip(rows, groups, strict=True) if (group in held) is wanted)
-        for wanted in (False, True)
+    paired = list(zip(rows, groups, strict=True))
+    return tuple(row for row, group in paired if group not in held), tuple(
+        row for row, group in paired if group in held
     )
-    return train, validation
 
 
 def cut_fold(count: int, *, folds: int, fold: int, rule: Literal["even", "wrapped"]) -> NDArray[np.intp]:
@@ -214,16 +201,9 @@ def _held(count: int, recipe: Recipe) -> NDArray[np.intp]:
 def find_duplicates(
     tests: NDArray[np.floating[Any]], trains: NDArray[np.floating[Any]], *, near: float = NEAR
 ) -> list[tuple[int, int, float]]:
-    """Find the test images whose most alike training image is near, by the untrained backbone.
+    """Find test features (N, C) whose most alike training feature, of (G, C), is as near as `near`.
 
-    Args:
-        tests: Features, finite float (N, C).
-        trains: Features, finite float (G, C), at least one.
-        near: Least cosine.
-
-    Returns:
-        Of each such image its place in `tests`, that of its most alike in `trains`, and their cosine; the
-        highest first.
+    Gives the place in `tests`, that in `trains` and the cosine of each, the highest first.
     """
     tests, trains = unit_rows(tests), unit_rows(trains)
     nobody = np.zeros(len(tests), dtype=np.int64), np.ones(len(trains), dtype=np.int64)

@@ -1,5 +1,6 @@
 """Images of a data set as pixels: a bounded number at a time, unreadable ones set aside and named."""
 
+import copy
 import functools
 import itertools
 import os
@@ -7,8 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,64 +20,39 @@ from serving.model.preprocess import open_rgb, preprocess
 from serving.progress import progress
 from training.recipes.recipe import Recipe
 
+if TYPE_CHECKING:
+    from training.data.feature_cache import FeatureSet
+
 __all__ = [
-    "Decoder", "Embed", "Pictures", "QuarterTurns", "Readable", "Stream", "Unreadable", "check_classes",
-    "check_pairs", "class_numbers", "embed_pictures", "first_of", "tell_unreadable", "training_decoder",
-    "viewing_decoder",
+    "Decoder", "Embed", "Pictures", "QuarterTurns", "Stream", "Unreadable", "check_classes", "check_pairs",
+    "class_numbers", "embed_pictures", "first_of", "tell_unreadable", "training_decoder", "viewing_decoder",
 ]  # fmt: skip
 
-_AHEAD = 64
-"""Most decoded images that wait to be used."""
-_LONGEST = 16
-"""How many times longer than its shorter side a training image is at most; both its ends are left out."""
-_TOLD = 10
-"""Most unreadable images that are told by name."""
+_AHEAD = 64  # most decoded images that wait to be used
+_LONGEST = (
+    16  # how many times longer than its shorter side a training image is at most; its ends are left out
+)
+_TOLD = 10  # most unreadable images that are told by name
 
 # file contents to uint8 (H, W, 3), else BadImage; picklable, since worker processes may be handed it
 Decoder = Callable[[bytes], NDArray[np.uint8]]
 Embed = Callable[[NDArray[Any]], NDArray[np.float32]]
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(NamedTuple):
     """An image that was left out."""
 
     key: str
     reason: str
 
 
-class Readable(Protocol):
-    """Images to go through in order, as pixels or as maps; what could not be read is known at the end."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[NDArray[Any]]: ...
-
-    @property
-    def unreadable(self) -> Sequence[Unreadable]:
-        """What was left out."""
-        ...
-
-
-class _Labelled(Protocol):
-    """Images of classes, of which some could not be read."""
-
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-    unreadable: tuple[Unreadable, ...]
-
-
 class Stream:
-    """The readable ones of `rows`, decoded in order and forgotten, a few images ahead of whoever iterates.
-
-    What could be read is known once it has been gone through.
-    """
+    """The readable ones of `rows`, decoded in order, a few ahead; `unreadable` is known at the end."""
 
     def __init__(self, rows: Sequence[Row], decode: Decoder) -> None:
-        self._from = rows
-        self._decode = decode
+        self._from, self._decode = rows, decode
         self.rows: list[Row] = []
-        self.unreadable: list[Unreadable] = []
+        self.unreadable: Sequence[Unreadable] = []
 
     def __len__(self) -> int:
         """How many rows there are, readable or not."""
@@ -85,7 +60,8 @@ class Stream:
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the pixels of each readable row, uint8 (H, W, 3)."""
-        self.rows, self.unreadable = [], []
+        self.rows, bad = [], list[Unreadable]()
+        self.unreadable = bad
         torch = sys.modules.get("torch")  # which may have been told how many threads to take
         threads = torch.get_num_threads() if torch else os.cpu_count() or 1
         with ThreadPoolExecutor(min(threads, 8)) as pool:
@@ -96,7 +72,7 @@ class Stream:
                 found = decoded.result()
                 waiting.extend(itertools.islice(rest, 1))
                 if isinstance(found, Unreadable):
-                    self.unreadable.append(found)
+                    bad.append(found)
                 else:
                     self.rows.append(row)
                     yield found
@@ -110,17 +86,15 @@ class Pictures:
     """
 
     def __init__(self, rows: Sequence[Row], decode: Decoder, *, keep: float, label: str) -> None:
-        self._decode = decode
+        self._decode, self.room = decode, keep
         self._pixels: list[NDArray[np.uint8] | None] = []
-        stream = Stream(rows, decode)
-        full = False
+        stream, full = Stream(rows, decode), False
         for found in progress(stream, label, unit="image"):
-            full = full or found.nbytes > keep
-            keep -= 0 if full else found.nbytes
+            full = full or found.nbytes > self.room
+            self.room -= 0 if full else found.nbytes
             self._pixels.append(None if full else found)
-        self.room = keep
         self.rows = tuple(stream.rows)
-        self.unreadable = tuple(stream.unreadable)
+        self.unreadable: Sequence[Unreadable] = tuple(stream.unreadable)
         self.classes = tuple(sorted({row.label for row in rows}))
         self.labels = class_numbers(self.rows, self.classes)  # (N,)
 
@@ -129,10 +103,8 @@ class Pictures:
 
     def __getitem__(self, index: int) -> NDArray[np.uint8]:
         """Give the pixels of one image, uint8 (H, W, 3); `BadData` if its file has become unreadable."""
-        pixels = self._pixels[index]
-        if pixels is not None:
-            return pixels
-        found = _try(self.rows[index], self._decode)
+        kept = self._pixels[index]
+        found = kept if kept is not None else _try(self.rows[index], self._decode)
         if isinstance(found, Unreadable):
             raise BadData(f"{self.rows[index].image} could be read before, but now cannot: {found.reason}")
         return found
@@ -140,24 +112,12 @@ class Pictures:
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
         return (self[i] for i in range(len(self)))
 
-    def share(self, rank: int, processes: int) -> "_Share":
+    def share(self, rank: int, processes: int) -> "Pictures":
         """Give the run of pictures that falls to one of several processes."""
-        return _Share(self, np.array_split(np.arange(len(self)), processes)[rank].tolist())
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """Some of the pictures, in order."""
-
-    pictures: Pictures
-    indices: Sequence[int]
-    unreadable: tuple[Unreadable, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
-        return (self.pictures[i] for i in self.indices)
+        mine, part = np.array_split(np.arange(len(self)), processes)[rank], copy.copy(self)
+        part.rows, part.unreadable = tuple(self.rows[i] for i in mine), ()
+        part._pixels, part.labels = [self._pixels[i] for i in mine], self.labels[mine]
+        return part
 
 
 class QuarterTurns:
@@ -182,7 +142,7 @@ class QuarterTurns:
         return np.rot90(self._pictures[image], turn)
 
 
-def check_classes(images: _Labelled) -> None:
+def check_classes(images: "Pictures | FeatureSet") -> None:
     """Refuse a class without one readable image, with a `BadData` that names it."""
     counts = np.bincount(images.labels, minlength=len(images.classes))
     empty = [name for name, count in zip(images.classes, counts, strict=True) if count == 0]
@@ -193,7 +153,7 @@ def check_classes(images: _Labelled) -> None:
         )
 
 
-def check_pairs(images: _Labelled) -> None:
+def check_pairs(images: "Pictures | FeatureSet") -> None:
     """Refuse, with a `BadData`, images no class of which has two that can be read: nothing could be found."""
     if not len(images.labels) or np.bincount(images.labels).max() < 2:
         raise BadData(
@@ -204,15 +164,11 @@ def check_pairs(images: _Labelled) -> None:
 
 
 def embed_pictures(
-    embed: Embed, images: Readable, *, batch: int = 64, label: str = "Embedding"
+    embed: Embed, images: "Stream | Pictures | FeatureSet", *, batch: int = 64, label: str = "Embedding"
 ) -> NDArray[np.float32]:
-    """Embed images that are all S x S, at most `batch` in memory at a time; float32 (N, d), in their order.
+    """Embed images of one size, `batch` at a time: float32 (N, d), in order; `BadData` if none can be read.
 
-    `images` are what `viewing_decoder` decodes, uint8 (B, S, S, 3) for `embed`, or features, float16 (B, C,
-    h, w).
-
-    Raises:
-        BadData: If not one image can be read.
+    `embed` is given pixels, uint8 (B, S, S, 3), or features, float16 (B, C, h, w).
     """
     parts = []
     with progress(images, label, total=len(images), unit="image") as bar:
@@ -241,7 +197,6 @@ def viewing_decoder(recipe: Recipe) -> Decoder:
 
 
 def _decode_whole(data: bytes, *, least: int, resampling: Image.Resampling) -> NDArray[np.uint8]:
-    """Decode and shrink to a shorter side of `least`, where it is longer; uint8 (H, W, 3)."""
     image = open_rgb(data, least=least)
     most = _LONGEST * min(image.size)
     if max(image.size) > most:  # resized by its shorter side it would fill the memory
@@ -262,11 +217,9 @@ def class_numbers(rows: Sequence[Row], classes: Sequence[str]) -> NDArray[np.int
 
 def tell_unreadable(found: Sequence[Mapping[str, str]]) -> list[str]:
     """Give a line for each of the first few `key` and `reason`, and one for how many there are."""
-    if not found:
-        return []
     lines = [f"skipped {bad['key']}: {bad['reason']}" for bad in found[:_TOLD]]
     rest = f", of which the first {_TOLD} are named" if len(found) > _TOLD else ""
-    return [*lines, f"{len(found)} images cannot be read and were left out{rest}."]
+    return [*lines, f"{len(found)} images cannot be read and were left out{rest}."] if found else []
 
 
 def first_of(unreadable: Sequence[Unreadable]) -> str:

@@ -1,5 +1,6 @@
 """Which images are drawn: P×K batches over an epoch that leaves no image out, and a fair sample of rows."""
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,12 +11,12 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from serving.catalog.catalog import Row
-from serving.errors import BadData, BadSetting
+from serving.errors import BadData
 
 __all__ = ["PKSampler", "draw_sample"]
 
 _CLASSES = 100
-"""Classes that share the room of a sample at least, where there are so many."""
+"""Classes that share the room of a sample at least."""
 
 
 class PKSampler(Sampler[list[int]]):
@@ -36,15 +37,6 @@ class PKSampler(Sampler[list[int]]):
         seed: int = 0,
         epoch: int = 0,
     ) -> None:
-        for name, value, least in (
-            ("classes_per_batch", classes_per_batch, 1),
-            ("images_per_class", images_per_class, 1),
-            ("batches", 1 if batches is None else batches, 1),
-            ("seed", seed, 0),
-            ("epoch", epoch, 0),
-        ):
-            if value < least:
-                raise BadSetting(f"{name} is {value}, but it must be at least {least}")
         _, members, sizes = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
         if len(sizes) < classes_per_batch:
             raise BadData(
@@ -54,31 +46,24 @@ class PKSampler(Sampler[list[int]]):
         by_class = np.argsort(members, kind="stable")
         self._images = np.split(by_class, np.cumsum(sizes)[:-1])  # image numbers of each class
         self._groups = -(-sizes // images_per_class)  # ceil(n_c / K)
-        self._p = classes_per_batch
-        self._k = images_per_class
+        self._p, self._k = classes_per_batch, images_per_class
         # Enough room for all groups, and no class twice in a batch.
         self._round = max(int(self._groups.max()), math.ceil(int(self._groups.sum()) / classes_per_batch))
         self._batches = self._round if batches is None else batches
-        self.seed = seed
-        self.epoch = epoch
+        self.seed, self.epoch = seed, epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration draws."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
         return self._batches
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the epoch's batches, each P·K image numbers, class after class."""
-        left, number = self._batches, 0
-        while left > 0:
-            rng = np.random.default_rng([self.seed, self.epoch, number])
-            for _, batch in zip(range(left), self._draw_round(rng), strict=False):
-                left -= 1
-                yield batch
-            number += 1
+        rounds = (np.random.default_rng([self.seed, self.epoch, number]) for number in itertools.count())
+        batches = itertools.chain.from_iterable(map(self._draw_round, rounds))
+        yield from itertools.islice(batches, self._batches)
 
     def _draw_round(self, rng: np.random.Generator) -> Iterator[list[int]]:
         queues = [self._cut(images, rng) for images in self._images]
@@ -111,11 +96,7 @@ class PKSampler(Sampler[list[int]]):
 
 
 def draw_sample(rows: Sequence[Row], *, most: int, seed: int) -> tuple[Row, ...]:
-    """Draw at most `most` rows, in their order, class by class, so that what is drawn still has its matches.
-
-    Classes come in an order drawn by the seed; each gives all of its images, or an even share of the room
-    where it has more, and the last what still goes in.
-    """
+    """Draw at most `most` rows, in their order: of classes at random all, or an even share of the room."""
     if len(rows) <= most:
         return tuple(rows)
     members = defaultdict[str, list[int]](list)

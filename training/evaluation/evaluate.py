@@ -1,7 +1,8 @@
 """`crossbatch evaluate`: retrieval metrics of a run or an ONNX model, on unseen classes by default."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,10 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.catalog.catalog import Catalog, Format, Row, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from training.data.partition import NEAR, check_complete, find_duplicates, is_own, read_own
-from training.data.pictures import Stream, class_numbers, embed_pictures, tell_unreadable
-from training.evaluation.metrics import FIGURE_NAMES
+from training.data.pictures import Decoder, Embed, Stream, class_numbers, embed_pictures, tell_unreadable
+from training.evaluation.metrics import FIGURE_NAMES, cluster_figures
 from training.evaluation.protocol import ProtocolName, groups_of, measure_retrieval, roles_of
-from training.evaluation.subject import Subject, open_model, open_run
 
 __all__ = ["Settings", "render", "run"]
 
@@ -23,6 +23,8 @@ _COMPARED = ("recall_at", "map_at_r", "r_precision")
 """What is told of the untrained backbone."""
 _TOLD = 20
 """Most pairs of near-duplicates that are named."""
+_Featured = tuple[Sequence[Row], NDArray[np.float32]]
+"""Images and their features, float (N, C)."""
 
 
 class Settings(BaseModel):
@@ -79,6 +81,22 @@ class Settings(BaseModel):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """How images are decoded and embedded, and how the data is cut for that."""
+
+    decode: Decoder
+    embed: Embed  # uint8 (B, S, S, 3) to float32 (B, d + m + C): embeddings, histograms, untrained features
+    split: SplitRule
+    histogram: int = 0  # m, or 0 where there are no histograms
+    features: int = 0  # C, or 0 where there is no untrained backbone
+    epoch: int = 0  # of a run's weights
+    # the readable ones of some images, where features are cached or the flag asks for them; None of weights
+    # that knew no images before: to them all would be alike
+    features_of: Callable[[Sequence[Row], bool], _Featured | None] | None = None
+    lacking: str = ""  # why a run's untrained backbone cannot be had
+
+
 def run(settings: Settings) -> dict[str, Any]:
     """Embed every readable image of the split and search each among the others.
 
@@ -102,17 +120,18 @@ def run(settings: Settings) -> dict[str, Any]:
         CrossbatchError: If the run, model or data set cannot be read, or no image has a match.
     """
     started = time.monotonic()
-    is_model = settings.target.suffix == ".onnx"
-    if not settings.target.exists():
-        raise NotFound(f"there is neither a run folder nor a model at {settings.target}")
-    # what may fail goes before the minutes that embedding takes, and these need torch
+    target = settings.target
+    is_model = target.suffix == ".onnx"
+    if not target.exists():
+        raise NotFound(f"there is neither a run folder nor a model at {target}")
+    # what may fail goes before the minutes that embedding takes
     if settings.clusters:
         import sklearn.cluster  # noqa: F401
-    if settings.clusters or settings.fitted:
-        import torch  # noqa: F401
+    if settings.fitted:
+        import torch
     catalog = _read(settings, is_model)
     check_complete(catalog)
-    subject = (open_model if is_model else open_run)(settings.target, fitted=bool(settings.fitted))
+    subject = (_open_model if is_model else _open_run)(target, fitted=bool(settings.fitted))
     rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
     if not rows:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
@@ -127,7 +146,13 @@ def run(settings: Settings) -> dict[str, Any]:
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
     chosen = _choose(settings, stream.rows, subject)
     figures = measure_retrieval(embeddings, labels, **chosen, at=settings.at)
-    figures |= _measure_further(settings, embeddings, histograms, labels)
+    if settings.clusters:
+        figures |= cluster_figures(embeddings, labels)
+    if settings.fitted:
+        from training.evaluation.fitted import fitted_figures
+
+        z, y = torch.from_numpy(histograms), torch.from_numpy(embeddings)
+        figures |= fitted_figures(z, y, labels, draws=settings.fitted)
     untrained = None
     if subject.features:
         before = measure_retrieval(features, labels, **chosen, at=settings.at)
@@ -135,9 +160,9 @@ def run(settings: Settings) -> dict[str, Any]:
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
     if not is_model and not not_noted:
         noted = figures | counts | ({"untrained": untrained} if untrained else {})
-        not_noted = _note(settings.target, settings.split, noted, epoch=subject.epoch)
+        not_noted = _note(target, settings.split, noted, epoch=subject.epoch)
     return {
-        "target": str(settings.target),
+        "target": str(target),
         "split": settings.split,
         "protocol": "query-gallery" if figures["gallery"] else "leave-one-out",
         "exclude_same": settings.exclude_same,
@@ -192,28 +217,6 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _measure_further(
-    settings: Settings,
-    embeddings: NDArray[np.float32],
-    histograms: NDArray[np.float32],
-    labels: NDArray[np.int64],
-) -> dict[str, Any]:
-    """Measure what was asked for beside retrieval, of embeddings (N, d) and histograms (N, m)."""
-    found: dict[str, Any] = {}
-    if settings.clusters:
-        from training.evaluation.clustering import cluster_figures
-
-        found |= cluster_figures(embeddings, labels)
-    if settings.fitted:
-        import torch
-
-        from training.evaluation.fitted import fitted_figures
-
-        z, y = torch.from_numpy(histograms), torch.from_numpy(embeddings)
-        found |= fitted_figures(z, y, labels, draws=settings.fitted)
-    return found
-
-
 def _named(figures: Mapping[str, Any]) -> dict[str, float]:
     """Give the shares among some figures by what they are called."""
     recalls = {f"R@{k}": share for k, share in figures.get("recall_at", {}).items()}
@@ -232,7 +235,72 @@ def _read(settings: Settings, is_model: bool) -> Catalog:
     return read(settings.data, settings.format, table=settings.table)
 
 
-def _choose(settings: Settings, rows: Sequence[Row], subject: Subject) -> dict[str, Any]:
+def _open_model(path: Path, *, fitted: bool) -> _Subject:
+    from serving.model.encoder import Encoder  # only here: a run is measured without ONNX Runtime
+
+    encoder = Encoder(path)
+    if fitted and not encoder.spec.prototypes:
+        raise _no_prototypes(path)
+    outputs = ("embeddings", "histograms") if fitted else ("embeddings",)
+
+    def embed(pixels: NDArray[Any]) -> NDArray[np.float32]:
+        found = encoder.run(pixels, *outputs)
+        return np.concatenate([found[name] for name in outputs], axis=1)
+
+    prototypes = encoder.spec.prototypes if fitted else 0
+    return _Subject(encoder.preprocess, embed, encoder.spec.split, histogram=prototypes)
+
+
+def _open_run(path: Path, *, fitted: bool) -> _Subject:
+    """Open a run's best weights, and beside them its backbone as training started it."""
+    # only here: a model file is measured without torch
+    from training.data.feature_cache import find_features
+    from training.data.pictures import viewing_decoder
+    from training.loop.processes import keep_freed_memory
+    from training.loop.run import load_run
+    from training.network import embedder as network
+
+    keep_freed_memory()
+    run = load_run(path)
+    recipe = run.recipe
+    if fitted and not recipe.learns_prototypes:
+        raise _no_prototypes(path)
+    shared = recipe.caches_features  # the backbone has rested: its maps are the untrained ones
+    describe = network.describer_function if fitted else network.embedder_function
+    trained, decode = describe(run.embedder, mapped=shared), viewing_decoder(recipe)
+    histogram = len(run.embedder.codebook) if fitted else 0
+    subject = _Subject(decode, trained, recipe.split, histogram=histogram, epoch=run.epoch)
+    try:  # where maps are shared, any weights do
+        start = network.build_embedder(recipe.model_copy(update={"weights": "none"}) if shared else recipe)
+    except CrossbatchError as error:
+        return replace(subject, lacking=str(error))
+    pooled = network.pooled_function(start, mapped=shared)
+    maps = network.maps_function(run.embedder) if shared else lambda pixels: pixels
+
+    def embed(pixels: NDArray[Any]) -> NDArray[np.float32]:
+        images = maps(pixels)
+        return np.concatenate((trained(images), pooled(images)), axis=1)
+
+    def features_of(rows: Sequence[Row], wanted: bool) -> _Featured | None:
+        views = recipe.views
+        cached = find_features(rows, run.embedder, recipe, views=views, folder=None) if shared else None
+        if cached is not None:
+            return cached.rows, embed_pictures(pooled, cached, label="Training images")
+        if not wanted:
+            return None
+        stream = Stream(rows, decode)
+        found = embed_pictures(lambda pixels: pooled(maps(pixels)), stream, label="Training images")
+        return stream.rows, found
+
+    known = None if recipe.weights == "none" else features_of
+    return replace(subject, embed=embed, features=start.backbone.channels, features_of=known)
+
+
+def _no_prototypes(path: Path) -> BadSetting:
+    return BadSetting(f"--fitted needs prototypes, and nothing trained those of {path}: leave it out")
+
+
+def _choose(settings: Settings, rows: Sequence[Row], subject: _Subject) -> dict[str, Any]:
     """Choose who is searched among whom: `roles` and `groups` for `measure_retrieval`."""
     field = settings.exclude_same
     return {
@@ -241,9 +309,7 @@ def _choose(settings: Settings, rows: Sequence[Row], subject: Subject) -> dict[s
     }
 
 
-def _read_trained(
-    settings: Settings, catalog: Catalog, subject: Subject
-) -> tuple[Sequence[Row], NDArray[np.float32]] | None:
+def _read_trained(settings: Settings, catalog: Catalog, subject: _Subject) -> _Featured | None:
     """Read the images that trained and their features (G, C), where these are wanted or cached."""
     if settings.duplicates and settings.split != "test":
         raise BadSetting("--duplicates compares the split test with what trained: leave out one of the two")

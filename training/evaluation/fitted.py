@@ -36,7 +36,7 @@ def fitted_figures(
     Args:
         histograms: z of each image, float (N, m).
         embeddings: y of each image, float (N, d); of any norm, and taken at unit length.
-        labels: int64 (N,), of at least two classes.
+        labels: int64 (N,).
         draws: How often the classes are cut into halves at random, at least once.
         ridge: ϵ of eq. 2.8.
         seed: Of the halves.
@@ -54,15 +54,27 @@ def fitted_figures(
         raise BadData(
             "MAP_x is measured across classes, and all images are of one: give at least two classes"
         )
-    embeddings = functional.normalize(embeddings, dim=1)
-    map_c = _measure(histograms, embeddings, numbers, fitted=np.full(len(labels), True), ridge=ridge)
+    z, y = histograms.double(), functional.normalize(embeddings, dim=1).double()
+
+    def measure(fitted: NDArray[np.bool_], measured: NDArray[np.bool_]) -> float | None:
+        """MAP@R in V z of the measured images; None where none has a match."""
+        if np.bincount(numbers[measured]).max() < 2:
+            return None
+        some = torch.from_numpy(fitted)
+        prototypes = fit_prototypes(z[some], y[some], ridge=ridge)  # V (d, m)
+        # V = Q R, and Q keeps lengths and angles: R z does for V z, in no more than m dimensions.
+        expressed = z[torch.from_numpy(measured)] @ torch.linalg.qr(prototypes, mode="r").R.T
+        return retrieval_metrics(expressed.float(), numbers[measured], at=()).map_at_r
+
+    everyone = np.full(len(labels), True)
+    map_c = measure(everyone, everyone)
     if map_c is None:
         raise BadData("every image is alone in its class: give at least two images of one class")
     total, measured, distinct = 0.0, 0, 0
     halvings = draw_halvings(len(classes), draws, seed=seed)
     for half, times in progress(halvings.items(), "Halving classes", total=len(halvings), unit="halving"):
         fitted = np.isin(numbers, half)
-        value = _measure(histograms, embeddings, numbers, fitted=fitted, measured=~fitted, ridge=ridge)
+        value = measure(fitted, ~fitted)
         if value is not None:
             total, measured, distinct = total + times * value, measured + times, distinct + 1
     if measured == 0:
@@ -81,25 +93,3 @@ def draw_halvings(classes: int, draws: int, *, seed: int) -> dict[tuple[int, ...
         half = tuple(np.sort(random.permutation(classes)[: classes // 2]).tolist())
         drawn[half] = drawn.get(half, 0) + 1
     return drawn
-
-
-def _measure(
-    histograms: Tensor,
-    embeddings: Tensor,
-    numbers: NDArray[np.int64],
-    *,
-    fitted: NDArray[np.bool_],
-    measured: NDArray[np.bool_] | None = None,
-    ridge: float,
-) -> float | None:
-    """MAP@R in V z of the measured images, all when None; None where none has a match."""
-    if measured is None:
-        measured = np.full(len(numbers), True)
-    if np.bincount(numbers[measured]).max() < 2:
-        return None
-    some = torch.from_numpy(fitted)
-    prototypes = fit_prototypes(histograms[some].double(), embeddings[some].double(), ridge=ridge)  # V (d, m)
-    # V = Q R, and Q keeps lengths and angles: R z does for V z, in no more than m dimensions.
-    triangle: Tensor = torch.linalg.qr(prototypes, mode="r").R
-    expressed = histograms[torch.from_numpy(measured)].double() @ triangle.T
-    return retrieval_metrics(expressed.float(), numbers[measured], at=()).map_at_r

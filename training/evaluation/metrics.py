@@ -1,10 +1,11 @@
-"""Retrieval metrics, exact: R@k, MAP@R and R-precision, in one pass over what a search finds.
+"""Retrieval metrics, exact: R@k, MAP@R and R-precision, in one pass over what a search finds; NMI and AMI.
 
 Every image is a query against all others (or against a separate gallery) by cosine similarity. R_q is the
 number of references of the query's label; MAP@R = mean over q of 1/R_q · Σ_{j ≤ R_q} precision(j) · match(j).
 Torch searches where it is installed, which is faster, and numpy elsewhere.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,22 +15,14 @@ import numpy.typing as npt
 from serving.errors import BadData, BadSetting
 
 __all__ = [
-    "FIGURE_NAMES",
-    "ExactSearch",
-    "RetrievalMetrics",
-    "rank_queries",
-    "retrieval_metrics",
-    "unit_rows",
-]
+    "FIGURE_NAMES", "ExactSearch", "RetrievalMetrics", "agreement", "cluster_figures", "rank_queries",
+    "retrieval_metrics", "unit_rows",
+]  # fmt: skip
 
 FIGURE_NAMES = {
-    "map_at_r": "MAP@R",
-    "r_precision": "R-precision",
-    "nmi": "NMI",
-    "ami": "AMI",
-    "map_c": "MAP_c",
+    "map_at_r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI", "ami": "AMI", "map_c": "MAP_c",
     "map_x": "MAP_x",
-}
+}  # fmt: skip
 """What the figures of an evaluation are called, R@k apart."""
 
 Floats = npt.NDArray[np.floating]
@@ -43,28 +36,21 @@ _NUMPY_BYTES = 32 * 2**20  # of the similarities that numpy ranks at a time
 class RetrievalMetrics:
     """What a retrieval measured; shares are in [0, 1]."""
 
-    recall_at: dict[int, float]
-    """R@k, by k: share of queries with a match among the k nearest."""
+    recall_at: dict[int, float]  # by k: share of queries with a match among the k nearest
     map_at_r: float
-    r_precision: float
-    """Share of matches among the R_q nearest, mean over queries."""
+    r_precision: float  # share of matches among the R_q nearest, mean over queries
     queries: int
-    excluded: int
-    """Queries left out because no reference has their label."""
+    excluded: int  # queries left out because no reference has their label
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """What b queries found."""
 
-    queries: Ints
-    """Which rows ask, (b,)."""
-    places: Ints
-    """Which references are found, nearest first and equals by index, -1 past the last, (b, depth)."""
-    matches: npt.NDArray[np.bool_]
-    """Which of them are of the query's label, (b, depth)."""
-    wanted: Ints
-    """R_q, how many references are of its label, (b,)."""
+    queries: Ints  # which rows ask, (b,)
+    places: Ints  # references found, nearest first and equals by index, -1 past the last, (b, depth)
+    matches: npt.NDArray[np.bool_]  # which of them are of the query's label, (b, depth)
+    wanted: Ints  # R_q, how many references are of its label, (b,)
 
     def shares(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Give R-precision and AP@R of each query, (b,) both."""
@@ -109,15 +95,9 @@ def retrieval_metrics(
     hits = dict.fromkeys(at, 0)
     total, precision_sum, average_sum = 0, 0.0, 0.0
     for ranked in rank_queries(
-        embeddings,
-        labels,
-        depth=max(at, default=1),
-        block=block,
-        gallery_embeddings=gallery_embeddings,
-        gallery_labels=gallery_labels,
-        groups=groups,
-        gallery_groups=gallery_groups,
-    ):
+        embeddings, labels, depth=max(at, default=1), block=block, gallery_embeddings=gallery_embeddings,
+        gallery_labels=gallery_labels, groups=groups, gallery_groups=gallery_groups,
+    ):  # fmt: skip
         for k in hits:
             hits[k] += int(ranked.matches[:, :k].any(axis=1).sum())
         precision, average = ranked.shares()
@@ -190,6 +170,38 @@ def rank_queries(
         places = nearest(rows, reach)
         matches = (reference_labels[places] == query_labels[rows, None]) & (places >= 0)
         yield Ranked(rows, places, matches, wanted[rows])
+
+
+def cluster_figures(embeddings: npt.ArrayLike, labels: Ints, *, seed: int = 0) -> dict[str, float]:
+    """Cluster embeddings, finite (N, d), at unit length by Lloyd's k-means, as many clusters as classes.
+
+    It starts once from centres drawn by k-means++, and takes at most 100 rounds.
+
+    Returns:
+        `nmi` and `ami` of clusters and classes, see `agreement`.
+    """
+    from sklearn.cluster import KMeans  # only here and below: a model file is measured without
+    from sklearn.exceptions import ConvergenceWarning
+
+    means = KMeans(len(np.unique(labels)), n_init=1, max_iter=100, random_state=seed)
+    with warnings.catch_warnings():
+        # Fewer distinct embeddings than classes leave clusters empty, which the figures tell as it is.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = means.fit_predict(unit_rows(np.asarray(embeddings, dtype=np.float32)))
+    return dict(zip(("nmi", "ami"), agreement(found, labels), strict=True))
+
+
+def agreement(clusters: npt.NDArray[np.integer], labels: npt.NDArray[np.integer]) -> tuple[float, float]:
+    """Compare two partitions of the same images, integer (N,) both.
+
+    Returns:
+        NMI, the mutual information I over the mean of both entropies H, in [0, 1]; and AMI,
+        (I − E) / (H − E) with E the I that two partitions of these sizes have by chance, at most 1.
+    """
+    from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+
+    nmi, ami = normalized_mutual_info_score(labels, clusters), adjusted_mutual_info_score(labels, clusters)
+    return float(nmi), float(ami)
 
 
 class ExactSearch:

@@ -3,6 +3,7 @@
 The protocol of Musgrave et al., "A Metric Learning Reality Check", ECCV 2020.
 """
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +22,10 @@ from serving.errors import BadData, BadSetting, NotFound
 from training import train
 from training.data.partition import divide
 from training.data.pictures import Pictures, embed_pictures, tell_unreadable, viewing_decoder
-from training.evaluation.paired import interval
+from training.evaluation.paired import summarise, tell
 from training.evaluation.protocol import measure_retrieval, roles_of
-from training.loop.checkpoint import load_state
+from training.loop.checkpoint import load_state, write_file
 from training.loop.run import LAST, load_run, read_recipe, read_record
-from training.loop.whole_file import write_file
 from training.network.embedder import embedder_function
 from training.recipes.recipe import Recipe
 from training.recipes.recipe_file import load_recipe
@@ -67,11 +67,11 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """One training of the protocol, and the changes to the recipe that make it."""
+    """One training of the protocol."""
 
     name: str
     path: Path
-    changes: list[str]
+    changes: list[str]  # to the recipe
     recipe: Recipe
 
 
@@ -109,9 +109,10 @@ def run(settings: Settings) -> dict[str, Any]:
         [_plan_fold(settings, recipe, repeat, fold) for fold in range(recipe.folds)]
         for repeat in range(settings.repeats)
     ]
-    for each in (each for runs in plan for each in runs):  # hours before it would be found out otherwise
+    every = list(itertools.chain.from_iterable(plan))
+    for each in every:  # hours before it would be found out otherwise
         _check_own(each, catalog)
-    for each in (each for runs in plan for each in runs):
+    for each in every:
         _train(each, settings)
     result = _test(plan, rows, recipe, settings)
     result |= {"seconds": round(time.monotonic() - started, 1)}
@@ -130,7 +131,7 @@ def render(result: dict[str, Any]) -> str:
     )
     lines.append(f"  {'':<22}" + "".join(f"{title:<16}" for title in _TITLES.values()).rstrip())
     for kind in ("separate", "concatenated"):
-        cells = (_cell(result[kind][name]) for name in _TITLES)
+        cells = (tell(result[kind][name]) for name in _TITLES)
         title = f"{kind}, {result['dimension'][kind]}-D"
         lines.append(f"  {title:<22}" + "".join(f"{cell:<16}" for cell in cells).rstrip())
     if repeats == 1:
@@ -147,14 +148,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """Put embeddings of the same N images side by side, each part and the whole at unit length.
-
-    Args:
-        parts: One float (N, d_f) for each fold f.
-
-    Returns:
-        float (N, Σ d_f).
-    """
+    """Put embeddings of the same N images side by side, each part (N, d_f) and the whole at unit length."""
     return functional.normalize(
         torch.cat([functional.normalize(part, dim=1) for part in parts], dim=1), dim=1
     )
@@ -163,10 +157,10 @@ def concatenate(parts: Sequence[Tensor]) -> Tensor:
 def measure_ensemble(
     parts: Sequence[Tensor], measure: Callable[[Tensor], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Measure the embeddings of each fold by themselves and all of them concatenated.
+    """Measure the embeddings (N, d) of each fold by themselves, and all of them concatenated.
 
     Args:
-        parts: One float (N, d) for each fold, rows in the same order.
+        parts: Of each fold, rows in the same order.
         measure: What `measure_retrieval` does, for these images.
 
     Returns:
@@ -188,19 +182,13 @@ def measure_ensemble(
 
 def over_repeats(figures: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
     """Give each figure's `mean` over repeats and `half_width` of its interval, None for one repeat."""
-    found = {name: interval([each[name] for each in figures]) for name in _TITLES}
-    return {name: {"mean": mean, "half_width": half} for name, (mean, half) in found.items()}
+    return {name: summarise([each[name] for each in figures]) for name in _TITLES}
 
 
 def _plan_fold(settings: Settings, recipe: Recipe, repeat: int, fold: int) -> _Fold:
     changes = [*settings.set, f"fold={fold}", f"seed={recipe.seed + repeat * recipe.folds + fold}"]
     name = f"repeat{repeat}/fold{fold}"
     return _Fold(name, settings.out / name, changes, load_recipe(settings.recipe, changes))
-
-
-def _cell(figure: dict[str, float | None]) -> str:
-    spread = "" if figure["half_width"] is None else f" ± {100 * figure['half_width']:.2f}"
-    return f"{100 * (figure['mean'] or 0.0):.2f}{spread}"
 
 
 def _check_own(each: _Fold, catalog: Catalog) -> None:
@@ -229,7 +217,7 @@ def _train(each: _Fold, settings: Settings) -> None:
     where |= {"format": settings.format, "table": settings.table}
     if _begun(each) is None:
         train.run(train.Settings(recipe=settings.recipe, set=each.changes, **where))
-    elif not _is_finished(each):
+    elif not ((last := each.path / LAST).is_file() and load_state(last).get("finished") is True):
         train.run(train.Settings(resume=True, **where))
 
 
@@ -239,11 +227,6 @@ def _begun(each: _Fold) -> Recipe | None:
         return read_recipe(each.path)
     except NotFound:
         return None
-
-
-def _is_finished(each: _Fold) -> bool:
-    last = each.path / LAST
-    return last.is_file() and load_state(last).get("finished") is True
 
 
 def _test(
@@ -275,9 +258,7 @@ def _test(
         "dimension": {"separate": recipe.dimension, "concatenated": recipe.dimension * recipe.folds},
         "images": len(pictures),
         "classes": len(np.unique(pictures.labels)),
-        "queries": repeats[0]["queries"],
-        "excluded": repeats[0]["excluded"],
-        "gallery": repeats[0]["gallery"],
+        **{name: repeats[0][name] for name in ("queries", "excluded", "gallery")},
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in pictures.unreadable],
         "repeats": repeats,
         "separate": over_repeats([repeat["separate"] for repeat in repeats]),

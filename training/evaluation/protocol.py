@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from serving.catalog.catalog import Row, SplitRule
 from serving.errors import BadData, BadSetting
-from training.evaluation.metrics import retrieval_metrics
+from training.evaluation.metrics import Ints, retrieval_metrics
 
 __all__ = ["ProtocolName", "groups_of", "measure_retrieval", "roles_of", "sides_of"]
 
@@ -18,21 +18,20 @@ ProtocolName = Literal["auto", "leave-one-out", "query-gallery"]
 
 def measure_retrieval(
     embeddings: npt.ArrayLike,
-    labels: npt.NDArray[np.int64],
+    labels: Ints,
     *,
     roles: Sequence[str] | None = None,
-    groups: npt.NDArray[np.int64] | None = None,
+    groups: Ints | None = None,
     at: Sequence[int] = (1, 2, 4, 8),
 ) -> dict[str, Any]:
-    """Search each embedding among all others, or the queries of a data set in its gallery.
+    """Search each embedding, float (N, d), among all others, or the queries of a data set in its gallery.
 
     Args:
-        embeddings: Float (N, d).
-        labels: int64 (N,).
-        roles: "query", "gallery" or "" of each row (N,). Where any is "query", those are searched in the
+        embeddings: Of any norm.
+        labels: (N,).
+        roles: "query", "gallery" or another of each row (N,). Where any is "query", those are searched in the
             rows that are "gallery"; all others are left out.
-        groups: Of each row, (N,): what is of a query's own group is not searched for it, as if it were not
-            there.
+        groups: (N,): what is of a query's own group is not searched for it, as if it were not there.
         at: The k of R@k.
 
     Returns:
@@ -45,14 +44,11 @@ def measure_retrieval(
     """
     embeddings = np.asarray(embeddings)
     asked, held = sides_of(roles, len(labels))
-    apart: dict[str, Any] = {}
+    given: dict[str, Any] = {} if groups is None else {"groups": groups[asked]}
     if held is not None:
-        apart = {"gallery_embeddings": embeddings[held], "gallery_labels": labels[held]}
-        if groups is not None:
-            apart |= {"gallery_groups": groups[held]}
-    found = retrieval_metrics(
-        embeddings[asked], labels[asked], at=at, groups=None if groups is None else groups[asked], **apart
-    )
+        given |= {"gallery_embeddings": embeddings[held], "gallery_labels": labels[held]}
+        given |= {} if groups is None else {"gallery_groups": groups[held]}
+    found = retrieval_metrics(embeddings[asked], labels[asked], at=at, **given)
     return {
         "recall_at": {str(k): share for k, share in found.recall_at.items()},
         "map_at_r": found.map_at_r,
@@ -63,9 +59,7 @@ def measure_retrieval(
     }
 
 
-def sides_of(
-    roles: Sequence[str] | None, count: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+def sides_of(roles: Sequence[str] | None, count: int) -> tuple[Ints, Ints | None]:
     """Give the rows that ask and those that are searched, None where each is searched among all others.
 
     Raises:
@@ -86,18 +80,10 @@ def sides_of(
 def roles_of(
     rows: Sequence[Row], split: str, rule: SplitRule, *, protocol: ProtocolName = "auto"
 ) -> list[str] | None:
-    """Tell which rows ask and which are searched.
+    """Give the roles of rows, one side of a data set that a rule cut, for `measure_retrieval`.
 
-    Args:
-        rows: One side of a data set.
-        split: Which.
-        rule: By which it was cut.
-        protocol: `auto` is as the data set has it, where its own test is measured; `query-gallery` is that
-            wherever the rows come from, so that none that the data set calls train is searched.
-
-    Returns:
-        For `measure_retrieval`: "query", "gallery" or another side of each row; None where every image is
-        searched among all others.
+    `auto` is as the data set has it, where its own test is measured; `query-gallery` is that wherever the
+    rows come from, so that none that the data set calls train is searched.
 
     Raises:
         BadData: If it is to be `query-gallery`, and there are no queries or there is no gallery.
@@ -115,7 +101,7 @@ def roles_of(
     return roles
 
 
-def groups_of(rows: Sequence[Row], field: str) -> npt.NDArray[np.int64]:
+def groups_of(rows: Sequence[Row], field: str) -> Ints:
     """Number images by what a field of their metadata says, (N,); one without it is a group by itself.
 
     Raises:
@@ -123,12 +109,10 @@ def groups_of(rows: Sequence[Row], field: str) -> npt.NDArray[np.int64]:
     """
     known = {name for row in rows for name in row.metadata}
     if field not in known:
-        near = get_close_matches(field, known, 1)
         there = f"there are {', '.join(sorted(known))}" if known else "they have no metadata"
-        raise BadSetting(
-            f"none of the {len(rows)} images has the field {field!r}:"
-            f" {f'did you mean {near[0]!r}?' if near else there}"
-        )
+        if near := get_close_matches(field, known, 1):
+            there = f"did you mean {near[0]!r}?"
+        raise BadSetting(f"none of the {len(rows)} images has the field {field!r}: {there}")
     numbers = dict[object, int]()
     values = [(row.metadata[field],) if field in row.metadata else row.key for row in rows]
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)

@@ -27,11 +27,11 @@ from training.data.feature_cache import cache_features
 from training.data.partition import divide
 from training.data.pictures import Stream, class_numbers, embed_pictures, viewing_decoder
 from training.evaluation.fitted import fitted_figures
-from training.evaluation.paired import interval, paired
+from training.evaluation.paired import summarise, tell
 from training.evaluation.protocol import measure_retrieval, roles_of
+from training.loop.checkpoint import write_file
 from training.loop.logbook import read_history
 from training.loop.run import load_run, reserved
-from training.loop.whole_file import write_file
 from training.network.embedder import describer_function
 from training.recipes.recipe_file import load_recipe
 
@@ -151,7 +151,7 @@ def render(result: dict[str, Any]) -> str:
     ]
     for name, arm in zip(names, result["arms"], strict=True):
         cells = (
-            f"{_told(arm.get(figure)):>13} {_told(arm.get(figure, {}).get('difference'), '+'):>14}"
+            f"{tell(arm.get(figure)):>13} {tell(arm.get(figure, {}).get('difference'), '+'):>14}"
             for figure in figures
         )
         lines.append(f"{name:<{width}}  {'  '.join(cells)}".rstrip())
@@ -231,9 +231,7 @@ def _train_and_score(settings: Settings, catalog: Catalog, words: Sequence[str])
         )
     )  # fmt: skip
     last = read_history(folder).rows[-1]  # and not the best, which the classes that score would choose
-    found = (
-        _score(settings, catalog, folder) if settings.final else {name: last[name] for name in _FIGURES[:2]}
-    )
+    found = _score(settings, catalog, folder) if settings.final else {key: last[key] for key in _FIGURES[:2]}
     shutil.rmtree(folder)
     told = {"epoch": last["epoch"], **found, "seconds": time.monotonic() - started}
     return {name: f"{value:.6g}" for name, value in told.items()}
@@ -254,10 +252,10 @@ def _score(settings: Settings, catalog: Catalog, folder: Path) -> dict[str, floa
     embeddings, histograms = found.tensor_split((recipe.dimension,), dim=1)
     labels = class_numbers(images.rows, sorted({row.label for row in images.rows}))
     figures = measure_retrieval(embeddings, labels, roles=roles_of(images.rows, "test", recipe.split))
-    told = {"map_at_r": figures["map_at_r"], "recall_at_1": figures["recall_at"]["1"]}
+    told: dict[str, float] = {"map_at_r": figures["map_at_r"], "recall_at_1": figures["recall_at"]["1"]}
     if settings.fitted and recipe.learns_prototypes:
         fitted = fitted_figures(histograms, embeddings, labels, draws=settings.fitted)
-        told |= {"map_c": fitted["map_c"], "map_x": fitted["map_x"]}
+        told |= {name: fitted[name] for name in ("map_c", "map_x")}
     return told
 
 
@@ -272,26 +270,14 @@ def _summary(arm: _Arm, first: _Arm, rows: Sequence[_Row]) -> dict[str, Any]:
         values, theirs = ([float(row[figure]) for row in each if row.get(figure)] for each in (mine, base))
         if not values:
             continue
-        told[figure] = dict(zip(("mean", "half_width"), interval(values), strict=True))
+        told[figure] = summarise(values)
         if arm != first and len(theirs) == len(values):
-            pair = paired(values, theirs)
-            told[figure]["difference"] = dict(zip(("mean", "half_width"), pair, strict=True))
+            told[figure]["difference"] = summarise(values, theirs)
     return told
 
 
-def _told(figure: Mapping[str, Any] | None, sign: str = "") -> str:
-    if figure is None:
-        return ""
-    half = "" if figure["half_width"] is None else f" ± {100 * figure['half_width']:.2f}"
-    return f"{100 * figure['mean']:{sign}.2f}{half}"
-
-
 def _read_table(path: Path, keys: Sequence[str]) -> list[dict[str, str]]:
-    """Read the runs so far, which `keys` tell apart.
-
-    Raises:
-        BadSetting: If the file is of a sweep over other settings, or is no table of runs any more.
-    """
+    """Read the runs so far, which `keys` tell apart; raises BadSetting where they are of another sweep."""
     if not path.is_file():
         return []
     columns = [*keys, *_MEASURED]
@@ -324,10 +310,9 @@ def _write_table(path: Path, rows: Sequence[_Row], keys: Sequence[str]) -> None:
 
 def _is_run(row: Mapping[Any, Any]) -> bool:
     """Tell whether a line of the table has all its cells, and figures where these belong."""
-    if None in row or None in row.values() or not row["seed"].isdecimal():
+    if None in (*row, *row.values()) or not row["seed"].isdecimal():
         return False
     try:
-        figures = [float(row[name]) for name in _FIGURES if row[name] or name in _FIGURES[:2]]
+        return all(math.isfinite(float(row[name])) for name in _FIGURES if row[name] or name in _FIGURES[:2])
     except ValueError:
         return False
-    return all(math.isfinite(figure) for figure in figures)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.method.precision import full_precision
+from training.method.prototypes import full_precision
 
 __all__ = ["PairSearch", "RowSearch", "find_copies", "open_search"]
 
@@ -25,6 +25,8 @@ _ROWS, _COLUMNS = 512, 4096  # of a tile of pairs: 8 MiB of float32
 _KEPT_BYTES = 128 * 2**20  # for the neighbours of a whole set, where it is searched in pairs
 
 
+@torch.no_grad()
+@full_precision
 def open_search(
     queries: NDArray[Any], gallery: NDArray[Any] | None, depth: int
 ) -> Callable[[NDArray[np.int64], int], NDArray[np.int64]]:
@@ -38,26 +40,18 @@ def open_search(
     Returns:
         Queries (b,) and how many neighbours are wanted, to the nearest first and equals by index, (b, depth).
     """
-    search = _open(queries, gallery, depth)
+    asked, search = torch.from_numpy(queries), None
+    kept = len(queries) * depth * (queries.itemsize + 4)
+    if gallery is None and depth * _CHUNK <= len(queries) and kept <= _KEPT_BYTES:
+        search = PairSearch(asked, depth=depth)
+    found = search or RowSearch(asked, None if gallery is None else torch.from_numpy(gallery))
 
     @torch.no_grad()
     @full_precision
     def nearest(rows: NDArray[np.int64], depth: int) -> NDArray[np.int64]:
-        return search.nearest(torch.from_numpy(rows), depth).numpy()
+        return found.nearest(torch.from_numpy(rows), depth).numpy()
 
     return nearest
-
-
-@torch.no_grad()
-@full_precision
-def _open(queries: NDArray[Any], gallery: NDArray[Any] | None, depth: int) -> "PairSearch | RowSearch":
-    asked = torch.from_numpy(queries)
-    if gallery is not None:
-        return RowSearch(asked, torch.from_numpy(gallery))
-    kept = len(queries) * depth * (queries.itemsize + 4)
-    if depth * _CHUNK <= len(queries) and kept <= _KEPT_BYTES:
-        return PairSearch(asked, depth=depth)
-    return RowSearch(asked)
 
 
 class PairSearch:
@@ -84,11 +78,7 @@ class PairSearch:
                 self._offer(start, chunks.permute(2, 0, 1), chunks.amax(dim=1).T, rows.start)
 
     def nearest(self, rows: Tensor, depth: int) -> Tensor:
-        """Rank the others of the images `rows`, int64 (b,).
-
-        Returns:
-            Indices of the `depth` nearest, nearest first and equals by index, int64 (b, depth).
-        """
+        """Rank the others of the images `rows`, int64 (b,), nearest first and equals by index, (b, depth)."""
         found = self._indices[rows, :depth].long()
         # A product may round equal columns differently by their places, which a search by rows can mend.
         mixed = torch.nonzero(self._copied[found].any(dim=1)).flatten()
@@ -101,13 +91,9 @@ class PairSearch:
         self._offer(start, chunks, chunks.amax(dim=2), first)
 
     def _offer(self, start: int, split: Tensor, maxima: Tensor, first: int) -> None:
-        """Offer references, all of higher index than those before, to the images from `start` on.
+        """Offer references from index `first` on, higher than all before, to q images from `start` on.
 
-        Args:
-            start: Index of the first of the q images.
-            split: Similarities, float (q, chunks, CHUNK).
-            maxima: Largest of each chunk, float (q, chunks).
-            first: Index of the first reference.
+        `split` has the similarities, (q, chunks, CHUNK), and `maxima` the largest of each chunk, (q, chunks).
         """
         images = slice(start, start + len(split))
         last = self._values[images, -1]  # only what is above it is kept, (q,)
@@ -160,11 +146,7 @@ class RowSearch:
         self._buffer = queries.new_empty(0)
 
     def nearest(self, rows: Tensor, depth: int) -> Tensor:
-        """Rank the references of the queries `rows`, int64 (b,).
-
-        Returns:
-            Indices of the `depth` nearest, nearest first and equals by index, int64 (b, depth).
-        """
+        """Rank the references of the queries `rows`, int64 (b,), nearest first, equals by index."""
         similarity = self._similarity(rows)  # (b, width)
         # One more than asked for shows whether the last place is shared.
         values, indices = _top(similarity, min(depth + 1, self._size - int(self._itself)))
@@ -197,11 +179,7 @@ class RowSearch:
 
 
 def find_copies(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the rows that repeat an earlier one bit by bit.
-
-    Returns:
-        Their indices and those of the first row of each value, int64 (c,) both.
-    """
+    """Find the rows that repeat an earlier one bit by bit, int64 (c,), and the first row of each, (c,)."""
     bits = vectors.view(torch.int64 if vectors.dtype == torch.float64 else torch.int32)
     # A sum that knows the order, or all permutations of a row would have one; integers wrap round.
     weights = torch.randint(-(2**63), 2**63 - 1, bits.shape[1:], generator=torch.Generator().manual_seed(0))
@@ -224,7 +202,7 @@ def find_copies(vectors: Tensor) -> tuple[Tensor, Tensor]:
 def _top(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Largest values of each row and where they are, in no given order among equals.
 
-    The largest `count` values lie in the `count` chunks of largest maximum, and maxima are fast.
+    They lie in the `count` chunks of largest maximum, and maxima are fast.
     """
     rows, width = similarity.shape
     chunks = width // _CHUNK

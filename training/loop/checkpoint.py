@@ -1,8 +1,10 @@
-"""Checkpoints: tensors in safetensors, everything else as JSON in its metadata; no pickle."""
+"""Checkpoints, tensors in safetensors and the rest as JSON in its metadata; files written whole."""
 
 import contextlib
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,13 +15,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from serving.errors import BadArtifact, ModelMismatch, NotFound
-from training.loop.whole_file import write_file
+from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
 from training.network.weights import check_shapes
 
 __all__ = [
-    "entry", "load_checkpoint", "load_module", "load_optimizer", "load_state", "pack_optimizer", "prefixed",
-    "save_checkpoint", "unprefixed",
+    "aside_of", "entry", "load_checkpoint", "load_module", "load_optimizer", "load_state", "locked",
+    "pack_optimizer", "prefixed", "replacing", "save_checkpoint", "unprefixed", "write_file",
 ]  # fmt: skip
 
 FORMAT_VERSION = 2
@@ -36,23 +37,14 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[st
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_checkpoint` wrote; tensors are on the CPU.
-
-    Raises:
-        NotFound: If there is no such file.
-        BadArtifact: If the file is damaged, of a newer format, or not ours.
-    """
+    """Read what `save_checkpoint` wrote, onto the CPU; `NotFound`, or `BadArtifact` if it is damaged."""
     with _open(path) as (file, state):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         digest = file.metadata().get("digest")
     if digest not in (None, _digest(tensors)):  # the first checkpoints had none
         raise BadArtifact(f"the checkpoint {path} is damaged: its weights are not those that were saved")
     if state["format_version"] == 1:
-        old, new = ".prototypes", ".codebook"
-        tensors = {
-            name.removesuffix(old) + new if name.endswith(old) else name: value
-            for name, value in tensors.items()
-        }
+        tensors = {re.sub(r"\.prototypes$", ".codebook", name): value for name, value in tensors.items()}
     return tensors, state
 
 
@@ -150,3 +142,57 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         digest.update(name.encode())
         digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def write_file(path: Path, contents: bytes) -> None:
+    """Replace a file in one step, or leave the previous one as it is, with a `CrossbatchError`."""
+    with replacing(path) as aside:
+        aside.write_bytes(contents)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the place for a file's new contents, which replace it in one step when the block ends well."""
+    aside = aside_of(path)
+    try:
+        if path.exists() and not path.is_file():  # a device, for one
+            raise OSError(0, "something is there that is no plain file", str(path))
+        yield aside
+        with aside.open("r+b") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+        with contextlib.suppress(PermissionError):  # not every system lets a folder be opened
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        raise CrossbatchError(
+            f"{path} cannot be written ({(error.strerror or str(error)).lower()}); a previous one is"
+            " unharmed: make room or choose another folder"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def aside_of(path: Path) -> Path:
+    """Tell where a file is written before it has its name, over what a killed process left there."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Keep other processes that ask out of a folder; `BlockingIOError` if one has it and we do not `wait`."""
+    if os.name != "posix":  # where folders cannot be locked
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)  # and with it the lock, as at whatever end of the process

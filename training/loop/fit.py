@@ -37,15 +37,15 @@ __all__ = ["fit"]
 
 _log = logging.getLogger(__name__)
 
+_Source = Pictures | QuarterTurns | FeatureSet
 _Batches = DataLoader[tuple[Tensor, int]] | FeatureBatches
-_SUMS = ("loss", "dml", "xml", "gradient_norm")
-"""What each step tells, in this order; an epoch's row holds the means."""
+_SUMS = ("loss", "dml", "xml", "gradient_norm")  # what each step tells; an epoch's row holds the means
 
 
 def fit(
     recipe: Recipe,
     trainee: Trainee,
-    source: Pictures | QuarterTurns | FeatureSet,
+    source: _Source,
     validation: Pictures | FeatureSet | None,
     folder: Path,
     record: dict[str, Any],
@@ -53,18 +53,11 @@ def fit(
     fresh: bool,
     tensorboard: bool = False,
 ) -> Logbook:
-    """Run the epochs that are left, saving after each.
+    """Run the epochs that are left, saving after each; `BadSetting` if the loss ceases to be a number.
 
-    `validation`, S x S or features, are held-out classes; without, the last epoch is kept. The `record` of
-    the run is brought up to date. A run that is not `fresh` goes on from its last checkpoint.
-
-    Returns:
-        The logbook: its `best` has `epoch`, counted from 1 (0 is the start), and with validation the metrics
-        of the epoch that is kept.
-
-    Raises:
-        BadSetting: If the loss ceases to be a number.
-        CrossbatchError: If a checkpoint cannot be written or read.
+    `validation` are held-out classes; without, the last epoch is kept. The `record` is brought up to date.
+    A run that is not `fresh` goes on from its last checkpoint. The logbook's `best` has the `epoch` kept (0
+    is the start) and its metrics.
     """
     fabric = trainee.fabric
     sampler = PKSampler(
@@ -86,11 +79,10 @@ def fit(
             epoch, started = logbook.epochs_done, time.monotonic()
             sampler.set_epoch(epoch)
             batches = _batches(source, sampler, recipe, epoch, fabric)
-            means = _run_epoch(trainee, batches, recipe, epoch)
             row = {
                 "epoch": epoch + 1,
                 "steps": (epoch + 1) * len(sampler),
-                **means,
+                **_run_epoch(trainee, batches, recipe, epoch),
                 "learning_rate": trainee.optimizer.param_groups[0]["lr"],
                 "seconds": round(time.monotonic() - started, 2),
             }
@@ -104,13 +96,7 @@ def fit(
     return logbook
 
 
-def _batches(
-    source: Pictures | QuarterTurns | FeatureSet,
-    sampler: PKSampler,
-    recipe: Recipe,
-    epoch: int,
-    fabric: Fabric,
-) -> _Batches:
+def _batches(source: _Source, sampler: PKSampler, recipe: Recipe, epoch: int, fabric: Fabric) -> _Batches:
     """Deal out one epoch, counted from 0: this process's rows of each batch."""
     if isinstance(source, FeatureSet):
         rank, processes = fabric.global_rank, fabric.world_size
@@ -155,8 +141,12 @@ def _run_epoch(trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int) 
         mean_gradients(objective, fabric)
         if resting:
             embedder.backbone.zero_grad()  # which the optimiser then passes over
-        told = _to_host((*terms, _unscaled_length(trainee, recipe)))
-        _check_finite(told, scale=_scale(trainee), epoch=epoch, batch=batch, step=step)
+        precision = fabric.strategy.precision
+        precision.unscale_gradients(getattr(optimizer, "optimizer", optimizer))  # of fp16
+        length = clip(optimizer, embedder.codebook, norm=recipe.clip_norm, value=recipe.clip_value)
+        told = _to_host((*terms, length))
+        scale = precision.state_dict().get("scale")
+        _check_finite(told, scale=scale, epoch=epoch, batch=batch, step=step)
         optimizer.step()
         optimizer.zero_grad()
         if trainee.average:
@@ -189,15 +179,15 @@ def _mix(
     features: Features,
     labels: Tensor,
     recipe: Recipe,
-    generator: torch.Generator,
+    draws: torch.Generator,
 ) -> tuple[Tensor, Pairs] | None:
     """Embed mixed examples (M, d), at the level that the recipe says or that is drawn for this step."""
     level = recipe.mixing
     if level == "none":
         return None
     if level == "all":
-        level = ("input", "feature", "embedding")[int(torch.randint(3, (), generator=generator))]
-    pairs = draw_pairs(labels, alpha=recipe.mixing_alpha, generator=generator)
+        level = ("input", "feature", "embedding")[int(torch.randint(3, (), generator=draws))]
+    pairs = draw_pairs(labels, alpha=recipe.mixing_alpha, generator=draws)
     if len(pairs.first) == 0:  # one class
         return None
     if level == "embedding":
@@ -211,10 +201,7 @@ def _mix(
 def _watch(
     trainee: Trainee, features: Features, labels: Tensor, *, weight: float, seed: int
 ) -> dict[str, float]:
-    """Measure the XML term on a batch, and its gradient at what the head puts out, behind which nothing runs.
-
-    The seed draws halves of its own, so that training draws as if nothing were measured.
-    """
+    """Measure the XML term on a batch and its gradient at what the head puts out, by halves of their own."""
     locations = gather_rows(features.locations.detach(), trainee.fabric).requires_grad_()
     leaves, embeddings = [locations], locations.mean(dim=1)
     if trainee.embedder.pooling != "gap":  # which is no function of the locations
@@ -224,28 +211,13 @@ def _watch(
     return trainee.objective.watch(embeddings, histograms, labels, leaves=leaves, weight=weight, seed=seed)
 
 
-def _unscaled_length(trainee: Trainee, recipe: Recipe) -> Tensor:
-    """Clip the gradient as the recipe says, fp16's scale taken out; returns its length before."""
-    optimizer = trainee.optimizer
-    trainee.fabric.strategy.precision.unscale_gradients(getattr(optimizer, "optimizer", optimizer))
-    return clip(optimizer, trainee.embedder.codebook, norm=recipe.clip_norm, value=recipe.clip_value)
-
-
-def _scale(trainee: Trainee) -> float | None:
-    """Give what fp16 multiplies the loss by; other precisions have nothing like it."""
-    return trainee.fabric.strategy.precision.state_dict().get("scale")
-
-
 def _to_host(values: Sequence[Tensor]) -> Tensor:
     """Fetch scalars from their device at once, as float64 (k,) on the CPU; MPS has no float64 of its own."""
     return torch.stack([value.detach().float() for value in values]).cpu().double()
 
 
 def _check_finite(told: Tensor, *, scale: float | None, epoch: int, batch: int, step: int) -> None:
-    """Stop before a step that would spoil the weights.
-
-    With fp16 a gradient may overflow: the step is left out and the scale halved, until that is below 1.
-    """
+    """Stop before a step that would spoil the weights; fp16 may overflow until its scale is below 1."""
     loss, *_, norm = told.tolist()
     overflown = scale is not None and scale >= 1 and bool(torch.isfinite(told[:-1]).all())
     if not torch.isfinite(told).all() and not overflown:

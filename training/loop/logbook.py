@@ -1,7 +1,4 @@
-"""The logbook of a run: after each epoch a checkpoint, the weights kept, a row of metrics.csv, the record.
-
-And how these rows are read again, by whoever shows a run.
-"""
+"""The logbook of a run, written after each epoch: checkpoints, metrics.csv, the record; and its reading."""
 
 import contextlib
 import csv
@@ -25,24 +22,20 @@ from training.loop.checkpoint import (
     prefixed,
     save_checkpoint,
     unprefixed,
+    write_file,
 )
 from training.loop.run import BEST, LAST, METRICS, write_record
 from training.loop.trainee import Trainee
-from training.loop.whole_file import write_file
 from training.recipes.recipe import Recipe
 
 __all__ = ["Curves", "History", "Logbook", "curves", "read_history"]
 
-Curves = Callable[[Mapping[str, Any]], None]
-"""Takes one row of an epoch."""
+Curves = Callable[[Mapping[str, Any]], None]  # takes one row of an epoch
 _RESTING = ("model.backbone.", "average.module.backbone.")
 
 
 class Logbook:
-    """What a run folder keeps of a training: weights, optimiser, epochs done, the best, a row for each.
-
-    The `metrics` of the record are brought up to date. Of several processes the first one writes files.
-    """
+    """What a run folder keeps of a training; of several processes the first one writes files."""
 
     def __init__(self, trainee: Trainee, recipe: Recipe, folder: Path, record: dict[str, Any]) -> None:
         self._trainee, self._recipe, self._folder, self._record = trainee, recipe, folder, record
@@ -117,18 +110,13 @@ class Logbook:
             "precision": self._precision.state_dict(),
         }
         save_checkpoint(self._folder / LAST, tensors, state)
-        _write_metrics(self._folder / METRICS, self.history)
+        table = io.StringIO()
+        names = dict.fromkeys(name for row in self.history for name in row)
+        writer = csv.DictWriter(table, list(names), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.history)
+        write_file(self._folder / METRICS, table.getvalue().encode())
         write_record(self._folder, self._record)
-
-
-def _write_metrics(path: Path, history: Sequence[Mapping[str, Any]]) -> None:
-    """Write one line an epoch; what was not measured in an epoch is empty."""
-    text = io.StringIO()
-    names = dict.fromkeys(name for row in history for name in row)
-    writer = csv.DictWriter(text, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(history)
-    write_file(path, text.getvalue().encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +143,9 @@ class History:
 
 
 def read_history(path: Path) -> History:
-    """Read the history of a run folder; a run without one has an empty one.
+    """Read the history of a run folder, empty where there is none; `BadArtifact` if the file is no table.
 
     A row that names no epoch is passed over, and of two of one epoch the last counts.
-
-    Raises:
-        BadArtifact: If the file is no table.
     """
     file = path / METRICS
     if not file.is_file():
@@ -174,14 +159,13 @@ def read_history(path: Path) -> History:
     return History(tuple(by_epoch[epoch] for epoch in sorted(by_epoch)))
 
 
-def _finite(cells: Iterable[tuple[object, object]]) -> dict[str, float]:
+def _finite(cells: Iterable[tuple[Any, Any]]) -> dict[str, float]:
     """Keep what is a finite number under a name; DictReader puts cells past the head under None."""
     found = {}
     for name, cell in cells:
-        if name and isinstance(name, str) and isinstance(cell, str):
-            with contextlib.suppress(ValueError):
-                if math.isfinite(value := float(cell)):
-                    found[name] = value
+        with contextlib.suppress(ValueError, TypeError):
+            if name and math.isfinite(value := float(cell)):
+                found[name] = value
     return found
 
 

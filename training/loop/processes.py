@@ -1,8 +1,7 @@
-"""Several processes that train one model (`torchrun`): who takes which rows, and how these come together.
+"""Several processes that train one model (`torchrun`), each on its run of rows of every batch.
 
-A batch is cut into runs of rows, one a process in the order of ranks, and what the network makes of them is
-gathered in that order: each process then holds the whole batch as one process would, computes the whole
-loss, and the mean of the processes' gradients is that of one process on the whole batch.
+What the network makes of the rows is gathered in the order of ranks: each process computes the loss of the
+whole batch, and the mean of the processes' gradients is that of one process on the whole batch.
 """
 
 import contextlib
@@ -24,21 +23,15 @@ from training.network.weights import first_line
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "BATCHNORMS", "agree", "gather_rows", "gather_shares", "keep_freed_memory", "mean_gradients", "processes",
+    "agree", "batchnorms", "gather_rows", "gather_shares", "keep_freed_memory", "mean_gradients", "processes",
     "share", "start_processes", "sync_batchnorm",
 ]  # fmt: skip
 
 T = TypeVar("T")
 
-BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
 
 def start_processes(device: str, recipe: Recipe) -> Fabric:
-    """Join the processes that `torchrun` started, or be the only one, on `auto` or a device by its name.
-
-    Raises:
-        BadSetting: If the device is not there, or the recipe's batch cannot be shared evenly.
-    """
+    """Join the processes that `torchrun` started, or be the only one, on `auto` or a device by its name."""
     if device == "auto":  # never mps, on which no training has been measured
         device = "cuda" if torch.cuda.is_available() else "cpu"
     several = torch.distributed.is_torchelastic_launched()
@@ -55,9 +48,7 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
             " train in one process, or set mixing to none"
         )
     # Lightning's own call of a function that torch wants called by another name
-    warnings.filterwarnings(
-        "ignore", message=r"torch\.distributed\.nn\.functional", module="lightning_fabric"
-    )
+    warnings.filterwarnings("ignore", r"torch\.distributed\.nn\.functional", module="lightning_fabric")
     try:
         # given as a plugin, for Lightning would silently change fp16 on a CPU for bf16
         mixed = None if recipe.precision == "32-true" else MixedPrecision(recipe.precision, device)
@@ -78,14 +69,11 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
 
 @contextlib.contextmanager
 def processes(device: str, recipe: Recipe) -> Iterator[Fabric]:
-    """Join the processes as `start_processes` does, and part from them at the end.
-
-    Without a parting, one that ends first may take its threads from under another's last message.
-    """
+    """Join the processes as `start_processes` does, and part from them at the end."""
     fabric = start_processes(device, recipe)
     try:
         yield fabric
-        fabric.barrier()
+        fabric.barrier()  # else one that ends first may cut off another's last message
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -151,11 +139,15 @@ def mean_gradients(module: nn.Module, fabric: Fabric) -> None:
             parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")  # type: ignore[assignment]
 
 
+def batchnorms(module: nn.Module) -> list[nn.Module]:
+    """Give the layers of a network that normalise by batches."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    return [layer for layer in module.modules() if isinstance(layer, kinds)]
+
+
 def sync_batchnorm(module: nn.Module, fabric: Fabric, *, frozen: bool) -> nn.Module:
     """Let BatchNorm take its statistics from the rows of all processes, which torch cannot on CPUs."""
-    if fabric.world_size == 1 or frozen:
-        return module
-    if not any(isinstance(each, BATCHNORMS) for each in module.modules()):
+    if fabric.world_size == 1 or frozen or not batchnorms(module):
         return module
     if fabric.device.type != "cuda":
         raise BadSetting(
@@ -172,10 +164,10 @@ _LARGEST = 2**31 - 1
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Keep what is freed for the next tensor, instead of faulting its pages in anew; tell whether glibc does.
+    """Keep what is freed for the next tensor; tell whether the C library does.
 
     glibc maps each block above 32 MiB afresh, and the kernel clears it page by page: for the maps of a
-    network that can cost more than what is computed on them. The process stays as large as at its peak.
+    network that can cost more than what is computed on them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library

@@ -18,8 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from serving.catalog.catalog import Layout
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchError, NotFound
-from training.loop.checkpoint import entry, load_checkpoint, load_module, load_state, unprefixed
-from training.loop.whole_file import aside_of, locked, write_file
+from training.loop.checkpoint import (
+    aside_of,
+    entry,
+    load_checkpoint,
+    load_module,
+    load_state,
+    locked,
+    unprefixed,
+    write_file,
+)
 from training.network.embedder import Embedder, build_embedder
 from training.recipes.recipe import Recipe, make_recipe
 from training.recipes.recipe_file import parse_yaml
@@ -32,8 +40,7 @@ __all__ = [
 BEST = "best.safetensors"
 LAST = "last.safetensors"
 METRICS = "metrics.csv"
-MAX_NAME = 200
-"""Longest name of a run, in characters; it becomes the name of its exported model."""
+MAX_NAME = 200  # characters; it becomes the name of the exported model
 _RECIPE = "recipe.yaml"
 _RECORD = "record.json"
 _PACKAGES = (
@@ -49,13 +56,9 @@ class Run:
 
     path: Path
     recipe: Recipe
-    embedder: Embedder
-    """In evaluation mode, on the CPU."""
-    epoch: int
-    """Of the weights, counted from 1; 0 is the start."""
-    record: dict[str, Any]
-    """`name`, `versions`, `seed`, `git_commit`, `data` (root, format, table, split, classes, ...),
-    `metrics` of the weights that are kept (see `ModelSpec.accuracy`); as `check_record` has found it."""
+    embedder: Embedder  # in evaluation mode, on the CPU
+    epoch: int  # of the weights, counted from 1; 0 is the start
+    record: dict[str, Any]  # name, versions, seed, git_commit, data, and metrics of the weights that are kept
 
 
 def load_run(path: Path) -> Run:
@@ -63,16 +66,12 @@ def load_run(path: Path) -> Run:
 
     Raises:
         NotFound: If it is not a run folder, or no epoch of it has ended.
-        BadArtifact: If one of its files is damaged.
-        ModelMismatch: If the checkpoint is of another architecture than the recipe.
+        BadArtifact: If one of its files is damaged; `ModelMismatch` if they do not fit together.
     """
     recipe, record = read_recipe(path), read_record(path)
     if not (path / BEST).is_file():
         if (path / LAST).is_file():
-            raise BadArtifact(
-                f"the run {path} has lost {BEST}, the weights that it kept: bring the file back, or train"
-                " again"
-            )
+            raise BadArtifact(f"the run {path} has lost {BEST}: bring the file back, or train again")
         raise NotFound(f"the run {path} has no {BEST}: its first epoch has not ended")
     tensors, best = load_checkpoint(path / BEST)
     kept = entry(best, "epoch", int, source=path / BEST)
@@ -128,32 +127,23 @@ def _is_stump(path: Path) -> bool:
 
 @contextlib.contextmanager
 def reserved(path: Path) -> Iterator[None]:
-    """Keep a run folder, made where it is not there, from every other process that would train in it.
-
-    Raises:
-        AlreadyExists: If another process trains in it.
-        BadSetting: If it cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise BadSetting(f"the run folder {path} cannot be made: {reason}") from error
+    """Keep a run folder, made where it is not there, from every other process that would train in it."""
     with contextlib.ExitStack() as stack:
         try:
+            path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(path))
         except BlockingIOError as error:
             raise AlreadyExists(
                 f"another process trains in {path} just now: wait for its end, or choose another folder"
             ) from error
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise BadSetting(f"the run folder {path} cannot be made: {reason}") from error
         yield
 
 
 def begin(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
-    """Fill the reserved folder of a new run, which can be resumed from then on; cut here, it is still vacant.
-
-    The record gets `recipe_digest`.
-    """
+    """Fill the reserved folder of a new run, which can be resumed from then on; cut here, it stays vacant."""
     check_vacant(path)
     text = yaml.safe_dump(recipe.model_dump(), sort_keys=False).encode()
     record["recipe_digest"] = hashlib.sha256(text).hexdigest()
@@ -245,12 +235,10 @@ def check_record(values: object, *, source: str) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:3])
-        if first["type"] == "missing":
-            raise BadArtifact(f"{source} is damaged: it has no {key}") from error
         reason = first["msg"][:1].lower() + first["msg"][1:]
-        raise BadArtifact(
-            f"{source} is damaged: its {key} is {reprlib.repr(first['input'])}, but {reason}"
-        ) from error
+        told = f"its {key} is {reprlib.repr(first['input'])}, but {reason}"
+        told = f"it has no {key}" if first["type"] == "missing" else told
+        raise BadArtifact(f"{source} is damaged: {told}") from error
     return values
 
 
@@ -262,13 +250,11 @@ def provenance() -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:  # run from a checkout that was not installed
             versions[package] = "not installed"
-    return {"versions": versions, "git_commit": _git_commit()}
-
-
-def _git_commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # git is not installed, for one
-        return None
-    return found.stdout.strip() or None
+    command, commit = (
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"],
+        None,
+    )
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # git is not installed, for one
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        commit = done.stdout.strip() or None
+    return {"versions": versions, "git_commit": commit}

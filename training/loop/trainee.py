@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,23 +12,22 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam, RMSprop
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from serving.errors import BadData, BadSetting
 from training.data.feature_cache import FeatureSet
 from training.data.pictures import Pictures, Stream, class_numbers, embed_pictures, viewing_decoder
 from training.data.sampler import draw_sample
-from training.loop.processes import BATCHNORMS, sync_batchnorm
+from training.loop.processes import batchnorms, sync_batchnorm
 from training.losses.objective import Objective
 from training.method.histogram import start_codebook
 from training.network.embedder import Embedder, build_embedder, locations_function, pooled_function
-from training.network.head_init import closed_form_head
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "Trainee", "average_weights", "build_network", "build_optimizer", "clip", "freeze_batchnorm",
-    "freeze_weights", "rate_factor", "start_trainee", "xml_weight",
+    "Trainee", "average_weights", "build_network", "build_optimizer", "clip", "closed_form_head",
+    "freeze_batchnorm", "freeze_weights", "rate_factor", "start_trainee", "xml_weight",
 ]  # fmt: skip
 
-_SAMPLE = 400
-"""Most images whose local features start the prototypes."""
+_SAMPLE = 400  # most images whose local features start the prototypes
 _Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
@@ -38,8 +37,7 @@ class Trainee:
 
     fabric: Fabric
     embedder: Embedder
-    forward: nn.Module
-    """The embedder as Fabric wraps it, in the recipe's precision and for several processes."""
+    forward: nn.Module  # the embedder as Fabric wraps it, in the recipe's precision and for several processes
     objective: Objective
     optimizer: Optimizer
     average: AveragedModel | None
@@ -62,13 +60,7 @@ class Trainee:
 
 
 def build_network(recipe: Recipe, *, classes: int, fresh: bool) -> tuple[Embedder, Objective]:
-    """Build what learns, as a training starts it: what a setting can spoil fails here, before images.
-
-    Weights have to be right where no checkpoint will overwrite them, the training being `fresh`.
-
-    Raises:
-        CrossbatchError: If a setting does not fit the backbone or the loss, or weights cannot be read.
-    """
+    """Build what learns, as a `fresh` training starts it: what a setting can spoil fails here."""
     with torch.random.fork_rng(devices=[]):  # the same proxies in every process
         torch.manual_seed(recipe.seed)
         objective = Objective(recipe, classes=classes)
@@ -88,13 +80,9 @@ def start_trainee(
     fabric: Fabric,
     fresh: bool,
 ) -> Trainee:
-    """Put what `build_network` built in its place for the first step, on the device of the launched `fabric`.
+    """Ready what `build_network` built for the first step, on the device of the launched `fabric`.
 
-    A `fresh` head and codebook may start from the training images as they are, or from their features.
-
-    Raises:
-        BadSetting: If a setting does not fit the processes.
-        BadData: If images cannot be read.
+    A `fresh` head and codebook may start from the training images, or from their features.
     """
     embedder, objective = network
     embedder.backbone = sync_batchnorm(embedder.backbone, fabric, frozen=recipe.freeze_batchnorm)  # type: ignore[assignment]
@@ -113,13 +101,68 @@ def _start_head(embedder: Embedder, pictures: Pictures | FeatureSet, recipe: Rec
     """Set the head by its closed form on the training images as the served model sees them."""
     if recipe.head_init == "random":
         return
-    mapped = isinstance(pictures, FeatureSet)
     viewed = pictures if isinstance(pictures, FeatureSet) else Stream(pictures.rows, viewing_decoder(recipe))
-    pool = pooled_function(embedder, embedder.codebook.device, mapped=mapped)
+    pool = pooled_function(embedder, embedder.codebook.device, mapped=isinstance(pictures, FeatureSet))
     features = torch.from_numpy(embed_pictures(pool, viewed, label="Features for head"))  # (N, C)
     labels = torch.from_numpy(class_numbers(viewed.rows, pictures.classes))
     head = closed_form_head(features, labels, recipe)
     embedder.head.weight.copy_(head[:, :, None, None])
+
+
+def closed_form_head(features: Tensor, labels: Tensor, recipe: Recipe) -> Tensor:
+    """Find the head W, float32 (d, C), that keeps the d principal axes of features (N, C), whitened or not.
+
+    The head has no bias, so nothing can be centred: a share of the mean's direction is projected out instead.
+    With P = I - centre * mu mu' / |mu|^2 and S the scatter of the features P f (`whiten`: about their mean,
+    `whiten_within`: about the means of their classes), T = P (S + shrinkage * mean(diag S) I)^-power, or
+    T = P for `pca`. The rows of W are the d leading eigenvectors of the second moment of T'f, times T': inner
+    products of embeddings are the best approximation, of rank d, of those of T'f.
+    All sums run in float64; the mean length of the rows of `features @ W.T` is the recipe's `head_length`.
+    """
+    form, dimension, centre = recipe.head_init, recipe.dimension, recipe.head_centre
+    rows = features.double()
+    channels = rows.shape[1]
+    if dimension > channels:
+        raise BadSetting(
+            f"head_init {form} gives at most the backbone's {channels} dimensions, but dimension is"
+            f" {dimension}: lower it, or use head_init random"
+        )
+    mean = rows.mean(dim=0)  # mu, (C,)
+    transform: Tensor = torch.eye(channels, dtype=torch.float64, device=rows.device)
+    if centre > 0 and mean.any():
+        transform = transform - centre * torch.outer(mean, mean) / (mean @ mean)  # P
+    if form != "pca":
+        scatter = _scatter(rows @ transform, labels if form == "whiten_within" else torch.zeros_like(labels))
+        transform = transform @ _negative_power(scatter, recipe.head_shrinkage, recipe.head_power)  # T
+    seen = rows @ transform  # (N, C)
+    _, axes = torch.linalg.eigh(seen.T @ seen)  # eigenvalues ascend
+    head: Tensor = transform @ axes[:, -dimension:].flip(1)  # (C, d), the leading axis first
+    scale = recipe.head_length / (rows @ head).norm(dim=1).mean().clamp_min(1e-12)
+    weights: Tensor = (head * scale).T
+    return weights.contiguous().float()
+
+
+def _scatter(rows: Tensor, labels: Tensor) -> Tensor:
+    """Covariance (C, C) of rows (N, C) about the mean of their own class."""
+    _, members = labels.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    counts = members.bincount().to(rows.dtype)
+    means = torch.zeros(len(counts), rows.shape[1], dtype=rows.dtype, device=rows.device)
+    means.index_add_(0, members, rows).div_(counts[:, None])
+    centred = rows - means[members]
+    return centred.T @ centred / len(rows)
+
+
+def _negative_power(scatter: Tensor, shrinkage: float, power: float) -> Tensor:
+    """Give (S + shrinkage * mean(diag S) I)^-power of a positive semidefinite S."""
+    values, vectors = torch.linalg.eigh(scatter)
+    values = values.clamp_min(0)
+    if not values.mean() > 0:
+        raise BadData(
+            "the training images' features do not vary within their classes, so that head_init cannot whiten"
+            " them: give more images a class, or use head_init pca"
+        )
+    powers: Tensor = (values + shrinkage * values.mean()) ** -power
+    return torch.einsum("ik,k,jk->ij", vectors, powers, vectors)
 
 
 @torch.no_grad()
@@ -128,11 +171,9 @@ def _start_codebook(embedder: Embedder, pictures: Pictures | FeatureSet, recipe:
     if recipe.codebook_init == "random" or not recipe.learns_prototypes:
         return
     chosen = draw_sample(pictures.rows, most=_SAMPLE, seed=recipe.seed)
-    mapped = isinstance(pictures, FeatureSet)
-    viewed = (
-        pictures.only(chosen) if isinstance(pictures, FeatureSet) else Stream(chosen, viewing_decoder(recipe))
-    )
-    locate = locations_function(embedder, embedder.codebook.device, mapped=mapped)
+    only = pictures.only if isinstance(pictures, FeatureSet) else None
+    viewed = only(chosen) if only else Stream(chosen, viewing_decoder(recipe))
+    locate = locations_function(embedder, embedder.codebook.device, mapped=only is not None)
     found = embed_pictures(locate, viewed, label="Features for prototypes")  # (b, n, d)
     embedder.codebook.copy_(start_codebook(torch.from_numpy(found), recipe, seed=recipe.seed))
 
@@ -147,12 +188,9 @@ def build_optimizer(embedder: Embedder, objective: nn.Module, recipe: Recipe) ->
     special = {id(parameter) for parameter in (*embedder.backbone.parameters(), embedder.codebook)}
     head = [parameter for parameter in embedder.parameters() if id(parameter) not in special]
     groups: list[dict[str, Any]] = [
-        {"params": part, "lr": rate, "weight_decay": decay}
+        {"params": [each for each in weights if (each.ndim > 1) is decays], "lr": rate, "weight_decay": decay}
         for weights, rate in ((backbone, recipe.learning_rate), (head, recipe.head_learning_rate))
-        for part, decay in (
-            ([parameter for parameter in weights if parameter.ndim > 1], recipe.weight_decay),
-            ([parameter for parameter in weights if parameter.ndim <= 1], 0.0),
-        )
+        for decays, decay in ((True, recipe.weight_decay), (False, 0.0))
     ]
     if embedder.codebook.requires_grad:
         groups.append({"params": [embedder.codebook], "lr": recipe.prototype_learning_rate})
@@ -172,10 +210,8 @@ def build_optimizer(embedder: Embedder, objective: nn.Module, recipe: Recipe) ->
 def clip(optimizer: Optimizer, codebook: Tensor, *, norm: float, value: float) -> Tensor:
     """Shorten the gradient to the length `norm`, then cut its components to `value`; 0 leaves them.
 
-    The codebook's is shortened apart, so that what moves it alone cannot shorten an embedding's step.
-
-    Returns:
-        The whole gradient's length before, a scalar.
+    The codebook's is shortened apart, so that what moves it alone cannot shorten an embedding's step. Gives
+    the whole gradient's length before, a scalar.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     length: Tensor = nn.utils.get_total_norm(each.grad for each in parameters if each.grad is not None)
@@ -207,7 +243,7 @@ def freeze_weights(embedder: Embedder, recipe: Recipe) -> None:
     if recipe.caches_features:
         embedder.backbone.requires_grad_(False)
     if recipe.freeze_batchnorm_weights:
-        for layer in _batchnorms(embedder):
+        for layer in batchnorms(embedder):
             layer.requires_grad_(False)
     if not recipe.learns_prototypes:  # nothing asks for them, and several processes wait for every gradient
         embedder.codebook.requires_grad_(False)
@@ -215,22 +251,13 @@ def freeze_weights(embedder: Embedder, recipe: Recipe) -> None:
 
 def freeze_batchnorm(module: nn.Module, *, whole: bool) -> None:
     """Let BatchNorm, the `whole` of it or that of frozen stages, keep its statistics; its weights train."""
-    for layer in _batchnorms(module):
-        weight = layer.weight
-        if whole or (isinstance(weight, Tensor) and not weight.requires_grad):
+    for layer in batchnorms(module):
+        if whole or (isinstance(layer.weight, Tensor) and not layer.weight.requires_grad):
             layer.eval()
 
 
-def _batchnorms(module: nn.Module) -> Iterable[nn.Module]:
-    return (layer for layer in module.modules() if isinstance(layer, BATCHNORMS))
-
-
 def rate_factor(step: int, steps: int, recipe: Recipe, *, per_epoch: int = 1) -> float:
-    """Give the share of the peak learning rate at `step` of `steps`, counted from 0.
-
-    A line up to 1 over the warm-up, then half a cosine down to 0, or 1 throughout, or `drop_factor` for each
-    of `drop_epochs` that has ended, an epoch being `per_epoch` steps.
-    """
+    """Give the share of the peak learning rate at `step` of `steps`, from 0: a warm-up, then a schedule."""
     warmup = round(recipe.warmup * steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -242,10 +269,7 @@ def rate_factor(step: int, steps: int, recipe: Recipe, *, per_epoch: int = 1) ->
 
 
 def xml_weight(step: int, steps: int, recipe: Recipe) -> float:
-    """Give lambda at `step` of `steps`, counted from 0.
-
-    A line up to `xml_weight` over the warm-up, then as it is, or down to 0 in a line or half a cosine.
-    """
+    """Give lambda at `step` of `steps`, counted from 0: a warm-up, then a schedule."""
     warmup = round(recipe.xml_warmup * steps)
     if step < warmup:
         return recipe.xml_weight * (step + 1) / (warmup + 1)

@@ -1,12 +1,12 @@
 """Losses on embeddings, by pytorch-metric-learning where it has them: one short entry in `LOSSES` each.
 
-To add one, write a module from embeddings and labels to a scalar, or a function that returns one, which
-takes its own options with their types and defaults, `classes` and `dimension`; then name it in `LOSSES`. Its
-options become settings of that name. One that compares pairs returns a `PairLoss`, and can use a memory.
+To add one, write a function that returns a module from embeddings and labels to a scalar, and that takes its
+own options with types and defaults; name it in `LOSSES`. One on pairs returns a `PairLoss`, for the memory.
 """
 
 import contextlib
 import difflib
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable
@@ -15,18 +15,76 @@ from typing import Annotated, Any, Literal, cast
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pytorch_metric_learning import distances, losses, miners
+from pytorch_metric_learning.utils import loss_and_miner_utils
 from torch import Tensor, nn
 from torch.nn import functional
 
 from serving.errors import BadSetting
-from training.losses.pairwise import PairLoss, TripletMiner, TripletRule
-from training.method.precision import full_precision
+from training.method.prototypes import full_precision
 
-__all__ = ["LIBC", "LOSSES", "MetricLoss", "build_loss"]
+__all__ = ["LIBC", "LOSSES", "MetricLoss", "PairLoss", "TripletMiner", "TripletRule", "build_loss"]
 
 Positive = Annotated[float, Field(gt=0)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
 Count = Annotated[int, Field(ge=1, le=64)]
+
+
+TripletRule = Literal["all", "semihard", "hard"]
+
+
+def all_pairs(embeddings: Tensor, labels: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Take every pair: anchors and positives, anchors and negatives, int64; nothing pairs with itself."""
+    return tuple(loss_and_miner_utils.get_all_pairs_indices(labels, *others[1:]))
+
+
+class TripletMiner:
+    """The library's `TripletMarginMiner` without its B x R x R candidates: 2 GB an anchor for R = 45,000.
+
+    Triplets whose negative is not farther than the positive by the margin, or a part of them.
+    """
+
+    def __init__(self, margin: float, rule: TripletRule, distance: distances.LpDistance) -> None:
+        self.margin, self.rule, self.distance = margin, rule, distance
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        references: Tensor | None = None,
+        reference_labels: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Find anchors, positives and negatives, int64 (T,) each, in the batch or among references."""
+        matches, differs = loss_and_miner_utils.get_matches_and_diffs(labels, reference_labels)
+        between = self.distance(embeddings, references)  # (B, R)
+        anchors, positives = torch.where(matches)  # (P,)
+        gaps = between[anchors] - between[anchors, positives][:, None]  # d(a, n) - d(a, p), (P, R)
+        taken = differs[anchors].bool() & (gaps <= self.margin)
+        if self.rule == "semihard":
+            taken &= gaps > 0
+        elif self.rule == "hard":
+            taken &= gaps <= 0
+        pairs, negatives = torch.where(taken)
+        return anchors[pairs], positives[pairs], negatives
+
+
+class PairLoss(nn.Module):
+    """A loss of the library without weights of its own, and the miner that chooses its pairs or triplets."""
+
+    def __init__(self, loss: nn.Module, miner: Callable[..., Any] = all_pairs) -> None:
+        super().__init__()
+        self.loss = loss
+        self.miner = miner
+
+    def forward(self, embeddings: Tensor, labels: Tensor, *references: Tensor) -> Tensor:
+        """Compare a batch (B, d) with one another, or with references (R, d) and their labels alone."""
+        # The library takes tensors that are its first ones for the batch itself, and a slice for others.
+        others = tuple(each[:] for each in references)
+        mined = tuple(self.miner(embeddings, labels, *others))
+        if max(map(len, mined)) == 1:
+            # The library takes a single pair of a kind for none. Named twice it counts, and no mean changes.
+            mined = tuple(torch.cat([places, places]) for places in mined)
+        return cast(Tensor, self.loss(embeddings, labels, mined, *others))
 
 
 def _contrastive(
@@ -87,12 +145,9 @@ class LIBC(nn.Module):
     """LIBC: label-smoothed cross-entropy on embeddings as they are and as the whole batch refines them.
 
     Seidenschwarz, Elezi and Leal-Taixé, "Learning Intra-Batch Connections for Deep Metric Learning", ICML
-    2021. The images of a batch are the nodes of a full graph, each its own neighbour too, and a layer passes
-    messages over it by attention, as the encoder layer of a transformer without positions and without dropout
-    does, so torch's own is taken. The weights, two classifiers among them, serve in training alone.
-
-    What the paper leaves open: the message passing is at the embedding's own dimension; both cross-entropies
-    count alike and are divided by the same temperature.
+    2021. A batch is a full graph, over which a layer of torch's transformer encoder passes messages. What the
+    paper leaves open: messages have the embedding's own dimension; both cross-entropies count alike and are
+    divided by the same temperature.
     """
 
     def __init__(
@@ -111,14 +166,10 @@ class LIBC(nn.Module):
                 f"the libc loss has {heads} heads, which do not divide the {dimension} dimensions of an"
                 " embedding; choose a number of heads that does"
             )
-        self.temperature = temperature
-        self.smoothing = smoothing
-        self.messages = nn.Sequential(
-            *(
-                nn.TransformerEncoderLayer(dimension, heads, 4 * dimension, dropout=0.0, batch_first=True)
-                for _ in range(layers)
-            )
-        )
+        self.temperature, self.smoothing = temperature, smoothing
+        options: dict[str, Any] = {"dropout": 0.0, "batch_first": True}
+        layer = functools.partial(nn.TransformerEncoderLayer, dimension, heads, 4 * dimension, **options)
+        self.messages = nn.Sequential(*(layer() for _ in range(layers)))
         self.classify = nn.Linear(dimension, classes)
         self.classify_refined = nn.Linear(dimension, classes)
 
@@ -165,25 +216,15 @@ class MetricLoss(nn.Module):
         self, embeddings: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor
     ) -> Tensor:
         """Loss of a batch (B, d) compared with references (R, d) alone, none of which is of the batch."""
-        if not isinstance(self.inner, PairLoss):
-            raise BadSetting(
-                "this loss has no use for a memory, for it does not compare pairs of images; choose one that"
-                " does, such as contrastive, or set memory_batches to 0"
-            )
-        return self.inner.against(embeddings, labels, references, reference_labels)
+        references = references.to(embeddings.dtype)
+        return cast(Tensor, self.inner(embeddings, labels, references, reference_labels))
 
 
 def build_loss(name: str, *, classes: int, dimension: int, **options: float | str) -> MetricLoss:
-    """Build a loss by its name, a key of `LOSSES`; what weights it has start from torch's global generator.
+    """Build a loss by its key of `LOSSES`; its weights start from torch's global generator.
 
-    Args:
-        name: The loss.
-        classes: Number of training classes, for losses with a proxy each.
-        dimension: d of the embeddings, for the same.
-        options: The loss's own settings; its defaults where left out.
-
-    Raises:
-        BadSetting: When the name or an option is unknown, or an option ill-typed or out of range.
+    Losses with a proxy a class take the number of training classes and d of the embeddings. An unknown name
+    or option, or one out of range, is a `BadSetting`.
     """
     if name not in LOSSES:
         raise BadSetting(f"there is no loss {name!r}: {_suggest(name, LOSSES)}")

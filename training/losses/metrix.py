@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.method.precision import full_precision
+from training.method.prototypes import full_precision
 
 __all__ = ["Pairs", "draw_pairs", "mix", "mixed_loss", "mixing_at"]
 
@@ -28,8 +28,7 @@ class Pairs(NamedTuple):
 def draw_pairs(labels: Tensor, *, alpha: float, generator: torch.Generator) -> Pairs:
     """Draw for each image of a batch a partner of another class, its share by Beta(alpha, alpha).
 
-    The first of each pair is in the order of the batch; there are none where the batch has one class. The
-    same generator, on the CPU, and labels give the same pairs on any device.
+    There are none where the batch has one class; the generator is on the CPU, for the same pairs anywhere.
     """
     others = (labels[:, None] != labels).float().cpu()  # (B, B)
     first = torch.arange(len(labels)) if others.any() else torch.arange(0)
@@ -70,9 +69,7 @@ def mixed_loss(
                          + 1/beta  log(1 + sum over v of (1 - y(a, v)) exp( beta (s(a, v) - base)))
 
     With labels of 0 and 1 this is the multi-similarity loss itself, without a miner. What the paper leaves
-    open: here all anchors, the clean images alone, share one set of mixtures, so an anchor meets mixtures
-    that it is part of, and mixtures of two other classes, which are plain negatives (y = 0); scales and base
-    default to those of the multi_similarity loss.
+    open: all anchors, the clean images alone, share one set of mixtures.
 
     Embeddings (B, d), of clean images, and `mixed` (M, d) are raw; without a mixture it is zero.
     """

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from serving.errors import BadSetting
 from training.losses.loss import build_loss
 from training.losses.metrix import Pairs, mixed_loss
-from training.losses.pairwise import Memory
 from training.method.cross_batch import (
     cross_batch_loss,
     fit_targets,
@@ -26,7 +25,7 @@ from training.method.prototypes import fit_prototypes
 from training.method.recursion import Past
 from training.recipes.recipe import Recipe
 
-__all__ = ["Objective", "Terms"]
+__all__ = ["Memory", "Objective", "Terms"]
 
 
 class Terms(NamedTuple):
@@ -38,17 +37,13 @@ class Terms(NamedTuple):
 
 
 class Objective(nn.Module):
-    """Losses on whole batches; memory and recursion are buffers, so that a checkpoint holds them.
-
-    An unknown setting of the loss, or a loss that cannot be used with memory or mixing, is a `BadSetting`.
-    """
+    """Losses on whole batches; memory and recursion are buffers, so that a checkpoint holds them."""
 
     def __init__(self, recipe: Recipe, *, classes: int) -> None:
         super().__init__()
         self._recipe = recipe
-        self.loss = build_loss(
-            recipe.loss, classes=classes, dimension=recipe.dimension, **recipe.loss_options
-        )
+        options = recipe.loss_options
+        self.loss = build_loss(recipe.loss, classes=classes, dimension=recipe.dimension, **options)
         if recipe.memory_batches and not self.loss.on_pairs:
             raise BadSetting(
                 f"memory_batches is {recipe.memory_batches}, but the {recipe.loss} loss compares no pairs"
@@ -82,34 +77,35 @@ class Objective(nn.Module):
         mixed: tuple[Tensor, Pairs] | None = None,
         detached: Tensor | None = None,
     ) -> Terms:
-        """Measure a batch, and remember it.
+        """Measure a batch, raw embeddings (B, d), histograms (B, m) and labels (B,), and remember it.
 
-        Args:
-            embeddings: Raw, float (B, d).
-            histograms: float (B, m), each row sums to one.
-            labels: int64 (B,).
-            step: Counted from 0 over the whole training.
-            weight: λ at this step.
-            halves: Draws the halves of the XML term.
-            mixed: Embeddings of mixed examples, float (M, d), and what they are mixed of.
-            detached: Histograms whose gradient moves the codebook alone, float (B, m); they are rebuilt from.
+        The `step` counts from 0, `weight` is λ, and `halves` draws the halves of the XML term. There may be
+        `mixed` embeddings (M, d) with what they are mixed of, and `detached` histograms (B, m) to rebuild
+        from, whose gradient moves the codebook alone.
         """
-        dml = self.loss(embeddings, labels)
-        if self.memory is not None and step >= self._recipe.memory_start:
-            dml = dml + self._recipe.memory_weight * self._against(self.memory, embeddings, labels)
+        recipe, dml = self._recipe, self.loss(embeddings, labels)
+        if self.memory is not None and step >= recipe.memory_start:
+            references, reference_labels = self.memory.contents()  # none of which is of the batch
+            if len(references):
+                against = self.loss.against(embeddings, labels, references, reference_labels)
+                dml = dml + recipe.memory_weight * against
+            self.memory.push(embeddings, labels)
         if mixed is not None:
-            options: dict[str, Any] = dict(self._recipe.loss_options)
+            options: dict[str, Any] = dict(recipe.loss_options)
             options.pop("epsilon", None)  # of the miner, which mixed examples have none of
-            dml = dml + self._recipe.mixing_weight * mixed_loss(embeddings, labels, *mixed, **options)
+            dml = dml + recipe.mixing_weight * mixed_loss(embeddings, labels, *mixed, **options)
         total, xml = dml, dml.new_zeros(())
-        if self._recipe.xml_weight:
+        if recipe.xml_weight:
             xml = self._xml(embeddings, histograms, labels, halves)
             total = (1 - weight) * dml + weight * xml
+        targets = fit_targets(embeddings.detach(), recipe.fit_on)
         if self.past is not None:
-            targets = fit_targets(embeddings.detach(), self._recipe.fit_on)
             self.past.push(histograms.detach(), targets, labels % self._kinds)
-        if detached is not None:
-            total = total + self._recipe.reconstruction_weight * self._reconstruction(detached, embeddings)
+        if detached is not None:  # the mean of ‖Vz − y‖² over the batch that V is fitted to (eq. 2.8)
+            targets = targets.float()
+            fitted = fit_prototypes(detached, targets, ridge=recipe.ridge, ridge_on=recipe.ridge_on)
+            rebuilt = (detached @ fitted.T - targets).square().sum(dim=1).mean()
+            total = total + recipe.reconstruction_weight * rebuilt
         return Terms(total, dml, xml)
 
     def watch(
@@ -124,9 +120,8 @@ class Objective(nn.Module):
     ) -> dict[str, float]:
         """Measure what the XML term makes of a batch, as `forward` takes it, that is not remembered yet.
 
-        Returns:
-            What `watch_term` gives, and with XML `xml_gradient_share`: its gradient by the `leaves` over that
-            of the loss on the batch's own embeddings, where that has one.
+        Gives what `watch_term` does, and with XML `xml_gradient_share`: its gradient by the `leaves` over
+        that of the loss on the batch's own embeddings.
         """
         kinds = labels % self._kinds
         first, _ = split_classes(kinds, torch.Generator().manual_seed(seed))
@@ -137,25 +132,44 @@ class Objective(nn.Module):
             told |= {"xml_gradient_share": pull} if math.isfinite(pull) else {}
         return told
 
-    def _against(self, memory: Memory, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compare a batch with what the memory holds, none of which is of the batch; then put it in."""
-        references, reference_labels = memory.contents()
-        loss = embeddings.new_zeros(())
-        if len(references):
-            loss = self.loss.against(embeddings, labels, references, reference_labels)
-        memory.push(embeddings, labels)
-        return loss
-
     def _xml(self, embeddings: Tensor, histograms: Tensor, labels: Tensor, halves: torch.Generator) -> Tensor:
         """L_XML (eq. 2.11), by prototypes of the batch alone or of all batches so far."""
-        kinds = labels % self._kinds
-        return cross_batch_loss(
-            histograms, embeddings, labels, self.loss, generator=halves, kinds=kinds, **self._fit
-        )
+        fit = self._fit | {"generator": halves, "kinds": labels % self._kinds}
+        return cross_batch_loss(histograms, embeddings, labels, self.loss, **fit)
 
-    def _reconstruction(self, histograms: Tensor, embeddings: Tensor) -> Tensor:
-        """Mean of ‖Vz − y‖² over the batch that V is fitted to (eq. 2.8); embeddings get no gradient."""
-        recipe = self._recipe
-        targets = fit_targets(embeddings.detach(), recipe.fit_on).float()
-        fitted = fit_prototypes(histograms, targets, ridge=recipe.ridge, ridge_on=recipe.ridge_on)
-        return (histograms @ fitted.T - targets).square().sum(dim=1).mean()
+
+class Memory(nn.Module):
+    """Cross-batch memory: a ring of the last embeddings and labels; the oldest make room for the newest.
+
+    Wang, Zhang, Huang and Scott, "Cross-Batch Memory for Embedding Learning", CVPR 2020: embeddings drift
+    slowly once training has settled, so those of past batches still serve as references.
+    """
+
+    embeddings: Tensor  # float32 (size, d)
+    labels: Tensor  # int64 (size,)
+    position: Tensor  # int64 (), where the next embedding goes
+    filled: Tensor  # int64 (), how many rows hold one
+
+    def __init__(self, dimension: int, size: int) -> None:
+        super().__init__()
+        self.register_buffer("embeddings", torch.zeros(size, dimension))
+        self.register_buffer("labels", torch.zeros(size, dtype=torch.int64))
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def push(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Add a batch, raw (B, d), in its order; of one larger than the memory the last rows stay."""
+        size, count = len(self.labels), len(labels)
+        kept = min(count, size)
+        # Places are counted on the device: reading the position back would wait for it.
+        places = (self.position + torch.arange(count - kept, count, device=self.labels.device)) % size
+        self.embeddings[places] = embeddings[count - kept :].to(self.embeddings)
+        self.labels[places] = labels[count - kept :].to(self.labels)
+        self.position.add_(count).remainder_(size)
+        self.filled.add_(count).clamp_(max=size)
+
+    def contents(self) -> tuple[Tensor, Tensor]:
+        """Give embeddings (R, d) and labels (R,), in no order of time: views, which the next push changes."""
+        filled = int(self.filled)
+        return self.embeddings[:filled], self.labels[:filled]

@@ -5,15 +5,21 @@ points along it, and the loss stands still whatever λ is. No curve of the loss 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from serving.errors import BadSetting
-from training.method.precision import full_precision
-from training.method.prototypes import RidgeOn, cross_reconstruct, fit_moments, fit_prototypes, scaled_ridge
+from training.method.prototypes import (
+    RidgeOn,
+    check_choice,
+    cross_reconstruct,
+    fit_moments,
+    fit_prototypes,
+    full_precision,
+    scaled_ridge,
+)
 from training.method.recursion import Past
 from training.recipes.recipe import Recipe
 
@@ -24,21 +30,15 @@ __all__ = [
 
 FitOn = Literal["raw", "unit"]
 
-_AT_ONCE = 4
-"""Up to this many images a prototype, both halves are expressed at once: fewer, larger operations."""
-_ALIVE = 4
-"""Fewer eigenvalues above the ridge than this express next to nothing."""
+_AT_ONCE = 4  # up to this many images a prototype, both halves are expressed at once
+_ALIVE = 4  # fewer eigenvalues above the ridge than this express next to nothing
 
 
 def split_classes(labels: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Split a batch at random into two sets of disjoint classes, by label and never by row.
 
-    The split depends on the set of labels and the generator (on the CPU; torch's global one when None) alone:
-    processes that gathered one batch, in whatever order, split it alike. An odd class count puts one class
-    more in the second set, and one class leaves the first empty.
-
-    Returns:
-        Two masks, bool (B,), each the negation of the other.
+    It depends on the set of labels and the generator (on the CPU) alone, so that all processes split alike.
+    Gives two masks, bool (B,), each the negation of the other; one class leaves the first empty.
     """
     classes, members = torch.unique(labels, return_inverse=True)
     order = torch.randperm(len(classes), generator=generator)
@@ -73,17 +73,11 @@ def cross_batch_loss(
         ridge_on: Take ϵ as it is, or relative to trace(ZZᵀ)/m of what is fitted.
         generator: Draws the halves, on the CPU; torch's global one when None.
         fit_on: Fit the prototypes to raw or to unit embeddings.
-        past: Earlier batches, by class: each half is then expressed by prototypes fitted to the other half
-            and to the past of all classes but its own (beyond the paper).
-        kinds: What the halves are split by, integer (B,), and `past` is kept by: classes of one kind stay
-            together. The labels themselves when None.
+        past: Earlier batches, by class, a half's own left out of what expresses it (beyond the paper).
+        kinds: What halves are split and `past` is kept by, integer (B,); the labels themselves when None.
 
     Returns:
-        L_XML, a scalar; gradients run through both fits, not into the past. With one class it is zero, and
-        so is its gradient.
-
-    Raises:
-        BadSetting: When `ridge` is not above zero or a choice is unknown.
+        L_XML, a scalar; gradients run through both fits, not into the past. With one class both are zero.
     """
     kinds = labels if kinds is None else kinds
     targets = fit_targets(embeddings, fit_on)
@@ -96,8 +90,7 @@ def cross_batch_loss(
 
 def fit_targets(embeddings: Tensor, fit_on: FitOn) -> Tensor:
     """Give what prototypes are fitted to, float (B, d): embeddings as they are, or at unit length."""
-    if fit_on not in get_args(FitOn):
-        raise BadSetting(f"fit_on is {fit_on!r}, but it must be one of {', '.join(get_args(FitOn))}")
+    check_choice("fit_on", fit_on, FitOn)
     return functional.normalize(embeddings, dim=1) if fit_on == "unit" else embeddings
 
 
@@ -114,8 +107,7 @@ def express(
 ) -> Tensor:
     """Express each half by what is fitted to the other, Ŷ₁ = V₂Z₁ and Ŷ₂ = V₁Z₂ (eq. 2.10).
 
-    Args are those of `cross_batch_loss`; `targets` Yᵀ are float (B, d), and `first` says which images are of
-    the first half, bool (B,). Returns Ŷᵀ, float (B, d), in the order of the batch.
+    `targets` are Yᵀ (B, d), and `first`, bool (B,), says which images are of the first half; gives Ŷᵀ (B, d).
     """
     if past is None and len(histograms) <= _AT_ONCE * histograms.shape[1]:
         return cross_reconstruct(histograms, targets, first, ridge=ridge, ridge_on=ridge_on)
@@ -199,13 +191,12 @@ def dead_note(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> str | None:
     last = measured[-1]
     if last["eigenvalues"] >= min(_ALIVE, recipe.prototypes):
         return None
-    half = recipe.batch_size // 2
     cure = (
-        f"A half of a batch is {half} images, and it needs more: raise classes_per_batch or images_per_class."
-        if half < _ALIVE
-        else "To wake it, set assignment_scale higher, assign_on to raw or ball, codebook_init to start from"
-        " the images, or ridge lower."
+        "To wake it, set assignment_scale higher, assign_on to raw or ball, codebook_init to start from the"
+        " images, or ridge lower."
     )
+    if (half := recipe.batch_size // 2) < _ALIVE:
+        cure = f"A half of a batch is {half} images: raise classes_per_batch or images_per_class."
     return (
         f"The cross-batch term is dead at epoch {last['epoch']:g}: {last['eigenvalues']:g} of"
         f" {recipe.prototypes} eigenvalues of what its prototypes are fitted to are above the ridge, and with"

@@ -4,21 +4,19 @@ Letters: B images, n locations, d dimensions, m prototypes. The paper calls both
 the V fitted to a batch prototypes; ν is the `codebook` here, and V are the fitted prototypes.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from serving.errors import BadSetting
-from training.method.precision import full_precision
+from training.method.prototypes import check_choice, full_precision
 from training.recipes.recipe import AssignOn, Recipe
 
 __all__ = ["Metric", "assign", "covering_radius", "exact_histogram", "histogram", "start_codebook"]
 
 Metric = Literal["euclidean", "inner", "cosine"]
-_POINTS = 20_000
-"""Most local features that a codebook is started from."""
+_POINTS = 20_000  # most local features that a codebook is started from
 
 
 @full_precision
@@ -31,16 +29,14 @@ def histogram(
         locations: Local features x_j, float (B, n, d).
         codebook: Prototypes ν_i, float (m, d).
         assignment_scale: ε, the inverse temperature of the assignment; the larger, the harder.
-        assign_on: `unit` compares unit features with unit prototypes, so that `assignment_scale` scales a
-            cosine; `raw` takes both as they are; `ball` shrinks features into the unit ball, x / max(1, |x|),
-            and leaves the prototypes as they are, as the authors' own layer does (Gürbüz et al., "Generalized
-            Sum Pooling for Metric Learning", ICCV 2023).
+        assign_on: `unit` compares unit features with unit prototypes; `raw` takes both as they are; `ball`
+            shrinks features alone into the unit ball, x / max(1, |x|), as the authors' own layer does (Gürbüz
+            et al., "Generalized Sum Pooling for Metric Learning", ICCV 2023).
 
     Returns:
-        Histograms z, float32 (float64 for float64 features) (B, m), in [0, 1]; each row sums to one.
+        Histograms z, at least float32 (B, m), in [0, 1]; each row sums to one.
     """
-    if assign_on not in get_args(AssignOn):
-        raise BadSetting(f"assign_on is {assign_on!r}, but it must be one of {', '.join(get_args(AssignOn))}")
+    check_choice("assign_on", assign_on, AssignOn)
     if locations.ndim != 3 or codebook.ndim != 2 or locations.shape[2] != codebook.shape[1]:
         raise ValueError(
             f"locations (B, n, d) and a codebook (m, d) must share d, but their shapes are"
@@ -61,13 +57,12 @@ def assign(locations: Tensor, prototypes: Tensor, *, metric: Metric = "euclidean
     The paper assigns by the largest inner product, while its Lemma 1 needs the nearest prototype; the two
     agree only where all prototypes have one norm.
     """
+    check_choice("metric", metric, Metric)
     if metric == "euclidean":
         return _distances(locations, prototypes).argmin(dim=2)
     if metric == "cosine":  # a location's own norm does not change which prototype wins
-        return (locations @ functional.normalize(prototypes, dim=1).T).argmax(dim=2)
-    if metric == "inner":
-        return (locations @ prototypes.T).argmax(dim=2)
-    raise BadSetting(f"metric is {metric!r}, but it must be one of {', '.join(get_args(Metric))}")
+        prototypes = functional.normalize(prototypes, dim=1)
+    return (locations @ prototypes.T).argmax(dim=2)
 
 
 def exact_histogram(locations: Tensor, prototypes: Tensor, *, metric: Metric = "euclidean") -> Tensor:

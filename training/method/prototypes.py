@@ -2,24 +2,64 @@
 
 Letters: B images, d dimensions, m prototypes. Arrays hold one image a row, so that the paper's
 Z (m, B) and Y (d, B) are `histograms.T` and `embeddings.T` here. The ridge ϵ is above zero; with `ridge_on`
-`trace` it is relative to the mean eigenvalue, trace(ZZᵀ)/m, through which gradients run too. All functions
-raise `BadSetting` for a ridge or a choice that cannot be, and `ValueError` for shapes that do not fit.
+`trace` it is relative to the mean eigenvalue, trace(ZZᵀ)/m, through which gradients run too.
 """
 
-from typing import Literal, get_args
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from serving.errors import BadSetting
-from training.method.precision import full_precision
 
 __all__ = [
-    "RidgeOn", "cross_reconstruct", "fit_dual", "fit_moments", "fit_primal", "fit_prototypes", "scaled_ridge",
-    "solve_positive",
+    "RidgeOn", "check_choice", "check_ridge", "cross_reconstruct", "fit_dual", "fit_moments", "fit_primal",
+    "fit_prototypes", "full_precision", "scaled_ridge", "solve_positive",
 ]  # fmt: skip
 
 RidgeOn = Literal["absolute", "trace"]
+P = ParamSpec("P")
+T = TypeVar("T")
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def full_precision(function: Callable[P, T]) -> Callable[P, T]:
+    """Run `function` outside autocast, with its half-precision tensor arguments widened to float32.
+
+    Solves and losses lose their meaning in 8 bits of mantissa. float64 stays float64.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        wide: tuple[Any, ...] = tuple(_widen(value) for value in args)
+        options: dict[str, Any] = {name: _widen(value) for name, value in kwargs.items()}
+        with ExitStack() as stack:
+            for device in ("cpu", "cuda", "mps"):
+                # Entered only where autocast is on: the exporter would otherwise record a region for nothing.
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            return function(*wide, **options)
+
+    return wrapper
+
+
+def _widen(value: object) -> object:
+    return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
+
+
+def check_choice(name: str, value: str, choices: Any) -> None:
+    """Refuse, with a `BadSetting`, a value that is none of a `Literal`."""
+    if value not in get_args(choices):
+        raise BadSetting(f"{name} is {value!r}, but it must be one of {', '.join(get_args(choices))}")
+
+
+def check_ridge(ridge: float) -> None:
+    """Refuse a ridge that is not above zero."""
+    if not ridge > 0:
+        raise BadSetting(f"ridge is {ridge}, but it must be above zero: the paper uses 0.05")
 
 
 def fit_prototypes(
@@ -27,14 +67,7 @@ def fit_prototypes(
 ) -> Tensor:
     """Fit prototypes to a batch, V = argmin ‖VZ − Y‖² + ϵ‖V‖² (eq. 2.8), by the smaller of the two systems.
 
-    Args:
-        histograms: Zᵀ, float (B, m).
-        embeddings: Yᵀ, float (B, d).
-        ridge: ϵ, above zero.
-        ridge_on: Take ϵ as it is, or relative to the trace, so that V of cZ is V/c.
-
-    Returns:
-        Prototypes V as columns, float32 (float64 for float64 input) (d, m); differentiable in both arrays.
+    Histograms Zᵀ (B, m) and embeddings Yᵀ (B, d) give V as columns, (d, m), at least float32.
     """
     count, prototypes = histograms.shape
     fit = fit_primal if prototypes <= count else fit_dual
@@ -95,9 +128,8 @@ def cross_reconstruct(
 def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
     """Solve a symmetric positive definite system (k, k) for right-hand sides (k, c) by Cholesky.
 
-    A matrix that is not positive definite (a feature is NaN, say) gives NaN everywhere: the training loop
-    sees that in the loss, and nothing waits for the GPU here. MPS lacks this solver until torch 2.12 or so:
-    there the system, which is small, is solved on the CPU.
+    A matrix that is not positive definite gives NaN, which the training loop sees in the loss: nothing waits
+    for the GPU here. MPS lacks this solver until torch 2.12 or so: there the CPU solves.
     """
     device = matrix.device
     if device.type == "mps":
@@ -108,14 +140,9 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def scaled_ridge(ridge: float, ridge_on: RidgeOn, trace: Tensor, prototypes: int) -> Tensor:
-    """Give ϵ as it is, or times trace(ZZᵀ)/m, in the shape of `trace`.
-
-    Histograms sum to one, so that the trace of B of them is at least B/m and the relative ridge above zero.
-    """
-    if not ridge > 0:
-        raise BadSetting(f"ridge is {ridge}, but it must be above zero: the paper uses 0.05")
-    if ridge_on not in get_args(RidgeOn):
-        raise BadSetting(f"ridge_on is {ridge_on!r}, but it must be one of {', '.join(get_args(RidgeOn))}")
+    """Give ϵ as it is, or times trace(ZZᵀ)/m, in the shape of `trace`."""
+    check_ridge(ridge)
+    check_choice("ridge_on", ridge_on, RidgeOn)
     return trace * (ridge / prototypes) if ridge_on == "trace" else torch.full_like(trace, ridge)
 
 

@@ -2,8 +2,7 @@
 
 A ridge fit to many batches is a weighted mean of fits to each, with matrices as weights. The paper's weights
 hold two slips; the forms here are the right ones (`docs/method.md` derives them), and equal the direct fit.
-A training keeps `Past` instead: a half of a batch that is expressed with the help of a fit to its own classes
-is expressed by what it should be kept from, so that its classes have to be left out.
+A training keeps `Past` instead, for a half of a batch must not be expressed by a fit to its own classes.
 """
 
 from dataclasses import dataclass
@@ -13,13 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from serving.errors import BadSetting
-from training.method.precision import full_precision
-from training.method.prototypes import fit_prototypes, solve_positive
+from training.method.prototypes import check_ridge, fit_prototypes, full_precision, solve_positive
 
 __all__ = ["Fit", "Past", "fit_batch", "merge", "start", "update", "weight"]
 
-_MOST_BYTES = 2 * 2**30
-"""Every step passes over the sums of `Past` once, and every checkpoint holds them."""
+_MOST_BYTES = 2 * 2**30  # of the sums of `Past`, which every checkpoint holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,7 @@ def merge(first: Fit, second: Fit, *, decay: float = 1.0) -> Fit:
 
 def start(count: int, dimension: int, *, ridge: float = 0.05, like: Tensor | None = None) -> Fit:
     """Begin the recursion before any batch: V₀ = 0 and R₀ = βI, of dtype and device of `like`."""
-    if not ridge > 0:
-        raise BadSetting(f"ridge is {ridge}, but it must be above zero: the paper uses 0.05")
+    check_ridge(ridge)
     like = torch.empty(()) if like is None else like
     identity = torch.eye(count, dtype=like.dtype, device=like.device)
     return Fit(like.new_zeros(dimension, count), ridge * identity)
@@ -99,11 +95,8 @@ class Past(nn.Module):
 
     @full_precision
     def without(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum ZZᵀ (m, m) and ZYᵀ (m, d) over all classes but those of `labels`, int64 (k,).
-
-        The classes that count are added up, and none is taken away from a total: what is left of a
-        difference of large sums would be rounding.
-        """
+        """Sum ZZᵀ (m, m) and ZYᵀ (m, d) over all classes but those of `labels`, int64 (k,)."""
+        # added up, for what is left of a difference of large sums would be rounding
         kept = self._sums.new_ones(len(self._sums)).index_fill(0, labels, 0)  # (C,)
         total = (kept @ self._sums.flatten(1)).view(self._sums.shape[1:])  # (m, m + d)
         return total[:, : len(total)], total[:, len(total) :]

@@ -33,10 +33,8 @@ class Backbone(nn.Module):
         order: Order = "RGB",
     ) -> None:
         super().__init__()
-        self.body = body
-        self.channels = channels
-        self.mean = mean  # of pixels in 0..1, in the body's own order of colours
-        self.std = std
+        self.body, self.channels = body, channels
+        self.mean, self.std = mean, std  # of pixels in 0..1, in the body's own order of colours
         self.order: Order = order
 
     def forward(self, images: Tensor) -> Tensor:
@@ -101,10 +99,6 @@ def build_backbone(name: str, weights: str = "none", *, image_size: int | None =
             `package:MODULE` for weights installed by pip, else the path of a `.safetensors`, `.pth` or `.pt`
             file.
         image_size: S, for networks made for one size of image; the size of the published weights when None.
-
-    Raises:
-        CrossbatchError: If the name is not known, the network does not take images of that size, or the
-            weights cannot be had or are of another architecture.
     """
     if name in _OWN:
         own = _OWN[name]
@@ -142,8 +136,8 @@ def _build_timm(name: str, image_size: int | None) -> tuple[Backbone, tuple[str,
             f" {patch[0]}, and it is {image_size}"
         )
     config = body.pretrained_cfg
-    classifier = config.get("classifier") or ()
-    classifier = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    found = config.get("classifier") or ()
+    classifier = (found,) if isinstance(found, str) else tuple(found)
     backbone = Backbone(body, body.head_hidden_size, mean=tuple(config["mean"]), std=tuple(config["std"]))
     return backbone, (*classifier, "attn_pool")
 
@@ -160,8 +154,7 @@ def _patch_size(body: nn.Module) -> tuple[int, int] | None:
 def _as_map(features: Tensor, body: nn.Module, images: Tensor) -> Tensor:
     """Lay out what the body gives for images (B, 3, S, S) as (B, channels, h, w); what has no places stays.
 
-    It gives (B, channels, h, w), (B, h, w, channels) or tokens (B, p + h * w, channels): the first p, a class
-    token and registers, stand for no place.
+    Of tokens (B, p + h * w, channels) the first p, a class token and registers, stand for no place.
     """
     if features.ndim == 4 and str(getattr(body, "output_fmt", "NCHW")) == "NHWC":
         return features.permute(0, 3, 1, 2)

@@ -26,8 +26,7 @@ __all__ = [
 PoolingName = Literal["gap", "gap_gmp", "gem"]
 Device = torch.device | str
 
-LEAST: Final = 1e-6
-"""What features below it count as in the generalised mean, which has no negative ones."""
+LEAST: Final = 1e-6  # what features below it count as in the generalised mean
 
 
 class Features(NamedTuple):
@@ -42,8 +41,7 @@ class Features(NamedTuple):
 def generalised_mean(maps: Tensor, exponent: Tensor | float) -> Tensor:
     """Take (1/n sum_j max(x_j, LEAST)^p)^(1/p) over locations, (3) of Radenovic et al., arXiv 1711.02512.
 
-    p = 1 is the average of what is positive, and the larger p is, the nearer it comes to the maximum. Maps
-    (B, C, h, w), meant to be those after a ReLU, become (B, C), at least float32.
+    Maps (B, C, h, w), meant to be those after a ReLU, become (B, C), at least float32.
     """
     maps = maps.to(torch.promote_types(maps.dtype, torch.float32)).clamp_min(LEAST)
     # in shares of the largest, which no power makes infinite; it cancels, so it needs no gradient
@@ -53,10 +51,7 @@ def generalised_mean(maps: Tensor, exponent: Tensor | float) -> Tensor:
 
 
 class Pooling(nn.Module):
-    """The backbone's map (B, C, h, w) to one vector (B, C): its mean, mean plus maximum, or generalised mean.
-
-    Reductions are plain ones: an adaptive pooling does not survive the export to ONNX for every size of map.
-    """
+    """The map (B, C, h, w) to one vector (B, C): its mean, mean plus maximum, or generalised mean."""
 
     def __init__(self, name: PoolingName) -> None:
         super().__init__()
@@ -68,6 +63,7 @@ class Pooling(nn.Module):
         """Pool maps, (B, C, h, w), to (B, C)."""
         if self.name == "gem":
             return generalised_mean(maps, self.exponent)
+        # an adaptive pooling does not survive the export to ONNX for every size of map
         means = maps.mean(dim=(2, 3))
         return means if self.name == "gap" else means + maps.amax(dim=(2, 3))
 
@@ -81,7 +77,6 @@ class Embedder(nn.Module):
         self.image_size, self.dimension = recipe.image_size, recipe.dimension
         self.assignment_scale = recipe.assignment_scale
         self.assign_on: AssignOn = recipe.assign_on
-        self.mean, self.std = backbone.mean, backbone.std
         self.grid = _grid(backbone, recipe.image_size)  # (h, w): locations are read row by row
         self.pooling: PoolingName = recipe.pooling
         self.reconstructs = recipe.reconstruction_weight > 0
@@ -90,18 +85,16 @@ class Embedder(nn.Module):
         self.head = nn.Conv2d(backbone.channels, self.dimension, 1, bias=False)
         self.codebook = nn.Parameter(torch.randn(recipe.prototypes, self.dimension) / self.dimension**0.5)
         # x / 255, minus mean, over std, as one product and one sum
-        scale = 1 / (255 * torch.tensor(self.std)).view(1, 3, 1, 1)
-        shift = -(torch.tensor(self.mean) / torch.tensor(self.std)).view(1, 3, 1, 1)
+        mean, std = torch.tensor(backbone.mean), torch.tensor(backbone.std)
         self._scale: Tensor
         self._shift: Tensor
-        self.register_buffer("_scale", scale, persistent=False)
-        self.register_buffer("_shift", shift, persistent=False)
+        self.register_buffer("_scale", 1 / (255 * std).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("_shift", -(mean / std).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor, *, mapped: bool = False) -> Features:
         """Embed normalised images, float32 (B, 3, S, S).
 
-        With `mapped` they are what the backbone gave for them, float (B, C, h, w), or some places of it, (B,
-        C, k, 1). In training, where it `reconstructs`, histograms of detached locations are given, too.
+        With `mapped` they are what the backbone gave for them, float (B, C, h, w), or some places of it.
         """
         features: Tensor = images if mapped else self.backbone(images)  # (B, C, h, w)
         maps: Tensor = self.head(features)  # (B, d, h, w)
@@ -128,10 +121,7 @@ class Embedder(nn.Module):
         return (locations @ codebook.T).argmax(dim=2).to(torch.uint8)
 
     def normalise(self, images: Tensor, *, mapped: bool = False) -> Tensor:
-        """Turn pixels, uint8 RGB (B, S, S, 3), into what `forward` takes, float32 (B, 3, S, S).
-
-        Maps of the backbone, where it has run already, only become float32.
-        """
+        """Turn pixels, uint8 RGB (B, S, S, 3), or maps of the backbone into what `forward` takes, float32."""
         if mapped:
             return images.float()
         if self.backbone.order == "BGR":

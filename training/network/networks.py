@@ -1,9 +1,8 @@
 """Networks that timm does not have: ResNet-20 for small pictures, and BN-Inception.
 
 ResNet-20 is the CIFAR form of He et al., arXiv 1512.03385, section 4.2. BN-Inception is that of Ioffe and
-Szegedy, arXiv 1502.03167, as in the published `bn_inception-239d2248.pth`, whose names its layers have. It
-takes BGR pixels in 0..255 less (104, 117, 128). The framework that it was trained in counts BatchNorm's
-momentum the other way round: 0.9 there is 0.1 in torch, where 0.9 would keep the last batch's statistics.
+Szegedy, arXiv 1502.03167, as in the published `bn_inception-239d2248.pth`, whose names its layers have; it
+takes BGR pixels in 0..255 less (104, 117, 128).
 """
 
 from typing import NamedTuple

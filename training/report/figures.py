@@ -43,19 +43,15 @@ COLOURS = {
 """Of the page and its plots, by theme; each s is a line or a class."""
 MARKS = dict(zip("●■▲◆✚▼★✖", "os^DPv*X", strict=True))
 """Marks of the classes that a scatter tells apart, as the page's legend and as matplotlib has them."""
+NUMBERED = 12
+"""Widest map whose places are numbered, in places."""
 _LINES = ["-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1))]
 _MARKED = 30
 """Most points of a line that are marked each."""
-NUMBERED = 12
-"""Widest map whose places are numbered, in places."""
 
 
 def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], *, unit: str) -> dict[str, str]:
-    """Plot lines of (epoch, value) in one frame.
-
-    Returns:
-        A data URI by theme; so does `scatter`.
-    """
+    """Plot lines of (epoch, value) in one frame; a data URI by theme, as of `scatter`."""
 
     def draw(axes: Axes, _: Mapping[str, str]) -> None:
         for name, points in series.items():
@@ -78,17 +74,10 @@ def scatter(
     def draw(area: Axes, colour: Mapping[str, str]) -> None:
         rest = points[~np.isin(of_class, shown)]
         area.scatter(rest[:, 0], rest[:, 1], s=6, c=colour["rest"], alpha=0.5, linewidths=0)
+        edge: Any = {"edgecolors": colour["paper"], "linewidths": 0.4}
         for number, (name, mark) in enumerate(zip(shown, MARKS.values(), strict=False)):
             own = points[of_class == name]
-            area.scatter(
-                own[:, 0],
-                own[:, 1],
-                s=26,
-                c=colour[f"s{number}"],
-                marker=mark,
-                edgecolors=colour["paper"],
-                linewidths=0.4,
-            )
+            area.scatter(own[:, 0], own[:, 1], s=26, c=colour[f"s{number}"], marker=mark, **edge)
         area.set(xlabel=axes[0], ylabel=axes[1], aspect="equal", xticks=[], yticks=[])
 
     return _plot(draw, (6, 6), "png")
@@ -96,20 +85,13 @@ def scatter(
 
 def strip(shares: NDArray[np.float64]) -> str:
     """Colour shares, (m,) in 0..1, a pixel each."""
-    pixels = mpl.colormaps["viridis"](shares[None], bytes=True)[:, :, :3]
-    return _encode(np.ascontiguousarray(pixels), "PNG")
+    return _encode(mpl.colormaps["viridis"](shares[None], bytes=True)[:, :, :3], "PNG")
 
 
 def thumbnails(rows: Sequence[Row], recipe: Recipe, *, side: int) -> dict[str, NDArray[np.uint8]]:
-    """Give what the model sees of each image, its centre crop, but `side` pixels a side.
-
-    Returns:
-        uint8 (S, S, 3) by key; an image that can no longer be read has none.
-    """
-    decode = functools.partial(
-        preprocess, size=side, crop_fraction=recipe.crop_fraction, resampling="lanczos"
-    )
-    stream = Stream(rows, decode)
+    """Give what the model sees of each image that can be read, uint8 (side, side, 3), by key."""
+    crop = recipe.crop_fraction
+    stream = Stream(rows, functools.partial(preprocess, size=side, crop_fraction=crop, resampling="lanczos"))
     pixels = list(stream)
     return {row.key: each for row, each in zip(stream.rows, pixels, strict=True)}
 
@@ -119,13 +101,12 @@ def map_picture(pixels: NDArray[np.uint8], found: NDArray[np.uint8]) -> str:
     side, (height, width) = len(pixels), found.shape
     tiles = Image.fromarray(map_colours(found)).resize((side, side), Image.Resampling.NEAREST)
     covered = Image.blend(Image.fromarray(pixels), tiles, 0.55)
+    style: dict[str, Any] = {"anchor": "mm", "font_size": 8, "stroke_width": 1, "stroke_fill": "black"}
     if width <= NUMBERED:
         draw = ImageDraw.Draw(covered)
         for (y, x), prototype in np.ndenumerate(found):
             middle = (x + 0.5) * side / width, (y + 0.5) * side / height
-            draw.text(
-                middle, str(prototype), "white", anchor="mm", font_size=8, stroke_width=1, stroke_fill="black"
-            )
+            draw.text(middle, str(prototype), "white", **style)
     return jpeg(np.concatenate((pixels, np.full((side, 4, 3), 128, np.uint8), np.asarray(covered)), axis=1))
 
 
@@ -142,7 +123,7 @@ def jpeg(pixels: NDArray[np.uint8]) -> str:
 
 def _encode(pixels: NDArray[np.uint8], kind: str, **options: int) -> str:
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, kind, **options)
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, kind, **options)
     return _data_uri(buffer, kind.lower())
 
 
@@ -155,14 +136,12 @@ def _plot(
 ) -> dict[str, str]:
     made = {}
     for theme, colour in COLOURS.items():
-        ink = ("axes.labelcolor", "xtick.color", "ytick.color")
-        style: Any = dict.fromkeys(ink, colour["soft"]) | {
-            "figure.facecolor": colour["paper"],
-            "axes.facecolor": colour["paper"],
-            "axes.edgecolor": colour["line"],
+        style: Any = dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), colour["soft"])
+        style |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), colour["paper"])
+        style |= dict.fromkeys(("axes.edgecolor", "grid.color"), colour["line"])
+        style |= {
             "axes.grid": True,
             "axes.prop_cycle": cycler(color=[colour[f"s{i}"] for i in range(6)], linestyle=_LINES),
-            "grid.color": colour["line"],
             "text.color": colour["ink"],
             "text.parse_math": False,
             "font.size": 9,

@@ -28,42 +28,26 @@ class Findings:
 
     rows: tuple[Row, ...]
     unreadable: tuple[Unreadable, ...]
-    classes: tuple[str, ...]
-    """Sorted, each of at least one readable image."""
-    labels: NDArray[np.int64]
-    """Places in `classes`, (N,)."""
-    roles: NDArray[np.str_]
-    """`query`, `gallery` or nothing of each image, (N,); a query is searched in the gallery alone."""
-    embeddings: NDArray[np.float32]
-    """(N, d), of any length."""
-    histograms: NDArray[np.float32]
-    """(N, m), each row sums to one."""
+    classes: tuple[str, ...]  # sorted, each of at least one readable image
+    labels: NDArray[np.int64]  # places in `classes`, (N,)
+    roles: NDArray[np.str_]  # `query`, `gallery` or nothing, (N,); a query is searched in the gallery alone
+    embeddings: NDArray[np.float32]  # (N, d), of any length
+    histograms: NDArray[np.float32]  # (N, m), each row sums to one
 
 
 class Ranking(NamedTuple):
     """What the Q queries that have a match find, in the order of the rows."""
 
-    queries: NDArray[np.int64]
-    """Which rows ask, (Q,)."""
-    nearest: NDArray[np.int64]
-    """Which rows are found, nearest first and equals by their number, (Q, k)."""
-    similarity: NDArray[np.float32]
-    """Their cosine with the query, (Q, k)."""
-    precision: NDArray[np.float64]
-    """Average precision down to rank R, (Q,): MAP@R is its mean."""
+    queries: NDArray[np.int64]  # which rows ask, (Q,)
+    nearest: NDArray[np.int64]  # which rows are found, nearest first and equals by their number, (Q, k)
+    similarity: NDArray[np.float32]  # their cosine with the query, (Q, k)
+    precision: NDArray[np.float64]  # average precision down to rank R, (Q,): MAP@R is its mean
 
 
 def embed_split(
     rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int, split: str = "test"
 ) -> Findings:
-    """Embed images of classes, leaving out what cannot be read.
-
-    Args:
-        rows: The images.
-        embedder: In evaluation mode.
-        recipe: Of the embedder.
-        batch: Images at a time.
-        split: Which side of the recipe's split the rows are.
+    """Embed images of one side of the recipe's split, leaving out what cannot be read.
 
     Raises:
         BadData: If not one image can be read.
@@ -90,22 +74,18 @@ def measure(findings: Findings) -> dict[str, Any]:
 
 
 def rank(findings: Findings, *, neighbours: int) -> Ranking:
-    """Search each query among all other images, or, where any is a query, in the gallery alone.
-
-    Args:
-        findings: Of which at least one query has a match.
-        neighbours: How many of the nearest are told; fewer where there are fewer.
-    """
+    """Search the queries, of which at least one has a match, for so many neighbours or all there are."""
     unit, labels = unit_rows(findings.embeddings), findings.labels
     asked, held = sides_of(findings.roles.tolist(), len(labels))
-    apart: dict[str, Any] = (
-        {} if held is None else {"gallery_embeddings": unit[held], "gallery_labels": labels[held]}
-    )
+    apart: dict[str, Any] = {}
+    if held is not None:
+        apart = {"gallery_embeddings": unit[held], "gallery_labels": labels[held]}
     found = list(rank_queries(unit[asked], labels[asked], depth=neighbours, **apart))
     queries = asked[np.concatenate([each.queries for each in found])]
     order = np.argsort(queries)
-    places = np.concatenate([each.places[:, :neighbours] for each in found])[order]
-    queries, nearest = queries[order], places if held is None else held[places]
+    queries = queries[order]
+    nearest = np.concatenate([each.places[:, :neighbours] for each in found])[order]
+    nearest = nearest if held is None else held[nearest]
     similarity = np.einsum("qd,qkd->qk", unit[queries], unit[nearest])
     return Ranking(queries, nearest, similarity, np.concatenate([each.shares()[1] for each in found])[order])
 
@@ -113,19 +93,13 @@ def rank(findings: Findings, *, neighbours: int) -> Ranking:
 def choose_queries(
     precision: NDArray[np.float64], labels: NDArray[np.int64], *, count: int, seed: int
 ) -> dict[str, list[int]]:
-    """Choose the best, typical and worst queries by average precision; typical is nearest to the median.
+    """Choose the best, typical and worst of Q queries by average precision, (Q,); typical is near the median.
 
-    Of equals the seed draws, and none is taken twice. A kind holds one query a class, as long as there are
-    classes.
-
-    Args:
-        precision: Of Q queries, (Q,).
-        labels: Their classes, (Q,).
-        count: How many in all; as many as there are at the most.
-        seed: Of the draw.
+    Of equals the seed draws, and none is taken twice. A kind holds one query a class, `labels` (Q,), as long
+    as there are classes.
 
     Returns:
-        Places in `precision`, by `best`, `typical` and `worst`.
+        Places in `precision`, by `best`, `typical` and `worst`; `count` in all, or as many as there are.
     """
     chance = np.random.default_rng(seed).permutation(len(precision))
     taken, chosen = set[int](), dict[str, list[int]]()
@@ -145,9 +119,6 @@ def choose_queries(
 def project(embeddings: NDArray[np.floating]) -> tuple[NDArray[np.float64], tuple[float, float]]:
     """Project embeddings, float (N, d), N and d at least 2, at unit length, on their principal components.
 
-    Each axis points to where its largest component is positive, so that the same embeddings always give the
-    same picture.
-
     Returns:
         Points (N, 2), and the share of the variance along each axis; 0 where there is no variance at all.
     """
@@ -163,11 +134,7 @@ def project(embeddings: NDArray[np.floating]) -> tuple[NDArray[np.float64], tupl
 def find_assignments(
     rows: Sequence[Row], embedder: Embedder, recipe: Recipe
 ) -> tuple[tuple[Row, ...], NDArray[np.uint8]]:
-    """Find the dominant prototype of each place of a few images.
-
-    Returns:
-        Those of `rows` that can still be read, and uint8 (N, h, w) for them.
-    """
+    """Give those of `rows` that can still be read, and the dominant prototypes of their places, (N, h, w)."""
     stream = Stream(rows, viewing_decoder(recipe))
     found = [
         embedder.assignments(embedder(embedder.normalise(torch.from_numpy(pixels.copy())[None])).locations)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from protos import retrieval_service_pb2 as pb
 from protos import retrieval_service_pb2_grpc
 from serving.engine.galleries import GalleryExecutor
-from serving.engine.instances import ModelInstances
+from serving.engine.instances import ModelInstances, Outcome
 from serving.engine.models import ModelRegistry
-from serving.engine.waiting import Outcome
 from serving.errors import InvalidArgument, NotFound
 from serving.gallery.gallery import Gallery
 from serving.gallery.store.schema import Meta
