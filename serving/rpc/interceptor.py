@@ -215,30 +215,34 @@ class CallInterceptor(grpc.ServerInterceptor):
 
 def _checked(handler: Handler) -> Handler:
     """Let gRPC's own services, too, answer what is no message as a fault of the caller."""
+    parse: Any = handler.request_deserializer
+    whole: Any = handler.unary_unary
+    answered: Any = handler.unary_stream
+    spoken: Any = handler.stream_stream
 
     def parsed(data: bytes, context: grpc.ServicerContext) -> Any:
         try:
-            return handler.request_deserializer(data)
+            return parse(data)
         except (DecodeError, ValueError):
             told = "The message is not a request of this call; check the proto files."
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, told)
 
     def unary(data: bytes, context: grpc.ServicerContext) -> Any:
-        return handler.unary_unary(parsed(data, context), context)
+        return whole(parsed(data, context), context)
 
     def watch(data: bytes, context: grpc.ServicerContext, *send: Any) -> Any:
-        return handler.unary_stream(parsed(data, context), context, *send)
+        return answered(parsed(data, context), context, *send)
 
     def both(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-        return handler.stream_stream((parsed(each, context) for each in messages), context)
+        return spoken((parsed(each, context) for each in messages), context)
 
     serializer = handler.response_serializer
-    if handler.unary_unary is not None:
+    if whole is not None:
         return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serializer)
-    if handler.unary_stream is None:
+    if answered is None:
         return grpc.stream_stream_rpc_method_handler(both, response_serializer=serializer)
     # The health service tells by this that its watchers hold no thread.
-    is_free = getattr(handler.unary_stream, "experimental_non_blocking", False)
+    is_free = getattr(answered, "experimental_non_blocking", False)
     watch.experimental_non_blocking = is_free  # type: ignore[attr-defined]
     return grpc.unary_stream_rpc_method_handler(watch, response_serializer=serializer)
 

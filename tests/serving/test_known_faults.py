@@ -85,7 +85,8 @@ FAULTS = {
         "test_what_nobody_waits_for_gives_up_its_places_and_is_not_computed",
     "server#7512: late requests are noticed after the batch that runs":
         "test_what_expires_while_it_is_decoded_reaches_no_model",
-    "server#5348: UNAVAILABLE in place of DEADLINE_EXCEEDED": "test_failures_are_tried_again_and_end_with_the_deadline",
+    "server#5348: UNAVAILABLE in place of DEADLINE_EXCEEDED":
+        "test_failures_are_tried_again_and_end_with_the_deadline",
     "server#5721: batches are never formed": "test_what_waits_is_shared_among_the_instances_that_are_free",
     "infinity#546: expired requests are inferred": "test_what_expires_while_it_is_decoded_reaches_no_model",
     "infinity#517: memory grows without end": "test_growth_is_that_after_the_first_quarter",
