@@ -102,27 +102,19 @@ def test_single_figures_stand_in_a_sentence(tmp_path: Path) -> None:
     assert made(tmp_path, text).replace(" -->", "<!--").split("<!--")[2::4] == ["-1.0", "39.0"]
 
 
-def test_some_runs_alone_can_be_shown(tmp_path: Path) -> None:
-    table = Table({"xml_weight": "λ"}, {"map_at_r": Figure("MAP@R")}, where={"loss": "triplet"})
-    assert cells(made(tmp_path, "<!-- table arms --><!-- end -->", table=table))[2:] == [
-        ["0", "1", "40.0"],
-        ["0.3", "1", "39.0"],
-    ]
-
-
-def test_pairs_can_share_another_column_than_the_seed(tmp_path: Path) -> None:
-    table = Table(
-        {"xml_weight": "λ"},
-        {"map_at_r": Figure("MAP@R")},
-        baseline={"xml_weight": "0"},
-        where={"seed": "0"},
-        pair="loss",
-    )
+def test_some_runs_alone_can_be_shown_and_pairs_can_share_another_column(tmp_path: Path) -> None:
+    shown = {"xml_weight": "λ"}, {"map_at_r": Figure("MAP@R")}
+    alone = made(tmp_path, "<!-- table arms --><!-- end -->", table=Table(*shown, where={"loss": "triplet"}))
+    assert cells(alone)[2:] == [["0", "1", "40.0"], ["0.3", "1", "39.0"]]
+    table = Table(*shown, baseline={"xml_weight": "0"}, where={"seed": "0"}, pair="loss")
     runs = RUNS.replace(",7,", ",0,")
     text = made(tmp_path, "<!-- table arms --><!-- end -->", runs, table)
     difference, reach = paired([48, 39], [46, 40])
     assert reach is not None
     assert cells(text)[3][3] == f"{difference:+.1f} ({difference - reach:+.1f} to {difference + reach:+.1f})"
+
+
+WHOLE = "<!-- table arms --><!-- end -->"
 
 
 @pytest.mark.parametrize(
@@ -132,12 +124,12 @@ def test_pairs_can_share_another_column_than_the_seed(tmp_path: Path) -> None:
         ("<!-- table arms -->", RUNS, "does not end"),
         ("<!-- figure arms map_at_r loss=triplet --><!-- end -->", RUNS, "2 rows are meant"),
         ("<!-- figure arms other loss=triplet xml_weight=0 --><!-- end -->", RUNS, "other"),
-        ("<!-- table arms --><!-- end -->", RUNS.replace("seconds", "minutes"), "no column seconds"),
-        ("<!-- table arms --><!-- end -->", RUNS + "triplet,0.3,7,0.39,9,0.5\n", "two runs of seed 7"),
-        ("<!-- table arms --><!-- end -->", RUNS + "triplet,0.3,8,0.39,9,0.5\n", "are not those of"),
-        ("<!-- table arms --><!-- end -->", RUNS + "libc,0.3,8,0.39,9,0.5\n", "has no baseline libc 0"),
-        ("<!-- table arms --><!-- end -->", RUNS.replace("0.47,11,", "0.47,,"), "could not convert"),
-        ("<!-- table arms --><!-- end -->", RUNS.splitlines()[0], "no such runs"),
+        (WHOLE, RUNS.replace("seconds", "minutes"), "no column seconds"),
+        (WHOLE, RUNS + "triplet,0.3,7,0.39,9,0.5\n", "two runs of seed 7"),
+        (WHOLE, RUNS + "triplet,0.3,8,0.39,9,0.5\n", "are not those of"),
+        (WHOLE, RUNS + "libc,0.3,8,0.39,9,0.5\n", "has no baseline libc 0"),
+        (WHOLE, RUNS.replace("0.47,11,", "0.47,,"), "could not convert"),
+        (WHOLE, RUNS.splitlines()[0], "no such runs"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, runs: str, told: str) -> None:

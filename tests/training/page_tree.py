@@ -23,12 +23,10 @@ class Node:
                 yield from child.all(tag, class_)
 
     def one(self, tag: str = "", class_: str = "") -> "Node":
-        """Give the first of them."""
         return next(self.all(tag, class_))
 
     @property
     def text(self) -> str:
-        """All text below."""
         return "".join(child if isinstance(child, str) else child.text for child in self.children)
 
 

@@ -17,7 +17,7 @@ from serving.catalog.catalog import Row, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from serving.model.preprocess import preprocess
 from tests import oracles
-from tests.training.drawn import NoThreads, draw_folder
+from tests.training.drawn import draw_folder
 from training import train
 from training.data import pictures
 from training.data.partition import read_own
@@ -26,10 +26,8 @@ from training.evaluation.evaluate import Settings, render, run
 from training.export import Settings as ExportSettings
 from training.export import run as export
 from training.loop.run import load_run, read_record, write_record
-from training.network import embedder as network
 from training.network.embedder import build_embedder, embedder_function
 from training.network.networks import ResNet20
-from training.recipes.recipe import Recipe
 
 RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"
 
@@ -350,39 +348,6 @@ def test_images_of_no_class_are_left_out_and_counted(of_b: Path, tmp_path: Path)
         Image.new("RGB", (20, 20)).save(tmp_path / f"{i}.png")
     with pytest.raises(BadData, match=r"none of the 3 images of .* is of a class"):
         run(Settings(target=of_b, data=tmp_path, split="all"))
-
-
-def test_images_are_decoded_as_they_are_embedded(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "_AHEAD", 2)
-    monkeypatch.setattr(pictures, "ThreadPoolExecutor", NoThreads)
-    decoded, ahead = [0], list[int]()
-    inner = pictures.viewing_decoder
-
-    def viewing_decoder(recipe: Recipe) -> pictures.Decoder:
-        decode = inner(recipe)
-
-        def count(data: bytes) -> np.ndarray:
-            decoded[0] += 1
-            return decode(data)
-
-        return count
-
-    def embedder_function(*_: Any, **__: Any) -> pictures.Embed:
-        embedded = [0]
-
-        def embed(pixels: np.ndarray) -> np.ndarray:
-            ahead.append(decoded[0] - embedded[0])
-            embedded[0] += len(pixels)
-            return pixels.reshape(len(pixels), -1).astype(np.float32)
-
-        return embed
-
-    monkeypatch.setattr(pictures, "viewing_decoder", viewing_decoder)
-    monkeypatch.setattr(network, "embedder_function", embedder_function)
-    result = run(Settings(target=trained, split="all", batch=3))
-    assert (decoded[0], len(ahead)) == (25, 8)
-    assert max(ahead) <= 3 + 2 + 1  # a batch, those ahead of it, and one that was no image
-    assert [bad["key"] for bad in result["unreadable"]] == ["class05/text.jpg"]
 
 
 def test_what_cannot_be_measured_is_told(trained: Path, tmp_path: Path) -> None:

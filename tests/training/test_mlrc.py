@@ -232,8 +232,8 @@ def _parts() -> list[Tensor]:
 def test_ensembles_of_folds_are_the_naive_ones() -> None:
     rows = []
     for i in range(len(LABELS)):
-        vectors = [part[i].numpy() for part in _parts()]
-        row = np.concatenate([vector / np.sqrt((vector**2).sum()) for vector in vectors])
+        own = [part[i].numpy() for part in _parts()]
+        row = np.concatenate([vector / np.sqrt((vector**2).sum()) for vector in own])
         rows.append(row / np.sqrt((row**2).sum()))
     naive = np.array(rows)
     np.testing.assert_allclose(mlrc.concatenate(_parts()).numpy(), naive, atol=1e-12)

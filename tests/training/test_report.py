@@ -119,22 +119,19 @@ def test_the_page_can_be_read_by_all(page: Node) -> None:
         assert all(row.one("th").attributes["scope"] == "row" for row in table.one("tbody").all("tr"))
 
 
-def _luminance(colour: str) -> float:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
 def test_contrast_by_wcag(page: Node) -> None:
-    least_of = {"ink": 7, "soft": 4.5, "right": 4.5, "wrong": 4.5, "rest": 3}
-    least_of |= {f"s{i}": 3 for i in range(8)}
+    least_of = {"ink": 7, "soft": 4.5, "right": 4.5, "wrong": 4.5, "rest": 3} | {f"s{i}": 3 for i in range(8)}
     themes = re.findall(r":root \{(.*?)\}", page.one("style").text, re.DOTALL)
     assert len(themes) == 2  # light and dark
     for theme in themes:
-        colours = dict(re.findall(r"--(\w+): (#\w{6})", theme))
+        luminance = {}
+        for name, colour in re.findall(r"--(\w+): #(\w{6})", theme):
+            channels = (value / 255 for value in bytes.fromhex(colour))
+            linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+            luminance[name] = float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
         for name, least in least_of.items():
-            one, other = sorted((_luminance(colours[name]), _luminance(colours["paper"])))
-            assert (other + 0.05) / (one + 0.05) >= least, (name, colours[name])
+            one, other = sorted((luminance[name], luminance["paper"]))
+            assert (other + 0.05) / (one + 0.05) >= least, name
 
 
 def test_names_are_text_whatever_they_are(page: Node, trained: Path) -> None:
@@ -187,15 +184,6 @@ def test_neighbours_are_marked_right_and_wrong(page: Node) -> None:
             assert ("right" if right else "wrong") in item.one("img").attributes["alt"]
     shares = [float(re.findall(r"([\d.]+)\xa0%", grid.one("h4").text)[0]) for grid in grids]
     assert (max(shares), min(shares)) == (shares[0], shares[5])  # 3 best, 2 typical, 3 worst
-
-
-def test_two_reports_are_the_same(trained: Path, result: dict[str, Any], tmp_path: Path) -> None:
-    again = run(Settings(run_dir=trained, neighbours=3, out=tmp_path / "again.html"))
-
-    def dateless(path: str) -> str:
-        return re.sub(r"\d{4}-\d\d-\d\d", "", Path(path).read_text(encoding="utf-8"))
-
-    assert dateless(again["page"]) == dateless(result["page"])
 
 
 def test_a_sample_is_told(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,15 +247,6 @@ def test_queries_of_the_data_set_are_searched_in_its_gallery(
     assert "alone in their class" not in (tmp_path / "a.html").read_text()
 
 
-def test_a_previous_page_stays_where_a_new_one_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (copy / "report.html").write_text("before")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(Exception, match=r"report\.html cannot be written \(no space left on device\)"):
-        run(Settings(run_dir=copy))
-    assert (copy / "report.html").read_text() == "before"
-    assert not list(copy.glob(".report*"))
-
-
 def test_what_cannot_be_shown_is_told(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFound, match="not a run folder"):
         run(Settings(run_dir=tmp_path))
@@ -315,7 +294,6 @@ def test_curves_of_a_history() -> None:
 def test_a_long_history_is_thinned() -> None:
     found = report.plot_curves(History(tuple({"epoch": float(i), "loss": 1.0} for i in range(1, 5001))))
     assert (found["drawn"], found["epochs"], len(found["rows"])) == (400, 5000, 60)
-    assert len(found["charts"][0]["plot"]["light"]) < 100_000
     assert report.plot_curves(History(()))["charts"] == []
 
 

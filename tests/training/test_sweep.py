@@ -92,9 +92,7 @@ def test_what_does_not_fit_is_told(swept: Settings) -> None:
         ({"over": ["dimension=4,8"]}, "give another --out"),
         ({"over": ["seed=4,5"]}, "the sweep sets evaluate_every, patience, seed itself"),
         ({"over": ["validation=0.4,0.5"]}, "would be scored on different classes"),
-        ({"set": ["seed=3"]}, "the sweep sets evaluate_every, patience, seed itself"),
         ({"over": ["xml_weight=0,0"]}, "a value twice"),
-        ({"over": ["xml_weight=0", "xml_weight=1"]}, "names a setting or a value twice"),
         ({"fitted": 5}, "add --final"),
     ):
         with pytest.raises(BadSetting, match=told):

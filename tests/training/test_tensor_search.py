@@ -80,13 +80,6 @@ def test_equal_similarities_of_unequal_vectors_rank_by_index() -> None:
     check(RowSearch(vectors), vectors, 7)
 
 
-def test_references_that_get_ever_nearer_are_all_taken() -> None:
-    """On a line of falling angles each image is better than all before it."""
-    angle = np.cumsum(np.linspace(1e-2, 1e-3, 300))
-    vectors = unit(np.stack((np.cos(angle), np.sin(angle)), axis=1))
-    check(PairSearch(vectors, depth=4), vectors, 4)
-
-
 def test_each_pair_is_multiplied_once_for_few_neighbours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

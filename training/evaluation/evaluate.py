@@ -336,10 +336,8 @@ def _compare(
 ) -> dict[str, Any]:
     """Count the near-duplicates of what trained, and name the nearest."""
     found = find_duplicates(features, trained_features)
-    pairs = [
-        {"test": rows[test].key, "train": trained[train].key, "cosine": cosine}
-        for test, train, cosine in found[:_TOLD]
-    ]
+    names = ((rows[test].key, trained[train].key, cosine) for test, train, cosine in found[:_TOLD])
+    pairs = [dict(zip(("test", "train", "cosine"), each, strict=True)) for each in names]
     return {"images": len(found), "least": NEAR, "pairs": pairs}
 
 
