@@ -95,6 +95,8 @@ def search(gallery: str, on_error: str, options: SearchOptions) -> BulkRequest:
     fields["exclude_keys"] = list(many(fields.pop("exclude", ()), "exclude"))
     wanted = fields.pop("filter", None)
     wanted = parse_filter(wanted) if isinstance(wanted, Mapping) else wanted
+    if not isinstance(wanted, Filter | None):
+        raise InvalidArgument(f"filter must be a mapping or a Filter; found {type(wanted).__name__}.")
     fields["filter"] = None if wanted is None else filter_message(wanted)
 
     def read(reply: Any) -> list[Any]:
@@ -205,6 +207,8 @@ def _item_message(item: records.Item) -> Any:
             fields["image"] = image_bytes(item.image)
         if item.vector is not None:
             fields["vector"] = bytes_of(floats(item.vector, "vector", 1))
+        if not isinstance(item.metadata, Mapping):
+            raise InvalidArgument(f"metadata must be a mapping; found {type(item.metadata).__name__}.")
         if item.metadata:
             fields["metadata"] = checked_struct_of(item.metadata)
         return _message("Item", fields)
