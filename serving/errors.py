@@ -11,7 +11,6 @@ __all__ = [
     "AlreadyExists", "BadArtifact", "BadData", "BadImage", "BadSetting", "Cancelled", "Conflict",
     "CrossbatchError", "DeadlineExceeded", "Draining", "InvalidArgument", "Mismatch", "ModelMismatch",
     "NotFound", "Overloaded", "PermissionDenied", "ReadOnly", "Unauthenticated", "Unavailable",
-    "reason_of",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from serving.catalog.picture import File, check_length
+from serving.catalog.picture import File, Picture, check_length
 from serving.catalog.rows import Catalog, Row, known_split, make_catalog
 from serving.catalog.table import plain_value, with_one_type
 from serving.catalog.walk import Shard, find_shards, sort_out
@@ -72,27 +72,27 @@ def _rows(shard: Shard) -> list[Row]:
         table = file.read(columns=singles, use_threads=False)
         values = {name: _python(table.column(name)) for name in singles}
     named = {name.lower(): name for name in types}
-    label, key, split = (
-        named.get("label", named.get("class", "")),
-        named.get("key", ""),
-        named.get("split", ""),
-    )
+    label, key, split = (named.get(name, "") for name in ("label", "key", "split"))
+    label = label or named.get("class", "")
     for name in (label, key, split):
         if name and kinds[name] not in ("number", "text"):
             raise BadData(
                 f"the column {name} of {path} is of the type {types[name]}; give text or whole numbers"
             )
     classes = _class_names(schema, label)
-    column = Column(
-        path, f"{image}.bytes" if types[image].num_fields else image, stat.st_size, stat.st_mtime_ns
-    )
+    leaf = f"{image}.bytes" if types[image].num_fields else image
+    column = Column(path, leaf, stat.st_size, stat.st_mtime_ns)
     rows = []
     for number in range(count):
         where, own = f"row {number} of {path}", {name: cells[number] for name, cells in values.items()}
         own_key = _text(own.pop(key)) if key else f"{shard.name}/{number:08}"
         if not own_key:
             raise BadData(f"{where} has an empty key; each row needs its own key")
-        picture = _file(own.pop(image), path, where) if image in values else Cell(column, number)
+        picture: Picture = Cell(column, number)
+        if image in own:
+            if not (given := own.pop(image)) or "\0" in given:
+                raise BadData(f"{where} has the path {given!r}; give that of an image")
+            picture = File(Path(os.path.normpath(path.parent / given)))
         side = known_split(_text(own.pop(split)), where) if split else shard.split
         of_class = _label(own.pop(label), classes, where) if label else ""
         metadata = {name: value for name, value in own.items() if value is not None}
@@ -112,12 +112,6 @@ def _image_column(types: Mapping[str, Any], kinds: Mapping[str, str], path: Path
         f"the parquet file {path} has {'several' if of_bytes else 'no'} columns of images: bytes, {{bytes,"
         f" path}}, or paths in a column image or path; call one image; it has {told or 'no columns'}"
     )
-
-
-def _file(value: str | None, path: Path, where: str) -> File:
-    if not value or "\0" in value:
-        raise BadData(f"{where} has the path {value!r}; give that of an image")
-    return File(Path(os.path.normpath(path.parent / value)))
 
 
 def _label(value: object, classes: Sequence[str], where: str) -> str:
@@ -264,7 +258,7 @@ class _Runs:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as a forked child must: with a lock and files of its own."""
+        """Begin anew, as a forked child must, with a lock and files of its own."""
         self._lock = threading.Lock()
         self._kept: dict[tuple[Column, int], Any] = {}  # by their first row
         self._streams: list[_Stream] = []

@@ -86,8 +86,10 @@ def parse_cub(folder: Path) -> list[Listed]:
 
 def find_sop(root: Path) -> Path | None:
     """Return the folder of SOP's lists, if there is one: `root`, or Stanford_Online_Products in it."""
-    folders = (root, root / "Stanford_Online_Products")
-    return next((it for it in folders if any((it / name).is_file() for name in _SOP_LISTS.values())), None)
+    places = (
+        folder / name for folder in (root, root / "Stanford_Online_Products") for name in _SOP_LISTS.values()
+    )
+    return next((place.parent for place in places if place.is_file()), None)
 
 
 def parse_sop(folder: Path) -> list[Listed]:

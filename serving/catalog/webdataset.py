@@ -24,8 +24,7 @@ ENDINGS: Final[tuple[str, ...]] = (".tar", *_COMPRESSED)  # the latter are found
 _MAGIC: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _NAME: Final = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)  # sample and field, as WebDataset has them
 _META: Final = re.compile(r"__[^/]*__($|/)")
-_TEXTS: Final = ("cls", "json", "label", "txt")
-"""Fields that are read at once; each names the class where none before it does."""
+_TEXTS: Final = ("cls", "json", "label", "txt")  # each names the class where none before it does
 _MOST_BYTES: Final = 1 << 20  # of such a field
 _INTEGER: Final = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 

@@ -12,10 +12,10 @@ import grpc
 import numpy as np
 
 from serving.client import requests
-from serving.client.client import Client, Explanations, OnError, Raise, Return, Vector, Vectors
+from serving.client.client import Client, Explained, Explanations, OnError, Raise, Return, Vector, Vectors
 from serving.client.connection import CLOSED, BaseClient, Request
 from serving.client.inputs import IN_FLIGHT, BulkRequest, ImageLike, Part
-from serving.client.records import Explanation, GalleryInfo, Item
+from serving.client.records import GalleryInfo, Item
 from serving.client.requests import Page
 from serving.errors import CrossbatchError, InvalidArgument
 
@@ -89,9 +89,7 @@ class AsyncClient(BaseClient):
     @overload
     async def explain(self, images: Images, *, model: str = "", on_error: Return) -> Explanations: ...
     @overload
-    async def explain(
-        self, images: Images, *, model: str = "", on_error: Raise = "raise"
-    ) -> list[Explanation]: ...
+    async def explain(self, images: Images, *, model: str = "", on_error: Raise = ...) -> Explained: ...
     async def explain(self, images: Images, *, model: str = "", on_error: OnError = "raise") -> Any:
         """As `Client.explain`."""
         return await self._ask(requests.explain(images, model, on_error))

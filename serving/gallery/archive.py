@@ -31,12 +31,7 @@ _STALE = 3600.0  # seconds
 def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> int:
     """Write the gallery at `path` to a new file, while writes go on, and verify it; returns how many items.
 
-    The file appears whole and on disk, or not at all.
-
-    Raises:
-        NotFound: There is no gallery at `path`, or no folder for the file.
-        AlreadyExists: There is something at `file`; it is left as it is.
-        BadArtifact: The gallery is damaged.
+    The file appears whole and on disk, or not at all. BadArtifact tells that the gallery is damaged.
     """
     check_path(file)
     with closing(Store(path / FILE_NAME)) as store, _written_once(file) as aside:
@@ -53,13 +48,8 @@ def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> i
 def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> int:
     """Make a gallery at `path` of a snapshot and build its index; returns how many items it has.
 
-    The gallery appears complete or not at all.
-
-    Raises:
-        NotFound: There is no such file.
-        AlreadyExists: There is something at `path`.
-        InvalidArgument: What is there is a gallery in use, not a snapshot.
-        BadArtifact: The snapshot is damaged, or of another format version.
+    The gallery appears complete or not at all. BadArtifact tells that the snapshot is damaged, or of another
+    format version, InvalidArgument that it is the file of a gallery in use.
     """
     if not file.is_file():
         raise NotFound(f"there is no snapshot {file}; give a file that crossbatch gallery snapshot wrote")
@@ -70,12 +60,9 @@ def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> in
         )
     with made_aside(path) as aside:
         given = aside / "given"
-        try:
-            source = file.open("rb")
-        except OSError as error:
-            raise Unavailable(f"the snapshot {file} cannot be read: {error.strerror}") from error
-        with source, given.open("xb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+        if not os.access(file, os.R_OK):
+            raise Unavailable(f"the snapshot {file} cannot be read: permission denied; make it readable")
+        shutil.copyfile(file, given)
         try:
             found = verify(given, advance=advance)
             if found.problems:

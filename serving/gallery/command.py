@@ -62,15 +62,9 @@ class Settings(BaseModel):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Do what the command says.
+    """Do what the command says; returns the `action` and what came of it.
 
-    Returns:
-        The `action` and what came of it; for list, info and rebuild `galleries`, one entry a gallery, with
-        its `error` where it cannot be opened.
-
-    Raises:
-        BadSetting: A word or `--yes` is missing, or a word or flag too many.
-        CrossbatchError: There is no such gallery or file, it is damaged, or cannot be written.
+    For list, info and rebuild that is `galleries`, an entry each, with its `error` where it cannot be opened.
     """
     words = [word for word in (settings.name, settings.other) if word is not None]
     _check_words(settings, words)

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from serving.errors import InvalidArgument, NotFound, Overloaded, Unavailable
 from serving.gallery.folder import check_path, drop_gallery, give_back_name, sweep, take_name
-from serving.gallery.gallery import Gallery, RebuildPolicy
+from serving.gallery.gallery import Gallery, MadeFor, RebuildPolicy
 from serving.gallery.index.index import require_faiss
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Replaced
@@ -48,12 +48,11 @@ def split_path(path: Path) -> tuple[Path, str]:
 class GalleryDirectory:
     """The galleries of a folder; every method may be called from several threads at once.
 
-    Each gallery is opened on its own: one that is damaged raises its error when it is asked for, and the
-    others are served. One that another process dropped or replaced is noticed the next time. So many are
-    kept open at most; the one not asked for longest is put to rest, and works on for those who still hold it.
+    Each is opened on its own: one that is damaged raises its error when it is asked for, and the others are
+    served. One that another process dropped or replaced is noticed the next time. So many are kept open at
+    most; the one not asked for longest is put to rest, and works on for those who still hold it.
 
-    A method that takes a name raises InvalidArgument where nothing can have it, and NotFound where there is
-    no such gallery.
+    A method that takes a name raises InvalidArgument where nothing can have it, and NotFound.
     """
 
     def __init__(
@@ -66,9 +65,7 @@ class GalleryDirectory:
     ) -> None:
         """Keep the path, which need not exist until a gallery is created, and remove what crashes left in it.
 
-        Raises:
-            NotFound: `path` is a file.
-            BadSetting: FAISS is not installed, or there is no such device ("cpu", "cuda") to search on.
+        BadSetting tells that FAISS is not installed, or that there is no such device ("cpu", "cuda").
         """
         require_faiss(device)
         check_path(path)
@@ -106,17 +103,14 @@ class GalleryDirectory:
         """Return the folder of a gallery, a damaged one too."""
         path = self.path / check_name(name)
         if not (path / FILE_NAME).is_file():
-            raise self._missing(name)
+            names = self.names()
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            shown = ", ".join(names[:_SHOWN]) or "none"
+            raise NotFound(f"there is no gallery {name!r} in {self.path}; it holds {shown}{more}")
         return path
 
     def get(self, name: str) -> Gallery:
-        """Return the gallery of that name, open; do not close it.
-
-        Raises:
-            BadArtifact: It is damaged, or of a newer format.
-            ReadOnly: This process may not write to it, and nobody has it open who may.
-            Unavailable: This directory has been closed.
-        """
+        """Return the gallery of that name, open, as `Gallery.open` does; do not close it."""
         if known := self._known(name):
             return known
         with self._turn(name):
@@ -126,41 +120,17 @@ class GalleryDirectory:
             path = self.path_of(name)
             return self._keep(name, Gallery.open(path, policy=self._policy, device=self._device))
 
-    def create(
-        self,
-        name: str,
-        *,
-        model_name: str,
-        fingerprint: str,
-        dimension: int,
-        thumbnail_side: int = 0,
-        index: str = "auto",
-        recall: float = 0.99,
-    ) -> Gallery:
+    def create(self, name: str, **made_for: Unpack[MadeFor]) -> Gallery:
         """Make a new, empty gallery, as `Gallery.create` does, and return it open; do not close it."""
         check_name(name)
         sweep(self.path)
         with self._turn(name):
-            gallery = Gallery.create(
-                self.path / name,
-                model_name=model_name,
-                fingerprint=fingerprint,
-                dimension=dimension,
-                thumbnail_side=thumbnail_side,
-                index=index,
-                recall=recall,
-                policy=self._policy,
-                device=self._device,
-            )
+            gallery = Gallery.create(self.path / name, policy=self._policy, device=self._device, **made_for)
             self._forget(name)
             return self._keep(name, gallery)
 
     def using(self, name: str, work: Callable[[Gallery], T]) -> T:
-        """Return what `work` does with the gallery of that name.
-
-        Where another gallery took the name meanwhile, `work` is begun anew with that one: it must not have
-        done anything but through its gallery.
-        """
+        """Return what `work` does with a gallery, begun anew where another took its name meanwhile."""
         for pause in _PAUSES:
             try:
                 return work(self.get(name))
@@ -169,18 +139,12 @@ class GalleryDirectory:
         return work(self.get(name))
 
     def switch(self, name: str, other: str, *, timeout: float = 60.0) -> None:
-        """Let the gallery `other` have the name `name`, at once; the one that had it gets the name `other`.
-
-        If there is no gallery `name`, `other` just gets that name; `folder.take_name` tells what it raises.
-        """
+        """Let the gallery `other` have the name `name`, at once; one that had it gets the name `other`."""
         check_name(name)
         take_name(self.path / name, self.path_of(other), timeout=timeout)
 
     def rollback(self, name: str, *, timeout: float = 60.0) -> str:
-        """Undo the switch by which the gallery got its name, as `folder.give_back_name` tells.
-
-        Returns the name that it has now: that of the gallery which has `name` again.
-        """
+        """Undo the switch by which the gallery got its name; returns the name that it has now."""
         return give_back_name(self.path_of(name), timeout=timeout).name
 
     def drop(self, name: str) -> None:
@@ -224,16 +188,19 @@ class GalleryDirectory:
 
     def _known(self, name: str) -> Gallery | None:
         """Return the open gallery of a name if it is still the one that has it."""
+        gallery = self._open.get(name)
+        if gallery is None:
+            return None
         try:
-            status = os.stat(os.path.join(self.path, check_name(name), FILE_NAME))  # quicker than by Path
+            status = os.stat(os.path.join(self.path, name, FILE_NAME))  # quicker than by Path
         except OSError:
             return None
+        if gallery.identity != (status.st_dev, status.st_ino):
+            return None
         with self._guard:
-            gallery = self._open.get(name)
-            if gallery is None or gallery.identity != (status.st_dev, status.st_ino):
-                return None
-            self._open[name] = self._open.pop(name)  # the last to go
-            return gallery
+            if self._open.get(name) is gallery:
+                self._open[name] = self._open.pop(name)  # the last to go
+        return gallery
 
     def _keep(self, name: str, gallery: Gallery) -> Gallery:
         with self._guard:
@@ -256,9 +223,3 @@ class GalleryDirectory:
             gallery = self._open.pop(name, None)
         if gallery is not None:
             gallery.close()
-
-    def _missing(self, name: str) -> NotFound:
-        names = self.names()
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        shown = ", ".join(names[:_SHOWN]) or "none"
-        return NotFound(f"there is no gallery {name!r} in {self.path}; it holds {shown}{more}")

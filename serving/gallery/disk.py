@@ -1,16 +1,20 @@
-"""What the disk does to a gallery: bringing files to it, and saying so when it refuses."""
+"""Bringing files to the disk, their checksums, and saying so when the disk refuses."""
 
 import errno
+import hashlib
 import os
+import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from serving.cores import usable_cores
 from serving.errors import CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
 
 __all__ = [
-    "TOO_MANY_OPEN", "are_descriptors_out", "disk_error", "gallery_error", "is_full", "make_folder",
-    "sync", "written_aside",
+    "TOO_MANY_OPEN", "are_descriptors_out", "disk_error", "file_checksum", "gallery_error", "is_full",
+    "make_folder", "sync", "written_aside",
 ]  # fmt: skip
 
 TOO_MANY_OPEN = (
@@ -21,6 +25,8 @@ TOO_MANY_OPEN = (
 _OUT = (errno.EMFILE, errno.ENFILE)
 _A_FEW = 4  # files that SQLite opens together: one that fails may have let go of some of them
 _LEAST = 1 << 20  # bytes; file systems keep some back, so a full one is seldom at zero
+_HASHED = 1 << 24  # bytes of a file that one core takes at a time, ...
+_PIECE = 1 << 20  # ... so many read at once: they stay in its cache until they are hashed
 
 
 def sync(path: Path) -> None:
@@ -47,6 +53,22 @@ def written_aside(path: Path) -> Iterator[Path]:
         with suppress(FileNotFoundError):
             aside.unlink()
     sync(path.parent)
+
+
+def file_checksum(path: Path) -> str:
+    """Return SHA-256 over the SHA-256 of each block of a regular file, made by every core, as hex digits."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # looked at first: to open a pipe would wait for a writer
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    with path.open("rb") as file, ThreadPoolExecutor(usable_cores()) as threads:
+
+        def block(start: int) -> bytes:
+            digest = hashlib.sha256()
+            for offset in range(start, start + _HASHED, _PIECE):
+                digest.update(os.pread(file.fileno(), _PIECE, offset))
+            return digest.digest()
+
+        starts = range(0, os.fstat(file.fileno()).st_size, _HASHED)
+        return hashlib.sha256(b"".join(threads.map(block, starts))).hexdigest()
 
 
 def make_folder(path: Path) -> None:

@@ -17,15 +17,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from serving.errors import AlreadyExists, InvalidArgument, Mismatch, NotFound, Overloaded, Unavailable
 from serving.gallery.disk import disk_error, gallery_error, make_folder, sync
-from serving.gallery.lock import alone, in_the_making, is_in_the_making, names_change
+from serving.gallery.lock import alone, folder_held, names_change
 from serving.gallery.store.schema import FILE_NAME
-from serving.gallery.store.store import Store, create_store
+from serving.gallery.store.store import Store
 
-__all__ = ["check_path", "drop_gallery", "give_back_name", "made_aside", "make_gallery", "sweep", "take_name"]
+__all__ = ["check_path", "drop_gallery", "give_back_name", "made_aside", "sweep", "take_name"]
 
 _LEFTOVER = re.compile(r"\.[a-z0-9][a-z0-9_.-]{0,63}\.(new|dropped)-[0-9a-f]{8}")
 _STALE = 60.0  # seconds from when on one that nobody holds is a dead one's; it is held within milliseconds
@@ -44,20 +43,11 @@ def check_path(path: Path) -> None:
         ) from error
 
 
-def make_gallery(path: Path, **made_for: Any) -> None:
-    """Make an empty gallery, as `create_store` tells, on disk when this returns, complete or not at all."""
-    with made_aside(path) as aside:
-        create_store(aside / FILE_NAME, **made_for)
-
-
 @contextmanager
 def made_aside(path: Path) -> Iterator[Path]:
     """Give a folder to make a gallery in; when the block ends it is at `path`, complete, or it is gone.
 
-    Raises:
-        AlreadyExists: There is something at `path`.
-        ReadOnly: The folder cannot be written.
-        Overloaded: The disk is full.
+    AlreadyExists tells that there is something at `path`.
     """
     aside = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
     try:
@@ -66,7 +56,7 @@ def made_aside(path: Path) -> Iterator[Path]:
         make_folder(path.parent)
         aside.mkdir()
         try:
-            with in_the_making(aside):
+            with folder_held(aside, f"the folder {aside} is in use without a pause; try again later"):
                 yield aside
                 for file in aside.iterdir():
                     sync(file)
@@ -82,12 +72,7 @@ def made_aside(path: Path) -> Iterator[Path]:
 
 
 def drop_gallery(path: Path) -> None:
-    """Remove a gallery; its name is free at once.
-
-    Raises:
-        NotFound: Somebody else was faster.
-        ReadOnly: The folder cannot be written.
-    """
+    """Remove a gallery; its name is free at once. NotFound where somebody else was faster."""
     aside = path.with_name(f".{path.name}.dropped-{secrets.token_hex(4)}")
     try:
         with names_change(path.parent):
@@ -112,8 +97,6 @@ def take_name(path: Path, other: Path, *, timeout: float) -> None:
 
     Raises:
         AlreadyExists: It was switched already, and a second time would undo it; or no gallery has the name.
-        NotFound: One of them is not there.
-        ReadOnly: One of them cannot be written.
         Overloaded: Somebody rebuilds or switches one of them for longer than `timeout` seconds.
         Unavailable: The file system cannot do it.
     """
@@ -139,7 +122,6 @@ def give_back_name(path: Path, *, timeout: float) -> Path:
     Raises:
         NotFound: It did not get its name by a switch, or the gallery before is not there any more.
         Mismatch: Another gallery lies where that one was.
-        CrossbatchError: What `take_name` raises.
     """
     with closing(Store(path / FILE_NAME)) as store:
         name, gallery = _previous(store)
@@ -217,11 +199,7 @@ def _exchange(first: Store, second: Store) -> None:
 
 
 def exchange_names(first: Path, second: Path) -> None:
-    """Give two folders of one file system each other's name at once, for which Python has no call.
-
-    Raises:
-        OSError: One is not there, or the system, the file system or the disk does not do it.
-    """
+    """Give two folders of one file system each other's name at once, for which Python has no call."""
     library = ctypes.CDLL(None, use_errno=True)
     names = ctypes.c_char_p(os.fsencode(first)), ctypes.c_char_p(os.fsencode(second))
     try:
@@ -250,4 +228,11 @@ def _is_taken(path: Path, error: OSError) -> bool:
 
 
 def _is_stale(path: Path) -> bool:
-    return path.stat().st_mtime < time.time() - _STALE and not is_in_the_making(path)
+    """Tell whether nobody makes a gallery in a folder any more."""
+    if path.stat().st_mtime >= time.time() - _STALE:
+        return False
+    try:
+        with folder_held(path, "", timeout=0.0):
+            return True
+    except Overloaded:
+        return False

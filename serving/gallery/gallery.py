@@ -12,21 +12,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, Unpack
 
 from numpy.typing import ArrayLike
 
-from serving.errors import InvalidArgument, NotFound
-from serving.gallery.folder import check_path, make_gallery
+from serving.errors import InvalidArgument, ModelMismatch, NotFound
+from serving.gallery.folder import check_path, made_aside
 from serving.gallery.index.builder import Advance
 from serving.gallery.index.factory import check_recall, check_type
 from serving.gallery.index.index import require_faiss
 from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
-from serving.gallery.info import GalleryInfo, check_model
 from serving.gallery.item import (
     MAX_K,
     MAX_KEY_BYTES,
+    GalleryInfo,
     Hit,
     Item,
     Source,
@@ -40,15 +40,26 @@ from serving.gallery.item import (
 from serving.gallery.search.filter import Filter, check_filter, check_kinds, unknown_fields
 from serving.gallery.search.snapshot import SnapshotCache
 from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
-from serving.gallery.store.store import Store
-from serving.gallery.validation import check_number, check_text, check_whole, normalize_queries
+from serving.gallery.store.store import Store, create_store
+from serving.gallery.validation import check_text, check_whole, normalize_queries
 
 if TYPE_CHECKING:
     from serving.model.spec import ModelSpec
 
-__all__ = ["MAX_PAGE", "Gallery", "GalleryInfo", "Hit", "Item", "RebuildPolicy"]
+__all__ = ["MAX_PAGE", "Gallery", "GalleryInfo", "Hit", "Item", "MadeFor", "RebuildPolicy"]
 
 MAX_PAGE = 10_000
+
+
+class MadeFor(TypedDict):
+    """What a new gallery is made for."""
+
+    model_name: str
+    fingerprint: str
+    dimension: int
+    thumbnail_side: NotRequired[int]  # longer side in pixels of the pictures kept with items; 0: none
+    index: NotRequired[str]  # "auto", which is to reach the recall, "exact" or a FAISS factory string
+    recall: NotRequired[float]  # of the 10 nearest
 
 
 class Gallery:
@@ -65,44 +76,35 @@ class Gallery:
         self.path = path
         self.name = path.name
         self.meta = store.meta  # the model and dimension it is made for
+        self.identity = store.identity  # device and inode of the file that was opened
         self._store = store
         self._rebuilder = Rebuilder(store, policy)
-        self._snapshots = SnapshotCache(store, self._rebuilder.consider, device=device)
+        self._snapshots = SnapshotCache(store, self._rebuilder, device=device)
 
     @classmethod
     def create(
         cls,
         path: Path,
         *,
-        model_name: str,
-        fingerprint: str,
-        dimension: int,
-        thumbnail_side: int = 0,
-        index: str = "auto",
-        recall: float = 0.99,
         policy: RebuildPolicy | None = None,
         device: str = "cpu",
+        **made_for: Unpack[MadeFor],
     ) -> Self:
         """Make a new, empty gallery for vectors of a model and open it; AlreadyExists: there is something.
 
-        The folder appears complete or not at all. `thumbnail_side` is the longer side in pixels of pictures
-        kept with items, 0: none. The index is "auto", which is to reach this recall@10, "exact" or a FAISS
-        factory string; `policy` tells when it is made anew. The device is "cpu", or "cuda" for the first GPU.
+        The folder appears complete or not at all. `policy` tells when the index is made anew, the device
+        ("cpu", or "cuda" for the first GPU) where it is searched.
         """
-        dimension = check_whole(dimension, "the dimension", least=1, most=MAX_DIMENSION)
-        side = check_whole(thumbnail_side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
-        check_recall(check_number(recall, "the wanted recall"))
-        check_type(check_text(index, "type of the index", least=0, most=MAX_KEY_BYTES), dimension=dimension)
+        dimension = check_whole(made_for["dimension"], "the dimension", least=1, most=MAX_DIMENSION)
+        side = made_for.get("thumbnail_side", 0)
+        side = check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
+        made_for["dimension"], made_for["thumbnail_side"] = dimension, side
+        check_text(made_for["model_name"], "name of the model", least=0, most=MAX_KEY_BYTES)
+        check_text(made_for["fingerprint"], "fingerprint of the model", least=0, most=MAX_KEY_BYTES)
+        _check_wanted(made_for.get("index"), made_for.get("recall"), dimension)
         check_path(path)
-        make_gallery(
-            path,
-            model_name=check_text(model_name, "name of the model", least=0, most=MAX_KEY_BYTES),
-            fingerprint=check_text(fingerprint, "fingerprint of the model", least=0, most=MAX_KEY_BYTES),
-            dimension=dimension,
-            thumbnail_side=side,
-            index=index,
-            recall=recall,
-        )
+        with made_aside(path) as aside:
+            create_store(aside / FILE_NAME, **made_for)
         return cls.open(path, policy=policy, device=device)
 
     @classmethod
@@ -110,7 +112,6 @@ class Gallery:
         """Open a gallery and its index, to be searched on a device as `create` tells.
 
         Raises:
-            NotFound: There is no gallery at `path`.
             ReadOnly: This process may not write to it, and nobody has it open who may.
             BadSetting: FAISS is not installed, or there is no such device.
         """
@@ -127,16 +128,10 @@ class Gallery:
             raise
         return gallery
 
-    @property
-    def identity(self) -> tuple[int, int]:
-        """The device and inode of the file that was opened."""
-        return self._store.identity
-
     def info(self) -> GalleryInfo:
         """Return what the gallery is and how it stands."""
         with self._snapshots.open() as (snapshot, _):
             index, state, meta = snapshot.sealed.index, snapshot.state, self.meta
-            dead, newer_dead = snapshot.dead, snapshot.growing.dead
             facts = index.facts if index else IndexMetadata()
             previous = state.previous_name
             if previous in ("", self.name) or not (self.path.with_name(previous) / FILE_NAME).is_file():
@@ -147,9 +142,9 @@ class Gallery:
                 model_name=meta.model_name,
                 fingerprint=meta.fingerprint,
                 dimension=meta.dimension,
-                items=int((~dead).sum()),
-                fresh=int((~newer_dead).sum()),
-                deleted=int(dead.sum()),
+                items=int((~snapshot.dead).sum()),
+                fresh=int((~snapshot.growing.dead).sum()),
+                deleted=int(snapshot.dead.sum()),
                 index_type=facts.type,
                 wanted_index=state.wanted_index,
                 recall=facts.recall,
@@ -169,7 +164,16 @@ class Gallery:
 
     def check_model(self, model: "ModelSpec") -> None:
         """Accept the gallery's own model, and a file of lower precision made from it; else ModelMismatch."""
-        check_model(self.name, self.meta, model)
+        meta = self.meta
+        theirs = (model.fingerprint, model.fp32_fingerprint)
+        if meta.fingerprint in theirs and meta.dimension == model.dimension:
+            return
+        ours = f"{meta.model_name} (fingerprint {meta.fingerprint[:12]}, dimension {meta.dimension})"
+        given = f"{model.name} (fingerprint {model.fingerprint[:12]}, dimension {model.dimension})"
+        raise ModelMismatch(
+            f"the gallery {self.name} holds embeddings of the model {ours}, and the model given is {given}; "
+            "give the gallery's own model, or index the images into a new gallery"
+        )
 
     def search(
         self,
@@ -187,37 +191,31 @@ class Gallery:
             vectors: Unit vectors (Q, d).
             k: How many to find; all where there are fewer.
             minimum_score: The least cosine of a hit.
-            exclude: Keys of items that are passed over, for every query.
+            exclude: Keys of items that are passed over.
             filter: What the label and metadata of a hit must fulfil.
-            group_by_label: Whether of the items of one label only the best is a hit; an item with an empty
-                label stands for itself.
+            group_by_label: Whether only the best item of each label is a hit; one without stands for itself.
 
         Returns:
             For each query its hits, best first, ties in the order of their keys. Hits of one item share
             their metadata: do not write to it.
 
         Raises:
-            InvalidArgument: An argument is out of bounds, or the filter compares a field with a kind of value
-                that no item holds there. A condition on a field that no item has holds for no item.
+            BadVector: A vector is not finite or not of unit norm; `row` tells which.
+            InvalidArgument: Another argument is out of bounds, or the filter compares a field with a kind of
+                value that no item holds there. A condition on a field that no item has holds for no item.
         """
         queries = normalize_queries(vectors, dimension=self.meta.dimension)
         k = check_whole(k, "k", least=1, most=MAX_K)
-        least = -math.inf if minimum_score is None else check_number(minimum_score, "the minimum score")
+        least = -math.inf if minimum_score is None else minimum_score
         if minimum_score is not None and not -1.0 <= minimum_score <= 1.0:  # NaN too
             raise InvalidArgument(f"the minimum score is {minimum_score}; expected a cosine in [-1, 1]")
         keys = [] if exclude == () else check_keys(exclude)
         demanded = None if filter is None else check_filter(filter)
         with self._snapshots.open() as (snapshot, reader):
+            excluded = reader.seqs(keys).values() if keys else ()
             if demanded is not None and not snapshot.dead.all():
                 check_kinds(demanded, snapshot.kinds_of)
-            found = snapshot.search(
-                queries,
-                k,
-                minimum_score=least,
-                excluded=reader.seqs(keys).values() if keys else (),
-                filter=demanded,
-                by_label=group_by_label,
-            )
+            found = snapshot.search(queries, k, least, excluded, demanded, by_label=group_by_label)
             rows = reader.rows({seq for near in found for seq, _ in near})
         best = []
         for near in found:
@@ -228,20 +226,18 @@ class Gallery:
                     first.setdefault(rows[each[2]].label or each[2], each)
                 order = list(first.values())
             best.append(order[:k])
-        metadata = reader.metadata([rows[seq] for seq in {seq for order in best for _, _, seq in order}])
         return [
             [  # a cosine, though vectors are of unit length but for rounding
-                Hit(key, (row := rows[seq]).label, row.uri, metadata[seq], max(-1.0, min(1.0, -minus)), seq)
+                Hit(key, (row := rows[seq]).label, row.uri, row.metadata, max(-1.0, min(1.0, -minus)), seq)
                 for minus, key, seq in order
             ]
             for order in best
         ]
 
     def fields(self) -> dict[str, tuple[str, ...]]:
-        """Return the fields of the metadata by name, and the kinds of value that each holds, sorted.
+        """Return the fields of the metadata by name, deleted items' among them until the next rebuild.
 
-        Those that deleted items had may be among them, until the next rebuild at the latest; one that holds
-        only objects has no kind.
+        Each has the kinds of value that it holds, sorted; one that holds only objects has none.
         """
         with self._snapshots.open() as (snapshot, _):
             return snapshot.fields()
@@ -264,17 +260,17 @@ class Gallery:
         """
         checked = check_items(items, dimension=self.meta.dimension)
         versions = check_versions(expected)
-        pictured = [item.key for item in checked if item.thumbnail]
-        if pictured and not self.meta.thumbnail_side:
+        pictured = next((item.key for item in checked if item.thumbnail), None)
+        if pictured is not None and not self.meta.thumbnail_side:
             raise InvalidArgument(
-                f"the item {pictured[0]!r} has a thumbnail, and the gallery {self.name} keeps none: "
+                f"the item {pictured!r} has a thumbnail, and the gallery {self.name} keeps none: "
                 "leave it out, or make the gallery with thumbnails"
             )
         if not checked and not versions:
             return []
         with self._store.write() as writer:
-            stored = writer.upsert(checked, expected=versions)
-            state = writer.state()
+            stored = writer.upsert(checked, versions)
+            state = writer.reader.state()
         self._rebuilder.consider(state)
         return stored
 
@@ -282,8 +278,8 @@ class Gallery:
         """Delete the items of `keys` that are there, on conditions as `upsert`; returns how many were."""
         checked, versions = check_keys(keys), check_versions(expected)
         with self._store.write() as writer:
-            deleted = writer.delete(checked, expected=versions)
-            state = writer.state()
+            deleted = writer.delete(checked, versions)
+            state = writer.reader.state()
         self._rebuilder.consider(state)
         return deleted
 
@@ -326,16 +322,14 @@ class Gallery:
     def keys_of(self, origin: str, *, after: str = "", limit: int = 1000) -> list[str]:
         """Return the first `limit` keys after `after` of items made from a data set's files, ascending."""
         check_origin(origin)
-        check_text(after, "key to begin after", least=0, most=MAX_KEY_BYTES)
-        most = check_whole(limit, "the limit of a page", least=1, most=MAX_PAGE)
+        most = _check_page(after, limit)
         with self._store.read() as reader:
             return reader.keys_of(origin, after=after, limit=most)
 
     def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[Item]:
         """Return the first `limit` items by key of those that follow `after` and begin with `prefix`."""
-        check_text(after, "key to begin after", least=0, most=MAX_KEY_BYTES)
         check_text(prefix, "prefix of keys", least=0, most=MAX_KEY_BYTES)
-        most = check_whole(limit, "the limit of a page", least=1, most=MAX_PAGE)
+        most = _check_page(after, limit)
         with self._store.read() as reader:
             return reader.page(after=after, limit=most, prefix=prefix)
 
@@ -349,24 +343,13 @@ class Gallery:
     ) -> None:
         """Make the index anew from the store and publish it; searches go on meanwhile.
 
-        Args:
-            index: The type wanted from now on, as `create` tells.
-            recall: The recall at 10 wanted from now on.
-            whole: Whether to build it anew even where adding what is newer would do.
-            progress: Called with the stage, what is done of it and its total; what it raises ends the work.
+        Index and recall are what is wanted from now on, as `create` tells; it is built `whole` even where
+        adding what is newer would do. `progress` gets stage, done and total; what it raises ends the work.
         """
-        if index is not None:
-            check_text(index, "type of the index", least=0, most=MAX_KEY_BYTES)
-            check_type(index, dimension=self.meta.dimension)
-        if recall is not None:
-            check_recall(check_number(recall, "the wanted recall"))
+        _check_wanted(index, recall, self.meta.dimension)
         if index is not None or recall is not None:
             with self._store.write() as writer:
-                state = writer.state()
-                writer.want(
-                    state.wanted_index if index is None else index,
-                    state.wanted_recall if recall is None else recall,
-                )
+                writer.want(index, recall)
         if not whole:
             with self._snapshots.open() as (snapshot, _):
                 whole = snapshot.damaged
@@ -382,3 +365,16 @@ class Gallery:
         self._rebuilder.close()
         self._snapshots.retire()  # a mapped file of columns is an open one
         self._store.close()
+
+
+def _check_page(after: str, limit: int) -> int:
+    check_text(after, "key to begin after", least=0, most=MAX_KEY_BYTES)
+    return check_whole(limit, "the limit of a page", least=1, most=MAX_PAGE)
+
+
+def _check_wanted(index: str | None, recall: float | None, dimension: int) -> None:
+    if recall is not None:
+        check_recall(recall)
+    if index is not None:
+        check_text(index, "type of the index", least=0, most=MAX_KEY_BYTES)
+        check_type(index, dimension=dimension)

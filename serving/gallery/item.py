@@ -1,6 +1,6 @@
-"""What a gallery holds and what a search returns, and the bounds on both."""
+"""What a gallery holds, tells of itself and finds, and the bounds on what it is given."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument
+from serving.gallery.index.metadata import Trial
 from serving.gallery.validation import as_vector, check_text, metadata_json, normalize
 
 __all__ = [
-    "MAX_K", "MAX_KEY_BYTES", "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "Hit", "Item", "Source",
+    "MAX_K", "MAX_KEY_BYTES", "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "GalleryInfo", "Hit", "Item", "Source",
     "check_item", "check_items", "check_key", "check_keys", "check_origin", "check_source",
     "check_versions",
 ]  # fmt: skip
 
-MAX_K = 2048
-"""Most neighbours of a query, as many as FAISS returns from a GPU."""
+MAX_K = 2048  # neighbours of a query, as many as FAISS returns from a GPU
 MAX_KEY_BYTES = 1024  # a label has the same bound
 MAX_URI_BYTES = 8192
 MAX_THUMBNAIL_BYTES = 65_536
@@ -65,14 +65,37 @@ class Hit:
     version: int = 0
 
 
-def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
-    """Check the items of one call and bring their vectors to unit norm, as float32 (d,).
+@dataclass(frozen=True, slots=True)
+class GalleryInfo:
+    """What a gallery is and how it stands."""
 
-    Raises:
-        InvalidArgument: An item is out of bounds (its position and key are named), or a key comes twice.
-    """
-    if not isinstance(items, Iterable):
-        raise InvalidArgument(f"expected a list of items, found {type(items).__name__}")
+    name: str
+    path: str
+    model_name: str
+    fingerprint: str
+    dimension: int
+    items: int
+    fresh: int  # live items newer than the index
+    deleted: int  # vectors held though their items were deleted or replaced
+    index_type: str  # "exact" or a FAISS factory string
+    wanted_index: str  # "auto", "exact" or a FAISS factory string
+    recall: float  # at 10, measured with queries beside the gallery's own vectors
+    wanted_recall: float
+    latency_ms: float  # median of one query on one thread; 0 where it was not measured
+    parameters: Mapping[str, float]  # FAISS's, for the search
+    trials: tuple[Trial, ...]  # what the types did that were tried
+    note: str  # why the index is not of the type wanted; empty where it is
+    index_items: int
+    index_bytes: int
+    store_bytes: int
+    generation: int  # how often an index was published
+    previous_name: str  # where the gallery lies whose name this one took by a switch; empty where none does
+    format_version: int
+    created: str
+
+
+def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
+    """Check the items of one call, whose keys differ, and bring their vectors to unit norm, float32 (d,)."""
     given, rows = [], []
     first: dict[str, int] = {}
     for position, item in enumerate(items):
@@ -107,24 +130,18 @@ def check_keys(keys: Sequence[str]) -> list[str]:
     """Return the keys without repetition, in order."""
     if isinstance(keys, str):
         raise InvalidArgument(f"expected a list of keys, found the single string {keys!r}; put it in a list")
-    if not isinstance(keys, Collection):
-        raise InvalidArgument(f"expected a list of keys, found {type(keys).__name__}")
     return list(dict.fromkeys(map(check_key, keys)))
 
 
 def check_versions(expected: Mapping[str, int] | None) -> Mapping[str, int]:
     """Return the versions that a write expects, by key: 0 (not there) or more."""
-    if expected is None:
-        return {}
-    if not isinstance(expected, Mapping):
-        raise InvalidArgument(f"expected a mapping from keys to versions, found {type(expected).__name__}")
-    for key, version in expected.items():
+    for key, version in (expected or {}).items():
         check_key(key)
-        if not isinstance(version, int) or isinstance(version, bool) or version < 0:
+        if version < 0:
             raise InvalidArgument(
                 f"the expected version of {key!r} is {version!r}; expected a whole number, 0 for not there"
             )
-    return expected
+    return expected or {}
 
 
 def check_origin(origin: str) -> str:
@@ -134,30 +151,22 @@ def check_origin(origin: str) -> str:
 
 def check_source(source: Source) -> Source:
     """Return `source` if it can be one."""
-    if not isinstance(source, Source):
-        raise InvalidArgument(f"expected a Source, found {type(source).__name__}")
     check_origin(source.origin)
-    numbers = isinstance(source.size, int) and isinstance(source.mtime_ns, int)
-    if not numbers or not (0 <= source.size < 1 << 63 and -1 << 63 <= source.mtime_ns < 1 << 63):
+    if not (0 <= source.size < 1 << 63 and -1 << 63 <= source.mtime_ns < 1 << 63):
         raise InvalidArgument(
             f"the source has size {source.size} and time {source.mtime_ns}; expected 64-bit numbers"
         )
-    if not isinstance(source.digest, bytes) or len(source.digest) != _DIGEST_BYTES:
+    if len(source.digest) != _DIGEST_BYTES:
         raise InvalidArgument(f"the digest of the source is no SHA-256; expected {_DIGEST_BYTES} bytes")
     return source
 
 
 def _check_all_but_norm(item: Item, dimension: int) -> NDArray[np.floating[Any]]:
     """Return the vector (d,) of a checked item; the norms of many are checked faster at once."""
-    if not isinstance(item, Item):
-        raise InvalidArgument(f"expected an Item, found {type(item).__name__}")
     check_key(item.key)
     check_text(item.label, "label", least=0, most=MAX_KEY_BYTES)
     check_text(item.uri, "URI", least=0, most=MAX_URI_BYTES)
     metadata_json(item.metadata)
-    if not isinstance(item.thumbnail, bytes):
-        found = type(item.thumbnail).__name__
-        raise InvalidArgument(f"the thumbnail must be the bytes of a JPEG file, found {found}")
     if len(item.thumbnail) > MAX_THUMBNAIL_BYTES:
         raise InvalidArgument(
             f"the thumbnail is {len(item.thumbnail)} bytes; the limit is {MAX_THUMBNAIL_BYTES}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from serving.errors import Overloaded
 from serving.gallery.disk import disk_error
 
-__all__ = ["alone", "in_the_making", "is_in_the_making", "names_change", "names_stay"]
+__all__ = ["alone", "folder_held", "names_change", "names_stay"]
 
 _LOCK_FILE = "rebuild.lock"
 _PAUSE = 0.05  # seconds between two attempts
@@ -26,13 +26,9 @@ _MOVE = 10.0  # seconds; opening a gallery file takes a millisecond
 def alone(gallery: Path, timeout: float, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a gallery's lock; while it is held, the gallery keeps its name (but may be dropped).
 
-    Args:
-        gallery: Its folder.
-        timeout: Seconds to wait for somebody else who holds it.
-        waiting: Called again and again meanwhile; what it raises ends the wait.
-
     Raises:
-        Overloaded: Somebody else held it for longer.
+        Overloaded: Somebody else held it for more than `timeout` seconds. Meanwhile `waiting` is called again
+            and again; what it raises ends the wait.
         OSError: The gallery's folder cannot be written.
     """
     deadline = time.monotonic() + timeout
@@ -41,9 +37,10 @@ def alone(gallery: Path, timeout: float, *, waiting: Callable[[], None] = lambda
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            _acquire(descriptor, fcntl.LOCK_EX, busy, deadline=deadline, pause=_PAUSE, waiting=waiting)
-            held, found = os.fstat(descriptor), path.stat()
-            if (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino):
+            while not _is_locked(descriptor, fcntl.LOCK_EX, busy, deadline):
+                waiting()
+                time.sleep(_PAUSE)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
                 yield
                 return
         finally:
@@ -60,68 +57,42 @@ def names_stay(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError):
             busy = f"a gallery in {folder} is getting another name and does not end; try again later"
-            stack.enter_context(_held(folder, fcntl.LOCK_SH, busy))
+            stack.enter_context(folder_held(folder, busy, kind=fcntl.LOCK_SH))
         yield
 
 
 @contextmanager
 def names_change(folder: Path) -> Iterator[None]:
-    """Hold the names in a folder alone, to change one; open and close no gallery in it meanwhile.
-
-    Raises:
-        Overloaded: Galleries were being opened all the time.
-    """
+    """Hold the names in a folder alone, to change one; open and close no gallery in it meanwhile."""
     with ExitStack() as stack:
         try:
             busy = f"the names in {folder} are in use without a pause; try again later"
-            stack.enter_context(_held(folder, fcntl.LOCK_EX, busy))
+            stack.enter_context(folder_held(folder, busy))
         except OSError as error:
             raise disk_error(error, f"the names in {folder}") from error
         yield
 
 
 @contextmanager
-def in_the_making(folder: Path) -> Iterator[None]:
-    """Show others that a folder is no leftover."""
-    with _held(folder, fcntl.LOCK_EX, f"the folder {folder} is in use without a pause; try again later"):
-        yield
-
-
-def is_in_the_making(folder: Path) -> bool:
-    """Tell whether a living process holds a folder by `in_the_making`."""
-    try:
-        with _held(folder, fcntl.LOCK_EX, "", timeout=0.0):
-            return False
-    except Overloaded:
-        return True
-
-
-@contextmanager
-def _held(folder: Path, kind: int, busy: str, *, timeout: float | None = None) -> Iterator[None]:
+def folder_held(
+    folder: Path, busy: str, *, kind: int = fcntl.LOCK_EX, timeout: float | None = None
+) -> Iterator[None]:
+    """Hold a folder; Overloaded with the sentence `busy` where others hold it for longer."""
+    deadline = time.monotonic() + (_MOVE if timeout is None else timeout)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        deadline = time.monotonic() + (_MOVE if timeout is None else timeout)
-        _acquire(descriptor, kind, busy, deadline=deadline, pause=_SHORT_PAUSE)
+        while not _is_locked(descriptor, kind, busy, deadline):
+            time.sleep(_SHORT_PAUSE)
         yield
     finally:
         os.close(descriptor)
 
 
-def _acquire(
-    descriptor: int,
-    kind: int,
-    busy: str,
-    *,
-    deadline: float,
-    pause: float,
-    waiting: Callable[[], None] = lambda: None,
-) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
-            if time.monotonic() >= deadline:
-                raise Overloaded(busy, retry_after=5.0) from error
-        waiting()
-        time.sleep(pause)
+def _is_locked(descriptor: int, kind: int, busy: str, deadline: float) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        if time.monotonic() >= deadline:
+            raise Overloaded(busy, retry_after=5.0) from error
+        return False
+    return True

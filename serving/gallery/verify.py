@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.index.builder import Advance
 from serving.gallery.index.index import Index
-from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
+from serving.gallery.index.metadata import IndexDamaged
 from serving.gallery.item import check_key
-from serving.gallery.search.columns import Columns, ColumnsDamaged
+from serving.gallery.search.columns import ColumnsDamaged
+from serving.gallery.search.segment import SealedSegment
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
@@ -35,8 +36,7 @@ _JPEG = b"\xff\xd8\xff"
 _MOST = 20  # problems of one kind that are named; the others are counted
 _NORM_TOLERANCE = 1e-3  # of what is accepted as a unit vector
 
-StoredItem = tuple[Any, ...]
-"""A row of `Reader.as_stored`."""
+StoredItem = tuple[Any, ...]  # a row of `Reader.as_stored`
 
 
 @dataclass(slots=True)
@@ -52,13 +52,7 @@ class Verification:
 
 
 def verify(path: Path, *, advance: Advance = lambda *_: None) -> Verification:
-    """Verify a gallery in a folder, or a snapshot in a file.
-
-    Raises:
-        NotFound: There is none.
-        BadArtifact: It is so damaged that it cannot be opened, or of another format version.
-        ReadOnly: This process may not write to it, and nobody has it open who may.
-    """
+    """Verify a gallery in a folder, or a snapshot in a file; raises what opening one does."""
     file = path / FILE_NAME if path.is_dir() else path
     found, problems = Verification(), _Problems()
     with closing(Store(file)) as store:
@@ -77,17 +71,19 @@ class _Problems:
     """Sentences by kind; after some of a kind they are only counted, so that a great many are no burden."""
 
     def __init__(self) -> None:
-        self._named: list[str] = []
-        self._counts = Counter[str]()
+        self._found: dict[str, list[str]] = {}
+        self._more = Counter[str]()
 
     def add(self, kind: str, sentence: str) -> None:
-        self._counts[kind] += 1
-        if self._counts[kind] <= _MOST:
-            self._named.append(sentence)
+        named = self._found.setdefault(kind, [])
+        if len(named) < _MOST:
+            named.append(sentence)
+        else:
+            self._more[kind] += 1
 
     def sentences(self) -> list[str]:
-        more = {kind: count - _MOST for kind, count in self._counts.items() if count > _MOST}
-        return self._named + [f"{count:,} more {kind}" for kind, count in more.items()]
+        more = [f"{count:,} more {kind}" for kind, count in self._more.items()]
+        return [sentence for named in self._found.values() for sentence in named] + more
 
 
 def _verify_state(store: Store, found: Verification, problems: _Problems, advance: Advance) -> bool:
@@ -96,7 +92,9 @@ def _verify_state(store: Store, found: Verification, problems: _Problems, advanc
         state = reader.state()
         index: Index | None = None
         try:
-            index = _published(store, state)
+            if state.index_file:
+                file = store.path.parent / state.index_file
+                index = SealedSegment.load(file, state, store.meta.dimension).index
         except (IndexDamaged, ColumnsDamaged) as error:
             store.check_name()
             with store.read() as newer:
@@ -106,18 +104,6 @@ def _verify_state(store: Store, found: Verification, problems: _Problems, advanc
         _verify_items(store, reader, state, index, found, problems, advance)
         _verify_thumbnails(reader, found, problems)
     return True
-
-
-def _published(store: Store, state: State) -> Index | None:
-    if not state.index_file:
-        return None
-    file = store.path.parent / state.index_file
-    known = IndexMetadata.from_json(state.index_facts)
-    columns = Columns.load(file.with_suffix(".columns"), known.columns_checksum)
-    index = Index(file, checksum=state.index_checksum, dimension=store.meta.dimension, facts=known)
-    if len(columns) != len(index):
-        raise ColumnsDamaged(f"it holds {len(index)} items, and the labels and metadata of {len(columns)}")
-    return index
 
 
 def _verify_items(

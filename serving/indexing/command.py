@@ -82,17 +82,14 @@ def run(settings: Settings) -> dict[str, Any]:
     """Index a data set.
 
     Returns:
-        `gallery`, `model`, `root` (below which the items' URIs are paths), `format`, `table`, `labels`,
-        `images` found on the wanted side of the split; what became of them (see `Report`; `skipped` has the
-        key, path and reason of each); `unlabelled` (images of no class that the split left out), `empty`
-        class folders, `report` (the file that lists the skipped, None where there are none), `items` now in
-        the gallery, `seconds`, `images_per_second`.
+        The fields of `Report` and `gallery`, `model`, `root` (below which the items' URIs are paths),
+        `format`, `table`, `labels`, `images` found on the wanted side of the split, `unlabelled` (images of
+        no class that the split left out), `empty` class folders, `report` (the file that lists the skipped,
+        None where there are none), `items` now in the gallery, `seconds`, `images_per_second`.
 
     Raises:
-        BadData: The data set cannot be read, or none of its images can.
-        BadSetting: Settings that do not go together, or with the gallery that is there.
-        ModelMismatch: The gallery is of another model.
-        CrossbatchError: The model or gallery is damaged, or the gallery cannot be written.
+        CrossbatchError: The data set cannot be read, or none of its images can; settings do not go together
+            or with the gallery that is there; the model or gallery is damaged, or cannot be written.
     """
     folder, name = _place(settings)
     if settings.report is not None:
@@ -106,12 +103,10 @@ def run(settings: Settings) -> dict[str, Any]:
     with GalleryDirectory(folder, policy=RebuildPolicy(automatic=False)) as directory:
         wanted: dict[str, Any] = {"index": settings.index, "recall": settings.recall}
         target = Target(directory, name, encoder.spec, thumbnails=settings.thumbnails, **wanted)
-        size: dict[str, Any] = {"batch": settings.batch, "threads": settings.threads}
-        report = index_rows(encoder, catalog, rows, target, split=split, sync=settings.sync, **size)
-        absent = [
-            Skipped(path, path, "the data set names it, and it is not there")
-            for path in select_missing(catalog, split, rule)
-        ]
+        more: dict[str, Any] = settings.model_dump(include={"split", "sync", "batch", "threads"})
+        report = index_rows(encoder, catalog, rows, target, **more)
+        gone = "the data set names it, and it is not there"
+        absent = [Skipped(path, path, gone) for path in select_missing(catalog, split, rule)]
         file = settings.report or folder / name / FILE_NAME
         if file.parent.is_dir():
             write_report(file, report.skipped + absent)
@@ -164,10 +159,10 @@ def render(result: dict[str, Any]) -> str:
             lines.append(text.format(result[field]))
     skipped = [f"{each['key']}: {each['reason']}" for each in result["skipped"]]
     more = f"{result['report']} and --json list all"
+    empty = result["empty"]
     for title, entries, all_of_them in (
-        ("skipped", skipped, more),
-        ("folders without an image", result["empty"], "--json lists all"),
-    ):
+        ("skipped", skipped, more), ("folders without an image", empty, "--json lists all")
+    ):  # fmt: skip
         if entries:
             lines.append(f"{title}: {len(entries)}")
             lines += [f"  {entry}" for entry in entries[:_SHOWN]]

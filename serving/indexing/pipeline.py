@@ -51,9 +51,6 @@ def index_rows(
             all rows are bad.
         batch: Images encoded at once.
         threads: Threads that decode; 0 takes one a core.
-
-    Returns:
-        What was done; all of it is on disk.
     """
     examiner = Examiner(encoder, catalog, split, sync=sync, thumbnail_side=target.thumbnail_side)
     bad = {row.key: BadRow(reason, sure=True) for row in rows if (reason := _key_fault(row.key))}

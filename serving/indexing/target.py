@@ -38,15 +38,7 @@ class Target:
         index: str | None = None,
         recall: float | None = None,
     ) -> None:
-        """Open the gallery, if there is one.
-
-        Args:
-            directory: The folder of galleries.
-            name: The gallery's name there.
-            model: The model that embeds.
-            thumbnails: Whether small pictures are kept with the items; one that is there must keep them.
-            index: The type of index that a new gallery gets; None leaves the choice to it.
-            recall: The recall that its index must reach; None for the usual one.
+        """Open the gallery, if there is one; a new one gets `index`, `recall` and, if wanted, thumbnails.
 
         Raises:
             CrossbatchError: The gallery is of another model, keeps no thumbnails, or is damaged; or the index

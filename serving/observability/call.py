@@ -46,6 +46,7 @@ class Call:
     request: Any = None  # its message, once that is read
     bytes: int = 0  # of its message, as admitted
     inputs: int = 0  # images, queries or items that were admitted
+    admitted: float = 0.0  # the time.monotonic() at which they were
     stages: Stages = field(default_factory=Stages)
     began: float = field(default_factory=time.monotonic)
     ended: CrossbatchError | None = None  # why nobody waits, where the server itself gave the call up

@@ -23,8 +23,7 @@ from serving.rpc.admission import LIMITS, Admission
 if TYPE_CHECKING:  # they bring an engine, which whoever imports only the settings does not need
     from serving.engine.instances import ModelInstances
     from serving.gallery.directory import GalleryDirectory
-    from serving.gallery.gallery import Gallery
-    from serving.gallery.info import GalleryInfo
+    from serving.gallery.gallery import Gallery, GalleryInfo
 
 __all__ = ["MOST_GALLERIES", "OTHERS", "Metrics", "keep_fresh", "serve_metrics"]
 

@@ -33,13 +33,7 @@ def check_host(host: str, *, insecure: bool, encrypted: bool = False) -> None:
 def held_port(host: str, port: int, *, shared: bool = False) -> Iterator[int]:
     """Hold a port while the block runs, without listening: connections and other servers are refused.
 
-    Args:
-        host: Name or address; of a name's addresses the first one counts.
-        port: 0 for a free one.
-        shared: Whether workers of ours listen on it meanwhile.
-
-    Yields:
-        The number of the port.
+    Where it is `shared`, workers of ours may listen on it. Yields its number, a free one's for 0.
 
     Raises:
         BadSetting: The host is not of this machine.

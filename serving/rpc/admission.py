@@ -106,6 +106,7 @@ class Admission:
             self.inputs += inputs
             self._inputs_of[call.client] += inputs
             call.inputs += inputs
+            call.admitted = time.monotonic()
 
     def release(self, call: Call) -> None:
         """Give back all that a call holds, once."""
@@ -118,7 +119,7 @@ class Admission:
                     del held[call.client]
             if call.inputs:
                 # A place becomes free about when a call of usual length ends: that is when to come back.
-                self._usual_stay += SMOOTHING * (time.monotonic() - call.began - self._usual_stay)
+                self._usual_stay += SMOOTHING * (time.monotonic() - call.admitted - self._usual_stay)
 
     def _check_inputs(self, client: str, inputs: int) -> None:
         if self.inputs + inputs > self.most_inputs:

@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from serving.errors import CrossbatchError, Draining, InvalidArgument
+from serving.errors import CrossbatchError, Draining, InvalidArgument, Overloaded
 from serving.observability.access_log import AccessLog
 from serving.observability.call import Call, current_call
 from serving.rpc.admission import Admission
@@ -118,7 +118,7 @@ class CallInterceptor(grpc.ServerInterceptor):
             name,
             short_name(name),
             role_of(name),
-            self._wrapped(handler) if ours else handler,
+            self._wrapped(handler) if ours else _checked(handler),
             limited=ours and not probe,
             inputs=int(name in LOADED),
         )
@@ -196,7 +196,10 @@ class CallInterceptor(grpc.ServerInterceptor):
         status = rpc_status.to_status(to_status(error))
         code, told = status.code.name, status.details
         self._end(call, code, reason=reason_of(error), error=told, refused=refused)
-        context.set_trailing_metadata((*status.trailing_metadata, (REQUEST_ID, call.request_id)))
+        trailing = (*status.trailing_metadata, (REQUEST_ID, call.request_id))
+        if isinstance(error, Overloaded):  # gRPC's own retries wait that long
+            trailing += (("grpc-retry-pushback-ms", f"{error.retry_after * 1e3:.0f}"),)
+        context.set_trailing_metadata(trailing)
         context.abort(status.code, told)
 
     def _end(self, call: Call, code: str, **told: Any) -> None:
@@ -208,6 +211,36 @@ class CallInterceptor(grpc.ServerInterceptor):
             with self._changed:
                 self._running.discard(call)
                 self._changed.notify_all()
+
+
+def _checked(handler: Handler) -> Handler:
+    """Let gRPC's own services, too, answer what is no message as a fault of the caller."""
+
+    def parsed(data: bytes, context: grpc.ServicerContext) -> Any:
+        try:
+            return handler.request_deserializer(data)
+        except (DecodeError, ValueError):
+            told = "The message is not a request of this call; check the proto files."
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, told)
+
+    def unary(data: bytes, context: grpc.ServicerContext) -> Any:
+        return handler.unary_unary(parsed(data, context), context)
+
+    def watch(data: bytes, context: grpc.ServicerContext, *send: Any) -> Any:
+        return handler.unary_stream(parsed(data, context), context, *send)
+
+    def both(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        return handler.stream_stream((parsed(each, context) for each in messages), context)
+
+    serializer = handler.response_serializer
+    if handler.unary_unary is not None:
+        return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serializer)
+    if handler.unary_stream is None:
+        return grpc.stream_stream_rpc_method_handler(both, response_serializer=serializer)
+    # The health service tells by this that its watchers hold no thread.
+    is_free = getattr(handler.unary_stream, "experimental_non_blocking", False)
+    watch.experimental_non_blocking = is_free  # type: ignore[attr-defined]
+    return grpc.unary_stream_rpc_method_handler(watch, response_serializer=serializer)
 
 
 def _request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:

@@ -47,14 +47,11 @@ class Authority:
     ) -> Pair:
         """Make a certificate for loopback that holds from `since` days ago for `days`, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names: list[x509.GeneralName] = [
-            x509.DNSName("localhost"),
-            x509.IPAddress(ipaddress.ip_address(address)),
-        ]
+        host = x509.IPAddress(ipaddress.ip_address(address))
         made = (
             _builder(_name(name), self._name, key, days, since)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), host]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         return Pair(_pem(made), _private(key, serialization.NoEncryption()))

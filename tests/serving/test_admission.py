@@ -1,5 +1,6 @@
 """Permits count inputs and bytes, are always given back, and a refusal tells when to return."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +11,10 @@ from serving.errors import Draining, Overloaded
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 
-WAYS = {"inputs": Admission.admit, "bytes": Admission.receive}
+WAYS: dict[str, Callable[[Admission, Call, int], None]] = {
+    "inputs": Admission.admit,
+    "bytes": Admission.receive,
+}
 
 
 def call(client: str = "") -> Call:

@@ -1,7 +1,6 @@
 """A gallery goes into one file and comes back from it, whole, or nothing is left of the attempt."""
 
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from serving.gallery.store.store import Store
 from serving.gallery.verify import verify
 from tests.serving.test_full_disk import small_disk
 from tests.serving.test_verify import COUNT, JPEG, flip, items, made, sql
-from tests.serving.vectors import MANUAL, MODEL
+from tests.serving.vectors import MANUAL
 
 __all__ = ["small_disk"]
 
@@ -74,23 +73,6 @@ def test_there_and_back(gallery: Gallery, tmp_path: Path) -> None:
         assert again.meta.id != gallery.meta.id  # it is a gallery of its own
         (version,) = again.upsert(items()[:1])
         assert version > max(each.version for each in again.get(["k2", "k59"]))
-
-
-def test_a_snapshot_of_an_empty_gallery(tmp_path: Path) -> None:
-    Gallery.create(tmp_path / "g" / "a", **MODEL, policy=MANUAL).close()
-    assert snapshot(tmp_path / "g" / "a", tmp_path / "file") == 0
-    assert restore(tmp_path / "file", tmp_path / "g" / "b") == 0
-    assert verify(tmp_path / "g" / "b").problems == []
-
-
-@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o000, 0o644)])
-def test_the_rights_of_a_snapshot(gallery: Gallery, tmp_path: Path, mask: int, mode: int) -> None:
-    before = os.umask(mask)
-    try:
-        snapshot(gallery.path, tmp_path / "file")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
 
 
 def test_a_snapshot_is_of_one_state_while_writes_go_on(gallery: Gallery, tmp_path: Path) -> None:
@@ -159,7 +141,7 @@ def test_a_damaged_gallery_gives_no_snapshot(gallery: Gallery, tmp_path: Path) -
 
 def newer(file: Path) -> None:
     with closing(Store(file)) as store, store.write() as writer:
-        writer._sql.execute("UPDATE meta SET value = 99 WHERE name = 'format_version'")
+        writer.reader.sql.execute("UPDATE meta SET value = 99 WHERE name = 'format_version'")
 
 
 def garbage(file: Path) -> None:

@@ -102,11 +102,6 @@ def test_type_that_cannot_be_built_is_exact(wanted: str, note: str) -> None:
     assert note in facts.note
 
 
-def test_equal_vectors_are_found_whichever_they_are() -> None:
-    _, facts = built(np.repeat(clustered(30, 8), 40, axis=0), "PQ4x4fs")
-    assert facts.recall >= 0.95
-
-
 def test_queries_lie_beside_vectors_along_the_line_of_two_neighbours() -> None:
     rows = units(40, 8)
     builder = IndexBuilder.of(rows, threads=1)
@@ -121,12 +116,6 @@ def test_queries_lie_beside_vectors_along_the_line_of_two_neighbours() -> None:
         assert max(cosines) > 1 - 1e-5
     assert np.allclose(truth.least, np.sort(truth.queries @ rows.T, axis=1)[:, -10], atol=2e-5)
     assert measured(builder, truth, {}) == 1.0
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_of_few_vectors_the_queries_are_those(count: int) -> None:
-    rows = np.repeat(units(1, 8), count, axis=0)
-    assert np.allclose(GroundTruth.of(IndexBuilder.of(rows, threads=1)).queries, rows, atol=1e-6)
 
 
 def test_a_graph_is_not_asked_only_for_what_it_was_made_of() -> None:
@@ -157,13 +146,6 @@ def test_adding_others_measures_again() -> None:
     after = measure_again(builder, facts, added=500)
     assert (after.extended, after.count, after.type) == (500, 2000, facts.type)
     assert after.recall >= 0.95
-
-
-@pytest.mark.parametrize("dimension", [1, 2, 3])
-@pytest.mark.usefixtures("eager")
-def test_smallest_dimensions(dimension: int) -> None:
-    _, facts = built(clustered(1200, dimension))
-    assert facts.recall >= 0.95
 
 
 @pytest.mark.usefixtures("eager")

@@ -165,16 +165,6 @@ def test_cifar10_layout_names_the_split(tmp_path: Path) -> None:
     assert read(tmp_path, "folder").rows[1].label == "test/cat"
 
 
-@pytest.mark.parametrize(
-    "paths", [("train/1.jpg", "test/1.jpg", "car/1.jpg"), ("train/steam/1.jpg", "car/sports/1.jpg")]
-)
-def test_a_train_is_a_class_as_a_car_is(tmp_path: Path, paths: tuple[str, ...]) -> None:
-    catalog = read(touch(tmp_path, *paths))
-    assert catalog.format == "folder"
-    assert {row.label for row in catalog.rows} == {path.rpartition("/")[0] for path in paths}
-    refused(tmp_path, r"is not laid out as train/<class>/.* below car, ", "cifar10")
-
-
 @pytest.mark.parametrize("format", ["auto", "cifar10"])
 def test_class_folders_beside_split_folders_are_refused(tmp_path: Path, format: str) -> None:
     touch(tmp_path, "train/cat/1.jpg", "test/cat/1.jpg", "ship/2.jpg", "boat/red/1.jpg")

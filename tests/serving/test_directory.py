@@ -3,11 +3,9 @@
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from serving.errors import (
@@ -19,8 +17,8 @@ from serving.errors import (
     Unavailable,
 )
 from serving.gallery.directory import GalleryDirectory, check_name, split_path
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from tests.serving.vectors import AXES, MANUAL, MODEL
+from serving.gallery.gallery import Gallery, Item
+from tests.serving.vectors import AXES, MANUAL, MODEL, open_files
 
 
 @pytest.fixture
@@ -91,18 +89,6 @@ def test_what_others_do_to_the_folder_is_noticed(directory: GalleryDirectory) ->
         assert directory.get("a").info().items == 0
 
 
-def test_half_made_folder_is_not_a_gallery(directory: GalleryDirectory) -> None:
-    directory.create("a", **MODEL)
-    (directory.path / "empty").mkdir()
-    (directory.path / ".b.new-1234").mkdir()
-    (directory.path / ".b.new-1234" / "gallery.sqlite").write_bytes(b"")
-    (directory.path / "file").touch()
-    assert directory.names() == ["a"]
-    with pytest.raises(NotFound):
-        directory.get("empty")
-    directory.create("empty", **MODEL)  # an empty folder is in nobody's way
-
-
 def test_damaged_gallery_hurts_no_other(directory: GalleryDirectory) -> None:
     directory.create("a", **MODEL)
     directory.create("b", **MODEL)
@@ -117,36 +103,6 @@ def test_damaged_gallery_hurts_no_other(directory: GalleryDirectory) -> None:
         assert again.names() == ["b"]
 
 
-def test_gallery_is_opened_once_by_many_threads(directory: GalleryDirectory) -> None:
-    directory.create("a", **MODEL)
-    with GalleryDirectory(directory.path) as again, ThreadPoolExecutor(8) as threads:
-        assert len(set(map(id, threads.map(again.get, ["a"] * 8)))) == 1
-
-
-def test_threads_that_want_one_name_take_turns(
-    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    working: list[str] = []
-
-    def slow(path: Path, **_: Any) -> None:
-        assert working == []
-        working.append(path.name)
-        time.sleep(0.01)
-        working.clear()
-
-    monkeypatch.setattr("serving.gallery.directory.drop_gallery", slow)
-    directory.create("a", **MODEL)
-    with ThreadPoolExecutor(5) as threads:
-        assert list(threads.map(directory.drop, ["a"] * 5)) == [None] * 5
-
-
-def _open_files(folder: Path) -> int:
-    files = Path("/proc/self/fd")
-    if not files.is_dir():
-        pytest.skip("no /proc here")
-    return sum(os.path.realpath(file).startswith(f"{folder.resolve()}/") for file in files.iterdir())
-
-
 def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(tmp_path: Path) -> None:
     names = [f"g{number}" for number in range(12)]
     with GalleryDirectory(tmp_path, policy=MANUAL, most_open=3) as directory:
@@ -156,7 +112,7 @@ def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(tmp_path: Path)
             gallery.rebuild()
         for name in names:
             assert directory.get(name).search(AXES[:1], 5)[0][0].key == name
-        assert 1 <= _open_files(tmp_path) <= 3 * 5
+        assert 1 <= open_files(tmp_path) <= 3 * 5
         last = directory.get("g9")
         directory.get("g0")
         assert directory.get("g9") is last  # asked for lately
@@ -165,35 +121,13 @@ def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(tmp_path: Path)
         assert directory.get("g1").search(AXES[1:2], 1) == held["g1"].search(AXES[1:2], 1)
         for gallery in held.values():
             assert len(gallery.search(AXES[:1], 5)[0]) >= 1
-        assert _open_files(tmp_path) <= 3 * 5
+        assert open_files(tmp_path) <= 3 * 5
         directory.drop("g1")
         with pytest.raises(NotFound):
             held["g1"].info()
     with pytest.raises(Unavailable, match="closed"):
         held["g2"].info()
-    assert _open_files(tmp_path) == 0
-
-
-def test_galleries_go_to_rest_while_they_are_in_use(tmp_path: Path) -> None:
-    names = [f"g{number}" for number in range(4)]
-    with GalleryDirectory(tmp_path, policy=RebuildPolicy(least=5, share=0.0), most_open=1) as directory:
-        for name in names:
-            directory.create(name, **MODEL)
-
-        def work(seed: int) -> None:
-            rng = np.random.default_rng(seed)
-            for step in range(25):
-                name = names[rng.integers(4)]
-                gallery, key = directory.get(name), f"{seed}/{step}"
-                gallery.upsert([Item(key, AXES[0], name)])
-                assert gallery.get([key])[0].label == name
-                (hits,) = gallery.search(AXES[:1], 2048)
-                assert key in {hit.key for hit in hits}
-                assert {hit.label for hit in hits} == {name}
-
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(work, range(4)))  # which raises what one of them does
-        assert sum(directory.get(name).info().items for name in names) == 100
+    assert open_files(tmp_path) == 0
 
 
 def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:

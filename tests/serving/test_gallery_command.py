@@ -134,7 +134,7 @@ def test_verify_ends_with_a_sentence_where_there_is_a_problem(
         "0 thumbnails; no problem\n"
     )
     with directory.get("birds")._store.write() as writer:
-        writer._sql.execute("UPDATE items SET label = 'x'")
+        writer.reader.sql.execute("UPDATE items SET label = 'x'")
     assert crossbatch.main(words) == 2
     told = capsys.readouterr()
     assert "'k': its checksum is not that" in told.out
@@ -177,26 +177,6 @@ def test_words_too_few_or_too_many(directory: GalleryDirectory, action: str, wor
         return
     with pytest.raises(BadSetting, match=f": crossbatch gallery {action}( [A-Z]+){{{wanted}}}$"):
         command(directory, action, *["a", "b"][:words], yes=True)
-
-
-@pytest.mark.parametrize("action", [action for action in ACTIONS if action != "list"])
-@pytest.mark.parametrize("name", BAD_NAMES)
-def test_bad_names_reach_no_file(directory: GalleryDirectory, tmp_path: Path, action: str, name: str) -> None:
-    filled(directory, "birds")
-    command(directory, "snapshot", "birds", str(tmp_path / "file"))
-    before = sorted(tmp_path.rglob("*"))
-    if action == "restore":
-        calls: list[tuple[str, ...]] = [(action, str(tmp_path / "file"), name)]
-    elif action == "snapshot":
-        calls = [(action, name, str(tmp_path / "other"))]
-    elif action == "switch":
-        calls = [(action, name, "birds"), (action, "birds", name)]
-    else:
-        calls = [(action, name)]
-    for words in calls:
-        with pytest.raises(InvalidArgument, match="cannot name a gallery"):
-            command(directory, *words, yes=True)
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 AS_ANOTHER = """

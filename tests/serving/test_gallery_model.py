@@ -3,7 +3,6 @@
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 from serving.errors import AlreadyExists, Conflict, CrossbatchError, NotFound
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.lock import alone
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.gallery.verify import verify
 
@@ -309,19 +307,6 @@ class GalleryMachine(RuleBasedStateMachine):
         self.restart(who)
         self.finds_everything(who, name)
         self.open[who].using(name, lambda gallery: gallery.rebuild(whole=False))
-
-    @rule(who=st.integers(0, 1), name=names)
-    def search_while_an_index_is_loaded(self, who: int, name: str) -> None:
-        """Another caller is loading the newest one: the one before is brought on, where it can be."""
-        if self.there(name) is None:
-            return
-        gallery = self.open[who].get(name)
-        with alone(gallery.path, 20.0):  # nobody publishes meanwhile
-            snapshot = gallery._snapshots._snapshot
-            with gallery._store.read() as reader:
-                follows = snapshot is not None and snapshot.follows(reader.state())
-            with gallery._snapshots._loading if follows else nullcontext():
-                self.finds_everything(who, name)
 
     def finds_everything(self, who: int, name: str) -> None:
         known = self.known[name]

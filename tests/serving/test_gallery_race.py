@@ -85,25 +85,3 @@ def test_a_gallery_that_goes_before_its_name_changes_is_not_found(
         with pytest.raises(NotFound):
             work(directory)
         assert directory.names() == ["a"]
-
-
-def test_a_name_that_is_taken_and_free_again_in_the_same_moment_was_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rename = Path.rename
-
-    def taken(path: Path, target: Path) -> Path:
-        target.mkdir()
-        (target / "file").touch()
-        try:
-            return rename(path, target)
-        finally:
-            (target / "file").unlink()
-            target.rmdir()
-
-    with GalleryDirectory(tmp_path, policy=MANUAL) as directory:
-        with monkeypatch.context() as patched:
-            patched.setattr(Path, "rename", taken)
-            with pytest.raises(AlreadyExists):
-                directory.create("a", **MODEL)
-        directory.create("a", **MODEL)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.folder import exchange_names
 from serving.gallery.gallery import Gallery, Item
 from serving.gallery.lock import alone, names_change, names_stay
-from serving.gallery.store.store import Replaced, Store
+from serving.gallery.store.store import Replaced
 from tests.serving.vectors import AXES, MANUAL, MODEL
 
 
@@ -93,17 +93,6 @@ def test_a_name_that_is_free_is_just_taken(directory: GalleryDirectory) -> None:
     with pytest.raises(AlreadyExists, match="no gallery"):
         directory.switch("taken", "birds")
     assert directory.names() == ["birds"]
-
-
-def test_a_free_name_brings_no_earlier_switch_along(directory: GalleryDirectory) -> None:
-    made(directory, "birds", "new")
-    directory.switch("birds", "new")
-    directory.switch("fish", "birds")
-    assert directory.names() == ["fish", "new"]
-    assert directory.get("fish").info().previous_name == ""
-    with pytest.raises(NotFound, match="nothing to undo"):
-        directory.rollback("fish")
-    assert content(directory, "fish") == "new"
 
 
 def test_what_cannot_be_switched(directory: GalleryDirectory) -> None:
@@ -172,16 +161,6 @@ def test_a_switch_that_the_system_refuses_is_none(
     assert directory.rollback("birds") == "new"
 
 
-def test_names_are_exchanged_or_nothing_happens(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).touch()
-    with pytest.raises(FileNotFoundError):
-        exchange_names(tmp_path / "a", tmp_path / "c")
-    exchange_names(tmp_path / "a", tmp_path / "b")
-    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.glob("*/*"))] == ["a/b", "b/a"]
-
-
 def test_no_write_lands_in_what_lost_the_name(directory: GalleryDirectory) -> None:
     made(directory, "birds", "new")
     held = directory.get("birds")
@@ -199,19 +178,6 @@ def test_no_write_lands_in_what_lost_the_name(directory: GalleryDirectory) -> No
         directory.using("birds", lambda gallery: gallery.upsert([Item("x", AXES[1], "both")]))
         assert [item.label for item in other.get("birds").get(["x"])] == ["both"]
         assert other.get("new").info().items == 1
-
-
-def test_a_call_that_is_replaced_again_and_again_ends(directory: GalleryDirectory) -> None:
-    made(directory, "birds")
-    tried: list[Gallery] = []
-
-    def work(gallery: Gallery) -> None:
-        tried.append(gallery)
-        raise Replaced("once more")
-
-    with pytest.raises(Replaced):
-        directory.using("birds", work)
-    assert 2 <= len(tried) <= 20
 
 
 def test_no_call_fails_while_its_gallery_is_switched(
@@ -322,22 +288,6 @@ def test_names_stay_while_a_gallery_is_opened(tmp_path: Path, monkeypatch: pytes
         pass
     with pytest.raises(Unavailable, match="gone"), names_change(tmp_path / "gone"):
         pass
-
-
-def test_a_gallery_is_opened_under_the_name_that_it_keeps(directory: GalleryDirectory) -> None:
-    made(directory, "birds")
-    opened = threading.Event()
-
-    def work() -> None:
-        with closing(Store(directory.path / "birds" / "gallery.sqlite")):
-            opened.set()
-
-    thread = threading.Thread(target=work)
-    with names_change(directory.path):
-        thread.start()
-        assert not opened.wait(0.1)
-    thread.join()
-    assert opened.is_set()
 
 
 def test_a_lock_is_that_of_the_gallery_which_has_the_name(tmp_path: Path) -> None:

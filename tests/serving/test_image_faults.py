@@ -1,7 +1,6 @@
 """Nine faults that people have complained of in other image services, by number; none of them is ours."""
 
 import struct
-import threading
 import time
 import warnings
 from typing import Any
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from serving.errors import BadImage
-from serving.model.preprocess import MAX_BYTES, open_rgb
+from serving.model.preprocess import MAX_BYTES
 from tests.pictures import cmyk, encoded, far, picture, png_header, rgb, run
 
 
@@ -45,11 +44,6 @@ def test_2_invalid_exif_orientation_counts_as_upright(value: int, format: str) -
     assert rgb(encoded(picture(), format, exif=exif)).shape == (32, 48, 3)
 
 
-@pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0garbage" * 9])
-def test_2_damaged_exif_counts_as_upright(exif: bytes) -> None:
-    assert far(rgb(encoded(picture(), "JPEG", exif=exif, quality=100)), picture()) <= 8
-
-
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
 def test_3_16_bit_grey_is_scaled_not_clipped(format: str) -> None:
     ramp = np.linspace(0, 65_535, 256).astype(np.uint16)[None].repeat(4, 0)
@@ -57,10 +51,6 @@ def test_3_16_bit_grey_is_scaled_not_clipped(format: str) -> None:
     np.testing.assert_array_equal(
         pixels, np.arange(256, dtype=np.uint8)[None, :, None].repeat(4, 0).repeat(3, 2)
     )
-
-
-def test_3_dark_16_bit_grey_stays_dark() -> None:
-    assert rgb(encoded(Image.fromarray(np.full((4, 4), 255, np.uint16)), "PNG")).max() == 1
 
 
 @pytest.mark.parametrize(
@@ -120,10 +110,6 @@ def test_5_ycck_jpeg_is_not_inverted() -> None:
     assert far(rgb(data[:at] + b"\x02" + data[at + 1 :]), picture()) <= 8
 
 
-def test_5_cmyk_tiff_is_right() -> None:
-    assert far(rgb(encoded(cmyk(picture()), "TIFF")), picture()) <= 1
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -172,41 +158,11 @@ def test_7_truncated_image_is_refused_at_once(format: str, share: float) -> None
     assert time.perf_counter() - started < 2
 
 
-@pytest.mark.parametrize("format", ["WebP", "AVIF"])
-def test_8_decoding_leaves_other_threads_running(format: str) -> None:
-    data = encoded(np.asarray(Image.fromarray(picture()).resize((2400, 1800))), format)
-    for _ in range(8):  # a busy machine stops threads too; one good round proves the point
-        gaps, done = [0.0], threading.Event()
-
-        def tick(gaps: list[float] = gaps, done: threading.Event = done) -> None:
-            last = time.perf_counter()
-            while not done.wait(0.0005):
-                now = time.perf_counter()
-                gaps.append(now - last)
-                last = now
-
-        ticker = threading.Thread(target=tick)
-        ticker.start()
-        started = time.perf_counter()
-        open_rgb(data)
-        took = time.perf_counter() - started
-        done.set()
-        ticker.join()
-        if max(gaps) < took / 2:
-            return
-    raise AssertionError(f"{format} held all threads for {max(gaps):.3f} s of {took:.3f} s")
-
-
 def test_8_only_the_first_frame_of_an_animation_counts() -> None:
     frames = [Image.new("RGB", (12, 12), colour) for colour in ("red", "blue", "lime")]
     for format in ("GIF", "PNG", "WebP", "TIFF", "AVIF"):
         data = encoded(frames[0], format, save_all=True, append_images=frames[1:])
         assert far(rgb(data), np.asarray(frames[0])) <= 8, format
-
-
-def test_9_one_pixel_png_works() -> None:
-    data = encoded(np.array([[[10, 200, 30]]], np.uint8))
-    assert (run(data) == [10, 200, 30]).all()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 20_000), (20_000, 1), (1, 65_535), (2, 1)])

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from serving.errors import BadSetting
-from serving.gallery.checksum import file_checksum
 from serving.gallery.directory import GalleryDirectory
+from serving.gallery.disk import file_checksum
 from serving.gallery.index import index as module
 from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.factory import full_type
-from serving.gallery.index.gpu import GpuMatrix
-from serving.gallery.index.index import SCORE_ERROR, Index, load_faiss, require_faiss
+from serving.gallery.index.index import SCORE_ERROR, GpuMatrix, Index, load_faiss, require_faiss
 from serving.gallery.index.metadata import EXACT, IndexDamaged, IndexMetadata
 from tests.serving.vectors import units
 
@@ -89,39 +88,6 @@ def test_scores_are_exact_whatever_the_type(tmp_path: Path, type_: str) -> None:
     assert set(index.within(vectors[3], 0.3).tolist()) == set(np.flatnonzero(exact_row > 0.3).tolist())
 
 
-def test_scores_are_the_same_however_many_queries_there_are(tmp_path: Path) -> None:
-    """FAISS multiplies few queries and many in different ways; batches of any size are to find the same."""
-    index, queries = opened(built(tmp_path, units(3000, 32), np.arange(3000)), 32), units(300, 32, seed=1)
-    scores, found = index.search(queries, 5)
-    for size in (1, 2, 19, 20, 64):
-        few, same = index.search(queries[:size], 5)
-        assert (same == found[:size]).all()
-        assert np.abs(few - scores[:size]).max() <= 2e-6
-
-
-def test_fewer_than_wanted_are_padded(tmp_path: Path) -> None:
-    vectors = units(64, 8)
-    index = opened(
-        built(tmp_path, vectors, np.arange(64), "IVF16,Flat"), 8
-    )  # it searches one list of sixteen
-    scores, positions = index.search(vectors[:5], 64)
-    assert (positions == -1).any(axis=1).all()
-    assert np.array_equal(positions == -1, scores == -np.inf)
-
-
-def test_parameters_raise_the_recall(tmp_path: Path) -> None:
-    vectors = units(2000, 16)
-    path = built(tmp_path, vectors, np.arange(2000), "IVF64,PQ8x4fs")
-    wide = IndexMetadata(parameters={"nprobe": 64, "k_factor_rf": 20})
-    best = np.argsort(-(vectors[:50] @ vectors.T), axis=1)[:, :10]
-    shares = []
-    for facts in (IndexMetadata(), wide):
-        _, found = opened(path, 16, facts=facts).search(vectors[:50], 10)
-        shares.append(np.mean([len({*a} & {*b}) / 10 for a, b in zip(best, found, strict=True)]))
-    assert shares[0] < 0.6
-    assert shares[1] > 0.95
-
-
 def test_matrix_outlives_its_index(tmp_path: Path) -> None:
     vectors = units(3000, 32)
     matrix = opened(built(tmp_path, vectors, np.arange(3000), "PQ16x4fs"), 32).matrix
@@ -163,36 +129,18 @@ def test_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("type_", [EXACT, "SQ8,RFlat"])
-def test_the_memory_of_a_builder_is_given_back_once_it_is_saved(tmp_path: Path, type_: str) -> None:
-    rows = units(400, 2048)  # 3 MB
-
-    def save() -> int:
-        builder = IndexBuilder.of(rows, threads=1)
-        builder.become(type_)
-        builder.save(tmp_path / "index.faiss")
-        status = Path("/proc/self/status").read_text()
-        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
-
-    save()
-    before = save()
-    for _ in range(10):
-        after = save()
-    assert after - before < 10e6
-
-
 def test_checksum_is_of_every_byte_whatever_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.gallery.checksum._BLOCK", 64)
-    monkeypatch.setattr("serving.gallery.checksum._PIECE", 16)
+    monkeypatch.setattr("serving.gallery.disk._HASHED", 64)
+    monkeypatch.setattr("serving.gallery.disk._PIECE", 16)
     path = tmp_path / "file"
     content = np.random.default_rng(0).bytes(150)
     path.write_bytes(content)
     blocks = [hashlib.sha256(content[start : start + 64]).digest() for start in (0, 64, 128)]
     expected = hashlib.sha256(b"".join(blocks)).hexdigest()
     for cores in (1, 4):
-        monkeypatch.setattr("serving.gallery.checksum.usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr("serving.gallery.disk.usable_cores", lambda cores=cores: cores)
         assert file_checksum(path) == expected
     for place in (0, 63, 64, 149):
         changed = bytearray(content)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from serving.catalog.parquet import Cell
 from serving.catalog.picture import File, Member
-from serving.errors import BadData, Conflict
+from serving.errors import BadData
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import Item
 from serving.indexing.command import render
@@ -310,34 +310,6 @@ def test_sync_does_not_delete_what_was_just_put_in(
     between(monkeypatch, lambda: online(birds, "class0/00.jpg"), at="delete")
     assert counts(index(model, data, birds, sync=True)) == {"unchanged": 18, "deleted": 1}
     assert labels(birds)["class0/00.jpg"] == "online"
-
-
-def test_an_item_deleted_while_it_is_looked_up_is_new(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, left = Gallery.sources, [1]
-
-    def sources(gallery: Gallery, keys: Any) -> Any:
-        found = real(gallery, keys)
-        if left:
-            left.clear()
-            gallery.delete(["class0/00.jpg"])
-        return found
-
-    monkeypatch.setattr(Gallery, "sources", sources)
-    assert counts(index(model, data, birds)) == {"unchanged": 19, "stored": 1}
-
-
-def test_items_that_others_replace_without_end_fail_the_run(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def conflict(*_: Any, **more: Any) -> Any:
-        raise Conflict("again")
-
-    (data / "class0/new.jpg").write_bytes(picture(99))
-    monkeypatch.setattr(Gallery, "upsert", conflict)
-    with pytest.raises(Conflict, match="replaced by others all the time"):
-        index(model, data, birds)
 
 
 ACTIONS = st.lists(

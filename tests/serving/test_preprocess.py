@@ -49,12 +49,6 @@ def test_whole_square_at_its_own_size_is_unchanged() -> None:
     np.testing.assert_array_equal(pixels, square)
 
 
-def test_crop_is_centred() -> None:
-    picture = np.zeros((8, 24, 3), np.uint8)
-    picture[:, 8:16] = 200
-    assert (preprocess(encoded(picture), size=4, crop_fraction=1.0, resampling="box") == 200).all()
-
-
 @pytest.mark.parametrize("least", [10, 50, 64, 65, 100, 127, 1000])
 def test_large_jpeg_is_never_decoded_below_the_need(least: int) -> None:
     data = encoded(picture(600, 401), "JPEG")
@@ -125,15 +119,6 @@ def test_one_bit_is_black_and_white() -> None:
         assert rgb(encoded(bits, format)).tolist() == [[[0, 0, 0], [255, 255, 255]]], format
 
 
-def test_lab_is_converted() -> None:
-    assert (
-        far(
-            rgb(encoded(Image.new("LAB", (4, 4), (255, 128, 128)), "TIFF")), np.full((4, 4, 3), 255, np.uint8)
-        )
-        <= 2
-    )
-
-
 # --- anything else ---------------------------------------------------------------------------------------
 
 
@@ -200,7 +185,7 @@ def _survives(data: bytes) -> None:
         run(data)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(sorted(_SEEDS)),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=4)), max_size=6),
@@ -218,7 +203,7 @@ def test_mutated_images_end_in_pixels_or_bad_image(
     _survives(bytes(data[: int(len(data) * max(keep, 0.3))]) + tail)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 11), st.binary(min_size=1, max_size=2)), min_size=1, max_size=4))
 def test_png_with_mutated_header_and_right_checksums(edits: list[tuple[int, bytes]]) -> None:
     """A checksum guards a PNG's header, so blind changes rarely get past it."""
@@ -226,39 +211,3 @@ def test_png_with_mutated_header_and_right_checksums(edits: list[tuple[int, byte
     for at, patch in edits:
         header[at : at + len(patch)] = patch
     _survives(_SEEDS["PNG"][:8] + chunk(b"IHDR", bytes(header[:13])) + _SEEDS["PNG"][33:])
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.sampled_from(
-        [
-            b"",
-            b"\xff\xd8\xff",
-            b"\x89PNG\r\n\x1a\n",
-            b"GIF89a",
-            b"BM",
-            b"II*\0",
-            b"MM\0*",
-            b"RIFF\x40\0\0\0WEBPVP8X",
-        ]
-    ),
-    st.binary(max_size=200),
-)
-def test_any_bytes_end_in_pixels_or_bad_image(head: bytes, body: bytes) -> None:
-    _survives(head + body)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(1, 60),
-    st.integers(1, 60),
-    st.sampled_from(["1", "L", "P", "RGB", "RGBA", "LA", "I;16"]),
-    st.integers(1, 40),
-)
-def test_any_size_and_mode_gives_pixels(width: int, height: int, mode: str, size: int) -> None:
-    image = Image.fromarray(picture(width, height))
-    if mode == "I;16":
-        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
-    else:
-        image = image.convert(mode)
-    run(encoded(image), size)

@@ -53,15 +53,6 @@ def test_classes_of_the_first_hundred_train_whatever_the_split_of_classification
     assert first.image.read_bytes()[:2] == b"\xff\xd8"
 
 
-def test_labels_come_from_the_lists_and_not_from_the_folders(tmp_path: Path) -> None:
-    make_cub(tmp_path)
-    write(tmp_path / "image_class_labels.txt", *(f"{i} {200 if i == 1 else 7}" for i in range(1, 11)))
-    (tmp_path / "classes.txt").unlink()
-    labels = {row.key: (row.label, row.split) for row in read(tmp_path).rows}
-    assert labels.pop("001.Black_footed_Albatross/Black_footed_Albatross_1.jpg") == ("200", "test")
-    assert set(labels.values()) == {("007", "train")}
-
-
 @pytest.mark.parametrize(
     ("name", "lines", "message"),
     [
@@ -263,12 +254,6 @@ def test_devkit_cuts_by_class_and_its_unlabelled_test_images_are_of_no_class(tmp
     assert set(sides(catalog)) == {"", "001", "098", "099", "174", "196"}
     (tmp_path / "devkit" / "cars_test_annos.mat").unlink()
     refused(tmp_path, r"neither cars_annos\.mat nor devkit/cars_test_annos\.mat", "cars")
-
-
-def test_numbers_saved_as_decimals_are_numbers_and_one_image_is_a_list(tmp_path: Path) -> None:
-    draw(tmp_path, ["car_ims/1.jpg"])
-    save_annotations(tmp_path / "cars_annos.mat", "relative_im_path", [("car_ims/1.jpg", np.float64(98))])  # type: ignore[list-item]
-    assert sides(read(tmp_path)) == {"098.Eagle Talon": "train"}
 
 
 @pytest.mark.parametrize(

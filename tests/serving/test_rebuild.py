@@ -116,7 +116,7 @@ def test_what_must_be_whole_is_made_whole(gallery: Gallery, change: str) -> None
         faiss.with_suffix(".columns").unlink()
     if change == "facts":
         with gallery._store.write() as writer:
-            seen = writer.state()
+            seen = writer.reader.state()
             writer.publish(
                 seen,
                 index_file=seen.index_file,
@@ -157,21 +157,6 @@ def test_emptied_gallery_has_no_file(gallery: Gallery) -> None:
     gallery.upsert(items("k", units(30)))
     extend(gallery)
     assert gallery.info().index_items == 30
-
-
-def test_nothing_is_done_where_nothing_is_new(gallery: Gallery) -> None:
-    gallery.upsert(items("k", units(100)))
-    gallery.rebuild(whole=False)
-    before = files(gallery)
-    gallery.delete(["k1"])
-    gallery.rebuild(whole=False)
-    assert files(gallery) == before
-    assert gallery.info().deleted == 1
-    gallery.upsert(items("n", units(3)))
-    gallery.rebuild(whole=False)
-    assert (gallery.info().fresh, facts_of(gallery).extended) == (0, 3)
-    gallery.rebuild()
-    assert (gallery.info().deleted, facts_of(gallery).extended) == (0, 0)
 
 
 def test_type_and_recall_are_wanted_from_then_on(gallery: Gallery) -> None:
@@ -291,8 +276,7 @@ def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
 
 
 @pytest.mark.timeout(10)  # to open a pipe that nobody writes to is to wait for ever
-@pytest.mark.parametrize("end", [".faiss", ".columns"])
-@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize(("end", "put"), [(".faiss", os.mkfifo), (".columns", os.mkdir)])
 def test_a_pipe_or_folder_in_the_place_of_an_index_file_is_damage(
     gallery: Gallery, end: str, put: Callable[[Path], None]
 ) -> None:
@@ -350,30 +334,3 @@ def test_rebuild_of_a_gallery_that_is_closed_meanwhile_says_so(gallery: Gallery)
     with pytest.raises(Replaced, match="closed"):
         gallery.rebuild(progress=lambda *_: gallery.close())
     assert files(gallery) == []
-
-
-def test_closing_waits_for_no_long_step(
-    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    started, go_on = threading.Event(), threading.Event()
-
-    def long(*_: Any) -> float:
-        started.set()
-        assert go_on.wait(20)
-        return 0.0
-
-    monkeypatch.setattr(IndexBuilder, "become", long)
-    gallery.upsert(items("k", units(20)))
-    eager = Gallery.open(gallery.path, policy=RebuildPolicy(least=4, share=0.0))
-    eager.info()
-    assert started.wait(20)
-    (thread,) = (each for each in threading.enumerate() if each.name == "rebuild a")
-    try:
-        eager.close()  # and not only when the step has ended
-        with pytest.raises(Unavailable):
-            eager.info()
-    finally:
-        go_on.set()
-    thread.join(20)
-    assert files(gallery) == []
-    assert caplog.records == []

@@ -160,16 +160,20 @@ def test_models_are_loaded_anew_and_no_call_fails(
 
     with ThreadPoolExecutor(3) as pool:
         asking = [pool.submit(ask) for _ in range(3)]
-        for letter in "cdefg":
-            sources.models = {"new": FakeEncoder(FakeSpec("new", letter * 64)), "a": a}
-            reply = _reload(stubs)
-            assert [model.name for model in reply.models] == ["new", "a"]
-            assert reply.models[0].fingerprint == letter * 64
-            assert list(reply.loaded) == ["new"]
-            assert list(reply.removed) == (["b"] if letter == "c" else [])
-            before = len(seen)
-            until(lambda before=before: len(seen) > before + 3)  # type: ignore[misc]
-        done.set()
+        try:
+            for letter in "cdefg":
+                sources.models = {"new": FakeEncoder(FakeSpec("new", letter * 64)), "a": a}
+                reply = _reload(stubs)
+                assert [(each.name, each.fingerprint[0]) for each in reply.models] == [
+                    ("new", letter),
+                    ("a", "a"),
+                ]
+                assert list(reply.loaded) == ["new"]
+                assert list(reply.removed) == (["b"] if letter == "c" else [])
+                before = len(seen)
+                until(lambda before=before: len(seen) > before + 3)  # type: ignore[misc]
+        finally:
+            done.set()
         assert [each.result(10) for each in asking] == [None] * 3
     assert {letter * 64 for letter in "cdefg"} <= set(seen)
     assert stubs.models.GetModel(pb.GetModelRequest(name="new")).model.fingerprint == "g" * 64

@@ -10,7 +10,6 @@ import grpc
 import numpy as np
 import pytest
 from google.rpc import error_details_pb2
-from grpc_health.v1 import health_pb2
 
 from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as pb
@@ -102,14 +101,6 @@ def test_a_message_that_is_too_long_is_refused(stubs: Stubs) -> None:
     with pytest.raises(grpc.RpcError) as failure:
         stubs.embed(*[bytes(13 << 20)] * 5)
     assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def test_watchers_of_health_keep_no_call_waiting(stubs: Stubs) -> None:
-    watchers = [stubs.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(300)]
-    assert all(next(each).status == 1 for each in watchers)
-    assert len(stubs.embed(*[b"x"] * 256).results) == 256
-    for each in watchers:
-        each.cancel()
 
 
 def test_each_image_has_its_histogram_and_where_its_prototypes_are(stubs: Stubs) -> None:

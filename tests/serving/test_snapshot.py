@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.errors import BadArtifact, InvalidArgument
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.errors import InvalidArgument
+from serving.gallery.gallery import Gallery, Item
 from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.index import Index
 from serving.gallery.index.metadata import EXACT, IndexMetadata
@@ -25,20 +25,15 @@ from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, I
 from serving.gallery.search.segment import GrowingSegment, SealedSegment
 from serving.gallery.search.snapshot import Snapshot
 from serving.gallery.store.transaction import Block, State
+from tests.serving.vectors import MANUAL, units
 
 D = 8
 COUNT, NEWER = 600, 80
 TYPES = [EXACT, "HNSW8", "HNSW8,SQ8,RFlat", "PQ4x4fs,RFlat", "IVF8,PQ4x4fs,RFlat"]
 
 
-def units(count: int, dimension: int = D, seed: int = 0) -> NDArray[np.float32]:
-    rows = np.random.default_rng(seed).standard_normal((count, dimension))
-    units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    return units
-
-
 # A third of the vectors come again and again, so that there are ties within and across the two parts.
-VECTORS = np.concatenate([units(400), np.tile(units(7, seed=1), (40, 1))])
+VECTORS = np.concatenate([units(400, D), np.tile(units(7, D, seed=1), (40, 1))])
 VECTORS = VECTORS[np.random.default_rng(2).permutation(len(VECTORS))]
 LABELS = [["", "a", "b", "c", f"only {i}"][i % 5] for i in range(len(VECTORS))]
 METADATA = [{"n": i, "tag": [f"t{i % 3}", f"u{i % 50}"], "even": i % 2 == 0} for i in range(len(VECTORS))]
@@ -217,11 +212,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 ALIVE = np.zeros(len(VECTORS), np.bool_)
 
 
-def test_many_queries_are_asked_at_once(asked: list[tuple[int, int]]) -> None:
-    found = snapshot_of(EXACT, ALIVE).search(VECTORS, 3, minimum_score=-1.0)
-    assert (asked, len(found)) == ([(len(VECTORS), 19)], len(VECTORS))
-
-
 def test_more_are_fetched_by_the_share_that_passes(asked: list[tuple[int, int]]) -> None:
     snapshot_of(EXACT, np.arange(len(VECTORS)) % 2 == 0).search(VECTORS[:1], 1, minimum_score=-1.0)
     assert asked == [(1, 34)]
@@ -243,9 +233,6 @@ def test_what_an_approximate_type_does_not_find_is_looked_for(asked: list[tuple[
     (hits,) = snapshot_of("IVF8,PQ4x4fs,RFlat", dead).search(VECTORS[:1], 200, minimum_score=-1.0)
     assert asked  # and a list of eight has no 200
     assert hits[:200] == loop(VECTORS[0], 200, list(range(COUNT)), -1.0, False)[:200]
-
-
-MANUAL = RebuildPolicy(automatic=False)
 
 
 @pytest.fixture
@@ -346,12 +333,3 @@ def test_damaged_columns_are_made_anew_and_logged(gallery: Gallery, caplog: pyte
     assert again.search(VECTORS[:3], 5, filter=filter) == expected
     assert again.info().index_items == 50
     again.close()
-
-
-def test_metadata_that_cannot_be_read_is_told_as_damage(gallery: Gallery) -> None:
-    fresh = GrowingSegment.empty(D, Columns.of([], []).label_names)
-    for text in ("{", "[]", "[" * 20_000):
-        with pytest.raises(BadArtifact, match=r"gallery\.sqlite is damaged .*metadata"):
-            fresh.advanced(
-                [Block(SEQS[:1], VECTORS[:1], [""], [text])], SEQS[:0], gallery.path / "gallery.sqlite"
-            )

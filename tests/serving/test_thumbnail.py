@@ -44,11 +44,6 @@ def test_it_shows_the_whole_picture_upright() -> None:
     assert far(np.asarray(found), np.asarray(Image.fromarray(upright).resize((200, 150)))) < 16
 
 
-def test_transparent_pixels_are_white() -> None:
-    found = made(encoded(Image.new("RGBA", (20, 20), (200, 0, 0, 0))))
-    assert np.asarray(found).min() >= 254
-
-
 def test_the_quality_is_lowered_until_it_fits() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
     for most in (MAX_THUMBNAIL_BYTES, 40_000, 8_000):

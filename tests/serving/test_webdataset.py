@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import os
 import pickle
 import random
 import tarfile
@@ -109,13 +108,6 @@ def test_any_set_of_members_gives_the_same_bytes_back(
     assert {catalog.path_of(row) for row in catalog.rows} == {f"a.tar/{name}.jpg" for name in samples}
 
 
-def test_names_that_are_not_utf8_and_ustar_prefixes_are_read(tmp_path: Path) -> None:
-    odd = os.fsdecode(b"caf\xe9")
-    long = "d" * 90 + "/" + "n" * 90
-    path = make_tar(tmp_path / "a.tar", {f"{odd}.jpg": b"x", f"{long}.jpg": b"y"}, "ustar")
-    assert _bytes(read(path).rows) == {"caf\\xe9": b"x", long: b"y"}
-
-
 def test_links_are_never_followed(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     (tmp_path / "secret.jpg").write_bytes(b"secret")
@@ -165,13 +157,6 @@ def test_a_field_is_of_one_type_in_all_samples(tmp_path: Path) -> None:
     first, second = read(tmp_path).rows
     assert repr(first.metadata) == "{'price': 1.0, 'size': '2'}"
     assert repr(second.metadata) == "{'price': 1.5, 'size': 'L'}"
-
-
-def test_a_sample_in_two_tars_is_refused_naming_both(tmp_path: Path) -> None:
-    for name in ("a.tar", "b/c.tar"):
-        make_tar(tmp_path / name, {"1.jpg": b"x"})
-    with pytest.raises(BadData, match=r"the key '1' is that of .*/a\.tar/1\.jpg and again of .*/b/c\.tar"):
-        read(tmp_path)
 
 
 def test_compressed_tars_are_refused_whatever_their_name(tmp_path: Path) -> None:
@@ -234,16 +219,3 @@ def test_a_size_below_nothing_does_not_go_round_in_circles(tmp_path: Path) -> No
     path.write_bytes(data)
     with pytest.raises(BadData, match="the size of a member is below 0"):
         read(path)
-
-
-def test_folders_of_tars_among_other_things(tmp_path: Path) -> None:
-    make_tar(tmp_path / "a" / "1.tar", {"1.jpg": b"x"})
-    assert read(tmp_path).format == "webdataset"
-    with pytest.raises(BadData, match=r"holds no file that ends in \.parquet"):
-        read(tmp_path, "parquet")
-    (tmp_path / "b.parquet").write_bytes(b"")
-    with pytest.raises(BadData, match="fits the formats parquet and webdataset; say which by the format"):
-        read(tmp_path)
-    assert read(tmp_path, "webdataset").format == "webdataset"
-    (tmp_path / "a" / "1.jpg").write_bytes(b"x")
-    assert read(tmp_path).format == "folder"

@@ -1,8 +1,11 @@
 """Unit vectors, and what galleries of them are made for."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from serving.gallery.gallery import RebuildPolicy
@@ -27,3 +30,11 @@ def clustered(count: int, dimension: int) -> NDArray[np.float32]:
 def normalized(rows: NDArray[Any]) -> NDArray[np.float32]:
     units: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     return units
+
+
+def open_files(folder: Path) -> int:
+    """Return how many files in a folder this process has open."""
+    files = Path("/proc/self/fd")
+    if not files.is_dir():
+        pytest.skip("no /proc here")
+    return sum(os.path.realpath(file).startswith(f"{folder.resolve()}/") for file in files.iterdir())

@@ -75,12 +75,12 @@ def test_an_existing_folder_is_refused(train: Train, whole: Path, tmp_path: Path
     ],
 )
 def test_a_setting_that_fails_leaves_no_folder(
-    train: Train, settings: dict[str, Any], error: type[Exception], told: str, tmp_path: Path
+    settings: dict[str, Any], error: type[Exception], told: str, data: Path, recipe: str, tmp_path: Path
 ) -> None:
     if "device" in settings and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(error, match=told):
-        train(tmp_path / "r", **settings)
+        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", **settings))
     assert not (tmp_path / "r").exists()
 
 

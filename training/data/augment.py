@@ -77,10 +77,7 @@ class TrainingSet(Dataset[tuple[Tensor, int]]):
 
 
 class Draws(Sampler[_Items]):
-    """Numbers the draws of a batch sampler, so that an image drawn twice in an epoch is augmented twice.
-
-    `mine` takes this process's rows out of a batch, whose draws are numbered as one process would.
-    """
+    """Numbers the draws of a batch sampler, as one process would; `mine` takes this process's rows."""
 
     def __init__(self, batches: Sampler[list[int]], mine: Callable[[_Items], _Items] = list) -> None:
         self._batches, self._mine = batches, mine

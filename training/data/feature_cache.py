@@ -47,10 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class FeatureSet:
-    """Readable images of `rows` as local features; offers what `training.data.pictures.Pictures` does.
-
-    The features are float16 (M, V, h, w, C), mapped, and `places` (N,) says which of the M each row is.
-    """
+    """Readable images of `rows` as features, float16 (M, V, h, w, C); `places` (N,) says which of the M."""
 
     def __init__(
         self,

@@ -164,10 +164,8 @@ def hold_out(rows: Sequence[Row], recipe: Recipe) -> tuple[tuple[Row, ...], tupl
 def cut_fold(count: int, *, folds: int, fold: int, rule: Literal["even", "wrapped"]) -> NDArray[np.intp]:
     """Choose the names of one fold, counted from 0, among `count` sorted ones; their places, (k,).
 
-    `even` cuts the list at equal steps, as the authors of XML do, so that each name is in one fold. `wrapped`
-    goes by the original MLRC code: from fold/folds of the list on, a training part of count - count // folds
-    names, round the end of the list; the count // folds names that follow are held out, and some may be in no
-    fold.
+    `even` cuts the list at equal steps, as the authors of XML do. `wrapped` goes by the original MLRC code:
+    from fold/folds of the list on count - count // folds names train, round its end; the rest is held out.
     """
     if rule == "even":
         edges = np.linspace(0, count, folds + 1).astype(np.intp)

@@ -79,10 +79,9 @@ class Stream:
 
 
 class Pictures:
-    """The readable ones of `rows`, their pixels and their classes.
+    """The readable ones of `rows`, decoded once at the start, their pixels and their classes.
 
-    Every file is decoded once at the start, so that a bad one is known before training; pixels are kept up to
-    `keep` bytes, and what does not fit is decoded again at each use. `room` is what is left of `keep`.
+    Pixels are kept up to `keep` bytes, of which `room` is left; what does not fit is decoded at each use.
     """
 
     def __init__(self, rows: Sequence[Row], decode: Decoder, *, keep: float, label: str) -> None:
@@ -121,10 +120,9 @@ class Pictures:
 
 
 class QuarterTurns:
-    """Pictures four times over, turned left by 0, 90, 180 and 270 degrees: a turn of a class is a class.
+    """Pictures four times over, turned left by 0 to 270 degrees: a turn of a class is a class.
 
-    For characters and the like, which are others when turned (Santoro et al., "Meta-Learning with
-    Memory-Augmented Neural Networks", ICML 2016).
+    As for characters by Santoro et al., "Meta-Learning with Memory-Augmented Neural Networks", ICML 2016.
     """
 
     def __init__(self, pictures: Pictures) -> None:

@@ -23,8 +23,7 @@ class PKSampler(Sampler[list[int]]):
     """Batch sampler whose order depends on labels, seed and epoch alone, so that a resume is exact.
 
     Each class is cut into groups of K images, the last one filled up with images of the class. A round deals
-    all groups out so that the P classes of a batch differ. An epoch is one round, or `batches` batches of as
-    many rounds as that takes. A class smaller than K repeats its images.
+    all groups out so that the P classes of a batch differ; an epoch is one round, or `batches` batches.
     """
 
     def __init__(

@@ -112,9 +112,8 @@ def cross_reconstruct(
 ) -> Tensor:
     """Express each half of a batch by prototypes fitted to the other, Ŷ₁ = V₂Z₁ and Ŷ₂ = V₁Z₂ (eq. 2.10).
 
-    Both halves are fitted by the dual form in one B×B system, which falls apart into theirs: with S_ij = 1
-    where i and j are of one half, Ŷ = Y (ZᵀZ ∘ S + ϵI)⁻¹ (ZᵀZ ∘ (1 − S)). `first` (B,) says which images are
-    of the first half; a relative ridge goes by each half's own trace. Gives Ŷᵀ, float (B, d).
+    Both are fitted by the dual form in one B×B system, with S_ij = 1 where i and j are of one half:
+    Ŷ = Y (ZᵀZ ∘ S + ϵI)⁻¹ (ZᵀZ ∘ (1 − S)). `first` (B,) tells the first half. Gives Ŷᵀ, float (B, d).
     """
     _check(histograms, embeddings)
     gram = histograms @ histograms.T  # Zᵀ Z (B, B)

@@ -11,8 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.gallery.checksum import file_checksum
-from serving.gallery.disk import is_full, written_aside
+from serving.gallery.disk import file_checksum, is_full, written_aside
 from serving.gallery.index.index import exact_storage, load_faiss, matrix_of, nearest
 from serving.gallery.index.metadata import EXACT, IndexDamaged
 
@@ -79,11 +78,7 @@ class IndexBuilder:
         self._file.add_with_ids(vectors, seqs)
 
     def become(self, type_: str, advance: Advance = lambda *_: None) -> float:
-        """Index the vectors anew by "exact" or a string of `factory.full_type`; returns the seconds it took.
-
-        Raises:
-            Untrainable: There are too few vectors for it.
-        """
+        """Index the vectors anew by "exact" or a string of `full_type`; returns the seconds it took."""
         began = time.monotonic()
         faiss, made, matrix = load_faiss(), self._exact, self.matrix
         if type_ != EXACT:

@@ -81,10 +81,7 @@ def measure_again(builder: IndexBuilder, before: IndexMetadata, *, added: int) -
 def _tried(
     matrix: NDArray[np.float32], wanted: float, *, threads: int, advance: Advance
 ) -> tuple[list[str], list[Trial]]:
-    """Try the types on a sample of the vectors (n, d).
-
-    Returns those that reach the recall, the best for n vectors first and an exact index last; and all trials.
-    """
+    """Return the types that reach the recall on a sample of vectors (n, d), best first, and all trials."""
     count, dimension = matrix.shape
     if is_small(count, dimension):
         return [EXACT], []

@@ -68,11 +68,7 @@ def check_recall(wanted: float) -> None:
 
 
 def check_type(wanted: str, *, dimension: int) -> str:
-    """Return `wanted` if it can be the type of an index: "auto", "exact" or a FAISS factory string.
-
-    Raises:
-        InvalidArgument: It cannot; the reason is named.
-    """
+    """Return `wanted` if it can be the type of an index: "auto", "exact" or a FAISS factory string."""
     if wanted != AUTOMATIC:
         full_type(wanted, dimension=dimension)
     return wanted
@@ -80,11 +76,7 @@ def check_type(wanted: str, *, dimension: int) -> str:
 
 @lru_cache(maxsize=256)
 def full_type(wanted: str, *, dimension: int) -> str:
-    """Return the factory string that an index of a type is made by: with the exact vectors in it.
-
-    Raises:
-        InvalidArgument: It cannot be the type of a gallery's index; the reason is named.
-    """
+    """Return the factory string that an index of a type is made by: with the exact vectors in it."""
     if wanted in (EXACT, "Flat"):
         return EXACT
     if len(wanted) > _MOST_LENGTH or not _GRAMMAR.fullmatch(wanted):

@@ -7,7 +7,10 @@ items' seqs, ascending, so a position in the index is a position in `seqs`. `bui
 """
 
 import threading
+import weakref
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,24 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.cores import usable_cores
-from serving.errors import BadSetting
-from serving.gallery.checksum import file_checksum
-from serving.gallery.index.gpu import MOST_ON_GPU, GpuMatrix, check_gpu
+from serving.errors import BadSetting, Unavailable
+from serving.gallery.disk import file_checksum
 from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
 
 __all__ = [
-    "SCORE_ERROR",
-    "Index",
-    "exact_storage",
-    "load_faiss",
-    "matrix_of",
-    "nearest",
-    "require_faiss",
-    "set_parameters",
-]
+    "SCORE_ERROR", "GpuMatrix", "Index", "check_gpu", "exact_storage", "load_faiss", "matrix_of", "nearest",
+    "require_faiss", "set_parameters",
+]  # fmt: skip
 
 SCORE_ERROR = 1e-5  # float32 inner products of unit vectors are off by less, in any order of summation
 
+_MOST_ON_GPU = 2048  # results of one query (faiss#2103)
+_COPIED = 1 << 16  # vectors copied to the GPU at once
 _team = threading.Lock()  # held by the one search that may use every core
 
 
@@ -120,10 +118,6 @@ class Index:
         """Verify and map the file, and set the search parameters that its metadata tells.
 
         On the device "cuda" searches compare every vector on the first GPU.
-
-        Raises:
-            IndexDamaged: It is missing, differs from what was published, or cannot be read.
-            BadSetting: There is no GPU, or FAISS cannot use it.
         """
         require_faiss(device)
         faiss = load_faiss()
@@ -156,13 +150,8 @@ class Index:
     def search(
         self, queries: NDArray[np.float32], count: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Find the `count` nearest of each query (Q, d), best first.
-
-        Returns:
-            Scores float32 (Q, count), exact to within `SCORE_ERROR`, and positions int64 (Q, count). Where
-            fewer were found, the position is -1 and the score minus infinity.
-        """
-        if self._gpu is not None and count <= MOST_ON_GPU:
+        """Find the `count` nearest of each query (Q, d) as `nearest` does; exact to within `SCORE_ERROR`."""
+        if self._gpu is not None and count <= _MOST_ON_GPU:
             return nearest(self._gpu, queries, count)
         # The number of threads is a setting of the calling thread. One search at a time may use all cores;
         # the others stay on their own thread: a server's threads do not each start a team (faiss#422).
@@ -180,3 +169,60 @@ class Index:
         load_faiss().omp_set_num_threads(1)
         _, _, positions = self._flat.range_search(query[None], least)
         return np.asarray(positions, np.int64)
+
+
+def check_gpu(faiss: Any) -> None:
+    """Raise BadSetting where there is no GPU, or FAISS cannot use it."""
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise BadSetting("a GPU was asked for and this FAISS cannot use one; install crossbatch[gpu]")
+    if not faiss.get_num_gpus():
+        raise BadSetting("a GPU was asked for and FAISS finds none; check nvidia-smi, or take the CPU")
+
+
+class GpuMatrix:
+    """Vectors on the first GPU; safe to search from several threads, which wait for one another."""
+
+    def __init__(self, faiss: Any, matrix: NDArray[np.float32]) -> None:
+        """Copy the vectors (n, d) there; Unavailable where its memory is too small, or in use."""
+        check_gpu(faiss)
+        self._held: list[Any] = []
+        # Its memory is given back by the thread that took it, whoever lets go of it last.
+        weakref.finalize(self, _release, self._held)
+        try:
+            _thread().submit(_place, faiss, matrix, self._held).result()
+        except RuntimeError as error:
+            raise Unavailable(
+                f"{matrix.nbytes / 1e6:.0f} MB of vectors cannot be put on the GPU: its memory is too small "
+                "or in use; search on the CPU"
+            ) from error
+
+    def search(
+        self, queries: NDArray[np.float32], count: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Find the `count` <= 2048 nearest of each query (Q, d): scores and positions, each (Q, count)."""
+        found = _thread().submit(lambda: self._held[0].search(queries, count)).result()
+        return found[0], found[1]
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    """Return the one thread of this process that uses the GPU, for all galleries."""
+    return ThreadPoolExecutor(1, thread_name_prefix="the GPU")
+
+
+@cache
+def _resources(faiss: Any) -> Any:
+    """Return what all indexes share: each of them would take more than a gigabyte."""
+    return faiss.StandardGpuResources()
+
+
+def _place(faiss: Any, matrix: NDArray[np.float32], held: list[Any]) -> None:
+    index = faiss.GpuIndexFlatIP(_resources(faiss), matrix.shape[1])
+    for start in range(0, len(matrix), _COPIED):
+        index.add(matrix[start : start + _COPIED])
+    held.append(index)
+
+
+def _release(held: list[Any]) -> None:
+    with suppress(RuntimeError):  # the process ends, and the thread has
+        _thread().submit(held.clear)

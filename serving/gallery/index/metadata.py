@@ -55,11 +55,7 @@ class IndexMetadata:
 
     @classmethod
     def from_json(cls, text: str) -> "IndexMetadata":
-        """Read what `to_json` wrote; an empty object stands for an index of which nothing is known.
-
-        Raises:
-            IndexDamaged: It is something else.
-        """
+        """Read what `to_json` wrote; an empty object stands for an index of which nothing is known."""
         try:
             return _STORED.validate_json(text)
         except ValueError as error:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Overloaded
@@ -62,7 +61,7 @@ class Rebuilder:
     def __init__(self, store: Store, policy: RebuildPolicy) -> None:
         self._store = store
         self._folder = store.path.parent
-        self._policy = policy
+        self.policy = policy
         self._guard = threading.Lock()  # of the thread and the time below
         self._thread: threading.Thread | None = None
         self._not_before = 0.0
@@ -70,7 +69,7 @@ class Rebuilder:
 
     def consider(self, state: State, *, damaged: bool = False) -> None:
         """Start a rebuild in the background if it is due and none is running."""
-        if not self._policy.automatic or not (damaged or self._policy.is_due(state)):
+        if not self.policy.automatic or not (damaged or self.policy.is_due(state)):
             return
         with self._guard:
             running = self._thread is not None and self._thread.is_alive()
@@ -85,10 +84,7 @@ class Rebuilder:
     def run(self, *, whole: bool = True, timeout: float = 600.0, progress: Advance = lambda *_: None) -> None:
         """Bring the index to every item there is and publish it; where it need not be `whole`, by adding.
 
-        Raises:
-            Overloaded: A rebuild by another took longer than `timeout` seconds, or the disk is full.
-            ReadOnly: The folder cannot be written.
-            Replaced: The gallery was closed meanwhile, or has lost its name.
+        Overloaded tells that a rebuild by another took longer than `timeout` seconds, or the disk is full.
         """
         try:
             with alone(self._folder, timeout, waiting=lambda: progress("wait", 0, 0)):
@@ -102,10 +98,7 @@ class Rebuilder:
             raise disk_error(error, f"the index of the gallery {self._folder}") from error
 
     def close(self) -> None:
-        """Stop the background rebuild, if one runs, at its next block.
-
-        One that is within a long step of FAISS is not waited for: it finds out later, and publishes nothing.
-        """
+        """Stop the background rebuild; within a long step of FAISS it notices later and publishes nothing."""
         self._stopping.set()
         with self._guard:
             thread = self._thread
@@ -118,7 +111,7 @@ class Rebuilder:
         try:
             with alone(self._folder, 0.0):
                 _log.info("the index of %s is being rebuilt", self._folder)
-                threads = self._policy.threads or max(1, usable_cores() // 2)
+                threads = self.policy.threads or max(1, usable_cores() // 2)
                 self._making(threads, lambda *_: None).run(whole=damaged, only_if_due=not damaged)
             _log.info("the index of %s is rebuilt after %.1f s", self._folder, time.monotonic() - began)
         except GivenUp:
@@ -143,14 +136,10 @@ class Rebuilder:
                 raise GivenUp
             progress(stage, done, total)
 
-        return _Making(self._store, self._policy, threads, advance)
+        return _Making(self._store, self.policy, threads, advance)
 
 
-class _Made(NamedTuple):
-    builder: IndexBuilder
-    columns: Columns
-    metadata: IndexMetadata
-    covers_removal: int
+_Made = tuple[IndexBuilder, Columns, IndexMetadata, int]  # the last: the last removal that it covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +171,7 @@ class _Making:
                     builder.add(block.seqs, block.vectors)
                     parts.append(self._columns(block))
         if made is None:
-            made = _Made(builder, Columns.joined(parts), self._built(builder, seen), seen.last_removal)
+            made = builder, Columns.joined(parts), self._built(builder, seen), seen.last_removal
         file = folder / f"index-{seen.last_seq}-{secrets.token_hex(4)}.faiss"
         named = seen.index_file
         try:
@@ -238,26 +227,26 @@ class _Making:
         after = measure_again(builder, known, added=added)
         if automatic and after.recall < known.wanted_recall <= known.recall:
             return None  # what came is of another kind than what it was chosen for
-        return _Made(builder, columns, after, seen.covers_removal)
+        return builder, columns, after, seen.covers_removal
 
     def _publish(self, made: _Made, seen: State, file: Path) -> str:
         """Write the files and name them in the store; returns the file that is named there then."""
-        checksum, metadata = "", made.metadata
-        if len(made.builder):  # an empty gallery has no index
+        (builder, columns, metadata, covers_removal), checksum = made, ""
+        if len(builder):  # an empty gallery has no index
             self.advance("write", 0, 1)
-            metadata = replace(metadata, columns_checksum=made.columns.save(file.with_suffix(".columns")))
-            checksum = made.builder.save(file)
+            metadata = replace(metadata, columns_checksum=columns.save(file.with_suffix(".columns")))
+            checksum = builder.save(file)
             self.advance("write", 1, 1)
         with self.store.write() as writer:
             writer.publish(
                 seen,
                 index_file=file.name if checksum else "",
                 checksum=checksum,
-                count=len(made.builder),
+                count=len(builder),
                 facts=metadata.to_json(),
-                covers_removal=made.covers_removal,
+                covers_removal=covers_removal,
             )
-            return writer.state().index_file  # of another, where it was faster
+            return writer.reader.state().index_file  # of another, where it was faster
 
     def _blocks(self, seen: State, reader: Reader, *, since: int) -> Iterator[Block]:
         for block in reader.blocks_since(since):
@@ -270,10 +259,7 @@ class _Making:
 
 
 def _remove(files: Iterable[Path], *, but: str) -> None:
-    """Remove index files but those of the published one; who has one of them mapped keeps it.
-
-    A folder of such a name is none of ours.
-    """
+    """Remove index files but those of the published one; who has one of them mapped keeps it."""
     for path in files:
         if (not but or path.stem != Path(but).stem) and not path.is_dir():
             with suppress(FileNotFoundError):

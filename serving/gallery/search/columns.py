@@ -19,8 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from serving.gallery.checksum import file_checksum
-from serving.gallery.disk import written_aside
+from serving.gallery.disk import file_checksum, written_aside
 from serving.gallery.search.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
 
 __all__ = ["Columns", "ColumnsDamaged", "Mask", "TextTable"]
@@ -88,11 +87,7 @@ class Columns:
 
     @staticmethod
     def of(labels: Iterable[str], metadata: Iterable[str]) -> "Columns":
-        """Return the columns of items in order, given by their labels and their metadata as JSON texts.
-
-        Raises:
-            ValueError: A text is not one that can be stored as metadata.
-        """
+        """Return the columns of items, given by labels and metadata in JSON; ValueError where it is not."""
         return _sorted([_read(labels, metadata)])
 
     @staticmethod
@@ -102,20 +97,11 @@ class Columns:
 
     def save(self, path: Path) -> str:
         """Write a file that `load` maps, whole or not at all, on disk; returns its checksum."""
-        arrays = (  # wide ones first, so that each begins at a multiple of its width
-            self.values,
-            self.bounds,
-            self.groups,
-            self.names.ends,
-            self.label_names.ends,
-            self.positions,
-            self.label_codes,
-            self.names.content,
-            self.label_names.content,
-        )
+        numbers = self.values, self.bounds, self.groups, self.names.ends, self.label_names.ends
+        narrow = self.positions, self.label_codes, self.names.content, self.label_names.content
         with written_aside(path) as aside:
             with aside.open("wb") as file:
-                for each in arrays:
+                for each in (*numbers, *narrow):  # wide ones first: each begins at a multiple of its width
                     npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(each))
                     file.write(each.data)  # `tofile` does not tell why it fails
             checksum = file_checksum(aside)
@@ -123,11 +109,7 @@ class Columns:
 
     @staticmethod
     def load(path: Path, checksum: str) -> "Columns":
-        """Map the file that was saved with this checksum.
-
-        Raises:
-            ColumnsDamaged: It is missing, differs from what was saved, or cannot be read.
-        """
+        """Map the file that was saved with this checksum; ColumnsDamaged where it is not there."""
         arrays: list[NDArray[Any]] = []
         try:
             found = file_checksum(path)  # first of all: mapping a truncated file ends the process
@@ -223,7 +205,7 @@ class Columns:
         """Return where a bound would stand among ascending values, before or behind those equal to it."""
         if isinstance(bound, str):  # behind a string is before the next one of the table
             bound, behind = (bisect_right if behind else bisect_left)(self.label_names, bound), False
-        return int(np.searchsorted(values, _as_double(bound), side="right" if behind else "left"))
+        return int(np.searchsorted(values, float(bound), side="right" if behind else "left"))
 
 
 class _Entries(NamedTuple):
@@ -248,13 +230,9 @@ def _read(labels: Iterable[str], metadata: Iterable[str]) -> _Entries:
             groups.append(4 * names.setdefault(name, len(names)) + kind)
             positions.append(position)
             values.append(number)
+    integers = np.frombuffer(positions, np.int32), np.frombuffer(label_codes, np.int32)
     return _Entries(
-        list(names),
-        list(texts),
-        np.frombuffer(groups, np.int64),
-        np.frombuffer(values),
-        np.frombuffer(positions, np.int32),
-        np.frombuffer(label_codes, np.int32),
+        list(names), list(texts), np.frombuffer(groups, np.int64), np.frombuffer(values), *integers
     )
 
 
@@ -275,15 +253,8 @@ def _coded(value: Any, texts: dict[str, int]) -> tuple[int, float]:
     if isinstance(value, str):
         return _STRING, float(texts.setdefault(value, len(texts)))
     if isinstance(value, bool | int | float):
-        return 1 if isinstance(value, bool) else 2, _as_double(value)
+        return 1 if isinstance(value, bool) else 2, float(value)
     return 0, 0.0
-
-
-def _as_double(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ValueError("a whole number is larger than a double") from error
 
 
 def _sorted(parts: Sequence[_Entries]) -> Columns:

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.index.metadata import MEASURED_K
-from serving.gallery.search.columns import Columns, Mask, TextTable
+from serving.gallery.index.metadata import MEASURED_K, IndexMetadata
+from serving.gallery.search.columns import Columns, ColumnsDamaged, Mask, TextTable
 from serving.gallery.search.filter import Filter
-from serving.gallery.search.ranking import distinct, kth, product
 from serving.gallery.store.schema import sound
-from serving.gallery.store.transaction import Block
+from serving.gallery.store.transaction import Block, State
 
-__all__ = ["GrowingSegment", "Near", "SealedSegment"]
+__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "exact_scores", "kth", "ranked"]
 
 Near = tuple[NDArray[np.float32], NDArray[np.int64], float]
 """Scores of candidates (c,), their positions (c,), and a bound on the scores of all others allowed."""
@@ -26,6 +25,7 @@ T = TypeVar("T", bound=np.generic)
 
 _SPARE = 16  # fetched beyond k, for ties; for 10 of an approximate index that is as many as it was tuned with
 _DEPTH = (MEASURED_K + _SPARE) / MEASURED_K  # so many are fetched of one for each that is wanted
+_ROWS = 4096  # vectors scored at once
 _PRODUCTS = 1 << 24  # entries of a matrix of scores made at once
 _LARGE = 8  # the part of an index, as 1 / _LARGE, beyond which all allowed items are scored instead
 _GATHERED = 4  # gathering a row costs as much as passing over so many in order
@@ -52,6 +52,18 @@ class SealedSegment:
         return SealedSegment(index, index.matrix, index.seqs, np.zeros(len(index), np.bool_), columns)
 
     @staticmethod
+    def load(file: Path, state: State, dimension: int, *, device: str = "cpu") -> "SealedSegment":
+        """Open what a state names; IndexDamaged or ColumnsDamaged where it is not what was published."""
+        facts = IndexMetadata.from_json(state.index_facts)
+        columns = Columns.load(file.with_suffix(".columns"), facts.columns_checksum)
+        index = Index(file, checksum=state.index_checksum, dimension=dimension, facts=facts, device=device)
+        if len(columns) != len(index):
+            raise ColumnsDamaged(
+                f"it holds {len(index)} items, and the labels and metadata of {len(columns)}"
+            )
+        return SealedSegment.of(index, columns)
+
+    @staticmethod
     def empty(dimension: int) -> "SealedSegment":
         """Return the segment of no item."""
         vectors, columns = np.empty((0, dimension), np.float32), Columns.of([], [])
@@ -70,9 +82,7 @@ class SealedSegment:
         """Find candidates for the k best items that are not barred (n,), of each query (Q, d).
 
         An exact type finds all that are among them, or above the bound given; any other k items, if so many
-        are allowed, though not always the best: as likely as its recall tells, whatever k is and how few are
-        allowed, since as many are fetched for each as when that was measured. With `by_label`, items of k
-        labels.
+        are allowed, the best as likely as its recall tells. With `by_label`, items of k labels.
         """
         labels = self.columns.label_codes if by_label else None
         index, size = self.index, len(barred)
@@ -112,7 +122,7 @@ class SealedSegment:
         own = None if labels is None else distinct(labels[allowed], allowed)
         step = max(1, _PRODUCTS // len(allowed))
         for start in range(0, len(queries), step):
-            for scores in product(queries[start : start + step], self.vectors, allowed):
+            for scores in _product(queries[start : start + step], self.vectors, allowed):
                 best = np.flatnonzero(scores >= kth(scores, k, own) - 2 * SCORE_ERROR)
                 yield scores[best], allowed[best], -np.inf
 
@@ -151,11 +161,7 @@ class GrowingSegment:
         )
 
     def advanced(self, blocks: Iterable[Block], removed: NDArray[np.int64], path: Path) -> "GrowingSegment":
-        """Return these items and newer ones, with the removed seqs dead.
-
-        Raises:
-            BadArtifact: The metadata of an item cannot be read; the message names the file `path`.
-        """
+        """Return these items and newer ones of the file `path`, with the removed seqs dead."""
         vectors, seqs, labels, added = self.vectors, self.seqs, self.labels, []
         for block in blocks:
             with sound(path, "the metadata of an item in it"):
@@ -169,14 +175,8 @@ class GrowingSegment:
             columns[-2:] = [Columns.joined(columns[-2:])]
         dead = np.zeros(len(seqs), np.bool_)
         dead[: len(self.dead)] = self.dead
-        return replace(
-            self,
-            vectors=vectors,
-            seqs=seqs,
-            labels=labels,
-            dead=_marked(dead, seqs, removed),
-            columns=tuple(columns),
-        )
+        dead = _marked(dead, seqs, removed)
+        return replace(self, vectors=vectors, seqs=seqs, labels=labels, dead=dead, columns=tuple(columns))
 
     def barred(self, filter: Filter | None, excluded: NDArray[np.int64]) -> Mask:
         """Tell which items no answer may hold, bool (f,)."""
@@ -190,7 +190,7 @@ class GrowingSegment:
         allowed = np.flatnonzero(~barred)
         if _GATHERED * len(allowed) < len(barred):
             scores = np.full((len(queries), len(barred)), -np.inf, np.float32)
-            scores[:, allowed] = product(queries, self.vectors, allowed)
+            scores[:, allowed] = _product(queries, self.vectors, allowed)
         else:
             scores = queries @ self.vectors.T
             scores[:, barred] = -np.inf
@@ -229,3 +229,75 @@ def _appended(rows: NDArray[T], more: NDArray[T]) -> NDArray[T]:
         whole[: len(rows)] = rows
     whole[len(rows) : size] = more
     return whole[:size]
+
+
+def distinct(labels: NDArray[np.int32] | NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return labels (c,) in which each empty one, -1, is one of its own, told by the item's place (c,)."""
+    return np.where(labels < 0, -1 - places, labels)
+
+
+def _product(
+    queries: NDArray[np.float32], vectors: NDArray[np.float32], positions: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Return the scores of queries (Q, d) with the vectors (n, d) at ascending positions (c,), (Q, c).
+
+    A block of them is gathered at a time; where they are all there are, none needs to be.
+    """
+    scores = np.empty((len(queries), len(positions)), np.float32)
+    for start in range(0, len(positions), _ROWS):
+        rows = slice(start, start + _ROWS)
+        block = vectors[rows] if len(positions) == len(vectors) else vectors[positions[rows]]
+        scores[:, rows] = queries @ block.T
+    return scores
+
+
+def exact_scores(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return inner products of (d,) and (c, d), float32 (c,), summed in float64.
+
+    They do not depend on where an item is kept, nor on how many queries came together (FAISS's do:
+    faiss#563).
+    """
+    scores = np.empty(len(vectors), np.float32)
+    for start in range(0, len(vectors), _ROWS):
+        rows = slice(start, start + _ROWS)
+        scores[rows] = (vectors[rows] * query.astype(np.float64)).sum(axis=1)
+    return scores
+
+
+def kth(scores: NDArray[np.float32], k: int, labels: NDArray[np.int64] | None = None) -> float:
+    """Return the k-th largest of scores (c,), with labels (c,) of the best of each; -inf if there is none."""
+    if len(scores) < k:
+        return -np.inf
+    if labels is None:
+        return float(np.partition(scores, -k)[-k])
+    looked_at = k
+    while True:  # most often a few times k suffice
+        looked_at = min(len(scores), 4 * looked_at)
+        top = np.argpartition(scores, -looked_at)[-looked_at:]
+        first = _firsts(scores[top], labels[top])
+        if len(first) >= k:
+            return float(np.sort(scores[top[first]])[-k])
+        if looked_at == len(scores):
+            return -np.inf
+
+
+def ranked(
+    scores: NDArray[np.float32], k: int, least: float, labels: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """Return where the k best of scores (c,) stand, best first, and all that tie with the last of them.
+
+    None is below `least`. With labels (c,), only those that no other of their label is better than.
+    """
+    least = max(kth(scores, k, labels), least)
+    order = np.argsort(-scores, kind="stable")
+    order = order[scores[order] >= least]
+    if labels is not None:
+        own, inverse = labels[order], np.unique(labels[order], return_inverse=True)[1]
+        order = order[scores[order] == scores[order[_firsts(scores[order], own)]][inverse]]
+    return order
+
+
+def _firsts(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where a best one of each label stands, int64 (labels,), in the order of the labels."""
+    order = np.argsort(-scores, kind="stable")
+    return order[np.unique(labels[order], return_index=True)[1]]

@@ -6,21 +6,28 @@ whatever happens meanwhile.
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import Overloaded
-from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
+from serving.gallery.index.index import SCORE_ERROR
+from serving.gallery.index.metadata import IndexDamaged
+from serving.gallery.index.rebuild import Rebuilder
 from serving.gallery.search.columns import Columns, ColumnsDamaged, Mask
 from serving.gallery.search.filter import LABEL, Filter
-from serving.gallery.search.ranking import distinct, exact_scores, kth, ranked
-from serving.gallery.search.segment import GrowingSegment, Near, SealedSegment
+from serving.gallery.search.segment import (
+    GrowingSegment,
+    Near,
+    SealedSegment,
+    distinct,
+    exact_scores,
+    kth,
+    ranked,
+)
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
 
@@ -45,21 +52,15 @@ class Snapshot:
     sealed: SealedSegment  # what the published index covers
     growing: GrowingSegment  # the f items newer than that
     damaged: bool = False  # the published files could not be read, and everything is in `growing`
+    due: bool = False  # a rebuild is due
 
     @property
     def dead(self) -> Mask:
         """Which of the items held are deleted or replaced, bool (n + f,)."""
         return np.concatenate([self.sealed.dead, self.growing.dead])
 
-    def follows(self, state: State) -> bool:
-        """Tell whether the store keeps all that has happened between this snapshot and a later state.
-
-        It keeps the removals since the publication before the last, so one publication can be passed.
-        """
-        return state.generation - self.generation <= 1
-
     def advanced(self, state: State, reader: Reader) -> "Snapshot":
-        """Return the snapshot of a later state that it follows to, read in the same transaction."""
+        """Return the snapshot of a later state, read in the same transaction."""
         removed = reader.removals_since(self.state.last_removal)
         newer = reader.blocks_since(self.state.last_seq)
         return replace(
@@ -85,21 +86,17 @@ class Snapshot:
         self,
         queries: NDArray[np.float32],
         k: int,
-        *,
-        minimum_score: float,
+        minimum_score: float = _NONE,
         excluded: Collection[int] = (),
         filter: Filter | None = None,
+        *,
         by_label: bool = False,
     ) -> list[list[tuple[int, float]]]:
-        """Find, for each unit query (Q, d), every item that may be among its k best.
+        """Find, for each unit query (Q, d), all that may be its k best, best first: (seq, score).
 
-        The seqs of `excluded` are passed over; `filter` is checked. With `by_label`, only the best item of
-        each label counts; those without one count each.
-
-        Returns:
-            For each query pairs (seq, score), best first: the k best, and everything that ties with the last
-            of them, or with the best one of its label. Scores are summed in float64. Of an approximate index
-            it is the k best that the index finds; never fewer than there are.
+        That is everything that ties with the last of them, too, or with the best one of its label where only
+        that counts (`by_label`); those without a label count each. Scores are summed in float64. Of an
+        approximate index it is the k best that the index finds; never fewer than there are.
         """
         seqs = np.array(sorted(excluded), np.int64)
         barred = self.sealed.barred(filter, seqs)
@@ -145,10 +142,7 @@ class Snapshot:
         return list(zip(seqs[order].tolist(), exact[order].tolist(), strict=True))
 
     def _labels(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of each place's label (c,), an empty one as one of its own.
-
-        Places in the sealed segment come before those in the growing one.
-        """
+        """Return the number of the label of each place (c,), sealed ones first; an empty one has its own."""
         count = len(self.sealed.dead)
         main = self.sealed.columns.label_codes[places[places < count]]
         return distinct(np.concatenate([main, self.growing.labels[places[places >= count] - count]]), places)
@@ -160,11 +154,10 @@ class Snapshot:
 class SnapshotCache:
     """The newest snapshot of one store, brought to the state of each read transaction; thread-safe."""
 
-    def __init__(self, store: Store, consider: Callable[..., None], *, device: str = "cpu") -> None:
-        """Read `store`, tell `consider` each state and whether it is damaged, search on `device`."""
+    def __init__(self, store: Store, rebuilder: Rebuilder, *, device: str = "cpu") -> None:
         self._store = store
         self._device = device
-        self._consider = consider
+        self._rebuilder = rebuilder
         self._guard = threading.Lock()  # of the two fields below
         self._snapshot: Snapshot | None = None
         self._retired = False
@@ -172,16 +165,13 @@ class SnapshotCache:
 
     @contextmanager
     def open(self) -> Iterator[tuple[Snapshot, Reader]]:
-        """Begin a read transaction and bring the snapshot to the state that it sees.
-
-        Raises:
-            Overloaded: Another caller has been loading the index for long.
-        """
+        """Begin a read transaction and bring the snapshot to the state that it sees."""
         while True:
             with self._store.read() as reader:
                 snapshot = self._current(reader)
                 if snapshot is not None:
-                    self._consider(snapshot.state, damaged=snapshot.damaged)
+                    if snapshot.due:
+                        self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)
                     yield snapshot, reader
                     return
 
@@ -197,12 +187,16 @@ class SnapshotCache:
         others go on with the index before it, brought to their own state, so that they miss no write.
         """
         with self._guard:
-            state = reader.state()  # read under the lock, so that it is never older than the snapshot
-            known = self._snapshot
+            known = self._snapshot  # read before the store, so that it is never of a later state
+            settled = known is not None and known.generation == known.state.generation
+            if known is not None and settled and reader.change() == known.state.change:
+                return known
+            state = reader.state()
             if known is not None and known.state.change != state.change:
-                # A change that was counted back shows that an older file was put in this one's place.
-                ahead = known.state.change < state.change and known.follows(state)
-                known = known.advanced(state, reader) if ahead else None
+                # A change that was counted back shows that an older file was put in this one's place. The
+                # store keeps the removals since the publication before the last: one can be passed.
+                ahead = known.state.change < state.change and state.generation - known.generation <= 1
+                known = self._judged(known.advanced(state, reader)) if ahead else None
             if known is not None and known is not self._snapshot:
                 self._keep(known)
         if known is not None and known.generation == state.generation:
@@ -227,6 +221,9 @@ class SnapshotCache:
         finally:
             self._loading.release()
 
+    def _judged(self, snapshot: Snapshot) -> Snapshot:
+        return replace(snapshot, due=snapshot.damaged or self._rebuilder.policy.is_due(snapshot.state))
+
     def _keep(self, snapshot: Snapshot) -> None:
         if not self._retired:
             self._snapshot = snapshot
@@ -237,7 +234,7 @@ class SnapshotCache:
         if state.index_file:
             file = self._store.path.parent / state.index_file
             try:
-                sealed = self._load_sealed(state, file)
+                sealed = SealedSegment.load(file, state, self._store.meta.dimension, device=self._device)
             except (IndexDamaged, ColumnsDamaged) as error:
                 self._store.check_name()  # or the file was looked for in another gallery
                 with self._store.read() as newer:
@@ -251,18 +248,5 @@ class SnapshotCache:
         last_seq = 0 if sealed.index is None else state.covers_seq
         covered = replace(state, last_seq=last_seq, last_removal=state.covers_removal)
         growing = GrowingSegment.empty(self._store.meta.dimension, sealed.columns.label_names)
-        return Snapshot(covered, state.generation, sealed, growing, damaged).advanced(state, reader)
-
-    def _load_sealed(self, state: State, file: Path) -> SealedSegment:
-        facts = IndexMetadata.from_json(state.index_facts)
-        index = Index(
-            file,
-            checksum=state.index_checksum,
-            dimension=self._store.meta.dimension,
-            facts=facts,
-            device=self._device,
-        )
-        columns = Columns.load(file.with_suffix(".columns"), facts.columns_checksum)
-        if len(columns) != len(index):
-            raise ColumnsDamaged(f"{file} has {len(index)} items and the columns beside it {len(columns)}")
-        return SealedSegment.of(index, columns)
+        loaded = Snapshot(covered, state.generation, sealed, growing, damaged).advanced(state, reader)
+        return self._judged(loaded)

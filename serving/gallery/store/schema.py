@@ -13,11 +13,11 @@ the gallery up to some `seq` and removal catches up by two range scans.
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,28 +27,9 @@ from serving.gallery.item import Item, Source
 from serving.gallery.validation import metadata_text
 
 __all__ = [
-    "DETACH",
-    "FILE_NAME",
-    "FORMAT_VERSION",
-    "ITEM_COLUMNS",
-    "MAX_DIMENSION",
-    "MAX_THUMBNAIL_SIDE",
-    "PUBLISHED",
-    "SCHEMA",
-    "UNREADABLE",
-    "Meta",
-    "SqlConnection",
-    "altered",
-    "damaged",
-    "item_checksum",
-    "item_of",
-    "publication_checksum",
-    "read_meta",
-    "record_of",
-    "sound",
-    "source_columns",
-    "source_of",
-    "unreadable",
+    "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION", "MAX_THUMBNAIL_SIDE",
+    "PUBLISHED", "SCHEMA", "UNREADABLE", "Meta", "altered", "damaged", "item_checksum", "item_of",
+    "publication_checksum", "read_meta", "record_of", "sound", "source_columns", "source_of", "unreadable",
     "vectors_of",
 ]  # fmt: skip
 
@@ -164,17 +145,7 @@ def sound(path: Path, what: str) -> Iterator[None]:
         raise unreadable(path, what, error) from error
 
 
-class SqlConnection(Protocol):
-    """What is used here of a connection of SQLite."""
-
-    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any:
-        """Carry out one statement."""
-
-    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Any:
-        """Carry out one statement for each of the parameters."""
-
-
-def read_meta(connection: SqlConnection, path: Path) -> Meta:
+def read_meta(connection: Any, path: Path) -> Meta:
     """Return what an open file is made for; BadArtifact: it is damaged, no gallery, or of another format."""
     with sound(path, "its table meta"):
         tables = connection.execute("SELECT name FROM sqlite_schema WHERE name = 'meta'").fetchall()

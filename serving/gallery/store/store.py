@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,13 +29,9 @@ _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 # The statements are constant and tested: that one fails as such (no such column, an unsupported file format)
 # shows a file that is not as it was made. None stands for text in it that is not UTF-8.
 _DAMAGE = (
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_NOTADB,
-    sqlite3.SQLITE_ERROR,
-    sqlite3.SQLITE_MISMATCH,
-    sqlite3.SQLITE_FORMAT,
-    None,
-)
+    sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_FORMAT, None,
+)  # fmt: skip
 _UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
 _NO_SHARED_MEMORY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)  # who may not write cannot make it
 _OF_COPY = (*_UNWRITABLE, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
@@ -46,25 +42,17 @@ class Replaced(Unavailable):
     """The file under a gallery's name is another than the one that was opened, or the store was closed."""
 
 
-def create_store(
-    path: Path,
-    *,
-    model_name: str,
-    fingerprint: str,
-    dimension: int,
-    thumbnail_side: int = 0,
-    index: str = "auto",
-    recall: float = 0.99,
-) -> None:
-    """Make a new, empty store in a file that does not exist yet, on disk when this returns."""
+def create_store(path: Path, *, index: str = "auto", recall: float = 0.99, **made_for: str | int) -> None:
+    """Make a new, empty store in a file that does not exist yet, on disk when this returns.
+
+    It is `made_for` a `model_name`, its `fingerprint` and `dimension`, and a `thumbnail_side`.
+    """
     meta = {
         "format_version": FORMAT_VERSION,
         "id": secrets.token_hex(16),
-        "model_name": model_name,
-        "fingerprint": fingerprint,
-        "dimension": dimension,
-        "thumbnail_side": thumbnail_side,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "thumbnail_side": 0,
+        **made_for,
     }
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -83,16 +71,11 @@ def create_store(
 class Store:
     """An open store and its idle connections; every method is thread-safe.
 
-    Each raises Replaced where the store is closed or the file is another gallery's by now, NotFound where it
-    is gone, BadArtifact where it is damaged, and Unavailable where the disk fails.
+    Each raises Replaced where the store is closed or the file is another gallery's by now.
     """
 
     def __init__(self, path: Path, *, busy_timeout: float = 10.0) -> None:
-        """Open the file and read its meta table.
-
-        Args:
-            path: The SQLite file.
-            busy_timeout: Seconds to wait for a writer of another process.
+        """Open the file; a writer of another process is waited for as many seconds as `busy_timeout`.
 
         Raises:
             NotFound: There is no such file.
@@ -110,56 +93,37 @@ class Store:
         self._retired = False
         self._closed = False
         self._write_turn = threading.Lock()
+        self._dimension = 0  # which is not known yet
+        self.identity = _identity_of(path)  # device and inode
         try:
-            with names_stay(self._folder):
-                self.identity = _identity_of(path)
-                connection = self._connect()
-            try:
-                self.meta = read_meta(connection, path)
-            except BaseException:
-                connection.close()
-                raise
-        except _FAILURES as error:
-            raise self._refusal(error) from error
-        self._give_back(connection)
+            with self._borrowed() as reader:
+                self.meta = read_meta(reader.sql, path)
+        except BaseException:
+            self.close()
+            raise
+        self._dimension = self.meta.dimension
 
-    @contextmanager
-    def read(self) -> Iterator[Reader]:
+    def read(self) -> AbstractContextManager[Reader]:
         """Begin a read transaction; its state is fixed by the first query in it."""
-        with self._borrowed() as connection:
-            connection.execute("BEGIN")
-            yield Reader(connection, self.path, self.meta.dimension)
+        return self._borrowed("BEGIN")
 
     @contextmanager
     def write(self) -> Iterator[Writer]:
-        """Begin a write transaction; when the block ends it is committed and on disk, or undone as a whole.
-
-        Raises:
-            Overloaded: Another writer did not finish in time, or the disk is full.
-            ReadOnly: This process may not write to the gallery.
-        """
+        """Begin a write transaction; when the block ends it is on disk, or undone as a whole."""
         if not self._writable:
             raise ReadOnly(f"the gallery file {self.path} is read-only; make it and its folder writable")
         if not self._write_turn.acquire(timeout=self._timeout):
             raise _busy(self.path)
         try:
-            with self._borrowed() as connection:
-                connection.execute("BEGIN IMMEDIATE")
+            with self._borrowed("BEGIN IMMEDIATE") as reader:
                 self.check_name()  # or the write would land in what lost the name
-                yield Writer(connection, Reader(connection, self.path, self.meta.dimension))
-                connection.execute("COMMIT")
+                yield Writer(reader)
+                reader.sql.execute("COMMIT")
         finally:
             self._write_turn.release()
 
     def copy_to(self, path: Path) -> None:
-        """Write one compact file of a single state, while writes go on: a gallery of its own, without index.
-
-        Raises:
-            AlreadyExists: There is something at `path`.
-            ReadOnly: The folder of `path` cannot be written.
-            Overloaded: The disk that `path` is on is full.
-            Unavailable: There is no such folder.
-        """
+        """Write one file of a single state, while writes go on: a gallery of its own, without index."""
         try:
             path.touch(exist_ok=False)  # so that nobody else's file is written or removed
         except FileExistsError as error:
@@ -167,9 +131,9 @@ class Store:
         except OSError as error:
             raise disk_error(error, f"the copy {path}") from error
         try:
-            with self._borrowed() as connection:
+            with self._borrowed() as reader:
                 try:
-                    connection.execute("VACUUM INTO ?", (str(path),))
+                    reader.sql.execute("VACUUM INTO ?", (str(path),))
                     with closing(sqlite3.connect(path, isolation_level=None)) as copy:
                         copy.execute("PRAGMA journal_mode=WAL")
                         copy.execute("PRAGMA synchronous=FULL")
@@ -185,8 +149,8 @@ class Store:
     def check(self) -> list[str]:
         """Return what SQLite's own integrity check finds wrong; nothing where the file is sound."""
         try:
-            with self._borrowed() as connection:
-                found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check")]
+            with self._borrowed() as reader:
+                found = [str(line) for (line,) in reader.sql.execute("PRAGMA integrity_check")]
         except BadArtifact as error:  # so wrong that the check itself cannot go on
             return [str(error)]
         return [] if found == ["ok"] else found
@@ -223,7 +187,7 @@ class Store:
         self.retire()
 
     @contextmanager
-    def _borrowed(self) -> Iterator[sqlite3.Connection]:
+    def _borrowed(self, begin: str = "") -> Iterator[Reader]:
         if self._closed:
             raise Replaced(f"the gallery file {self.path} has been closed; open the gallery again")
         try:
@@ -234,7 +198,9 @@ class Store:
                     self.check_name()
                     connection = self._connect()
             try:
-                yield connection
+                if begin:
+                    connection.execute(begin)
+                yield Reader(connection, self.path, self._dimension)
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")

@@ -13,26 +13,13 @@ from numpy.typing import NDArray
 
 from serving.errors import Conflict
 from serving.gallery.item import Item, Source
-from serving.gallery.store.schema import (
-    ITEM_COLUMNS,
-    PUBLISHED,
-    UNREADABLE,
-    SqlConnection,
-    altered,
-    item_checksum,
-    item_of,
-    publication_checksum,
-    record_of,
-    sound,
-    source_columns,
-    source_of,
-    unreadable,
-    vectors_of,
-)
+from serving.gallery.store import schema
+from serving.gallery.store.schema import ITEM_COLUMNS, PUBLISHED, UNREADABLE, sound, source_columns, source_of
 
 __all__ = ["Block", "Reader", "State", "StoredRow", "Writer"]
 
 _BLOCK = 4096  # rows fetched at once
+_NOTHING: Mapping[str, int] = {}
 _ITEMS = f"SELECT {ITEM_COLUMNS} FROM items"  # noqa: S608 - constants
 _INSERT = f"INSERT INTO items ({ITEM_COLUMNS}) VALUES ({', '.join('?' * len(ITEM_COLUMNS.split(',')))})"  # noqa: S608
 _OF_KEYS = " WHERE key IN (SELECT value FROM json_each(?))"
@@ -65,13 +52,13 @@ class State:
 
 
 class StoredRow(NamedTuple):
-    """An item as stored, without its vector; `metadata` is JSON text."""
+    """What a hit tells of an item."""
 
     seq: int
     key: str
     label: str
     uri: str
-    metadata: str
+    metadata: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,66 +74,60 @@ class Block:
 class Reader:
     """Reads within one transaction; every method raises BadArtifact for what is not as it was written."""
 
-    def __init__(self, connection: SqlConnection, path: Path, dimension: int) -> None:
+    def __init__(self, connection: Any, path: Path, dimension: int) -> None:
         self.path = path
-        self._sql = connection
+        self.sql = connection
         self._dimension = dimension
+
+    def change(self) -> object:
+        """Return the number of the last change, which tells whether a state that is known still stands."""
+        return self.sql.execute("SELECT change FROM state").fetchone()[0]
 
     def state(self) -> State:
         """Return where the gallery stands."""
-        found = self._sql.execute(_STATE)
+        found = self.sql.execute(_STATE)
         try:
             *row, checksum = found.fetchone()
             if [*map(type, row)] != _STATE_KINDS:
                 raise TypeError("a value is of another kind")
         except UNREADABLE as error:
-            raise unreadable(self.path, "its state", error) from error
-        if publication_checksum(*row[2:8]) != checksum:
-            raise altered(self.path, "what its state tells of the index")
+            raise schema.unreadable(self.path, "its state", error) from error
+        if schema.publication_checksum(*row[2:8]) != checksum:
+            raise schema.altered(self.path, "what its state tells of the index")
         return State(*row)
 
     def rows(self, seqs: Set[int]) -> dict[int, StoredRow]:
         """Return the items of `seqs`, which are live."""
-        found = self._sql.execute(
+        found = self.sql.execute(
             "SELECT seq, key, label, uri, metadata FROM items WHERE seq IN (SELECT value FROM json_each(?))",
             (json.dumps(list(seqs)),),
-        )
+        ).fetchall()
         try:
-            rows = {row[0]: StoredRow._make(row) for row in found}
+            every = json.loads(f"[{','.join([row[4] for row in found])}]")  # at once: it is quicker
+            rows = {row[0]: StoredRow._make((*row[:4], each)) for row, each in zip(found, every, strict=True)}
             if seqs != rows.keys():
                 raise KeyError(*(seqs - rows.keys()))
-            if not {type(text) for row in rows.values() for text in row[1:4]} <= {str}:
-                raise TypeError("a text is of another kind")
+            kinds = {type(text) for row in found for text in row[1:4]}
+            if not kinds <= {str} or not {*map(type, every)} <= {dict}:
+                raise TypeError("a text or its metadata is of another kind")
         except UNREADABLE as error:
-            raise unreadable(self.path, "an item that its index names", error) from error
+            raise schema.unreadable(self.path, "an item that its index names", error) from error
         return rows
-
-    def metadata(self, rows: Iterable[StoredRow]) -> dict[int, dict[str, Any]]:
-        """Return the metadata of items that were read, by `seq`."""
-        read = list(rows)
-        try:  # at once, which takes a fraction of the time
-            found = json.loads(f"[{','.join([row.metadata for row in read])}]")
-            if len(found) != len(read) or not {*map(type, found)} <= {dict}:
-                raise TypeError("it is no JSON object")
-        except UNREADABLE as error:
-            raise unreadable(self.path, "the metadata of an item", error) from error
-        return {row.seq: each for row, each in zip(read, found, strict=True)}
 
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the `seq` of each key that is there."""
-        found = self._sql.execute("SELECT key, seq FROM items" + _OF_KEYS, (_json(keys),))  # noqa: S608
         with sound(self.path, "its keys"):
-            return dict(found.fetchall())
+            return dict(self.sql.execute("SELECT key, seq FROM items" + _OF_KEYS, (_json(keys),)).fetchall())  # noqa: S608
 
     def items(self, keys: Sequence[str]) -> dict[str, Item]:
         """Return the items of those keys that are there."""
-        found = self._sql.execute(_ITEMS + _OF_KEYS, (_json(keys),))
+        found = self.sql.execute(_ITEMS + _OF_KEYS, (_json(keys),))
         return {item.key: item for item in self._items(found)}
 
     def page(self, *, after: str, limit: int, prefix: str) -> list[Item]:
         """Return the first items whose keys begin with `prefix` and follow `after`, ascending by key."""
         # Python compares strings by code points, SQLite by their UTF-8 bytes: the order is the same.
-        found = self._sql.execute(
+        found = self.sql.execute(
             _ITEMS + " WHERE key >= ? AND key <> ? ORDER BY key LIMIT ?",
             (max(after, prefix), after, limit),
         )
@@ -154,7 +135,7 @@ class Reader:
 
     def thumbnail(self, key: str) -> bytes | None:
         """Return the JPEG picture of an item, None where the item or its picture is not there."""
-        found = self._sql.execute(
+        found = self.sql.execute(
             "SELECT jpeg, checksum FROM thumbnails WHERE seq = (SELECT seq FROM items WHERE key = ?)", (key,)
         )
         what = f"the thumbnail of the item {key!r}"
@@ -163,13 +144,13 @@ class Reader:
                 if not isinstance(jpeg, bytes):
                     raise TypeError("it is no bytes")
                 if zlib.crc32(jpeg) != checksum:
-                    raise altered(self.path, what)
+                    raise schema.altered(self.path, what)
                 return jpeg
         return None
 
     def sources(self, keys: Sequence[str]) -> dict[str, Source]:
         """Return which file each item of those keys was made from, of those that were made from one."""
-        found = self._sql.execute(
+        found = self.sql.execute(
             "SELECT key, origin, size, mtime, digest FROM items" + _OF_KEYS,  # noqa: S608
             (_json(keys),),
         )
@@ -179,7 +160,7 @@ class Reader:
 
     def keys_of(self, origin: str, *, after: str, limit: int) -> list[str]:
         """Return the first keys after `after` of the items made from that data set's files, ascending."""
-        found = self._sql.execute(
+        found = self.sql.execute(
             "SELECT key FROM items WHERE origin = ? AND key > ? ORDER BY key LIMIT ?", (origin, after, limit)
         )
         with sound(self.path, "its keys"):
@@ -193,7 +174,7 @@ class Reader:
 
         Each item's checksum is looked at, which is a third of the time: what is searched was not altered.
         """
-        found = self._sql.execute(
+        found = self.sql.execute(
             "SELECT seq, key, label, uri, metadata, checksum, vector FROM items WHERE seq > ? ORDER BY seq",
             (seq,),
         )
@@ -203,26 +184,22 @@ class Reader:
                 if not rows:
                     return
                 seqs, keys, labels, uris, metadata, checksums, blobs = zip(*rows, strict=True)
-                vectors = vectors_of(blobs, self.path, self._dimension)
-                sums = tuple(map(item_checksum, keys, labels, uris, metadata, blobs))
+                vectors = schema.vectors_of(blobs, self.path, self._dimension)
+                sums = tuple(map(schema.item_checksum, keys, labels, uris, metadata, blobs))
                 if sums != checksums:
                     pairs = zip(sums, checksums, strict=True)
                     key = keys[[a != b for a, b in pairs].index(True)]
-                    raise altered(self.path, f"the item {key!r}")
+                    raise schema.altered(self.path, f"the item {key!r}")
             yield Block(np.array(seqs, np.int64), vectors, list(labels), list(metadata))
 
     def count(self) -> int:
         """Return how many items there are."""
-        ((count,),) = self._sql.execute("SELECT COUNT(*) FROM items")
+        ((count,),) = self.sql.execute("SELECT COUNT(*) FROM items")
         return int(count)
 
     def as_stored(self) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield all items in blocks, ascending, as they lie on the disk, whatever they hold.
-
-        An item is its seq, its key, label, URI, metadata and vector as bytes, its checksum, and whether
-        its source is whole.
-        """
-        found = self._sql.execute(
+        """Yield all items in blocks, ascending, as bytes, with checksum and whether their source is whole."""
+        found = self.sql.execute(
             "SELECT seq, CAST(key AS BLOB), CAST(label AS BLOB), CAST(uri AS BLOB), CAST(metadata AS BLOB),"
             " CAST(vector AS BLOB), checksum, origin IS NULL OR (typeof(origin) = 'text' AND"
             " typeof(size) = 'integer' AND typeof(mtime) = 'integer' AND typeof(digest) = 'blob'"
@@ -233,7 +210,7 @@ class Reader:
 
     def thumbnails_as_stored(self) -> Iterator[tuple[int, bytes, object, bool]]:
         """Yield the seq of each thumbnail, its bytes, its checksum, and whether its item is there."""
-        found = self._sql.execute(
+        found = self.sql.execute(
             "SELECT seq, CAST(jpeg AS BLOB), checksum,"
             " EXISTS (SELECT 1 FROM items WHERE items.seq = thumbnails.seq) FROM thumbnails"
         )
@@ -241,36 +218,32 @@ class Reader:
 
     def removals_since(self, removal: int) -> NDArray[np.int64]:
         """Return the seqs removed after that removal, int64 (r,), in order of removal."""
-        found = self._sql.execute("SELECT seq FROM removals WHERE id > ? ORDER BY id", (removal,))
+        found = self.sql.execute("SELECT seq FROM removals WHERE id > ? ORDER BY id", (removal,))
         with sound(self.path, "its removals"):
             return np.array([row[0] for row in found], np.int64)
 
     def _items(self, found: Iterable[Sequence[Any]]) -> Iterator[Item]:
-        return (item_of(record, self.path, self._dimension) for record in found)
+        return (schema.item_of(record, self.path, self._dimension) for record in found)
 
 
 class Writer:
     """Writes within one transaction, alone among all processes; `reader` sees what was written so far."""
 
-    def __init__(self, connection: SqlConnection, reader: Reader) -> None:
+    def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self._sql = connection
+        self._sql = reader.sql
 
-    def state(self) -> State:
-        """Return where the gallery stands, with what was written so far."""
-        return self.reader.state()
-
-    def upsert(self, items: Sequence[Item], *, expected: Mapping[str, int] | None = None) -> list[int]:
+    def upsert(self, items: Sequence[Item], expected: Mapping[str, int] = _NOTHING) -> list[int]:
         """Store checked items; one whose key is there replaces it whole. Returns their versions, in order.
 
         Raises:
             Conflict: An item is of another version than the one expected; 0 expects that it is not there.
         """
-        self._check_versions(expected or {})
+        self._check_versions(expected)
         self._remove([item.key for item in items])
-        first = self.state().last_seq + 1
+        first = self.reader.state().last_seq + 1
         versions = range(first, first + len(items))
-        self._sql.executemany(_INSERT, map(record_of, items, versions))
+        self._sql.executemany(_INSERT, map(schema.record_of, items, versions))
         self._sql.executemany(
             "INSERT INTO thumbnails (seq, checksum, jpeg) VALUES (?, ?, ?)",
             (
@@ -282,9 +255,9 @@ class Writer:
         self._sql.execute("UPDATE state SET change = change + 1")
         return list(versions)
 
-    def delete(self, keys: Sequence[str], *, expected: Mapping[str, int] | None = None) -> int:
+    def delete(self, keys: Sequence[str], expected: Mapping[str, int] = _NOTHING) -> int:
         """Delete the items of those keys, with the same condition; returns how many were there."""
-        self._check_versions(expected or {})
+        self._check_versions(expected)
         removed = self._remove(keys)
         if removed:
             self._sql.execute("UPDATE state SET change = change + 1")
@@ -302,19 +275,13 @@ class Writer:
     ) -> bool:
         """Name the FAISS file that covers the items of the state `seen`, unless another was named since.
 
-        Args:
-            seen: The state that was read for it.
-            index_file: Its name; empty where there are no items.
-            checksum: Its SHA-256.
-            count: How many vectors it holds.
-            facts: JSON of what it is.
-            covers_removal: The last removal whose item it does not hold; that of the file it was added to.
+        The last removal whose item it does not hold is `covers_removal`. Without items it has no name.
         """
         published = (index_file, checksum, count, seen.last_seq, covers_removal, facts)
         done = self._sql.execute(
             f"UPDATE state SET change = change + 1, generation = generation + 1, ({PUBLISHED}) ="  # noqa: S608
             " (?, ?, ?, ?, ?, ?), published_checksum = ? WHERE generation = ?",
-            (*published, publication_checksum(*published), seen.generation),
+            (*published, schema.publication_checksum(*published), seen.generation),
         )
         if done.rowcount != 1:
             return False
@@ -324,10 +291,12 @@ class Writer:
         self._sql.execute("DELETE FROM removals WHERE id <= ?", (kept_after,))
         return True
 
-    def want(self, index: str, recall: float) -> None:
-        """Note which index is to be built from now on, and which recall it is to reach."""
+    def want(self, index: str | None, recall: float | None) -> None:
+        """Note which index is to be built from now on, and which recall it is to reach; None: as it was."""
         self._sql.execute(
-            "UPDATE state SET change = change + 1, wanted_index = ?, wanted_recall = ?", (index, recall)
+            "UPDATE state SET change = change + 1, wanted_index = COALESCE(?, wanted_index),"
+            " wanted_recall = COALESCE(?, wanted_recall)",
+            (index, recall),
         )
 
     def name_taken(self, previous_name: str, previous_id: str) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.engine.instances import Explanation
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
-from serving.gallery.info import GalleryInfo
+from serving.gallery.gallery import GalleryInfo
 from serving.gallery.item import Hit, Item, check_item, check_key, check_keys
 from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import Call
