@@ -129,7 +129,16 @@ def run(settings: Settings) -> dict[str, Any]:
         import sklearn.cluster  # noqa: F401
     if settings.fitted:
         import torch
-    catalog = _read(settings, is_model)
+    record = {}
+    if not is_model:
+        from training.loop.run import read_record
+
+        record = read_record(target)
+        catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)
+    elif settings.data is None:
+        raise BadSetting("evaluating a model file needs --data, the folder of the images")
+    else:
+        catalog = read(settings.data, settings.format, table=settings.table)
     check_complete(catalog)
     subject = (_open_model if is_model else _open_run)(target, fitted=bool(settings.fitted))
     rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
@@ -137,7 +146,7 @@ def run(settings: Settings) -> dict[str, Any]:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
     _choose(settings, rows, subject)
     trained = _read_trained(settings, catalog, subject)
-    not_noted = "" if is_model else _why_not_noted(settings, catalog, subject.split)
+    not_noted = "" if is_model else _why_not_noted(settings, record, catalog, subject.split)
 
     stream = Stream(rows, subject.decode)
     described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m + C)
@@ -221,18 +230,6 @@ def _named(figures: Mapping[str, Any]) -> dict[str, float]:
     """Give the shares among some figures by what they are called."""
     recalls = {f"R@{k}": share for k, share in figures.get("recall_at", {}).items()}
     return recalls | {name: figures[key] for key, name in FIGURE_NAMES.items() if key in figures}
-
-
-def _read(settings: Settings, is_model: bool) -> Catalog:
-    """Read the images: a run's own, or those given."""
-    if not is_model:
-        from training.loop.run import read_record
-
-        record = read_record(settings.target)
-        return read_own(record, data=settings.data, format=settings.format, table=settings.table)
-    if settings.data is None:
-        raise BadSetting("evaluating a model file needs --data, the folder of the images")
-    return read(settings.data, settings.format, table=settings.table)
 
 
 def _open_model(path: Path, *, fitted: bool) -> _Subject:
@@ -341,14 +338,11 @@ def _compare(
     return {"images": len(found), "least": NEAR, "pairs": pairs}
 
 
-def _why_not_noted(settings: Settings, catalog: Catalog, rule: SplitRule) -> str:
+def _why_not_noted(settings: Settings, record: Mapping[str, Any], catalog: Catalog, rule: SplitRule) -> str:
     """Say why figures on a catalogue are not those of the run itself; nothing where they are."""
-    from training.loop.run import read_record
-
     usual = Settings.model_fields["at"].default
     if settings.protocol != "auto" or settings.exclude_same is not None or settings.at != usual:
         return "it keeps those of --protocol auto without --exclude-same and --at"
-    record = read_record(settings.target)
     if is_own(record, catalog, rule):
         return ""
     own = record["data"]

@@ -54,16 +54,17 @@ def fitted_figures(
         raise BadData(
             "MAP_x is measured across classes, and all images are of one: give at least two classes"
         )
-    z, y = histograms.double(), functional.normalize(embeddings, dim=1).double()
+    z, y = histograms, functional.normalize(embeddings, dim=1)
 
     def measure(fitted: NDArray[np.bool_], measured: NDArray[np.bool_]) -> float | None:
         """MAP@R in V z of the measured images; None where none has a match."""
         if np.bincount(numbers[measured]).max() < 2:
             return None
         some = torch.from_numpy(fitted)
-        prototypes = fit_prototypes(z[some], y[some], ridge=ridge)  # V (d, m)
+        prototypes = fit_prototypes(z[some].double(), y[some].double(), ridge=ridge)  # V (d, m)
         # V = Q R, and Q keeps lengths and angles: R z does for V z, in no more than m dimensions.
-        expressed = z[torch.from_numpy(measured)] @ torch.linalg.qr(prototypes, mode="r").R.T
+        triangle: Tensor = torch.linalg.qr(prototypes, mode="r").R
+        expressed = z[torch.from_numpy(measured)].double() @ triangle.T
         return retrieval_metrics(expressed.float(), numbers[measured], at=()).map_at_r
 
     everyone = np.full(len(labels), True)

@@ -30,7 +30,7 @@ from training.network.embedder import embedder_function
 from training.recipes.recipe import Recipe
 from training.recipes.recipe_file import load_recipe
 
-__all__ = ["Settings", "concatenate", "measure_ensemble", "over_repeats", "render", "run"]
+__all__ = ["Settings", "concatenate", "measure_ensemble", "render", "run"]
 
 _RESULT = "mlrc.json"
 _TITLES = {"recall_at_1": "R@1", "map_at_r": "MAP@R", "r_precision": "R-precision"}
@@ -180,11 +180,6 @@ def measure_ensemble(
     }
 
 
-def over_repeats(figures: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Give each figure's `mean` over repeats and `half_width` of its interval, None for one repeat."""
-    return {name: summarise([each[name] for each in figures]) for name in _TITLES}
-
-
 def _plan_fold(settings: Settings, recipe: Recipe, repeat: int, fold: int) -> _Fold:
     changes = [*settings.set, f"fold={fold}", f"seed={recipe.seed + repeat * recipe.folds + fold}"]
     name = f"repeat{repeat}/fold{fold}"
@@ -261,6 +256,8 @@ def _test(
         **{name: repeats[0][name] for name in ("queries", "excluded", "gallery")},
         "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in pictures.unreadable],
         "repeats": repeats,
-        "separate": over_repeats([repeat["separate"] for repeat in repeats]),
-        "concatenated": over_repeats([repeat["concatenated"] for repeat in repeats]),
+        **{
+            kind: {name: summarise([repeat[kind][name] for repeat in repeats]) for name in _TITLES}
+            for kind in ("separate", "concatenated")
+        },
     }

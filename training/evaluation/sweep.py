@@ -39,9 +39,9 @@ __all__ = ["Settings", "render", "run"]
 
 _RUNS = "runs.csv"
 _SETTINGS = "sweep.json"
-_FIGURES = ("map_at_r", "recall_at_1", "map_c", "map_x")
+_NAMES = {"map_at_r": "MAP@R", "recall_at_1": "R@1", "map_c": "MAP_c", "map_x": "MAP_x"}
+_FIGURES = tuple(_NAMES)
 """Those that each run has, and those of --fitted."""
-_NAMES = dict(zip(_FIGURES, ("MAP@R", "R@1", "MAP_c", "MAP_x"), strict=True))
 _WHICH, _MEASURED = ("scored_on", "seed"), ("epoch", *_FIGURES, "seconds")
 """Columns of the table beside an arm's settings: those that tell runs apart, and what was found."""
 _COMMA = r",(?![^{\[]*[}\]])"
