@@ -347,8 +347,10 @@ class ModelInstances:
                     f"The image has {len(image):,} bytes and at most {MAX_BYTES:,} are read; shrink it."
                 )
             began = time.monotonic()
-            pixels = self.encoder.preprocess(image)
-            call.stages.spent("decode", began, time.monotonic() - began)
+            try:
+                pixels = self.encoder.preprocess(image)
+            finally:
+                call.stages.spent("decode", began, time.monotonic() - began)
             call.check()  # anew, as decoding takes time
         except Exception as error:  # whatever it is, it is this image's alone
             return error

@@ -8,7 +8,8 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 from serving.errors import CrossbatchError
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS = 0.25  # between two looks at whether a signal has come
 LAST_LINES_SECONDS = 0.2  # for the log of a process that ends at once
 
 
@@ -58,7 +60,9 @@ class Signals:
 
     def wait(self) -> str:
         """Wait until told to `stop` or to `reload`."""
-        return self._told.get()
+        while True:
+            with suppress(Empty):  # a signal just before Python begins to wait does not end the wait
+                return self._told.get(timeout=LOOK_SECONDS)
 
 
 def live(
