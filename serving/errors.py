@@ -122,7 +122,7 @@ class Unavailable(CrossbatchError):
     """A server that cannot be reached, or a port that is in use."""
 
 
-def reason_of(error: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """Return what an error of Python or a library says, as one line without a full stop."""
     if isinstance(error, MemoryError):
         return "it needs more memory than there is"

@@ -18,7 +18,7 @@ from serving.catalog.rows import Catalog, Row
 from serving.catalog.split import Split, SplitRule, select, select_missing
 from serving.catalog.table import find_table, read_table
 from serving.catalog.walk import SUFFIXES, is_visible, walk
-from serving.errors import BadData, BadSetting, reason_of
+from serving.errors import BadData, BadSetting, cause_of
 
 __all__ = [
     "FORMATS", "SUFFIXES", "Catalog", "Format", "Layout", "Row", "Split", "SplitRule", "read", "read_listed",
@@ -67,7 +67,7 @@ def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Cata
     try:
         os.stat(root)
     except (OSError, ValueError) as error:
-        raise BadData(f"the data folder {root} cannot be read: {reason_of(error)}") from error
+        raise BadData(f"the data folder {root} cannot be read: {cause_of(error)}") from error
     if not root.is_dir():
         raise BadData(
             f"{root} is a file; give the folder that holds the images, or a .csv, .tar or .parquet file"

@@ -18,7 +18,7 @@ from serving.catalog.picture import File, Picture, check_length
 from serving.catalog.rows import Catalog, Row, known_split, make_catalog
 from serving.catalog.table import plain_value, with_one_type
 from serving.catalog.walk import Shard, find_shards, sort_out
-from serving.errors import BadData, BadImage, BadSetting, CrossbatchError, reason_of
+from serving.errors import BadData, BadImage, BadSetting, CrossbatchError, cause_of
 
 __all__ = ["ENDINGS", "KEPT_BYTES", "RUN_BYTES", "Cell", "Column", "read"]
 
@@ -47,7 +47,7 @@ def read(root: Path, only: Path | None = None) -> Catalog:
             raise
         except Exception as error:  # pyarrow may raise anything on bytes that it did not expect
             raise BadData(
-                f"the parquet file {shard.path} cannot be read, or is damaged: {reason_of(error)}"
+                f"the parquet file {shard.path} cannot be read, or is damaged: {cause_of(error)}"
             ) from error
         if found and isinstance(found[0].image, File):
             found, gone = sort_out(root, found, shard.path)
@@ -213,7 +213,7 @@ class Cell:
         except Exception as error:  # pyarrow may raise anything
             if isinstance(error, OSError) and error.strerror:  # the disk's own
                 raise
-            raise OSError(f"{self} cannot be read: {reason_of(error)}") from error
+            raise OSError(f"{self} cannot be read: {cause_of(error)}") from error
         if not data:
             raise BadImage(f"{self} holds no image: its cell is {'empty' if data == b'' else 'null'}")
         return data

@@ -18,7 +18,7 @@ from typing import Any, Final
 from serving.catalog.picture import File
 from serving.catalog.rows import Catalog, Row, known_split, make_catalog, path_text
 from serving.catalog.walk import sort_out
-from serving.errors import BadData, reason_of
+from serving.errors import BadData, cause_of
 
 __all__ = ["find_table", "plain_value", "read_table", "read_text", "with_one_type"]
 
@@ -44,7 +44,7 @@ def find_table(root: Path, *, required: bool) -> Path | None:
             if all(columns & each for each in _NEEDED):
                 fitting.append(name)
     except OSError as error:
-        raise BadData(f"the data folder {root} cannot be read: {reason_of(error)}") from error
+        raise BadData(f"the data folder {root} cannot be read: {cause_of(error)}") from error
     if len(fitting) > 1 or (required and not fitting):
         raise BadData(
             f"{root} holds {len(fitting)} .csv tables with the columns path and label"
@@ -85,7 +85,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise BadData(f"{path} cannot be read: {reason_of(error)}") from error
+        raise BadData(f"{path} cannot be read: {cause_of(error)}") from error
     except UnicodeDecodeError as error:
         raise BadData(f"{path} is not UTF-8 text at byte {error.start}; save it as UTF-8") from error
 

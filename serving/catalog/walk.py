@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal, NamedTuple
 
 from serving.catalog.rows import SPLITS, Row, path_text
-from serving.errors import BadData, reason_of
+from serving.errors import BadData, cause_of
 
 __all__ = ["SUFFIXES", "Shard", "find_shards", "is_visible", "sort_out", "walk"]
 
@@ -126,4 +126,4 @@ def _files(folder: str) -> frozenset[str] | None:
 
 
 def _unreadable(folder: str | Path, error: OSError) -> BadData:
-    return BadData(f"the folder {folder} cannot be read: {reason_of(error)}")
+    return BadData(f"the folder {folder} cannot be read: {cause_of(error)}")

@@ -15,7 +15,7 @@ from serving.catalog.picture import Member
 from serving.catalog.rows import Catalog, Row, make_catalog, path_text
 from serving.catalog.table import plain_value, with_one_type
 from serving.catalog.walk import SUFFIXES, Shard, find_shards
-from serving.errors import BadData, reason_of
+from serving.errors import BadData, cause_of
 
 __all__ = ["ENDINGS", "read"]
 
@@ -90,7 +90,7 @@ def _text(member: Member) -> str:
     try:
         return member.read_bytes().decode("utf-8-sig").strip()
     except OSError as error:
-        raise BadData(f"{member} cannot be read: {reason_of(error)}") from error
+        raise BadData(f"{member} cannot be read: {cause_of(error)}") from error
     except UnicodeDecodeError as error:
         raise BadData(f"{member} is not UTF-8 text at byte {error.start}; save it as UTF-8") from error
 
@@ -132,5 +132,5 @@ def _members(shard: Shard) -> Iterator[tuple[str, str, Member, bool]]:
         raise
     except Exception as error:  # headers may hold anything, and their reader may raise anything
         raise BadData(
-            f"the tar {shard.path} cannot be read, or is damaged or cut off: {reason_of(error)}"
+            f"the tar {shard.path} cannot be read, or is damaged or cut off: {cause_of(error)}"
         ) from error

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.catalog.catalog import Catalog, Row, Split
-from serving.errors import InvalidArgument, reason_of
+from serving.errors import InvalidArgument, cause_of
 from serving.gallery.item import MAX_THUMBNAIL_BYTES, Item, Source
 from serving.model.encoder import Encoder
 from serving.model.preprocess import thumbnail
@@ -67,7 +67,7 @@ class Examiner:
         try:
             return self._examined(row, stored)
         except OSError as error:
-            return BadRow(f"the file cannot be read: {reason_of(error)}", sure=False)
+            return BadRow(f"the file cannot be read: {cause_of(error)}", sure=False)
         except InvalidArgument as error:  # BadImage
             return BadRow(str(error), sure=True)
 

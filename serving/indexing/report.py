@@ -4,7 +4,7 @@ import csv
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from serving.errors import BadSetting, reason_of
+from serving.errors import BadSetting, cause_of
 from serving.gallery.disk import disk_error, written_aside
 
 __all__ = ["FILE_NAME", "Report", "Skipped", "check_report", "write_report"]
@@ -53,7 +53,7 @@ def check_report(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise BadSetting(f"the report {path} cannot be written: {reason_of(error)}") from error
+        raise BadSetting(f"the report {path} cannot be written: {cause_of(error)}") from error
     if first not in ([], _HEADER):
         raise BadSetting(f"{path} is there and is no report of crossbatch index; give another --report")
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.cores import usable_cores
-from serving.errors import BadArtifact, BadSetting, InvalidArgument, Overloaded, reason_of
+from serving.errors import BadArtifact, BadSetting, InvalidArgument, Overloaded, cause_of
 from serving.model.preprocess import preprocess
 from serving.model.spec import ModelSpec, keep_outputs, output_names, read_model
 
@@ -82,7 +82,7 @@ class Encoder:
         try:
             found = session.run(list(names), {_INPUT: np.ascontiguousarray(images)})
         except Exception as error:  # ONNX Runtime raises a dozen classes of its own
-            reason = reason_of(error)
+            reason = cause_of(error)
             if isinstance(error, MemoryError) or any(word in reason.lower() for word in _OUT_OF_MEMORY):
                 raise Overloaded(
                     f"there is no memory for a batch of {len(images)} images: {reason}; send fewer at once"
@@ -130,7 +130,7 @@ class Encoder:
         try:
             session = self._runtime.InferenceSession(data, options, providers=providers)
         except Exception as error:
-            raise BadArtifact(f"{self._path} cannot be loaded by ONNX Runtime: {reason_of(error)}") from error
+            raise BadArtifact(f"{self._path} cannot be loaded by ONNX Runtime: {cause_of(error)}") from error
         # A provider that fails to start is left out without an error (onnxruntime#23372).
         if self.device == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
             raise BadSetting(

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from serving.errors import BadImage, BadSetting, reason_of
+from serving.errors import BadImage, BadSetting, cause_of
 
 __all__ = [
     "FORMATS", "MAX_BYTES", "MAX_PIXELS", "MAX_SIDE", "RESAMPLINGS", "open_rgb", "preprocess", "thumbnail",
@@ -123,7 +123,7 @@ def open_rgb(data: bytes, *, least: int | None = None) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise BadImage(f"the image has too many pixels; it must have at most {MAX_PIXELS:,}") from error
     except Exception as error:  # a decoder may raise anything on bytes that it did not expect
-        raise BadImage(f"the header of the image cannot be read: {reason_of(error)}") from error
+        raise BadImage(f"the header of the image cannot be read: {cause_of(error)}") from error
     with image:
         _check_size(image)
         if image.format in ("JPEG", "MPO"):
@@ -137,7 +137,7 @@ def open_rgb(data: bytes, *, least: int | None = None) -> Image.Image:
         except BadImage:
             raise
         except Exception as error:
-            raise BadImage(f"the {image.format} image cannot be decoded: {reason_of(error)}") from error
+            raise BadImage(f"the {image.format} image cannot be decoded: {cause_of(error)}") from error
 
 
 def _resized(
@@ -146,7 +146,7 @@ def _resized(
     try:
         return image.resize(size, Image.Resampling[resampling.upper()], box=box)
     except (MemoryError, ValueError) as error:
-        raise BadImage(f"the image, {_size(image)}, cannot be resized: {reason_of(error)}") from error
+        raise BadImage(f"the image, {_size(image)}, cannot be resized: {cause_of(error)}") from error
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, f
 from pydantic_core import from_json
 
 from serving.catalog.catalog import SplitRule
-from serving.errors import BadArtifact, NotFound, reason_of
+from serving.errors import BadArtifact, NotFound, cause_of
 from serving.model.preprocess import RESAMPLINGS
 from serving.whole import read_whole
 
@@ -206,7 +206,7 @@ def _read(path: Path) -> bytes:
             f"the model file {path} is not there; give the .onnx file that export wrote"
         ) from error
     except OSError as error:
-        raise BadArtifact(f"the model file {path} cannot be read: {reason_of(error)}") from error
+        raise BadArtifact(f"the model file {path} cannot be read: {cause_of(error)}") from error
 
 
 def _parse(text: str, path: Path) -> ModelSpec:

@@ -230,8 +230,8 @@ def _checked(handler: Handler) -> Handler:
     def unary(data: bytes, context: grpc.ServicerContext) -> Any:
         return whole(parsed(data, context), context)
 
-    def watch(data: bytes, context: grpc.ServicerContext, *send: Any) -> Any:
-        return answered(parsed(data, context), context, *send)
+    def watch(data: bytes, context: grpc.ServicerContext) -> Any:
+        return answered(parsed(data, context), context)
 
     def both(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
         return spoken((parsed(each, context) for each in messages), context)
@@ -241,9 +241,8 @@ def _checked(handler: Handler) -> Handler:
         return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serializer)
     if answered is None:
         return grpc.stream_stream_rpc_method_handler(both, response_serializer=serializer)
-    # The health service tells by this that its watchers hold no thread.
-    is_free = getattr(answered, "experimental_non_blocking", False)
-    watch.experimental_non_blocking = is_free  # type: ignore[attr-defined]
+    pool = getattr(answered, "experimental_thread_pool", None)  # of the watchers of health
+    watch.experimental_thread_pool = pool  # type: ignore[attr-defined]
     return grpc.unary_stream_rpc_method_handler(watch, response_serializer=serializer)
 
 

@@ -57,6 +57,8 @@ MOST_THREADS = 2_048
 """Most calls that are worked on or wait inside; a thread that waits takes some 50 KB."""
 SPARE_THREADS = 64
 """Beside those that hold permits, for calls that are refused, arrive or take none."""
+MOST_WATCHERS = 256
+"""Most clients that watch the health of the server at once; others wait."""
 FLUSH_SECONDS = 0.5
 """For the last replies to leave."""
 BATCH_CPU, BATCH_GPU = 4, 32
@@ -103,7 +105,12 @@ class Server:
             self.admission,
             AccessLog(self._metrics, AuditLog(settings.audit_log), self._tracer),
         )
-        self._health = health.HealthServicer()
+        # A thread for each watcher: without, one that leaves while it is told of a change locks gRPC's own
+        # thread and the change for ever.
+        self._health = health.HealthServicer(
+            experimental_non_blocking=False,
+            experimental_thread_pool=ThreadPoolExecutor(MOST_WATCHERS, "watch"),
+        )
         self._stopping = False
         self._stops = ExitStack()
         self._grpc: grpc.Server | None = None

@@ -165,6 +165,6 @@ def test_8_only_the_first_frame_of_an_animation_counts() -> None:
         assert far(rgb(data), np.asarray(frames[0])) <= 8, format
 
 
-@pytest.mark.parametrize(("width", "height"), [(1, 20_000), (20_000, 1), (1, 65_535), (2, 1)])
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (2, 1), (1, 20_000), (20_000, 1), (1, 65_535)])
 def test_9_extreme_shapes_work(width: int, height: int) -> None:
     assert (run(encoded(np.full((height, width, 3), 77, np.uint8))) == 77).all()

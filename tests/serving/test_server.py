@@ -233,3 +233,18 @@ def test_every_call_that_works_is_admitted(encoder: FakeEncoder, tmp_path: Path)
                 call()
             refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
         running.admission.inputs = 0
+
+
+def test_watchers_of_health_keep_no_call_waiting_and_no_stop(tmp_path: Path) -> None:
+    with (
+        serving(FakeEncoder(), GalleryDirectory(tmp_path), grace=2.0) as running,
+        connected(running.address) as stubs,
+    ):
+        watchers = [stubs.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(200)]
+        assert all(next(each).status == 1 for each in watchers)
+        assert len(stubs.embed(*[b"x"] * 256).results) == 256
+        leaving = threading.Thread(target=lambda: [each.cancel() for each in watchers[:100]])
+        leaving.start()  # while the others are told of the stop
+        stop(running, 2.0)
+        leaving.join()
+        assert all(next(each).status == 2 for each in watchers[100:])  # NOT_SERVING
