@@ -121,7 +121,7 @@ class AccessLog:
         seconds = time.monotonic() - call.began
         self.metrics.ended(call, code, seconds, reason=reason)
         if self._tracer is not None:
-            self._tracer.record(call, code, seconds, reason)
+            self._tracer.record(call, code, reason)
         if call.writes:
             self._audit.record(call, code, seconds)
         if refused and not self._has_line(code, reason):

@@ -44,14 +44,13 @@ class Tracer:
         self._tracer = self._provider.get_tracer("crossbatch", attributes["service.version"])
         self._propagator = TraceContextTextMapPropagator()
 
-    def record(self, call: Call, code: str, seconds: float, reason: str = "") -> None:
+    def record(self, call: Call, code: str, reason: str = "") -> None:
         """Make the spans of a call that has ended just now, below the `traceparent` that it brought."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         service, _, name = call.method[1:].rpartition("/")
-        end = time.time_ns()
-        epoch = end - time.monotonic_ns()  # from the one clock to the other
+        epoch = time.time_ns() - time.monotonic_ns()  # from the one clock to the other
         attributes: dict[str, str | int] = {
             "rpc.system": "grpc",
             "rpc.service": service,
@@ -68,7 +67,7 @@ class Tracer:
             context=self._propagator.extract(carrier, context=Context()),
             kind=SpanKind.SERVER,
             attributes=attributes,
-            start_time=end - round(seconds * 1e9),
+            start_time=epoch + round(call.began * 1e9),
         )
         within = set_span_in_context(span)
         for stage in STAGES:
@@ -78,7 +77,7 @@ class Tracer:
                 part.end(start + round(took * 1e9))
         if code in FAULTS:
             span.set_status(Status(StatusCode.ERROR, reason or code))
-        span.end(end)
+        span.end(epoch + time.monotonic_ns())
 
     def close(self, seconds: float) -> None:
         """Send what there is, for so many seconds at most; blocks."""

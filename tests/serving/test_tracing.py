@@ -179,4 +179,4 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 def record(tracer: Tracer, metadata: tuple[tuple[str, str], ...] = ()) -> None:
     name = "RetrievalService/Embed"
     call = Call(name, f"/crossbatch.v1.{name}", metadata=metadata)
-    tracer.record(call, "OK", 0.01)
+    tracer.record(call, "OK")

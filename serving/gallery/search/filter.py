@@ -162,16 +162,20 @@ def _conditions(filter: Filter, left: int) -> Iterator[Equal | In | Range | Exis
                 yield filter
             for each in filters:
                 yield from _conditions(each, left - 1)
-        case _:
+        case Equal(field) | In(field) | Range(field) | Exists(field) if isinstance(field, str):
             yield filter
+        case _:
+            raise InvalidArgument(f"{_shown(filter)} is no filter; see `serving.gallery.search.filter`")
 
 
 def _values(condition: Equal | In | Range | Exists | AllOf | AnyOf) -> list[Value]:
     match condition:
         case Equal(_, value):
             return [value]
-        case In(_, values):
+        case In(_, values) if not isinstance(values, str):
             return list(values)
+        case In(field):
+            raise InvalidArgument(f"the values of the field {field!r} are one text; give a list of them")
         case Range(_, above, least, below, most):
             return [bound for bound in (above, least, below, most) if bound is not None]
     return []
