@@ -41,7 +41,7 @@ def run(settings: Settings) -> dict[str, Any]:
     else:  # here, as a supervisor loads no engine, and imports take time in which Ctrl-C must work
         from serving.server.server import Server
 
-        server = Server.of_files(settings)
+        server = Server(settings)
     began = time.monotonic()
 
     def announce() -> None:
@@ -75,10 +75,8 @@ def _check_folder(folder: Path) -> None:
         )
     if folder.exists():
         return
-    beside: set[str] = set()
-    with suppress(OSError):
-        beside = {each.parent.parent.name for each in folder.parent.glob(f"*/*/{FILE_NAME}")}
-    if nearest := get_close_matches(folder.name, sorted(beside), 1):
+    beside = sorted(each.parent.parent.name for each in folder.parent.glob(f"*/*/{FILE_NAME}"))
+    if nearest := get_close_matches(folder.name, beside, 1):
         hint = f"did you mean {folder.parent / nearest[0]}? If not, make the folder first: mkdir {folder}"
         raise NotFound(f"--galleries {folder} is not there; {hint}")
     if not folder.absolute().parent.exists():

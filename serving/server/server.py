@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from typing import Self
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -28,7 +27,7 @@ from serving.errors import Draining, Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.access_log import AccessLog, AuditLog
 from serving.observability.logs import flush_logs
-from serving.observability.metrics import Metrics, keep_fresh, serve_metrics
+from serving.observability.metrics import Metrics, keep_fresh, served_metrics
 from serving.observability.tracing import tracer_of
 from serving.rpc.address import barred_ipv6, check_host, held_port, written_address
 from serving.rpc.admission import Admission
@@ -70,19 +69,19 @@ class Server:
 
     def __init__(
         self,
-        sources: ModelSources,
-        directory: GalleryDirectory,
         settings: Settings,
         *,
+        sources: ModelSources | None = None,
+        directory: GalleryDirectory | None = None,
         worker: int = 0,
         asked_to_reload: Callable[[], object] = lambda: None,
     ) -> None:
         """Put the parts together; nothing runs yet.
 
         Args:
-            sources: Where the models are.
-            directory: The folder of galleries; an absolute path.
-            settings: Everything else.
+            settings: What `crossbatch serve` was told.
+            sources: Where the models are; by default the files that the settings name.
+            directory: The galleries; by default those in the folder that the settings name.
             worker: The number of this process among its like; 0 for one that is alone.
             asked_to_reload: Called when a client let this process load anew; its like know nothing of it.
         """
@@ -98,6 +97,9 @@ class Server:
             most_a_client=settings.max_in_flight_per_client,
             refused=self._metrics.refused,
         )
+        sources = ModelRepository(settings) if sources is None else sources
+        if directory is None:
+            directory = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
         self.models = ModelRegistry(sources, _limits(settings), ran=self._metrics.batch, failed=self._fail)
         self.galleries = GalleryExecutor(directory, self.models)
         self.interceptor = CallInterceptor(
@@ -114,15 +116,6 @@ class Server:
         self._stopping = False
         self._stops = ExitStack()
         self._grpc: grpc.Server | None = None
-
-    @classmethod
-    def of_files(
-        cls, settings: Settings, *, worker: int = 0, asked_to_reload: Callable[[], object] = lambda: None
-    ) -> Self:
-        """Put together a server of the files that the settings name."""
-        directory = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
-        sources = ModelRepository(settings)
-        return cls(sources, directory, settings, worker=worker, asked_to_reload=asked_to_reload)
 
     def start(self) -> None:
         """Take the port, load and warm up the models, look at the galleries; only then listen, and answer."""
@@ -182,15 +175,10 @@ class Server:
         settings, metrics = self._settings, self._metrics
         if settings.metrics_port is not None:
             if not self._worker:  # or else the supervisor serves those of all workers
-                self.metrics_address, stop = serve_metrics(
-                    settings.metrics_host, settings.metrics_port, registry=metrics.registry
-                )
-                self._stops.callback(stop)
-            self._stops.callback(
-                keep_fresh(
-                    lambda: metrics.refresh(self.admission, self.models.all(), self.galleries.directory)
-                )
-            )
+                place = (settings.metrics_host, settings.metrics_port)
+                self.metrics_address = self._stops.enter_context(served_metrics(*place, metrics.registry))
+            told = (self.admission, self.models, self.galleries.directory)
+            self._stops.callback(keep_fresh(lambda: metrics.refresh(*told)))
         self.models.start()
         self.galleries.report()
 

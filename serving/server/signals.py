@@ -102,10 +102,9 @@ def reload_safely(server: "Server | Supervisor") -> None:
     """Load anew; what fails is logged."""
     try:
         server.reload()
-    except CrossbatchError as error:
-        logger.error("nothing was loaded anew, everything stays as it is: %s", error)
-    except Exception:  # a bug that a reload shows must not end a server that answers
-        logger.exception("nothing was loaded anew, everything stays as it is")
+    except Exception as error:  # a bug that a reload shows must not end a server that answers
+        bug = not isinstance(error, CrossbatchError)
+        logger.error("nothing was loaded anew, everything stays as it is: %s", error, exc_info=bug)
 
 
 def _keep_little() -> None:

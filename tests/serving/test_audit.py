@@ -18,7 +18,7 @@ from serving.observability.access_log import AuditLog
 from serving.observability.call import Call
 from serving.rpc.keys import add_key
 from tests.serving.rpc_fakes import FakeEncoder, serving
-from tests.serving.stubs import Stubs, connected, item
+from tests.serving.stubs import Stubs, item
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -72,17 +72,18 @@ def test_each_write_has_its_line_by_the_time_it_is_answered(
 ) -> None:
     with grpc.insecure_channel(address) as channel:
         shop, web = Caller(channel, made["write"]), Caller(channel, made["read"])
-        birds, two = "birds", [item("a"), item("b")]
-        create, upsert, delete = pb.CreateGalleryRequest, pb.UpsertItemsRequest, pb.DeleteItemsRequest
         nobody = Caller(channel, "cb_no")
+        create = pb.CreateGalleryRequest(name="birds")
+        upsert = pb.UpsertItemsRequest(gallery="birds", items=[item("a"), item("b")])
+        delete = pb.DeleteItemsRequest(gallery="birds", keys=["a"])
         writes: list[tuple[Caller, str, Any, str, int | None]] = [
-            (shop, "CreateGallery", create(name=birds), "OK", None),
-            (shop, "CreateGallery", create(name=birds), "ALREADY_EXISTS", None),
-            (shop, "UpsertItems", upsert(gallery=birds, items=two), "OK", 2),
-            (shop, "DeleteItems", delete(gallery=birds, keys=["a"]), "OK", 1),
-            (shop, "UpsertItems", upsert(gallery=birds), "INVALID_ARGUMENT", 0),
-            (web, "DeleteItems", delete(gallery=birds, keys=["b"]), "PERMISSION_DENIED", None),
-            (nobody, "CreateGallery", create(name=birds), "UNAUTHENTICATED", None),
+            (shop, "CreateGallery", create, "OK", None),
+            (shop, "CreateGallery", create, "ALREADY_EXISTS", None),
+            (shop, "UpsertItems", upsert, "OK", 2),
+            (shop, "DeleteItems", delete, "OK", 1),
+            (shop, "UpsertItems", pb.UpsertItemsRequest(gallery="birds"), "INVALID_ARGUMENT", 0),
+            (web, "DeleteItems", delete, "PERMISSION_DENIED", None),
+            (nobody, "CreateGallery", create, "UNAUTHENTICATED", None),
         ]
         for i, (caller, method, request, code, count) in enumerate(writes):
             assert caller.write(method, request) == code
@@ -104,19 +105,15 @@ def test_each_write_has_its_line_by_the_time_it_is_answered(
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-def test_without_a_file_the_line_is_in_the_log(tmp_path: Path, logged: Callable[[], list[Any]]) -> None:
-    with (
-        serving(FakeEncoder(), GalleryDirectory(tmp_path)) as server,
-        connected(server.address) as stubs,
-    ):
-        stubs.create("birds")
-    (line,) = logged()
-    assert (line["client"], line["gallery"], line["code"]) == ("", "birds", "OK")
-
-
 def write(audit: AuditLog, gallery: str = "birds", **more: str) -> None:
     request = pb.SwitchGalleryRequest(name=gallery, **more)
     audit.record(Call("GalleryService/SwitchGallery", writes=True, request=request), "OK", 0.1)
+
+
+def test_without_a_file_the_line_is_in_the_log(logged: Callable[[], list[Any]]) -> None:
+    write(AuditLog())
+    (line,) = logged()
+    assert (line["client"], line["gallery"], line["code"]) == ("", "birds", "OK")
 
 
 def test_a_name_of_any_length_and_kind_makes_one_short_line(log: Path) -> None:

@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -97,18 +98,12 @@ def test_who_asks_for_ipv4_is_not_reached_by_ipv6(tmp_path: Path, workers: int) 
     except OSError:
         pytest.skip("there is no IPv6 here")
     host = "0.0.0.0"
+    settings: dict[str, Any] = {"host": host, "insecure": True, "workers": workers}
     with held_port(host, 0, shared=True) as free:
         port = free if workers > 1 else 0
         with (
             barred_ipv6(host, free),
-            serving(
-                FakeEncoder(),
-                GalleryDirectory(tmp_path),
-                host=host,
-                insecure=True,
-                port=port,
-                workers=workers,
-            ) as running,
+            serving(FakeEncoder(), GalleryDirectory(tmp_path), **settings, port=port) as running,
         ):
             number = int(running.address.rpartition(":")[2])
             socket.create_connection((HERE, number), timeout=5).close()

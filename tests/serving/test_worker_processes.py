@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import threading
 import time
 import urllib.request
@@ -22,7 +21,7 @@ from serving.rpc.address import held_port
 from serving.server import supervisor
 from serving.server.supervisor import Supervisor
 from serving.settings import Settings
-from tests.serving.processes import ROOT, Launched, command, launched
+from tests.serving.processes import Launched, launched
 from tests.serving.rpc_fakes import until
 from tests.serving.test_process import picture_of
 from tests.tiny_model import write_tiny_model
@@ -214,25 +213,14 @@ def test_workers_do_not_outlive_their_supervisor(model: Path, end: str) -> None:
         assert len(pair.said("draining", worker=1)) == 1
 
 
-def test_what_no_worker_can_start_with_is_one_sentence_and_status_2(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "bad.onnx").write_bytes(b"no model")
-    line = command(tmp_path / "bad.onnx", tmp_path / "g", *WORDS)
-    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    sentence = done.stderr.splitlines()[-1]
-    assert sentence.startswith("crossbatch serve: ")
-    assert "bad.onnx" in sentence
-    assert "Traceback" not in done.stderr
-
-
 # A worker whose model is the name of what it does.
 FAKE_WORKER = """
-import json, signal, sys, time
-told = json.loads(sys.stdin.readline())
-if told["settings"]["model"] == ["stuck"]:
+import json, os, signal, time
+number, settings, generation = json.loads(os.environ["CROSSBATCH_WORKER"])
+if settings["model"] == ["stuck"]:
     time.sleep(60)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print(json.dumps({"serving": "here"}), flush=True)
+print("serves", flush=True)
 time.sleep(60)
 """
 
