@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import grpc
+from pydantic import AnyHttpUrl
 
 from serving.errors import BadSetting
 from serving.observability.call import Call
@@ -85,18 +86,20 @@ class Tracer:
             self._exporter.shutdown()  # breaks off its attempts
 
 
-def tracer_of(url: str | None) -> Tracer | None:
+def tracer_of(url: AnyHttpUrl | None) -> Tracer | None:
     """Make the tracer that sends to a collector, by OTLP over HTTP.
 
     Without a URL OpenTelemetry's own environment variables decide; where they name no collector, None.
 
     Raises:
-        BadSetting: The URL is none, or the extra is not installed.
+        BadSetting: The extra is not installed.
     """
     named = [each for each in ENDPOINTS if os.environ.get(each)]
     if url is None and (not named or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"):
         return None
-    endpoint = None if url is None else _checked(url)
+    endpoint = None if url is None else str(url)
+    if url is not None and url.path == "/":
+        endpoint = urlsplit(str(url))._replace(path=PATH).geturl()
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
@@ -114,14 +117,3 @@ def tracer_of(url: str | None) -> Tracer | None:
 
     logging.getLogger(OTLPSpanExporter.__module__).addFilter(is_due)
     return Tracer(OTLPSpanExporter(endpoint))
-
-
-def _checked(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise BadSetting(f"--trace {url!r} is no URL of a collector; give one such as http://localhost:4318.")
-    return url if parts.path.strip("/") else parts._replace(path=PATH).geturl()

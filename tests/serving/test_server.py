@@ -21,15 +21,13 @@ from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery import item as gallery_item
 from serving.gallery import validation
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery
 from serving.model import preprocess
 from serving.rpc import limits
-from serving.rpc.wire import bytes_of
 from serving.server import server
 from serving.server.server import Server
 from serving.settings import Settings
 from tests.serving.inference_calls import infer, of_files
-from tests.serving.rpc_fakes import FakeEncoder, serving, until, vector_for
+from tests.serving.rpc_fakes import FakeEncoder, serving, until
 from tests.serving.stubs import Stubs, connected, image, item, refusal_of, refused
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -141,30 +139,6 @@ def test_draining_says_so_finishes_what_runs_and_stops(encoder: FakeEncoder, tmp
         assert pending.result().results[0].vector
         stop.join(5)
         assert not stop.is_alive()
-
-
-def test_a_long_search_is_broken_off_soon_after_the_grace(
-    encoder: FakeEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = threading.Event()
-
-    def search(gallery: Gallery, vectors: Any, k: int, **options: Any) -> Any:
-        begun.set()
-        time.sleep(0.1)
-        return [[] for _ in vectors]
-
-    monkeypatch.setattr(Gallery, "search", search)
-    queries = [retrieval_pb.Query(vector=bytes_of(vector_for(b"x")))] * 60
-    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
-        stubs.create("birds")
-        request = retrieval_pb.SearchRequest(gallery="birds", queries=queries, k=1024)  # 60 blocks
-        pending = stubs.retrieval.Search.future(request)  # without a deadline
-        assert begun.wait(5)
-        began = time.monotonic()
-        running.stop(0.2)
-        assert time.monotonic() - began < 2
-        said = refusal_of(pending.result, "UNAVAILABLE", reason="DRAINING")
-        assert "before the call was done" in said
 
 
 def test_during_the_drain_delay_health_says_not_serving_and_calls_are_taken(

@@ -10,11 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 
-from protos import model_service_pb2 as model_pb
-from protos import model_service_pb2_grpc
 from serving.client.client import Client
 from serving.errors import CrossbatchError, Unavailable
 from serving.rpc.address import held_port
@@ -114,10 +111,12 @@ def loads(pair: Launched, text: str = "loaded anew") -> list[int]:
     return [len(pair.said(text, worker=number)) for number in (1, 2)]
 
 
-def test_a_hangup_reaches_all_workers_one_after_the_other_and_drops_no_call(pair: Launched) -> None:
-    with calling(pair.address, 2) as seen:
-        pair.process.send_signal(signal.SIGHUP)
-        until(lambda: loads(pair) == [1, 1])
+@pytest.mark.parametrize("by", ["a hangup", "a call"])
+def test_all_workers_load_anew_by_whatever_tells_one_and_no_call_fails(pair: Launched, by: str) -> None:
+    before = loads(pair)
+    with calling(pair.address, 2) as seen, Client(pair.address) as client:
+        pair.process.send_signal(signal.SIGHUP) if by == "a hangup" else client.reload()
+        until(lambda: all(now > then for now, then in zip(loads(pair), before, strict=True)))
     assert set(seen) == {None}
 
 
@@ -134,15 +133,6 @@ def test_workers_that_cannot_load_anew_say_why_and_go_on(pair: Launched, model: 
 def replace(model: Path, data: bytes) -> None:
     model.with_suffix(".new").write_bytes(data)
     model.with_suffix(".new").replace(model)
-
-
-def test_a_call_that_loads_models_anew_reaches_the_workers_that_did_not_take_it(pair: Launched) -> None:
-    before = loads(pair)
-    with grpc.insecure_channel(pair.address) as channel:
-        model_service_pb2_grpc.ModelServiceStub(channel).ReloadModels(
-            model_pb.ReloadModelsRequest(), timeout=10
-        )
-    until(lambda: min(now - then for now, then in zip(loads(pair), before, strict=True)) > 0)
 
 
 def test_a_worker_that_dies_is_replaced_and_its_clients_see_unavailable_only(pair: Launched) -> None:
