@@ -113,7 +113,7 @@ class Server:
             experimental_non_blocking=False,
             experimental_thread_pool=ThreadPoolExecutor(MOST_WATCHERS, "watch"),
         )
-        self._stopping = False
+        self._ready = threading.Event()
         self._stops = ExitStack()
         self._grpc: grpc.Server | None = None
 
@@ -136,7 +136,7 @@ class Server:
 
     def stop(self, grace: float) -> None:
         """Say NOT_SERVING, refuse new work, and end when what runs is done or `grace` seconds are over."""
-        self._stopping = True
+        self._ready.clear()
         self._health.enter_graceful_shutdown()
         time.sleep(self._settings.drain_delay)
         deadline = time.monotonic() + grace
@@ -202,6 +202,7 @@ class Server:
                 number = server.add_insecure_port(address)
         except RuntimeError as error:
             raise Unavailable(f"{address} cannot be used; choose another port with --port.") from error
+        self._ready.set()
         server.start()
         for service in ("", *SERVICES):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -213,17 +214,15 @@ class Server:
         add_GalleryServiceServicer_to_server(GalleryCalls(*parts), server)
         add_ModelServiceServicer_to_server(ModelCalls(self.models, self._reload_by_call), server)
         add_GRPCInferenceServiceServicer_to_server(
-            InferenceCalls(self.models, self.admission, self._is_ready), server
+            InferenceCalls(self.models, self.admission, self._ready.is_set), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
-    def _is_ready(self) -> bool:
-        return not (self.failed.is_set() or self._stopping)
-
     def _fail(self) -> None:
         """Say NOT_SERVING from now on, since no image can be embedded any more."""
         self.failed.set()
+        self._ready.clear()
         self._health.enter_graceful_shutdown()
 
 
