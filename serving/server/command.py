@@ -3,7 +3,6 @@
 import logging
 import resource
 import sys
-import time
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -42,19 +41,15 @@ def run(settings: Settings) -> dict[str, Any]:
         from serving.server.server import Server
 
         server = Server(settings)
-    began = time.monotonic()
 
     def announce() -> None:
-        nonlocal began
-        began = time.monotonic()
         # Scripts that chose port 0, or that wait for the start, read this line.
         sys.stdout.write(f"serving on {server.address}\n")
         sys.stdout.flush()
         logger.info("serving on %s", server.address, extra={"address": server.address})
 
     try:
-        live(server, signals, settings.grace, serving=announce)
-        seconds = time.monotonic() - began
+        seconds = live(server, signals, settings.grace, serving=announce)
         logger.info("stopped after %.0f s", seconds)
     finally:
         flush_logs()

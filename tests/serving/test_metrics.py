@@ -1,8 +1,6 @@
 """What Prometheus reads of a running server, of one worker and of several."""
 
 import math
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protos import retrieval_service_pb2 as pb
@@ -113,9 +111,9 @@ def test_what_waits_is_told_while_it_waits(tmp_path: Path) -> None:
         encoder.encode_gate.set()
         for call in calls:
             call.join()
-        until(lambda: told(server, 'crossbatch_queue_images{model="fake",worker="0"}') == 0)
         assert told(server, in_flight) == 0
-        assert told(server, 'crossbatch_inputs_in_flight{worker="0"}') == 0
+        until(lambda: told(server, 'crossbatch_inputs_in_flight{worker="0"}') == 0)
+        until(lambda: told(server, 'crossbatch_queue_images{model="fake",worker="0"}') == 0)
 
 
 def test_refused_expired_and_cancelled_calls_are_told_apart(tmp_path: Path) -> None:
@@ -199,46 +197,3 @@ def test_a_taken_port_is_one_sentence() -> None:
         told = f"127.0.0.1:{port} .*; choose another --metrics-port"
         with pytest.raises(Unavailable, match=told), served_metrics("127.0.0.1", port, CollectorRegistry()):
             pass
-
-
-WORKER = """
-import sys
-from serving.observability.call import Call
-from serving.observability.metrics import Metrics
-metrics = Metrics(int(sys.argv[1]))
-call = Call("RetrievalService/Embed", inputs=2)
-metrics.began(call)
-metrics.ended(call, "OK", 0.01)
-metrics.began(call)
-print("told", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_workers_are_added_up_and_the_counts_of_a_dead_one_stay(tmp_path: Path) -> None:
-    variables = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, number],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=variables,
-        )
-        for number in ("1", "2")
-    ]
-    for worker in workers:
-        assert worker.stdout is not None
-        worker.stdout.readline()
-    registry = CollectorRegistry()
-    multiprocess.MultiProcessCollector(registry, str(tmp_path))  # type: ignore[no-untyped-call]
-    both = values(generate_latest(registry).decode())
-    for worker in workers:
-        worker.kill()
-        worker.communicate()
-    multiprocess.mark_process_dead(workers[0].pid, str(tmp_path))  # type: ignore[no-untyped-call]
-    found = values(generate_latest(registry).decode())
-    count = f'crossbatch_call_duration_seconds_count{{code="OK",rpc="{EMBED}"}}'
-    assert both[count] == found[count] == 2
-    first, second = (f'crossbatch_calls_in_flight{{rpc="{EMBED}",worker="{number}"}}' for number in (1, 2))
-    assert (both[first], both[second], found[second]) == (1, 1, 1)
-    assert first not in found

@@ -1,7 +1,6 @@
 """The serve command as a process: its start, its signals, its drained stop, and `kill -9` amid writing."""
 
 import gc
-import io
 import json
 import os
 import signal
@@ -18,7 +17,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from PIL import Image
 
 from serving.client import Client, Item
 from serving.errors import BadArtifact, CrossbatchError, Unavailable
@@ -26,6 +24,7 @@ from serving.gallery.directory import GalleryDirectory
 from serving.rpc.address import held_port
 from serving.server import command as serve
 from serving.server.signals import Signals, live
+from tests.pictures import encoded
 from tests.serving.authority import Authority
 from tests.serving.processes import ROOT, Launched, command, launched
 from tests.tiny_model import DIMENSION, write_tiny_model
@@ -62,9 +61,7 @@ WITHOUT_FAISS = "import sys; sys.modules['faiss'] = None; import crossbatch; sys
 
 def picture_of(seed: int) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(pixels, "PNG")
 
 
 def run(*line: str) -> "subprocess.CompletedProcess[str]":

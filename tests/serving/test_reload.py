@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -63,12 +64,6 @@ def galleries(tmp_path: Path) -> GalleryDirectory:
 def running(sources: FakeSources, galleries: GalleryDirectory) -> Iterator[Server]:
     with serving(sources, galleries, max_batch=4, threads=1) as running:
         yield running
-
-
-@pytest.fixture
-def stubs(running: Server) -> Iterator[Stubs]:
-    with connected(running.address) as stubs:
-        yield stubs
 
 
 def _reload(stubs: Stubs) -> Any:
@@ -208,25 +203,22 @@ def test_a_reload_looks_at_the_galleries_again(
     assert list(stubs.search("later", image(b"x")).results[0].hits) == []
 
 
-class Slow:
-    """Sources whose models are loaded when the gate opens."""
+@pytest.fixture
+def slow(sources: FakeSources, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A third model, which is loaded when the gate opens; counts how often."""
+    slow = SimpleNamespace(loads=0, gate=threading.Event())
 
-    def __init__(self, sources: FakeSources, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loads = 0
-        self.gate = threading.Event()
-        files = [*sources.look(), ModelFile("new", "new.onnx", "new", self._load)]
-        monkeypatch.setattr(sources, "look", lambda: files)
-
-    def _load(self) -> Any:
-        self.loads += 1
-        assert self.gate.wait(20)
+    def load() -> Any:
+        slow.loads += 1
+        assert slow.gate.wait(20)
         return FakeEncoder(FakeSpec("new", "c" * 64))
 
+    files = [*sources.look(), ModelFile("new", "new.onnx", "new", load)]
+    monkeypatch.setattr(sources, "look", lambda: files)
+    return slow
 
-def test_a_reload_whose_caller_leaves_is_carried_through(
-    stubs: Stubs, sources: FakeSources, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = Slow(sources, monkeypatch)
+
+def test_a_reload_whose_caller_leaves_is_carried_through(stubs: Stubs, slow: SimpleNamespace) -> None:
     pending = stubs.models.ReloadModels.future(pb.ReloadModelsRequest(), timeout=10)
     until(lambda: slow.loads == 1)
     pending.cancel()
@@ -237,9 +229,8 @@ def test_a_reload_whose_caller_leaves_is_carried_through(
 
 
 def test_a_stop_waits_for_no_load_beyond_the_grace_however_many_asked(
-    running: Server, stubs: Stubs, sources: FakeSources, monkeypatch: pytest.MonkeyPatch
+    running: Server, stubs: Stubs, slow: SimpleNamespace
 ) -> None:
-    slow = Slow(sources, monkeypatch)
     calls = [stubs.models.ReloadModels.future(pb.ReloadModelsRequest(), timeout=20) for _ in range(60)]
     until(lambda: slow.loads == 1)
     time.sleep(0.2)  # they wait

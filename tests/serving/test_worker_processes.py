@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from serving.server.supervisor import Supervisor
 from serving.settings import Settings
 from tests.serving.processes import Launched, launched
 from tests.serving.rpc_fakes import until
+from tests.serving.test_metrics import read, values
 from tests.serving.test_process import picture_of
 from tests.tiny_model import write_tiny_model
 
@@ -95,16 +95,15 @@ def test_new_connections_go_to_every_worker_and_each_line_of_the_log_tells_which
     until(lambda: answering() == {1, 2})
 
 
-def test_the_metrics_of_all_workers_are_read_in_one_place(pair: Launched) -> None:
+def metrics(pair: Launched) -> dict[str, float]:
     (told,) = pair.said("metrics on")  # by the supervisor
+    return values(read(told["address"]))
 
-    def metrics() -> str:
-        with urllib.request.urlopen(f"http://{told['address']}/metrics", timeout=10) as answer:
-            return str(answer.read().decode())
 
+def test_the_metrics_of_all_workers_are_read_in_one_place(pair: Launched) -> None:
     embed(pair.address)
-    until(lambda: metrics().count("crossbatch_worker_threads{") == 2)
-    assert 'crossbatch_images_embedded_total{model="tiny"} ' in metrics()
+    until(lambda: len([name for name in metrics(pair) if name.startswith("crossbatch_worker_threads{")]) == 2)
+    assert metrics(pair)['crossbatch_images_embedded_total{model="tiny"}'] > 0
 
 
 def loads(pair: Launched, text: str = "loaded anew") -> list[int]:
@@ -136,7 +135,8 @@ def replace(model: Path, data: bytes) -> None:
 
 
 def test_a_worker_that_dies_is_replaced_and_its_clients_see_unavailable_only(pair: Launched) -> None:
-    victim = pair.workers()[0]
+    (last,) = pair.said("ReloadModels OK")
+    victim = pair.said(" serves", worker=last["worker"])[-1]["pid"]
     before = len(pair.said(" serves"))
     with calling(pair.address) as seen:
         os.kill(victim, signal.SIGKILL)
@@ -144,6 +144,10 @@ def test_a_worker_that_dies_is_replaced_and_its_clients_see_unavailable_only(pai
         answered = seen.count(None)
         until(lambda: seen.count(None) > answered + 10)
     assert {type(each) for each in seen} <= {type(None), Unavailable}
+    found = metrics(pair)
+    assert found['crossbatch_call_duration_seconds_count{code="OK",rpc="ModelService/ReloadModels"}'] == 1
+    started = found[f'crossbatch_worker_start_time_seconds{{worker="{last["worker"]}"}}']
+    assert started < time.time()  # counts of the dead one stay, and gauges do not
     assert len(pair.workers()) == 2
     assert victim not in pair.workers()
     assert pair.process.poll() is None
