@@ -12,33 +12,28 @@ import grpc
 import pytest
 
 from protos import gallery_service_pb2 as pb
+from protos.gallery_service_pb2_grpc import GalleryServiceStub
 from serving.errors import CrossbatchError
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.access_log import AuditLog
 from serving.observability.call import Call
 from serving.rpc.keys import add_key
 from tests.serving.rpc_fakes import FakeEncoder, serving
-from tests.serving.stubs import Stubs, item
+from tests.serving.stubs import item
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-class Caller(Stubs):
-    """Makes writes under a key."""
-
-    def __init__(self, channel: grpc.Channel, key: str) -> None:
-        super().__init__(channel)
-        self.metadata = (("x-api-key", key), ("x-request-id", "mine"), ("secret", "value of metadata"))
-
-    def write(self, method: str, request: Any) -> str:
-        """Make a call of GalleryService; return the name of its status."""
-        try:
-            getattr(self.galleries, method)(request, timeout=10, metadata=self.metadata)
-        except grpc.RpcError as error:
-            return str(error.code().name)
-        return "OK"
+def code_of(channel: grpc.Channel, key: str, method: str, request: Any) -> str:
+    """Make a call of GalleryService under a key; return the name of its status."""
+    metadata = (("x-api-key", key), ("x-request-id", "mine"), ("secret", "value of metadata"))
+    try:
+        getattr(GalleryServiceStub(channel), method)(request, timeout=10, metadata=metadata)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
 
 
 @pytest.fixture
@@ -55,28 +50,21 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "audit.jsonl"
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> dict[str, str]:
-    return {role: add_key(tmp_path / "keys.json", f"key-{role}", role) for role in ("read", "write")}
-
-
-@pytest.fixture
-def address(tmp_path: Path, log: Path, made: dict[str, str]) -> Iterator[str]:
-    settings = {"keys": tmp_path / "keys.json", "audit_log": log}
-    with serving(FakeEncoder(), GalleryDirectory(tmp_path / "g"), **settings) as server:
-        yield server.address
-
-
 def test_each_write_has_its_line_by_the_time_it_is_answered(
-    address: str, log: Path, made: dict[str, str], logged: Callable[[], list[Any]]
+    tmp_path: Path, log: Path, logged: Callable[[], list[Any]]
 ) -> None:
-    with grpc.insecure_channel(address) as channel:
-        shop, web = Caller(channel, made["write"]), Caller(channel, made["read"])
-        nobody = Caller(channel, "cb_no")
+    keys = tmp_path / "keys.json"
+    made = {role: add_key(keys, f"key-{role}", role) for role in ("read", "write")}
+    galleries = GalleryDirectory(tmp_path / "g")
+    with (
+        serving(FakeEncoder(), galleries, keys=keys, audit_log=log) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        shop, web, nobody = made["write"], made["read"], "cb_no"
         create = pb.CreateGalleryRequest(name="birds")
         upsert = pb.UpsertItemsRequest(gallery="birds", items=[item("a"), item("b")])
         delete = pb.DeleteItemsRequest(gallery="birds", keys=["a"])
-        writes: list[tuple[Caller, str, Any, str, int | None]] = [
+        writes: list[tuple[str, str, Any, str, int | None]] = [
             (shop, "CreateGallery", create, "OK", None),
             (shop, "CreateGallery", create, "ALREADY_EXISTS", None),
             (shop, "UpsertItems", upsert, "OK", 2),
@@ -85,12 +73,11 @@ def test_each_write_has_its_line_by_the_time_it_is_answered(
             (web, "DeleteItems", delete, "PERMISSION_DENIED", None),
             (nobody, "CreateGallery", create, "UNAUTHENTICATED", None),
         ]
-        for i, (caller, method, request, code, count) in enumerate(writes):
-            assert caller.write(method, request) == code
+        for i, (key, method, request, code, count) in enumerate(writes):
+            assert code_of(channel, key, method, request) == code
             line = lines_of(log)[i]  # without any waiting
             assert (line["rpc"], line["code"], line["count"]) == (f"GalleryService/{method}", code, count)
-        shop.galleries.GetItem(pb.GetItemRequest(gallery="birds", key="b"), metadata=shop.metadata)
-        shop.embed(b"x", metadata=shop.metadata)
+        assert code_of(channel, shop, "GetItem", pb.GetItemRequest(gallery="birds", key="b")) == "OK"
     lines = lines_of(log)
     assert len(lines) == len(writes)
     assert [line["client"] for line in lines] == ["key-write"] * 5 + ["key-read", ""]

@@ -112,12 +112,9 @@ def test_an_answer_that_no_input_deserves_is_kept_with_its_input(
     names = [path.name.rpartition("-")[0] for path in kept]
     assert names == ["seed5-group0", "seed5-group0", "seed5-group1", "seed5-group1"]
     assert len(pb.EmbedRequest.FromString(kept[0].read_bytes()).images) == 64
-
-
-def test_refusals_are_what_wrong_input_deserves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    campaign = sent(tmp_path, monkeypatch, "INVALID_ARGUMENT", [])
-    assert campaign.findings == []
-    assert campaign.codes["Embed INVALID_ARGUMENT"] >= 1
+    refusals = sent(tmp_path, monkeypatch, "INVALID_ARGUMENT", [])
+    assert refusals.findings == []
+    assert refusals.codes["Embed INVALID_ARGUMENT"] >= 1
 
 
 @pytest.mark.parametrize("fault", ["an image's own bug", "a result is missing", "a vector is cut off"])

@@ -6,17 +6,14 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from serving.gallery.directory import GalleryDirectory
 from serving.observability.call import Call, current_call
 from serving.observability.logs import configure_logs, dropped_lines, flush_logs
-from tests.serving.rpc_fakes import FakeEncoder, serving
-from tests.serving.stubs import connected
+from tests.serving.stubs import Stubs
 
 log = logging.getLogger("serving.x")
 
@@ -117,13 +114,12 @@ def test_a_full_pipe_stops_nobody_and_lines_past_the_bound_are_dropped_and_count
     assert dropped_lines() == lost
 
 
-def test_a_line_tells_what_a_call_was_and_why_it_failed(tmp_path: Path) -> None:
+def test_a_line_tells_what_a_call_was_and_why_it_failed(stubs: Stubs) -> None:
     stream = io.StringIO()
     configure_logs("INFO", stream, worker=3)
-    with serving(FakeEncoder(), GalleryDirectory(tmp_path)) as server, connected(server.address) as stubs:
-        stubs.embed(b"one", b"two", metadata=(("x-request-id", "mine"),))
-        with pytest.raises(grpc.RpcError) as failure:
-            stubs.embed(b"bad")
+    stubs.embed(b"one", b"two", metadata=(("x-request-id", "mine"),))
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.embed(b"bad")
     good, bad = (each for each in written(stream) if each.get("rpc") == "RetrievalService/Embed")
     assert (good["message"], good["code"]) == ("RetrievalService/Embed OK", "OK")
     assert (good["worker"], good["request_id"], good["inputs"]) == (3, "mine", 2)

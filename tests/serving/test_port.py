@@ -10,6 +10,7 @@ import pytest
 from serving.errors import BadSetting, Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.rpc.address import barred_ipv6, check_host, held_port
+from serving.server.server import Server
 from tests.serving.rpc_fakes import FakeEncoder, serving
 
 HERE = "127.0.0.1"
@@ -79,15 +80,12 @@ def test_a_port_can_be_had_again_at_once_after_a_server_has_hung_up_on_its_clien
     assert not taken(port, shared=True)
 
 
-def test_a_server_of_others_that_shares_its_port_does_not_share_ours(
-    encoder: FakeEncoder, tmp_path: Path
-) -> None:
-    with serving(encoder, GalleryDirectory(tmp_path)) as running:
-        assert taken(int(running.address.rpartition(":")[2]))
-        other = grpc.server(None)  # type: ignore[arg-type]  # by default it would
-        with pytest.raises(RuntimeError, match="Failed to bind"):
-            other.add_insecure_port(running.address)
-        other.stop(None).wait()
+def test_a_server_of_others_that_shares_its_port_does_not_share_ours(running: Server) -> None:
+    assert taken(int(running.address.rpartition(":")[2]))
+    other = grpc.server(None)  # type: ignore[arg-type]  # by default it would
+    with pytest.raises(RuntimeError, match="Failed to bind"):
+        other.add_insecure_port(running.address)
+    other.stop(None).wait()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -115,30 +115,28 @@ def test_the_limits_are_those_of_the_parts_behind() -> None:
     assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + validation.MAX_METADATA_BYTES
 
 
-def test_draining_says_so_finishes_what_runs_and_stops(encoder: FakeEncoder, tmp_path: Path) -> None:
+def test_draining_says_so_finishes_what_runs_and_stops(
+    stubs: Stubs, running: Server, encoder: FakeEncoder
+) -> None:
     encoder.encode_gate.clear()
-    with (
-        serving(encoder, GalleryDirectory(tmp_path), grace=20.0) as running,
-        connected(running.address) as stubs,
+    watch = watching(stubs)
+    pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
+    until(lambda: encoder.encoding)
+    stop = stopping(running, 20.0)
+    assert next(watch).status == NOT_SERVING
+    until(lambda: running.admission.draining)
+    assert probe(stubs, "fake") == {NOT_SERVING}
+    for call in (
+        lambda: stubs.embed(b"2"),
+        lambda: infer(stubs, of_files(b"2")),
+        lambda: stubs.models.GetModel(model_pb.GetModelRequest()),
     ):
-        watch = watching(stubs)
-        pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
-        until(lambda: encoder.encoding)
-        stop = stopping(running, 20.0)
-        assert next(watch).status == NOT_SERVING
-        until(lambda: running.admission.draining)
-        assert probe(stubs, "fake") == {NOT_SERVING}
-        for call in (
-            lambda: stubs.embed(b"2"),
-            lambda: infer(stubs, of_files(b"2")),
-            lambda: stubs.models.GetModel(model_pb.GetModelRequest()),
-        ):
-            refusal_of(call, "UNAVAILABLE", reason="DRAINING")
-        assert stop.is_alive()
-        encoder.encode_gate.set()
-        assert pending.result().results[0].vector
-        stop.join(5)
-        assert not stop.is_alive()
+        refusal_of(call, "UNAVAILABLE", reason="DRAINING")
+    assert stop.is_alive()
+    encoder.encode_gate.set()
+    assert pending.result().results[0].vector
+    stop.join(5)
+    assert not stop.is_alive()
 
 
 def test_during_the_drain_delay_health_says_not_serving_and_calls_are_taken(
@@ -183,36 +181,30 @@ def test_refusals_are_quick_and_tell_when_to_return_while_every_permit_is_held(
         assert len(stubs.embed(*[b"x"] * 256).results) == 256
 
 
-def test_every_call_that_works_is_admitted(encoder: FakeEncoder, tmp_path: Path) -> None:
-    galleries = GalleryDirectory(tmp_path)
-    with serving(encoder, galleries) as running, connected(running.address) as stubs:
-        stubs.create("birds")
-        calls: list[Callable[[], Any]] = [
-            lambda: stubs.embed(b"x"),
-            lambda: stubs.search("birds", image(b"x")),
-            lambda: stubs.upsert("birds", item("a")),
-            lambda: stubs.create("more"),
-            lambda: stubs.galleries.DeleteItems(gallery_pb.DeleteItemsRequest(gallery="birds", keys=["a"])),
-            lambda: stubs.galleries.GetItem(gallery_pb.GetItemRequest(gallery="birds", key="a")),
-            lambda: stubs.galleries.ListItems(gallery_pb.ListItemsRequest(gallery="birds")),
-            lambda: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name="birds")),
-            lambda: stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()),
-        ]
-        running.admission.inputs = 512
-        for call in calls:
-            refusal_of(call, "RESOURCE_EXHAUSTED", reason="OVERLOADED")
-        running.admission.inputs = 0
+def test_every_call_that_works_is_admitted(stubs: Stubs, running: Server) -> None:
+    stubs.create("birds")
+    calls: list[Callable[[], Any]] = [
+        lambda: stubs.embed(b"x"),
+        lambda: stubs.search("birds", image(b"x")),
+        lambda: stubs.upsert("birds", item("a")),
+        lambda: stubs.create("more"),
+        lambda: stubs.galleries.DeleteItems(gallery_pb.DeleteItemsRequest(gallery="birds", keys=["a"])),
+        lambda: stubs.galleries.GetItem(gallery_pb.GetItemRequest(gallery="birds", key="a")),
+        lambda: stubs.galleries.ListItems(gallery_pb.ListItemsRequest(gallery="birds")),
+        lambda: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name="birds")),
+        lambda: stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()),
+    ]
+    running.admission.inputs = 512
+    for call in calls:
+        refusal_of(call, "RESOURCE_EXHAUSTED", reason="OVERLOADED")
+    running.admission.inputs = 0
 
 
-def test_watchers_of_health_keep_no_call_waiting_and_no_stop(tmp_path: Path) -> None:
-    with (
-        serving(FakeEncoder(), GalleryDirectory(tmp_path), grace=2.0) as running,
-        connected(running.address) as stubs,
-    ):
-        watchers = [watching(stubs) for _ in range(200)]
-        assert len(stubs.embed(*[b"x"] * 256).results) == 256
-        leaving = threading.Thread(target=lambda: [each.cancel() for each in watchers[:100]])
-        leaving.start()  # while the others are told of the stop
-        running.stop(2.0)
-        leaving.join()
-        assert all(next(each).status == NOT_SERVING for each in watchers[100:])
+def test_watchers_of_health_keep_no_call_waiting_and_no_stop(stubs: Stubs, running: Server) -> None:
+    watchers = [watching(stubs) for _ in range(200)]
+    assert len(stubs.embed(*[b"x"] * 256).results) == 256
+    leaving = threading.Thread(target=lambda: [each.cancel() for each in watchers[:100]])
+    leaving.start()  # while the others are told of the stop
+    running.stop(2.0)
+    leaving.join()
+    assert all(next(each).status == NOT_SERVING for each in watchers[100:])

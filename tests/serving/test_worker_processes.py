@@ -1,10 +1,11 @@
 """Several processes on one port: no fork with engines, replaced when they die, spread, told together."""
 
+import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -207,54 +208,32 @@ def test_workers_do_not_outlive_their_supervisor(model: Path, end: str) -> None:
         assert len(pair.said("draining", worker=1)) == 1
 
 
-# A worker whose model is the name of what it does.
-FAKE_WORKER = """
-import json, os, signal, time
-number, settings, generation = json.loads(os.environ["CROSSBATCH_WORKER"])
-if settings["model"] == ["stuck"]:
-    time.sleep(60)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("serves", flush=True)
-time.sleep(60)
-"""
-
-
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Supervisor]:
-    """Makes a supervisor of two such workers, for which it has little patience."""
-    (tmp_path / "fake_worker.py").write_text(FAKE_WORKER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(supervisor, "WORKER", "fake_worker")
-    monkeypatch.setattr(supervisor, "LOAD_SECONDS", 1.0)
-    monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
-
-    def make(model: str) -> Supervisor:
-        told = {"model": [model], "galleries": tmp_path, "port": 0, "workers": 2}
-        return Supervisor(Settings.model_validate(told))
-
-    return make
+def workers(model: Path, tmp_path: Path) -> Supervisor:
+    told = {"model": [str(model)], "galleries": tmp_path, "port": 0, "workers": 2}
+    return Supervisor(Settings.model_validate(told))
 
 
-def test_a_worker_that_does_not_load_in_time_is_killed(fakes: Callable[[str], Supervisor]) -> None:
-    with pytest.raises(Unavailable, match="Worker 1 has not loaded within 1 s and is killed"):
-        fakes("stuck").start()
-    assert_no_children()
+def test_a_worker_that_does_not_load_in_time_is_killed(
+    workers: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "LOAD_SECONDS", 0.01)
+    with pytest.raises(Unavailable, match=r"Worker 1 has not loaded within 0\.01 s and is killed"):
+        workers.start()
+    pid = os.getpid()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert not any(b"supervisor" in Path(f"/proc/{each}/cmdline").read_bytes() for each in children)
 
 
 def test_a_worker_that_does_not_drain_in_time_is_killed(
-    fakes: Callable[[str], Supervisor], caplog: pytest.LogCaptureFixture
+    workers: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workers = fakes("deaf")
-    workers.start()
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
+    with caplog.at_level(logging.INFO):
+        workers.start()
+    pids = [vars(each)["pid"] for each in caplog.records if each.getMessage().endswith(" serves")]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     workers.stop(0.1)
     assert "2 workers have not ended after 0.2 s and are killed" in caplog.messages
-    assert_no_children()
-
-
-def assert_no_children() -> None:
-    pid = os.getpid()
-    assert not [
-        each
-        for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if b"fake_worker" in Path(f"/proc/{each}/cmdline").read_bytes()
-    ]
+    assert not any(alive(pid) for pid in pids)
