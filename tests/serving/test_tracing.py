@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import pytest
@@ -24,28 +25,15 @@ from tests.serving.stubs import connected, image, item
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-class Collector(InMemorySpanExporter):
-    """Keeps what the real one would send."""
-
-    def __init__(self, endpoint: str | None = None) -> None:
-        super().__init__()
-        self.endpoint = endpoint
-
-
 @pytest.fixture
-def collectors(monkeypatch: pytest.MonkeyPatch) -> list[Collector]:
-    """Those that tracers are given from now on."""
-    made: list[Collector] = []
-
-    def make(endpoint: str | None) -> Collector:
-        made.append(Collector(endpoint))
-        return made[-1]
-
-    monkeypatch.setattr(trace_exporter, "OTLPSpanExporter", make)
-    return made
+def exporter(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """Makes an exporter that keeps its spans, in place of the real one."""
+    exporter = MagicMock(return_value=InMemorySpanExporter())
+    monkeypatch.setattr(trace_exporter, "OTLPSpanExporter", exporter)
+    return exporter
 
 
-def test_a_call_and_its_stages_reach_the_collector(tmp_path: Path, collectors: list[Collector]) -> None:
+def test_a_call_and_its_stages_reach_the_collector(tmp_path: Path, exporter: MagicMock) -> None:
     with (
         serving(FakeEncoder(), GalleryDirectory(tmp_path), trace="http://localhost:4318") as server,
         connected(server.address) as stubs,
@@ -55,9 +43,8 @@ def test_a_call_and_its_stages_reach_the_collector(tmp_path: Path, collectors: l
         stubs.search("shoes", image(b"photo"))
         with pytest.raises(grpc.RpcError):
             stubs.embed(b"bad", metadata=(("traceparent", PARENT), ("x-request-id", "mine")))
-    (collector,) = collectors
-    assert collector.endpoint == "http://localhost:4318/v1/traces"
-    spans = collector.get_finished_spans()  # what was not sent yet went at the stop
+    exporter.assert_called_once_with("http://localhost:4318/v1/traces")
+    spans = exporter.return_value.get_finished_spans()  # what was not sent yet went at the stop
     search: Any = next(each for each in spans if each.name == "crossbatch.v1.RetrievalService/Search")
     assert search.resource.attributes["service.name"] == "crossbatch"
     told = dict(search.attributes)
@@ -88,7 +75,7 @@ def test_a_call_and_its_stages_reach_the_collector(tmp_path: Path, collectors: l
 
 
 def test_the_environment_names_the_collector_and_the_service(
-    collectors: list[Collector], monkeypatch: pytest.MonkeyPatch
+    exporter: MagicMock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     assert tracer_of(None) is None
@@ -98,8 +85,8 @@ def test_the_environment_names_the_collector_and_the_service(
     assert tracer is not None
     record(tracer, "INTERNAL")
     tracer.close(5)
-    assert collectors[0].endpoint is None  # the exporter finds it there by itself
-    (span,) = collectors[0].get_finished_spans()
+    exporter.assert_called_once_with(None)  # it finds the collector there by itself
+    (span,) = exporter.return_value.get_finished_spans()
     assert span.resource.attributes["service.name"] == "shop"
     assert span.status.status_code is StatusCode.ERROR
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
@@ -107,7 +94,7 @@ def test_the_environment_names_the_collector_and_the_service(
 
 
 def test_a_caller_that_samples_nothing_is_not_traced() -> None:
-    collector = Collector()
+    collector = InMemorySpanExporter()
     tracer = Tracer(collector)
     unsampled = (("traceparent", f"{PARENT[:-2]}00"),)
     for metadata in (unsampled, (("traceparent", "no such thing"),)):
