@@ -14,7 +14,10 @@ STAGES = ("decode", "queue", "encode", "gallery")
 
 
 class Stages(dict[str, tuple[float, float]]):
-    """When the slowest input of a call came to each stage, by time.monotonic(), and its seconds there."""
+    """When the slowest input of a call came to each stage, by time.monotonic(), and its seconds there.
+
+    A thread that does not know yet that the call has ended may still add to it.
+    """
 
     def spent(self, stage: str, began: float, seconds: float) -> None:
         """Note how long one input was in a stage; the slowest one counts."""

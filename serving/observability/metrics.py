@@ -142,7 +142,7 @@ class Metrics:
         if code in ("DEADLINE_EXCEEDED", "CANCELLED"):
             why = "cancelled" if code == "CANCELLED" else "expired"
             self._of("inputs_given_up", why).inc(call.inputs)
-        for stage, (_, took) in call.stages.items():
+        for stage, (_, took) in call.stages.copy().items():
             self._of("stage_duration_seconds", stage).observe(took)
 
     def refused(self, limit: str) -> None:

@@ -69,7 +69,7 @@ class Tracer:
             start_time=epoch + round(call.began * 1e9),
         )
         within = self._trace.set_span_in_context(span)
-        for stage, (began, took) in call.stages.items():
+        for stage, (began, took) in call.stages.copy().items():
             start = epoch + round(began * 1e9)
             part = self._tracer.start_span(stage, context=within, start_time=start)
             part.end(start + round(took * 1e9))

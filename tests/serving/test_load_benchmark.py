@@ -129,24 +129,15 @@ def test_figures_of_latencies() -> None:
     assert apart(90, 110) == pytest.approx(0.2)
 
 
-class Strained(MadeUp):
-    """Is offered what it cannot take."""
-
-    def __init__(self, **codes: int) -> None:
-        super().__init__()
-        self.codes = codes
-
-    def open(self, target: Target, *, rate: float, seconds: float, timeout: float) -> dict[str, Any]:
-        assert rate == 3 * 90
-        latency = {code: {"p99": 7.0} for code in self.codes}
-        times = {"seconds": 10.0, "whole_seconds": 12.5, "cpu_seconds": 2.0}
-        return times | {"codes": self.codes, "latency_ms": latency, "said": []}
-
-
 def test_refusals_are_no_goodput_and_other_ends_are_counted() -> None:
     def strained(**codes: int) -> overload.Overload:
-        client: Any = Strained(**codes)
-        return strain(client, TARGET, times=3, in_flight=8, seconds=10, timeout=1, cores=2)
+        client: Any = MadeUp()
+        latency = {code: {"p99": 7.0} for code in codes}
+        times = {"seconds": 10.0, "whole_seconds": 12.5, "cpu_seconds": 2.0}
+        client.open = MagicMock(return_value={**times, "codes": codes, "latency_ms": latency, "said": []})
+        seen = strain(client, TARGET, times=3, in_flight=8, seconds=10, timeout=1, cores=2)
+        assert client.open.call_args.kwargs["rate"] == 3 * 90
+        return seen
 
     seen = strained(OK=850, RESOURCE_EXHAUSTED=1800, UNAVAILABLE=2)
     assert "of refusals 7 ms" in str(seen)

@@ -105,8 +105,8 @@ def test_what_waits_is_told_while_it_waits(tmp_path: Path) -> None:
             call.start()
         # One is with the model, and the others wait for it.
         until(lambda: told(server, 'crossbatch_queue_images{model="fake",worker="0"}') == 2)
+        until(lambda: told(server, 'crossbatch_inputs_in_flight{worker="0"}') == 3)
         assert told(server, in_flight) == 3
-        assert told(server, 'crossbatch_inputs_in_flight{worker="0"}') == 3
         assert told(server, 'crossbatch_request_bytes_in_flight{worker="0"}') > 0
         encoder.encode_gate.set()
         for call in calls:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import numpy as np
@@ -171,45 +172,34 @@ def test_a_folder_of_galleries_that_is_not_there_is_told_before_models_are_loade
     assert [each.name for each in place.iterdir()] == ["galleries"]
 
 
-class FakeServer:
-    """Notes what it is told; each reload ends as the next of `outcomes` says, the last with a stop."""
-
-    address = "nowhere"
-
-    def __init__(self, *outcomes: Any) -> None:
-        self.outcomes = list(outcomes)
-        self.done: list[str] = []
-
-    def start(self) -> None:
-        os.kill(os.getpid(), signal.SIGHUP)  # before it serves: not worth a reload
-        time.sleep(0.02)
-        self.done.append("started")
-
-    def stop(self, grace: float) -> None:
-        os.kill(os.getpid(), signal.SIGHUP)
-        time.sleep(0.02)
-        self.done.append(f"stopped within {grace:g}")
-
-    def reload(self) -> Any:
-        self.done.append("reload")
-        outcome = self.outcomes.pop(0)
-        os.kill(os.getpid(), signal.SIGHUP if self.outcomes else signal.SIGTERM)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+def tell(number: int) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.02)
 
 
 def test_a_hangup_loads_anew_and_one_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    server: Any = FakeServer(BadArtifact("It is damaged."), ZeroDivisionError("a bug"), "a model")
+    outcomes = [None, ZeroDivisionError("a bug"), BadArtifact("It is damaged.")]
+
+    def reload() -> None:
+        outcome = outcomes.pop()
+        tell(signal.SIGHUP if outcomes else signal.SIGTERM)
+        if outcome:
+            raise outcome
+
+    server = MagicMock()
+    server.start.side_effect = lambda: tell(signal.SIGHUP)  # before it serves: not worth a reload
+    server.reload.side_effect = reload
+    server.stop.side_effect = lambda grace: tell(signal.SIGHUP)
     frozen: list[int] = []
 
     def serving() -> None:
         frozen.append(gc.get_freeze_count())
-        os.kill(os.getpid(), signal.SIGHUP)
+        tell(signal.SIGHUP)
 
     live(server, Signals(), 3.0, serving=serving)
-    os.kill(os.getpid(), signal.SIGHUP)  # nor does one end the process afterwards
-    assert server.done == ["started", "reload", "reload", "reload", "stopped within 3"]
+    tell(signal.SIGHUP)  # nor does one end the process afterwards
+    assert [name for name, *_ in server.method_calls] == ["start", "reload", "reload", "reload", "stop"]
+    server.stop.assert_called_once_with(3.0)
     assert [each.levelname for each in caplog.records if "stays as it is" in each.message] == ["ERROR"] * 2
     # No call waits while what was loaded is looked through for garbage.
     assert frozen[0] > 10_000

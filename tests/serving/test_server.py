@@ -139,6 +139,20 @@ def test_draining_says_so_finishes_what_runs_and_stops(
     assert not stop.is_alive()
 
 
+def test_what_does_not_finish_within_the_grace_is_given_up(
+    stubs: Stubs, running: Server, encoder: FakeEncoder
+) -> None:
+    encoder.encode_gate.clear()
+    pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
+    until(lambda: encoder.encoding)
+    stop = stopping(running, 0.1)
+    said = refusal_of(pending.result, "UNAVAILABLE", reason="DRAINING")
+    assert "before the call was done" in said
+    encoder.encode_gate.set()
+    stop.join(5)
+    assert not stop.is_alive()
+
+
 def test_during_the_drain_delay_health_says_not_serving_and_calls_are_taken(
     encoder: FakeEncoder, tmp_path: Path
 ) -> None:
