@@ -95,6 +95,16 @@ def test_a_probe_of_another_service_finds_none_and_reflection_tells_which_there_
     assert file.package == "crossbatch.v1"
 
 
+def test_a_call_of_health_that_is_not_answered_leaves_no_error_in_the_log(
+    stubs: Stubs, caplog: pytest.LogCaptureFixture
+) -> None:
+    call: Any = stubs.channel.unary_unary("/grpc.health.v1.Health/List")
+    with pytest.raises(grpc.RpcError) as failure:
+        call(b"", timeout=10)
+    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not caplog.messages
+
+
 def test_settings_hold_their_bounds() -> None:
     for wrong in (
         {"port": 70_000},
