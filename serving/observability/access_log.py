@@ -138,5 +138,4 @@ class AccessLog:
 
 def told_peer(peer: str) -> str:
     """Write where a call came from as people do: gRPC has `ipv6:%5B::1%5D:50412` for `[::1]:50412`."""
-    kind, _, place = peer.partition(":")
-    return unquote(place) if kind in ("ipv4", "ipv6") else peer
+    return unquote(peer.partition(":")[2])
