@@ -102,11 +102,9 @@ class Server:
             directory = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
         self.models = ModelRegistry(sources, _limits(settings), ran=self._metrics.batch, failed=self._fail)
         self.galleries = GalleryExecutor(directory, self.models)
-        self.interceptor = CallInterceptor(
-            Authenticator(settings.keys),
-            self.admission,
-            AccessLog(self._metrics, AuditLog(settings.audit_log), self._tracer),
-        )
+        authenticator = Authenticator(settings.keys)
+        access_log = AccessLog(self._metrics, AuditLog(settings.audit_log), self._tracer)
+        self.interceptor = CallInterceptor(authenticator, self.admission, access_log)
         # A thread for each watcher: without, one that leaves while it is told of a change locks gRPC's own
         # thread and the change for ever.
         self._health = health.HealthServicer(
@@ -115,6 +113,7 @@ class Server:
         )
         self._ready = threading.Event()
         self._stops = ExitStack()
+        self._stops.callback(authenticator.close)
         self._grpc: grpc.Server | None = None
 
     def start(self) -> None:
