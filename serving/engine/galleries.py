@@ -62,17 +62,11 @@ class GalleryExecutor:
         """Work on the gallery that has a name now, with the model that fits it.
 
         The work is begun anew where another gallery took the name meanwhile, so that a switch fails no call.
-
-        Args:
-            name: Of the gallery.
-            work: What to do.
-            model: Name of the model that must fit; any that is served when empty.
-            writes: Whether the work writes to the gallery.
+        Any model that is served will do where none is named.
 
         Raises:
             NotFound: There is none of that name, or no such model.
             Mismatch: It belongs to another model or is damaged.
-            CrossbatchError: What the work raises.
         """
         with self._writers if writes else self._readers:
             return self._named(name, lambda gallery: work(gallery, self._models.fitting(gallery, model)))
@@ -86,7 +80,6 @@ class GalleryExecutor:
         Raises:
             NotFound: There is no gallery of that name, or no such model.
             ModelMismatch: No model fits, or the gallery's changed again and again.
-            CrossbatchError: What the work raises.
         """
         left = TRIES
         while True:
@@ -114,7 +107,6 @@ class GalleryExecutor:
         Raises:
             NotFound: There is none of that name.
             ModelMismatch: It is one of another model.
-            CrossbatchError: What the work raises.
         """
 
         def checked(gallery: Gallery) -> T:
@@ -125,12 +117,7 @@ class GalleryExecutor:
             return self._named(name, checked)
 
     def upkeep(self, work: Callable[[], T]) -> T:
-        """Change a gallery as a whole (switch, roll back, remove), which may wait for locks.
-
-        Raises:
-            Overloaded: Too many do so already.
-            CrossbatchError: What the work raises.
-        """
+        """Change a gallery as a whole (switch, roll back, remove); raises Overloaded where too many do."""
         if not self._upkeep.acquire(blocking=False):
             raise Overloaded(f"{MOST_UPKEEP} changes of galleries are under way, the most; try again later.")
         try:
@@ -144,23 +131,16 @@ class GalleryExecutor:
     def building(
         self, name: str, index: str | None, recall: float | None, call: Call
     ) -> Iterator[tuple[str, int, int]]:
-        """Make the index of a gallery anew; leaving the iterator breaks that off.
+        """Make the index of a gallery anew, of the type and recall wanted from now on, or as before (None).
 
         The work is done in a daemon thread: a step of FAISS may take minutes and cannot be broken off, and
-        what is made aside is thrown away when the process ends.
-
-        Args:
-            name: Of the gallery.
-            index: The type wanted from now on; None for that which was wanted before.
-            recall: The recall wanted; likewise.
-            call: Who waits for it.
+        what is made aside is thrown away when the process ends. Leaving the iterator breaks it off.
 
         Yields:
             Several times a second the stage, what is done of it and its total.
 
         Raises:
             Overloaded: Too many are being made.
-            CrossbatchError: It cannot be made, or nobody waits for it any more; it is what it was.
         """
         if not self._builds.acquire(blocking=False):
             raise Overloaded(

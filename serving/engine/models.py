@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from serving.engine.instances import InstanceLimits, ModelInstances
-from serving.engine.repository import ModelFile, ModelSources, served_name
+from serving.engine.repository import ModelFile, ModelRepository, served_name
 from serving.errors import Draining, Mismatch, ModelMismatch, NotFound
 from serving.gallery.gallery import Gallery
 
@@ -48,7 +48,7 @@ class ModelRegistry:
 
     def __init__(
         self,
-        sources: ModelSources,
+        sources: ModelRepository,
         limits: InstanceLimits,
         *,
         ran: Callable[[str, int, float], None] = lambda *_: None,

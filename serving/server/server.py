@@ -23,7 +23,7 @@ from serving.cores import usable_cores
 from serving.engine.galleries import GalleryExecutor
 from serving.engine.instances import InstanceLimits
 from serving.engine.models import Change, ModelRegistry
-from serving.engine.repository import ModelRepository, ModelSources
+from serving.engine.repository import ModelRepository
 from serving.errors import Draining, Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.access_log import AccessLog, AuditLog
@@ -70,7 +70,7 @@ class Server:
 
     def __init__(
         self,
-        sources: ModelSources,
+        sources: ModelRepository,
         directory: GalleryDirectory,
         settings: Settings,
         *,
