@@ -56,30 +56,33 @@ class GalleryExecutor:
         name: str,
         work: Callable[[Gallery, ModelInstances], T],
         *,
-        model: str = "",
+        model: str | ModelInstances = "",
         writes: bool = False,
     ) -> T:
         """Work on the gallery that has a name now, with the model that fits it.
 
         The work is begun anew where another gallery took the name meanwhile, so that a switch fails no call.
-        Any model that is served will do where none is named.
+        It is this very model that must fit, or the one of that name, or any that is served.
 
         Raises:
             NotFound: There is none of that name, or no such model.
             Mismatch: It belongs to another model or is damaged.
         """
+
+        def fitted(gallery: Gallery) -> T:
+            if isinstance(model, str):
+                return work(gallery, self._models.fitting(gallery, model))
+            gallery.check_model(model.spec)
+            return work(gallery, model)
+
         with self._writers if writes else self._readers:
-            return self._named(name, lambda gallery: work(gallery, self._models.fitting(gallery, model)))
+            return self._named(name, fitted)
 
     def with_model(self, name: str, work: Callable[[Meta, ModelInstances], T], *, model: str = "") -> T:
         """Do work with the model that fits a gallery, held meanwhile.
 
-        The work is begun anew if it finds, as `on_gallery_of` does, that the gallery's name has gone to one
-        of another model since: it must not have stored anything then.
-
-        Raises:
-            NotFound: There is no gallery of that name, or no such model.
-            ModelMismatch: No model fits, or the gallery's changed again and again.
+        The work is begun anew if it finds, as `using` this very model does, that the gallery's name has gone
+        to one of another since: it must not have stored anything then.
         """
         left = TRIES
         while True:
@@ -93,28 +96,6 @@ class GalleryExecutor:
             except ModelMismatch:
                 if not left:
                     raise
-
-    def on_gallery_of(
-        self,
-        name: str,
-        instances: ModelInstances,
-        work: Callable[[Gallery, ModelInstances], T],
-        *,
-        writes: bool = False,
-    ) -> T:
-        """Work, as `using` does, on the gallery that has a name now, if it is one of this very model.
-
-        Raises:
-            NotFound: There is none of that name.
-            ModelMismatch: It is one of another model.
-        """
-
-        def checked(gallery: Gallery) -> T:
-            gallery.check_model(instances.spec)
-            return work(gallery, instances)
-
-        with self._writers if writes else self._readers:
-            return self._named(name, checked)
 
     def upkeep(self, work: Callable[[], T]) -> T:
         """Change a gallery as a whole (switch, roll back, remove); raises Overloaded where too many do."""
@@ -177,11 +158,7 @@ class GalleryExecutor:
         build.result()
 
     def check_kept(self, before: Sequence[ModelInstances], after: Sequence[ModelInstances]) -> None:
-        """Find out whether each gallery that one of the models fits before keeps one that does after.
-
-        Raises:
-            Mismatch: One does not; names the galleries and their models.
-        """
+        """Raise Mismatch if a gallery that one of the models fits before is left without one after."""
 
         def lost_model(gallery: Gallery) -> str:
             try:
@@ -215,10 +192,6 @@ class GalleryExecutor:
             text = self._path.sub(lambda found: "" if found[1] else "the server's folder", str(error))
             error.args = (text,)
         return error
-
-    def close(self) -> None:
-        """Close the galleries."""
-        self.directory.close()
 
     def _named(self, name: str, work: Callable[[Gallery], T]) -> T:
         try:

@@ -218,8 +218,7 @@ class ModelInstances:
         Raises:
             Overloaded: Too many wait, or those of other calls would make them late.
             Draining: The model is stopping.
-            Unavailable: The model can embed no image any more.
-            CrossbatchError: Nobody waits for them any more.
+            Unavailable: It can embed no image any more.
         """
         call.check()
         if not images:

@@ -155,7 +155,7 @@ class Server:
             self._grpc.stop(FLUSH_SECONDS).wait()
         self._stops.close()
         self.models.stop()
-        self.galleries.close()
+        self.galleries.directory.close()
         if self._tracer is not None:
             self._tracer.close(max(FLUSH_SECONDS, deadline - time.monotonic()))
         if self.models.is_loading:
@@ -191,7 +191,7 @@ class Server:
                     lambda: metrics.refresh(self.admission, self.models.all(), self.galleries.directory)
                 )
             )
-        self.models.start()
+        self.models.reload()
         self.galleries.report()
 
     def _listen(self, number: int) -> None:
