@@ -22,7 +22,7 @@ from serving.cores import usable_cores
 from serving.engine.galleries import GalleryExecutor
 from serving.engine.instances import InstanceLimits
 from serving.engine.models import Change, ModelRegistry
-from serving.engine.repository import ModelRepository, ModelSources
+from serving.engine.repository import ModelRepository
 from serving.errors import Draining, Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.access_log import AccessLog, AuditLog
@@ -71,7 +71,7 @@ class Server:
         self,
         settings: Settings,
         *,
-        sources: ModelSources | None = None,
+        sources: ModelRepository | None = None,
         directory: GalleryDirectory | None = None,
         worker: int = 0,
         asked_to_reload: Callable[[], object] = lambda: None,
@@ -147,7 +147,7 @@ class Server:
             self._grpc.stop(FLUSH_SECONDS).wait()
         self._stops.close()
         self.models.stop()
-        self.galleries.close()
+        self.galleries.directory.close()
         if self._tracer is not None:
             self._tracer.close(max(FLUSH_SECONDS, deadline - time.monotonic()))
         if self.models.is_loading:
@@ -178,7 +178,7 @@ class Server:
                 self.metrics_address = self._stops.enter_context(served_metrics(*place, metrics.registry))
             told = (self.admission, self.models, self.galleries.directory)
             self._stops.callback(keep_fresh(lambda: metrics.refresh(*told)))
-        self.models.start()
+        self.models.reload()
         self.galleries.report()
 
     def _listen(self, number: int) -> None:
