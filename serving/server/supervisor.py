@@ -132,10 +132,10 @@ class Supervisor:
                 raise Unavailable(f"Worker {number} has not loaded within {LOAD_SECONDS:g} s and is killed.")
             told = said.readline().decode().rstrip()
         if told != SERVES:
-            ended = (
-                f"Worker {number} ended with status {process.wait()} before it served; its log tells more."
+            status = process.wait()
+            raise Unavailable(
+                told or f"Worker {number} ended with status {status} before it served; its log tells more."
             )
-            raise Unavailable(told or ended)
         logger.info("worker %d serves", number, extra={"worker": number, "pid": process.pid})
 
     def _keep(self, number: int) -> None:
