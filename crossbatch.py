@@ -66,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "--help"
     _mend_streams()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    log, root = logging.StreamHandler(), logging.getLogger()
+    log.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    if not root.handlers:
+        root.addHandler(log)
     try:
         return _run(name, words[1:])
     except CrossbatchError as error:
@@ -80,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+    finally:  # whoever calls this may close what is standard error now
+        root.removeHandler(log)
 
 
 def parser_of(name: str, settings: "type[BaseModel]") -> argparse.ArgumentParser:

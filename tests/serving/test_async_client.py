@@ -16,7 +16,7 @@ import pytest
 
 from protos import gallery_service_pb2 as gallery_pb
 from serving.client import AsyncClient, Client, Item
-from serving.client.inputs import IN_FLIGHT
+from serving.client.requests import IN_FLIGHT
 from serving.errors import BadImage, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.server.server import Server

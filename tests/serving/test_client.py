@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from serving.client import Client, Hit, Item, StoredItem, inputs
+from serving.client import Client, Hit, Item, StoredItem, requests
 from serving.errors import (
     AlreadyExists,
     BadImage,
@@ -88,11 +88,11 @@ def test_a_file_that_is_too_large_is_not_read_whole(tmp_path: Path, monkeypatch:
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(100 * 2**30)
-    assert inputs.MAX_IMAGE_BYTES > preprocess.MAX_BYTES
+    assert requests.MAX_IMAGE_BYTES > preprocess.MAX_BYTES
     with Client("127.0.0.1:1") as client:
         with pytest.raises(BadImage, match=r"large' is larger than the [\d,]+ bytes"):
             client.embed([path])
-        monkeypatch.setattr(inputs, "MAX_IMAGE_BYTES", 1_000)
+        monkeypatch.setattr(requests, "MAX_IMAGE_BYTES", 1_000)
         with pytest.raises(BadImage, match="in Trickle is larger than"):
             client.embed([Trickle(itertools.repeat(0))])
 

@@ -14,7 +14,7 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.client import BuildProgress, Client, Explanation, Item, Reloaded
-from serving.client.inputs import IN_FLIGHT
+from serving.client.requests import IN_FLIGHT
 from serving.errors import (
     BadImage,
     Conflict,
@@ -90,7 +90,7 @@ def test_what_fits_one_call_is_one_call_which_stores_all_or_none(monkeypatch: py
         assert len(script.requests) == 1
         client.upsert("birds", items(MAX_INPUTS + 1))
         assert len(script.requests) == 1 + 5
-        monkeypatch.setattr("serving.client.inputs.CHUNK_BYTES", 1_000)
+        monkeypatch.setattr("serving.client.requests.CHUNK_BYTES", 1_000)
         for sizes, calls in (([700] * 3, [1, 1, 1]), ([500] * 2, [2]), ([100] * 11, [2, 2, 2, 2, 2, 1])):
             script.requests.clear()
             assert len(client.embed(map(bytes, sizes))) == len(sizes)
