@@ -24,7 +24,11 @@ def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: 
     if sys.stderr.isatty():
         return tqdm(items, desc=label, total=total, unit=unit, file=sys.stderr, dynamic_ncols=True)
     layout = "{desc}: {n_fmt} of {total_fmt}, {pace}, {elapsed} gone, {remaining} left"
-    seldom = {"mininterval": 60.0, "maxinterval": 60.0, "delay": 1e-9}  # and not before the first step
+    seldom: dict[str, Any] = {
+        "mininterval": 60.0,
+        "maxinterval": 60.0,
+        "delay": 1e-9,
+    }  # and not before the first step
     log = _LineStream(sys.stderr)
     return _Logged(items, desc=label, total=total, unit=unit, file=log, bar_format=layout, **seldom)
 

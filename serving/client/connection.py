@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_status import rpc_status
 
 from protos import gallery_service_pb2_grpc, model_service_pb2_grpc, retrieval_service_pb2_grpc
-from serving.errors import CrossbatchError, DeadlineExceeded, InvalidArgument, Unavailable
+from serving.errors import CrossbatchError, DeadlineExceeded, InvalidArgument, Unavailable, cause_of
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import from_status
 
@@ -163,10 +163,8 @@ def credentials_of(tls: bool, ca: Pem | None, certificate: Pem | None, private_k
         try:
             read.append(pem if pem is None or isinstance(pem, bytes) else Path(pem).read_bytes())
         except (OSError, ValueError, TypeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InvalidArgument(
-                f"{name}={str(pem)!r} cannot be read ({reason}); check its path."
-            ) from error
+            told = f"{name}={str(pem)!r} cannot be read ({cause_of(error)}); check its path."
+            raise InvalidArgument(told) from error
     return grpc.ssl_channel_credentials(*read)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.client.records import ImageFile, ImageLike, Item, hits_of
-from serving.errors import BadImage, CrossbatchError, InvalidArgument
+from serving.errors import BadImage, CrossbatchError, InvalidArgument, cause_of
 from serving.gallery.search.filter import Filter, parse_filter
 from serving.rpc import limits
 from serving.rpc.filters import filter_message
@@ -280,8 +280,8 @@ def image_bytes(image: ImageLike) -> bytes:
                 f"found {type(image).__name__}. Encode pixels first, as PNG for example."
             )
     except (OSError, ValueError) as error:  # a ValueError tells of a closed file, or a path with NUL in it
-        reason = getattr(error, "strerror", None) or error
-        raise BadImage(f"{name} cannot be read ({reason}); check its path, or open it again.") from error
+        told = f"{name} cannot be read ({cause_of(error)}); check its path, or open it again."
+        raise BadImage(told) from error
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImage(f"{name} is larger than the {MAX_IMAGE_BYTES:,} bytes that can be sent; shrink it.")
     return data

@@ -29,11 +29,6 @@ class Script:
     requests: list[Any] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)
     address: str = ""
-    server: Any = None
-
-    def dies(self) -> None:
-        """Hang up on everybody at once."""
-        self.server.stop(0).wait()
 
     def handler(self, name: str) -> Callable[[Any, Any], Any]:
         def answer(request: Any, context: Any) -> Any:
@@ -65,11 +60,8 @@ def scripted(
         for service in module.DESCRIPTOR.services_by_name.values():
             handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
             for method in service.methods:
-                make = (
-                    grpc.unary_stream_rpc_method_handler
-                    if method.server_streaming
-                    else grpc.unary_unary_rpc_method_handler
-                )
+                replies = "stream" if method.server_streaming else "unary"
+                make = getattr(grpc, f"unary_{replies}_rpc_method_handler")
                 if method.name in answers:
                     handlers[method.name] = make(
                         script.handler(method.name),
@@ -82,7 +74,6 @@ def scripted(
     place = f"127.0.0.1:{port}"
     port = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
     server.start()
-    script.server = server
     script.address = f"127.0.0.1:{port}"
     try:
         yield script

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,12 @@ from serving.errors import (
     BadImage,
     Conflict,
     CrossbatchError,
-    DeadlineExceeded,
     Draining,
     InvalidArgument,
     NotFound,
     Overloaded,
     Unavailable,
-)
+)  # fmt: skip
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import to_status
 from tests.serving.authority import Authority, encrypted
@@ -35,8 +35,7 @@ from tests.serving.scripts import Script, scripted
 from tests.serving.test_client_uploads import embedded
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-
-
+CONDITIONAL = Item("a", vector=[1.0], expected_version=0)
 BIRDS = gallery_pb.Gallery(name="birds")
 ANSWERS: dict[str, Any] = {
     "Embed": embedded,
@@ -140,15 +139,13 @@ def test_tls_trusts_the_given_authority_and_no_other(authority: Authority, tmp_p
 
 
 def test_mutual_tls_shows_the_clients_certificate(authority: Authority) -> None:
-    own, mine = authority.sign("server"), authority.sign("client")
-    credentials = grpc.ssl_server_credentials(
-        [(own.key, own.certificate)], authority.certificate, require_client_auth=True
-    )
-    pair: Any = {"certificate": mine.certificate, "private_key": mine.key}
+    own, mine, ca = authority.sign("server"), authority.sign("client"), authority.certificate
+    credentials = grpc.ssl_server_credentials([(own.key, own.certificate)], ca, require_client_auth=True)
     with scripted(ANSWERS, credentials=credentials) as script:
-        with Client(script.address, ca=authority.certificate, **pair) as client:
+        pair: Any = {"certificate": mine.certificate, "private_key": mine.key}
+        with Client(script.address, ca=ca, **pair) as client:
             assert client.model().name == "m"
-        client = Client(script.address, ca=authority.certificate, retries=0, timeout=5)
+        client = Client(script.address, ca=ca, retries=0, timeout=5)
         with client, pytest.raises(Unavailable, match=r"hangs up .* wants a client certificate, give one"):
             client.model()
 
@@ -178,13 +175,11 @@ def test_a_proxy_of_the_environment_does_not_catch_loopback(monkeypatch: pytest.
 
 
 def test_no_server_is_one_sentence_soon() -> None:
-    began = time.monotonic()
-    with Client("127.0.0.1:1", timeout=1.0) as client:
+    with Client("127.0.0.1:1", timeout=0.3) as client:
         assert not client.ready()
         for call in (client.model, client.reload, lambda: list(client.build_index("birds"))):
             with pytest.raises(Unavailable, match=r"No server answers at 127\.0\.0\.1:1 .*crossbatch serve"):
                 call()
-    assert time.monotonic() - began < 6
 
 
 @pytest.mark.parametrize("failure", [Overloaded("full"), Draining("stopping"), UNAVAILABLE])
@@ -210,33 +205,28 @@ def test_lasting_failures_are_not_tried_again(code: grpc.StatusCode) -> None:
         assert len(script.requests) == 1
 
 
-def test_only_what_does_no_harm_is_made_again_after_a_lost_reply() -> None:
-    vector, conditional = [1.0], Item("a", vector=[1.0], expected_version=0)
-    repeated: list[Callable[[Client], Any]] = [
-        lambda client: client.upsert("birds", [Item("a", vector=vector)]),
-        lambda client: client.delete("birds", ["a"]),
-    ]
-    for call in repeated:
-        with scripted(failing(UNAVAILABLE)) as script, Client(script.address, timeout=2) as client:
+@pytest.mark.parametrize(
+    ("call", "repeated"),
+    [
+        (lambda client: client.upsert("birds", [Item("a", vector=[1.0])]), True),
+        (lambda client: client.delete("birds", ["a"]), True),
+        (lambda client: client.upsert("birds", [Item("b", vector=[1.0]), CONDITIONAL]), False),
+        (lambda client: client.delete("birds", ["a"], expected_versions=[1]), False),
+        (lambda client: client.create("birds"), False),
+        (lambda client: client.switch("birds", "next"), False),
+        (lambda client: client.rollback("birds"), False),
+        (lambda client: client.delete_gallery("birds"), False),
+    ],
+)
+def test_only_what_does_no_harm_is_made_again_after_a_lost_reply(
+    call: Callable[[Client], Any], repeated: bool
+) -> None:
+    # A call that was refused was not carried out; what came of one whose reply was lost, nobody knows.
+    failures = failing(Overloaded("full"), UNAVAILABLE)
+    with scripted(failures) as script, Client(script.address, timeout=1) as client:
+        with nullcontext() if repeated else pytest.raises(Unavailable):
             call(client)
-            assert len(script.requests) == 2
-    calls: list[Callable[[Client], Any]] = [
-        lambda client: client.upsert("birds", [conditional, Item("b", vector=vector)]),
-        lambda client: client.delete("birds", ["a"], expected_versions=[1]),
-        lambda client: client.create("birds"),
-        lambda client: client.switch("birds", "next"),
-        lambda client: client.rollback("birds"),
-        lambda client: client.delete_gallery("birds"),
-    ]
-    for call in calls:
-        # A call that was refused was not carried out; what came of one whose reply was lost, nobody knows.
-        with (
-            scripted(failing(Overloaded("full"), UNAVAILABLE)) as script,
-            Client(script.address, timeout=2) as client,
-        ):
-            with pytest.raises(Unavailable):
-                call(client)
-            assert len(script.requests) == 2
+        assert len(script.requests) == 2 + repeated
 
 
 def test_a_restart_is_ridden_out() -> None:
@@ -258,17 +248,6 @@ def test_calls_go_on_when_the_server_ages_connections_out() -> None:
         while time.monotonic() < until:
             client.model()
     assert len(script.requests) > 10
-
-
-def test_a_worker_that_dies_is_replaced_by_another_on_its_port() -> None:
-    shared = [("grpc.so_reuseport", 1)]
-    with scripted(ANSWERS, options=shared) as first, Client(first.address) as client:
-        client.model()
-        with scripted(ANSWERS, options=shared, port=int(first.address.rpartition(":")[2])) as second:
-            first.dies()
-            for _ in range(5):
-                assert client.model().name == "m"
-            assert len(second.requests) == 5
 
 
 def test_a_client_that_was_closed_or_forked_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,14 +304,6 @@ def test_options_add_up_and_leave_the_client_as_it_was() -> None:
     assert first["authorization"] == second["authorization"] == "Bearer s3cret"
 
 
-def test_one_call_may_have_less_time() -> None:
-    gate = threading.Event()
-    with scripted({"GetModel": lambda _: gate.wait(5)}) as script, Client(script.address) as client:
-        with pytest.raises(DeadlineExceeded, match=r"within 0\.1 s"):
-            client.with_options(timeout=0.1).model()
-        gate.set()
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -369,15 +340,14 @@ def test_an_error_tells_its_code_its_reason_and_the_request_id() -> None:
 
 def test_an_error_of_one_input_tells_them_too() -> None:
     bad = retrieval_pb.EmbedResult(error=to_status(BadImage("no image")))
-    good = retrieval_pb.EmbedResult(vector=bytes(4))
-    answers = {"Embed": lambda _: retrieval_pb.EmbedResponse(results=[good, bad])}
-    with scripted(answers) as script, Client(script.address) as client:
+    reply = retrieval_pb.EmbedResponse(results=[retrieval_pb.EmbedResult(vector=bytes(4)), bad])
+    with scripted({"Embed": lambda _: reply}) as script, Client(script.address) as client:
         _, error = client.embed([b"x", b"bad"], on_error="return")
-        assert isinstance(error, BadImage)
-        assert told(error) == ("INVALID_ARGUMENT", "BAD_IMAGE", ids(script)[0])
         with pytest.raises(BadImage, match="input 1: no image") as failure:
             client.embed([b"x", b"bad"])
-        assert (failure.value.reason, failure.value.request_id) == ("BAD_IMAGE", ids(script)[1])
+        for each, request_id in zip((error, failure.value), ids(script), strict=True):
+            assert isinstance(each, BadImage)
+            assert told(each) == ("INVALID_ARGUMENT", "BAD_IMAGE", request_id)
 
 
 def test_an_error_is_the_same_on_the_other_side_of_a_process() -> None:

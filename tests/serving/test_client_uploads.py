@@ -15,13 +15,7 @@ from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.client import BuildProgress, Client, Explanation, Item, Reloaded
 from serving.client.requests import IN_FLIGHT
-from serving.errors import (
-    BadImage,
-    Conflict,
-    InvalidArgument,
-    NotFound,
-    Overloaded,
-)
+from serving.errors import BadImage, Conflict, InvalidArgument, NotFound, Overloaded
 from serving.rpc.limits import MAX_INPUTS
 from serving.rpc.status import to_status
 from serving.rpc.wire import bytes_of
