@@ -66,10 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "--help"
     _mend_streams()
-    log, root = logging.StreamHandler(), logging.getLogger()
-    log.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    if not root.handlers:
-        root.addHandler(log)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         return _run(name, words[1:])
     except CrossbatchError as error:
@@ -83,8 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
-    finally:  # whoever calls this may close what is standard error now
-        root.removeHandler(log)
+    finally:  # no handler of ours stays: whoever calls this may close what is standard error now
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def parser_of(name: str, settings: "type[BaseModel]") -> argparse.ArgumentParser:

@@ -127,6 +127,8 @@ def test_the_life_of_a_gallery(client: Client) -> None:
     assert client.search("birds", keys=["a"], exclude=["a"], minimum_score=1.0) == [[]]
     numbers: dict[str, Any] = {"k": np.int64(1), "minimum_score": np.float32(0.5)}
     assert client.search("birds", vectors=vector_for(b"a")[None].tolist(), **numbers)[0][0].key == "a"
+    missing, found = client.search("birds", keys=["nobody", "a"], on_error="return")
+    assert (type(missing), type(found)) == (NotFound, list)
     assert client.delete("birds", ["a", "nobody"]) == 1
     assert [(info.name, info.items, type(info.problem)) for info in client.galleries()] == [
         ("birds", 1, type(None)),
@@ -141,18 +143,6 @@ def test_the_life_of_a_gallery(client: Client) -> None:
     assert client.ready()
     client.delete_gallery("birds")
     assert [info.name for info in client.galleries()] == ["theirs"]
-
-
-def test_bad_inputs_are_raised_or_returned_by_choice(client: Client) -> None:
-    with pytest.raises(BadImage, match="input 1: These bytes hold no image"):
-        client.embed([b"good", b"bad"])
-    good, bad = client.embed([b"good", b"bad"], on_error="return")
-    np.testing.assert_array_equal(good, vector_for(b"good"))
-    assert isinstance(bad, BadImage)
-    client.upsert("birds", [Item("a", image=b"a")])
-    missing, found = client.search("birds", keys=["nobody", "a"], on_error="return")
-    assert isinstance(missing, NotFound)
-    assert isinstance(found, list)
 
 
 @pytest.mark.parametrize("count", [1, 3, 30])
@@ -199,18 +189,15 @@ def test_messages_above_4_mib_pass_in_both_directions(client: Client) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        {"keys": "abc"}, {"keys": [5]}, {"keys": 5}, {"keys": ["\udcff"]},
-        {"vectors": "abc"}, {"vectors": [["a"]]}, {"vectors": [[1.0], [1.0, 2.0]]}, {"vectors": 5},
-        {"vectors": [[10**400]]}, {"vectors": [[1j]]}, {"vectors": [[None]]}, {"vectors": object()},
-        {"vectors": [[1e300] * DIMENSION]},
+        {"keys": "abc"}, {"keys": [5]}, {"keys": ["\udcff"]}, {"keys": ["a"], "images": [b"x"]},
+        {"vectors": [["a"]]}, {"vectors": [[1.0], [1.0, 2.0]]}, {"vectors": 5}, {"vectors": [[10**400]]},
+        {"vectors": [[1j]]}, {"vectors": [[None]]}, {"vectors": [[1e300] * DIMENSION]},
         {"k": -1}, {"k": 0}, {"k": 2_049}, {"k": 10**400}, {"k": "3"}, {"k": 1.5}, {"k": True},
-        {"minimum_score": "high"}, {"minimum_score": float("nan")}, {"minimum_score": 10**400},
-        {"minimum_score": 1.5}, {"exclude": "abc"}, {"exclude": [5]}, {"exclude": None},
-        {"exclude": ["x"] * 1_001}, {"filter": 5},
-        {"filter": "brand"}, {"filter": {"a": None}}, {"filter": {"a": {"$lt": "9", "$gt": 1}}},
-        {"filter": Equal("$label", 5)}, {"filter": Equal("a", float("nan"))}, {"filter": [Exists("a")]},
-        {"filter": Equal("a", "\udcff")}, {"group_by_label": "yes"}, {"on_error": "ignore"},
-        {"gallery": 5}, {"gallery": None}, {"gallery": "\udcff"}, {"keys": ["a"], "images": [b"x"]},
+        {"minimum_score": "high"}, {"minimum_score": float("nan")}, {"minimum_score": 1.5},
+        {"exclude": "abc"}, {"exclude": [5]}, {"exclude": None}, {"exclude": ["x"] * 1_001}, {"filter": 5},
+        {"filter": {"a": None}}, {"filter": {"a": {"$lt": "9", "$gt": 1}}}, {"filter": Equal("$label", 5)},
+        {"filter": Equal("a", float("nan"))}, {"filter": [Exists("a")]}, {"filter": Equal("a", "\udcff")},
+        {"group_by_label": "yes"}, {"on_error": "ignore"}, {"gallery": None}, {"gallery": "\udcff"},
     ],
 )  # fmt: skip
 def test_a_search_that_makes_no_sense_is_an_invalid_argument(shared: Client, query: dict[str, Any]) -> None:
@@ -225,12 +212,11 @@ def test_a_search_that_makes_no_sense_is_an_invalid_argument(shared: Client, que
 @pytest.mark.parametrize(
     "fields",
     [
-        {"key": 5}, {"key": None}, {"key": "\udcff"}, {"label": 5}, {"label": "\udcff"}, {"uri": 5},
-        {"metadata": "abc"}, {"metadata": 5}, {"metadata": [1]}, {"metadata": {1: 2}},
-        {"metadata": {"x": {1}}}, {"metadata": {"x": 10**400}}, {"metadata": {"x": "\udcff"}},
-        {"metadata": {"\udcff": 1}}, {"metadata": CIRCLE}, {"metadata": {"x": float("nan")}},
-        {"vector": "abc"}, {"vector": [None]}, {"vector": [[1.0]]}, {"vector": 5}, {"vector": [10**400]},
-        {"expected_version": "1"}, {"expected_version": -1}, {"expected_version": 2**64},
+        {"key": 5}, {"key": None}, {"key": "\udcff"}, {"label": 5}, {"uri": "\udcff"}, {"metadata": "abc"},
+        {"metadata": [1]}, {"metadata": {1: 2}}, {"metadata": {"x": {1}}}, {"metadata": {"x": 10**400}},
+        {"metadata": {"x": "\udcff"}}, {"metadata": {"\udcff": 1}}, {"metadata": CIRCLE},
+        {"metadata": {"x": float("nan")}}, {"vector": "abc"}, {"vector": [None]}, {"vector": [[1.0]]},
+        {"vector": 5}, {"expected_version": "1"}, {"expected_version": -1}, {"expected_version": 2**64},
         {"vector": None}, {"image": b"x"}, {"vector": None, "image": 5}, {"vector": None, "image": [b"x"]},
     ],
 )  # fmt: skip
@@ -309,16 +295,12 @@ def test_items_are_read_over_all_pages_as_they_are_needed(
 
 
 def test_a_search_takes_filters_of_either_form(client: Client) -> None:
-    items = [bird(f"{i}", label="ab"[i % 2], metadata={"brand": "acme", "price": i}) for i in range(9)]
-    client.upsert("birds", items)
+    client.upsert("birds", (bird(f"{i}", metadata={"brand": "acme", "price": i}) for i in range(9)))
     mapping = {"brand": "acme", "price": {"$gte": 2, "$lt": 6}}
     forms: list[Any] = [mapping, AllOf((Equal("brand", "acme"), Range("price", least=2, below=6)))]
     for demanded in forms:
         (hits,) = client.search("birds", keys=["0"], filter=demanded)
         assert {hit.key for hit in hits} == {"2", "3", "4", "5"}
-    (hits,) = client.search("birds", keys=["0"], filter=mapping, group_by_label=True)
-    assert sorted(hit.label for hit in hits) == ["a", "b"]
-    assert client.search("birds", keys=["0"], filter={"prize": 3}) == [[]]
 
 
 def test_the_client_needs_no_engine() -> None:
