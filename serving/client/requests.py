@@ -222,13 +222,14 @@ def item_message(item: Item) -> Any:
         if not isinstance(item.metadata, Mapping):
             raise InvalidArgument(f"metadata must be a mapping; found {type(item.metadata).__name__}.")
         names = ("key", "label", "uri", "expected_version")
-        return _message(
-            "Item",
-            {name: getattr(item, name) for name in names}
-            | {"image": None if item.image is None else image_bytes(item.image)}
-            | {"vector": None if item.vector is None else bytes_of(floats(item.vector, "vector", 1))}
-            | {"metadata": checked_struct_of(item.metadata) if item.metadata else None},
-        )
+        fields: dict[str, Any] = {name: getattr(item, name) for name in names}
+        if item.image is not None:
+            fields["image"] = image_bytes(item.image)
+        if item.vector is not None:
+            fields["vector"] = bytes_of(floats(item.vector, "vector", 1))
+        if item.metadata:
+            fields["metadata"] = checked_struct_of(item.metadata)
+        return _message("Item", fields)
     except InvalidArgument as error:
         raise error.saying(f"The item {item.key!r:.80}: {error}") from error
 
