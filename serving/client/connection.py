@@ -105,9 +105,7 @@ class Connection:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{there} did not answer within {timeout:g} s.")
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return Unavailable(
-                f"{there} does not know this call; it is no crossbatch server, or an older one."
-            )
+            return Unavailable(f"{there} does not know this call; it is no crossbatch server, or an old one.")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
             return InvalidArgument(f"The message is larger than {MAX_MESSAGE_BYTES:,} bytes; split the call.")
         if code is not grpc.StatusCode.UNAVAILABLE:

@@ -183,28 +183,27 @@ def test_each_call_sends_what_it_is_told() -> None:
         "GetModel": lambda _: model_pb.GetModelResponse(model=FAKE),
         "ReloadModels": lambda _: model_pb.ReloadModelsResponse(models=[FAKE], loaded=["a"], removed=["b"]),
     }
+    made: dict[str, Any] = {"model": "fake", "recall": 0.5, "thumbnail_side": 64, "index": "auto"}
+    queries = [retrieval_pb.Query(image=b"x")]
     with scripted(answers) as script, Client(script.address) as client:
-        client.embed([b"x"], model="fake")
-        client.search("birds", images=[b"x"], model="fake")
-        assert client.create("birds", model="fake", recall=0.5, thumbnail_side=64).items == 3
-        assert client.embed([], model="fake").shape == (0, 8)
-        assert client.switch("birds", "next").items == client.rollback("birds").items == 3
         fake = client.model()
         assert (fake.name, fake.prototypes) == ("fake", 3)
         assert client.reload() == Reloaded((fake,), ("a",), ("b",))
-        query = retrieval_pb.Query(image=b"x")
-        assert script.requests == [
-            retrieval_pb.EmbedRequest(images=[b"x"], model="fake"),
-            retrieval_pb.SearchRequest(gallery="birds", queries=[query], k=10, model="fake"),
-            gallery_pb.CreateGalleryRequest(
-                name="birds", model="fake", recall=0.5, thumbnail_side=64, index="auto"
-            ),
-            model_pb.GetModelRequest(name="fake"),
-            gallery_pb.SwitchGalleryRequest(name="birds", other="next"),
-            gallery_pb.RollbackGalleryRequest(name="birds"),
-            model_pb.GetModelRequest(),
-            model_pb.ReloadModelsRequest(),
-        ]
+        assert client.create("birds", model="fake", recall=0.5, thumbnail_side=64).items == 3
+        assert client.switch("birds", "next").items == client.rollback("birds").items == 3
+        client.embed([b"x"], model="fake")
+        assert client.embed([], model="fake").shape == (0, 8)
+        client.search("birds", images=[b"x"], model="fake")
+    assert script.requests == [
+        model_pb.GetModelRequest(),
+        model_pb.ReloadModelsRequest(),
+        gallery_pb.CreateGalleryRequest(name="birds", **made),
+        gallery_pb.SwitchGalleryRequest(name="birds", other="next"),
+        gallery_pb.RollbackGalleryRequest(name="birds"),
+        retrieval_pb.EmbedRequest(images=[b"x"], model="fake"),
+        model_pb.GetModelRequest(name="fake"),
+        retrieval_pb.SearchRequest(gallery="birds", queries=queries, k=10, model="fake"),
+    ]
 
 
 def test_an_index_is_built_while_its_progress_is_read() -> None:
