@@ -87,13 +87,12 @@ class Settings(BaseModel):
 def run(settings: Settings) -> dict[str, Any]:
     """Ask the server: gives what was searched for and its hits, nearest first."""
     photo, key = settings.photo, settings.key
-    alike = {"tls", "ca", "certificate", "private_key", "insecure", "timeout"}
-    secret = settings.api_key.get_secret_value() if settings.api_key is not None else None
-    retries = 2  # less than a second: a person is told soon that no server is there
+    options = settings.model_dump(include={"tls", "ca", "certificate", "private_key", "insecure", "timeout"})
+    options["retries"] = 2  # less than a second: a person is told soon that no server is there
+    if settings.api_key is not None:
+        options["api_key"] = settings.api_key.get_secret_value()
     try:
-        with Client(
-            settings.address, api_key=secret, retries=retries, **settings.model_dump(include=alike)
-        ) as client:
+        with Client(settings.address, **options) as client:
             (hits,) = client.search(
                 settings.gallery,
                 images=None if photo is None else [photo],

@@ -38,6 +38,7 @@ class BaseClient:
     """
 
     _api: Any = grpc
+    # What each client does in its own way.
     _run: Any
     _each: Any
     _aside: Any
@@ -211,8 +212,7 @@ class BaseClient:
             answers = await self._call(call, begun)
         except CrossbatchError as error:
             status = status_of(error.__cause__)
-            faults = violations_of(status) if status else ()
-            answers = bulk.blamed(call, place, error, faults)
+            answers = bulk.blamed(call, place, error, violations_of(status) if status else ())
         for i, each in enumerate(answers, place):
             if isinstance(each, CrossbatchError):
                 each.request_id = each.request_id or call.id
