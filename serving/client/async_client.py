@@ -30,7 +30,7 @@ def _awaited(
 def _iterated(
     method: Callable[Concatenate[Client, P], Iterator[T]],
 ) -> Callable[Concatenate["AsyncClient", P], AsyncIterator[T]]:
-    """Take over a method whose `_each` is asynchronous here."""
+    """Take over a method whose `_pages` or `_stream` is asynchronous here."""
     return method  # type: ignore[return-value]
 
 
@@ -79,8 +79,21 @@ class AsyncClient(BaseClient):
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return coroutine
 
-    def _each(self, values: AsyncGenerator[T]) -> AsyncGenerator[T]:
-        return values
+    async def _pages(self, request: Request[list[T]]) -> AsyncGenerator[T]:
+        more = True
+        while more:
+            for each in await self._page(request):
+                yield each
+            more = bool(request.message.page_token)
+
+    async def _stream(self, request: Request[T]) -> AsyncGenerator[T]:
+        replies = self._begin(request)
+        try:
+            with self._explained(request):
+                async for reply in replies:
+                    yield request.read(reply)
+        finally:
+            replies.cancel()
 
     async def _aside(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.to_thread(function, *arguments)

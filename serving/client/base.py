@@ -5,7 +5,7 @@ import re
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from numbers import Real
 from typing import Any, Self, TypeVar
@@ -40,7 +40,8 @@ class BaseClient:
     _api: Any = grpc
     # What each client does in its own way.
     _run: Any
-    _each: Any
+    _pages: Any
+    _stream: Any
     _aside: Any
     _reply: Any
     _calls: Any
@@ -163,24 +164,12 @@ class BaseClient:
             reply = await self._reply(request, begun)
         return request.read(reply)
 
-    async def _pages(self, request: Request[list[T]]) -> AsyncGenerator[T]:
-        more = True
-        while more:
-            with self._explained(request):
-                reply = await self._reply(request, None)
-            for value in request.read(reply):
-                yield value
-            request.message.page_token = reply.next_page_token
-            more = bool(reply.next_page_token)
-
-    async def _stream(self, request: Request[T]) -> AsyncGenerator[T]:
-        replies = self._begin(request)
-        try:
-            with self._explained(request):
-                while (reply := await self._next(replies)) is not None:
-                    yield request.read(reply)
-        finally:
-            replies.cancel()
+    async def _page(self, request: Request[list[T]]) -> list[T]:
+        """Give a page of a list; then the request is that for the next one, if it has a token."""
+        with self._explained(request):
+            reply = await self._reply(request, None)
+        request.message.page_token = reply.next_page_token
+        return request.read(reply)
 
     async def _next(self, values: Any) -> Any:
         """Give the next of some values, or None at their end."""
@@ -235,7 +224,11 @@ class BaseClient:
         return sum([await self._call(each) for each in calls])
 
     async def _galleries(self) -> list[records.GalleryInfo]:
-        return [each async for each in self._pages(request("ListGalleries", records.galleries_of))]
+        wanted = request("ListGalleries", records.galleries_of)
+        found = await self._page(wanted)
+        while wanted.message.page_token:
+            found += await self._page(wanted)
+        return found
 
     async def _ready(self, wait: float) -> bool:
         deadline = time.monotonic() + wait

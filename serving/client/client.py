@@ -1,6 +1,6 @@
 """The Python client: images and arrays in, arrays and records out; needs the base installation only."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, cast, overload
 
 import numpy as np
@@ -111,7 +111,7 @@ class Client(BaseClient):
         """
         fields: dict[str, Any] = {"key_prefix": prefix, "with_vectors": vectors, "page_size": MAX_PAGE}
         wanted = request("ListItems", records.items_of, gallery=gallery, **fields)
-        return self._each(self._pages(wanted))
+        return self._pages(wanted)
 
     def create(
         self,
@@ -164,7 +164,7 @@ class Client(BaseClient):
         Leaving the iterator breaks the work off, and the index stays as it was.
         """
         fields: dict[str, Any] = {"name": gallery, "index": index, "recall": recall}
-        return self._each(self._stream(request("BuildIndex", records.progress_of, timeout=timeout, **fields)))
+        return self._stream(request("BuildIndex", records.progress_of, timeout=timeout, **fields))
 
     def model(self, name: str = "") -> records.ModelInfo:
         """Describe a model that is served; the first one when no name is given."""
@@ -187,14 +187,19 @@ class Client(BaseClient):
             except StopIteration as end:
                 return cast("T", end.value)
 
-    def _each(self, values: AsyncGenerator[T]) -> Iterator[T]:
+    def _pages(self, request: Request[list[T]]) -> Iterator[T]:
+        yield from self._run(self._page(request))
+        while request.message.page_token:
+            yield from self._run(self._page(request))
+
+    def _stream(self, request: Request[T]) -> Iterator[T]:
+        replies = self._begin(request)
         try:
-            while True:
-                yield self._run(anext(values))
-        except StopAsyncIteration:
-            return
+            with self._explained(request):
+                for reply in replies:
+                    yield request.read(reply)
         finally:
-            self._run(values.aclose())
+            replies.cancel()
 
     async def _aside(self, function: Callable[..., T], *arguments: Any) -> T:
         return function(*arguments)

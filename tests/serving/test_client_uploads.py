@@ -181,6 +181,9 @@ def test_each_call_sends_what_it_is_told() -> None:
         "SwitchGallery": lambda _: gallery_pb.SwitchGalleryResponse(gallery=BIRDS),
         "RollbackGallery": lambda _: gallery_pb.RollbackGalleryResponse(gallery=BIRDS, other="next"),
         "GetModel": lambda _: model_pb.GetModelResponse(model=FAKE),
+        "ListGalleries": lambda it: gallery_pb.ListGalleriesResponse(
+            galleries=[BIRDS], next_page_token="" if it.page_token else "more"
+        ),
         "ReloadModels": lambda _: model_pb.ReloadModelsResponse(models=[FAKE], loaded=["a"], removed=["b"]),
     }
     made: dict[str, Any] = {"model": "fake", "recall": 0.5, "thumbnail_side": 64, "index": "auto"}
@@ -194,6 +197,7 @@ def test_each_call_sends_what_it_is_told() -> None:
         client.embed([b"x"], model="fake")
         assert client.embed([], model="fake").shape == (0, 8)
         client.search("birds", images=[b"x"], model="fake")
+        assert [each.items for each in client.galleries()] == [3, 3]
     assert script.requests == [
         model_pb.GetModelRequest(),
         model_pb.ReloadModelsRequest(),
@@ -203,6 +207,8 @@ def test_each_call_sends_what_it_is_told() -> None:
         retrieval_pb.EmbedRequest(images=[b"x"], model="fake"),
         model_pb.GetModelRequest(name="fake"),
         retrieval_pb.SearchRequest(gallery="birds", queries=queries, k=10, model="fake"),
+        gallery_pb.ListGalleriesRequest(),
+        gallery_pb.ListGalleriesRequest(page_token="more"),
     ]
 
 
