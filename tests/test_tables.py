@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.tables import PAGES, TABLES, Figure, Table
-from training.evaluation.paired import interval, paired
+from training.evaluation.paired import interval
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -83,7 +83,7 @@ def test_rows_are_means_with_intervals_and_paired_differences(tmp_path: Path) ->
     assert head == ["loss", "λ", "runs", "MAP@R", "Δ MAP@R", "MAP_c", "Δ MAP_c", "seconds", "Δ seconds"]
     assert rule == ["---", "---", *["---:"] * 7]
     mean, half = interval([48, 48.8, 47])
-    difference, reach = paired([48, 48.8, 47], [46, 47, 45])  # by seed, whatever the order of the file
+    difference, reach = interval([48, 48.8, 47], [46, 47, 45])  # by seed, whatever the order of the file
     assert half is not None
     assert reach is not None
     assert plain == ["contrastive", "0", "3", "46.0 ± 2.5", "", "–", "", "11 ± 2", ""]
@@ -109,7 +109,7 @@ def test_some_runs_alone_can_be_shown_and_pairs_can_share_another_column(tmp_pat
     table = Table(*shown, baseline={"xml_weight": "0"}, where={"seed": "0"}, pair="loss")
     runs = RUNS.replace(",7,", ",0,")
     text = made(tmp_path, "<!-- table arms --><!-- end -->", runs, table)
-    difference, reach = paired([48, 39], [46, 40])
+    difference, reach = interval([48, 39], [46, 40])
     assert reach is not None
     assert cells(text)[3][3] == f"{difference:+.1f} ({difference - reach:+.1f} to {difference + reach:+.1f})"
 

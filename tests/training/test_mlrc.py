@@ -20,7 +20,6 @@ from tests.training.drawn import draw_folder
 from training.data.pictures import viewing_decoder
 from training.evaluation import mlrc
 from training.evaluation.mlrc import Settings, render, run
-from training.evaluation.protocol import measure_retrieval
 from training.loop.run import Run, load_run, read_record
 from training.train import Settings as Train
 from training.train import run as train
@@ -238,7 +237,7 @@ def test_ensembles_of_folds_are_the_naive_ones() -> None:
     naive = np.array(rows)
     np.testing.assert_allclose(mlrc.concatenate(_parts()).numpy(), naive, atol=1e-12)
 
-    found = mlrc.measure_ensemble(_parts(), lambda parts: measure_retrieval(parts, LABELS))
+    found = mlrc.measure_ensemble(_parts(), LABELS)
     names = ("recall_at_1", "map_at_r", "r_precision")
     figures = []
     for vectors in (*(part.numpy() for part in _parts()), naive):
@@ -249,5 +248,5 @@ def test_ensembles_of_folds_are_the_naive_ones() -> None:
     assert found["concatenated"] == pytest.approx(dict(zip(names, figures[3], strict=True)))
     assert found["concatenated"] != found["by_fold"][2]
     assert (len(found["by_fold"]), found["queries"], found["excluded"]) == (3, 7, 1)
-    lone = mlrc.measure_ensemble(_parts()[:1], lambda parts: measure_retrieval(parts, LABELS))
+    lone = mlrc.measure_ensemble(_parts()[:1], LABELS)
     assert lone["concatenated"] == lone["separate"] == lone["by_fold"][0]

@@ -11,8 +11,8 @@ from sklearn.decomposition import PCA
 
 from serving.catalog.catalog import Row
 from training.data.pictures import Stream, Unreadable, class_numbers, embed_pictures, viewing_decoder
-from training.evaluation.metrics import rank_queries, unit_rows
-from training.evaluation.protocol import measure_retrieval, roles_of, sides_of
+from training.evaluation.metrics import rank_queries, retrieval_metrics, unit_rows
+from training.evaluation.protocol import roles_of
 from training.network.embedder import Embedder, describer_function
 from training.recipes.recipe import Recipe
 
@@ -30,7 +30,7 @@ class Findings:
     unreadable: tuple[Unreadable, ...]
     classes: tuple[str, ...]  # sorted, each of at least one readable image
     labels: NDArray[np.int64]  # places in `classes`, (N,)
-    roles: NDArray[np.str_]  # `query`, `gallery` or nothing, (N,); a query is searched in the gallery alone
+    roles: Sequence[str] | None  # of each row, where queries are searched in a gallery
     embeddings: NDArray[np.float32]  # (N, d), of any length
     histograms: NDArray[np.float32]  # (N, m), each row sums to one
 
@@ -61,33 +61,29 @@ def embed_split(
         unreadable=tuple(stream.unreadable),
         classes=classes,
         labels=class_numbers(stream.rows, classes),
-        roles=np.array(roles_of(stream.rows, split, recipe.split) or [""] * len(stream.rows), dtype=np.str_),
+        roles=roles_of(stream.rows, split, recipe.split),
         embeddings=found[:, :width],
         histograms=found[:, width:],
     )
 
 
 def measure(findings: Findings) -> dict[str, Any]:
-    """Give what `measure_retrieval` does, with `images` and `classes`; it raises the same."""
-    figures = measure_retrieval(findings.embeddings, findings.labels, roles=findings.roles.tolist())
+    """Give what `retrieval_metrics` tells, with `images` and `classes`; it raises the same."""
+    figures = retrieval_metrics(findings.embeddings, findings.labels, roles=findings.roles).told()
     return figures | {"images": len(findings.rows), "classes": len(findings.classes)}
 
 
 def rank(findings: Findings, *, neighbours: int) -> Ranking:
     """Search the queries, of which at least one has a match, for so many neighbours or all there are."""
-    unit, labels = unit_rows(findings.embeddings), findings.labels
-    asked, held = sides_of(findings.roles.tolist(), len(labels))
-    apart: dict[str, Any] = {}
-    if held is not None:
-        apart = {"gallery_embeddings": unit[held], "gallery_labels": labels[held]}
-    found = list(rank_queries(unit[asked], labels[asked], depth=neighbours, **apart))
-    queries = asked[np.concatenate([each.queries for each in found])]
+    unit = unit_rows(findings.embeddings)
+    found = list(rank_queries(unit, findings.labels, depth=neighbours, roles=findings.roles))
+    queries = np.concatenate([each.queries for each in found])
+    nearest = np.concatenate([each.places[:, :neighbours] for each in found])
+    precision = np.concatenate([each.shares()[1] for each in found])
     order = np.argsort(queries)
-    queries = queries[order]
-    nearest = np.concatenate([each.places[:, :neighbours] for each in found])[order]
-    nearest = nearest if held is None else held[nearest]
+    queries, nearest = queries[order], nearest[order]
     similarity = np.einsum("qd,qkd->qk", unit[queries], unit[nearest])
-    return Ranking(queries, nearest, similarity, np.concatenate([each.shares()[1] for each in found])[order])
+    return Ranking(queries, nearest, similarity, precision[order])
 
 
 def choose_queries(
