@@ -19,7 +19,7 @@ from PIL import Image
 import crossbatch
 from serving.catalog.catalog import Row
 from serving.catalog.picture import File
-from serving.errors import BadArtifact, BadData, BadSetting, NotFound
+from serving.errors import BadArtifact, BadData, BadSetting
 from tests.training.drawn import draw_folder
 from training import train
 from training.evaluation.evaluate import Settings as EvaluateSettings
@@ -118,7 +118,7 @@ def test_the_page_can_be_read_by_all(page: Element) -> None:
     assert len(list(page.iter("h1"))) == 1
     levels = [int(node.tag[1]) for node in page.iter() if re.fullmatch("h[1-6]", node.tag)]
     assert all(after <= before + 1 for before, after in pairwise(levels))
-    ids = [node.attrib["id"] for node in page.iter() if "id" in node.attrib]
+    ids = [node.attrib["id"] for node in page.iterfind(".//*[@id]")]
     assert len(ids) == len(set(ids))
     targets = [link.attrib["href"][1:] for link in page.iter("a")]
     assert len(targets) == 7
@@ -245,8 +245,6 @@ def test_one_class_with_queries_and_a_gallery_and_no_xml(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_shown_is_told(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NotFound, match="not a run folder"):
-        run(Settings(run_dir=tmp_path))
     monkeypatch.setattr(report, "embed_split", None)  # nothing is embedded first
     with pytest.raises(BadSetting, match=r"is a folder: give --out a file"):
         run(Settings(run_dir=copy, out=tmp_path))
@@ -254,14 +252,6 @@ def test_what_cannot_be_shown_is_told(copy: Path, tmp_path: Path, monkeypatch: p
         run(Settings(run_dir=copy, out=tmp_path / "nowhere" / "a.html"))
     with pytest.raises(BadData, match="nowhere"):
         run(Settings(run_dir=copy, data=tmp_path / "nowhere"))
-    monkeypatch.undo()
-    singles = draw_folder(tmp_path / "singles", classes=7, images=1)
-    with pytest.raises(BadData, match="none of the 2 queries"):
-        run(Settings(run_dir=copy, data=singles))
-    for file in singles.rglob("*.png"):
-        file.write_bytes(b"")
-    with pytest.raises(BadData, match=r"none of the 2 images can be read \(first: class05"):
-        run(Settings(run_dir=copy, data=singles))
 
 
 def pixels_of(uri: str) -> np.ndarray:
@@ -286,8 +276,7 @@ def test_curves_of_a_history() -> None:
     assert found["rows"][0] == ["0", "0.25", *["–"] * 5]
     assert len(found["rows"]) == 3
 
-
-def test_a_long_history_is_thinned() -> None:
+    # a long history is thinned
     found = report.plot_curves(History(tuple({"epoch": float(i), "loss": 1.0} for i in range(1, 5001))))
     assert (found["drawn"], found["epochs"], len(found["rows"])) == (400, 5000, 60)
     assert report.plot_curves(History(()))["charts"] == []
