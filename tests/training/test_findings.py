@@ -11,16 +11,8 @@ from tests.training.drawn import draw_folder
 from training.data.pictures import Stream, viewing_decoder
 from training.network.embedder import build_embedder
 from training.recipes.recipe import Recipe
-from training.report.findings import (
-    Findings,
-    Ranking,
-    choose_queries,
-    class_histograms,
-    embed_split,
-    find_assignments,
-    project,
-    rank,
-)
+from training.report import findings
+from training.report.findings import Findings, Ranking, choose_queries, embed_split, project, rank
 
 RECIPE = Recipe(image_size=16, dimension=8, prototypes=4)
 
@@ -48,14 +40,14 @@ def test_images_as_the_embedder_sees_them(rows: list[Row]) -> None:
     torch.testing.assert_close(torch.from_numpy(found.embeddings), features.embeddings)
     torch.testing.assert_close(torch.from_numpy(found.histograms), features.histograms)
 
-    kept, maps = find_assignments([rows[3], *rows[:3]], embedder, RECIPE)
+    kept, maps = findings.find_assignments([rows[3], *rows[:3]], embedder, RECIPE)
     assert [row.key for row in kept] == [row.key for row in rows[:3]]
     for image, places in enumerate(features.locations):
         for place, location in enumerate(places):
             cosines = [float(torch.cosine_similarity(location, one, dim=0)) for one in embedder.codebook]
             assert maps[image].flatten()[place] == np.argmax(cosines)
     assert maps.shape[1:] == embedder.grid
-    assert find_assignments(rows[3:], embedder, RECIPE)[0] == ()
+    assert findings.find_assignments(rows[3:], embedder, RECIPE)[0] == ()
 
 
 def test_roles_are_those_of_the_data_sets_own_test(rows: list[Row]) -> None:
@@ -73,7 +65,7 @@ def _findings(embeddings: np.ndarray, labels: np.ndarray, roles: list[str] | Non
 
 def test_mean_histograms_by_hand() -> None:
     histograms = np.random.default_rng(0).dirichlet(np.ones(5), 20).astype(np.float32)
-    found = class_histograms(histograms, np.arange(20) % 3, 3)
+    found = findings.class_histograms(histograms, np.arange(20) % 3, 3)
     expected = [np.mean([histograms[i] for i in range(c, 20, 3)], axis=0) for c in range(3)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 

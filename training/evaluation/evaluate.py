@@ -19,8 +19,6 @@ from training.evaluation.protocol import ProtocolName, groups_of, roles_of
 
 __all__ = ["Settings", "render", "run"]
 
-_COMPARED = ("recall_at", "map_at_r", "r_precision")
-"""What is told of the untrained backbone."""
 _TOLD = 20
 """Most pairs of near-duplicates that are named."""
 _Featured = tuple[Sequence[Row], NDArray[np.float32]]
@@ -145,7 +143,7 @@ def run(settings: Settings) -> dict[str, Any]:
     untrained = None
     if subject.features:
         before = retrieval_metrics(features, labels, **chosen, at=settings.at).told()
-        untrained = {name: before[name] for name in _COMPARED}
+        untrained = {name: before[name] for name in ("recall_at", "map_at_r", "r_precision")}
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
     if not is_model and not not_noted:
         noted = figures | counts | ({"untrained": untrained} if untrained else {})

@@ -21,9 +21,7 @@ from training.method.prototypes import fit_prototypes
 
 __all__ = ["draw_halvings", "fitted_figures"]
 
-
-_RIDGE = 0.05
-"""ϵ of eq. 2.8."""
+_RIDGE = 0.05  # ϵ of eq. 2.8
 
 
 @torch.no_grad()
@@ -43,9 +41,6 @@ def fitted_figures(
         `map_c`, MAP@R of all images in V z with V fitted to all; `map_x`, MAP@R of the images of one half of
         the classes among themselves with V fitted to the other half, mean over the halvings drawn (both in
         0..1); `halvings`, how many of those drawn had a query, and `distinct`, how many of these differ.
-
-    Raises:
-        BadData: If there is one class only, an embedding is not finite, or no query has a match.
     """
     classes, numbers = np.unique(labels, return_inverse=True)
     if len(classes) < 2:

@@ -31,6 +31,7 @@ FIGURE_NAMES = {
 
 Floats = npt.NDArray[np.floating]
 
+_BLOCK = 1024  # most queries at a time; fewer where a block would take more than these bytes
 _BLOCK_BYTES = 256 * 2**20  # for one block of similarities and of what is kept of them
 _NUMPY_BYTES = 32 * 2**20  # of the similarities that numpy ranks at a time
 
@@ -76,7 +77,6 @@ def retrieval_metrics(
     roles: Sequence[str] | None = None,
     groups: Ints | None = None,
     at: Sequence[int] = (1, 2, 4, 8),
-    block: int = 1024,
 ) -> RetrievalMetrics:
     """Measure retrieval by exact search, over the queries that have a match at all.
 
@@ -87,19 +87,18 @@ def retrieval_metrics(
             rows that are "gallery", and all others are left out; else each row is searched among all others.
         groups: Of each row, (N,): references of a query's own group are none of its references.
         at: The k of R@k, each at least one; a k beyond the references counts them all.
-        block: Most queries at a time; fewer where a block would take more than 256 MiB.
 
     Raises:
-        BadSetting: When a k or `block` is below one.
+        BadSetting: When a k is below one.
         BadData: When an embedding is not finite, no query has a match, or there are queries and no gallery.
         ValueError: When shapes or dtypes do not fit.
     """
-    if block < 1 or any(k < 1 for k in at):
-        raise BadSetting(f"at is {tuple(at)} and block is {block}, but each must be at least 1")
+    if any(k < 1 for k in at):
+        raise BadSetting(f"at is {tuple(at)}, but each k must be at least 1")
     hits = dict.fromkeys(at, 0)
     total, precision_sum, average_sum = 0, 0.0, 0.0
     depth = max(at, default=1)
-    for ranked in rank_queries(embeddings, labels, depth=depth, roles=roles, groups=groups, block=block):
+    for ranked in rank_queries(embeddings, labels, depth=depth, roles=roles, groups=groups):
         for k in hits:
             hits[k] += int(ranked.matches[:, :k].any(axis=1).sum())
         precision, average = ranked.shares()
@@ -124,7 +123,6 @@ def rank_queries(
     depth: int,
     roles: Sequence[str] | None = None,
     groups: Ints | None = None,
-    block: int = 1024,
 ) -> Iterator[Ranked]:
     """Rank the references of each query that has a match, down to `depth` or its R_q, blocks by rising R_q.
 
@@ -155,10 +153,10 @@ def rank_queries(
     nearest = _open_search(vectors, asked, None if itself else held, deepest, groups)
     start = 0
     while start < len(measured):
-        widest = max(depth, int(wanted[measured[min(start + block, len(measured)) - 1]]))
+        widest = max(depth, int(wanted[measured[min(start + _BLOCK, len(measured)) - 1]]))
         # A ranked place costs its value, its index, their sorted copies and its precision: about 64 bytes.
         room = _BLOCK_BYTES // (vectors.itemsize * len(held) + 64 * min(widest, len(held)))
-        some = measured[start : start + max(1, min(block, room))]
+        some = measured[start : start + max(1, min(_BLOCK, room))]
         start += len(some)
         found = nearest(some, min(max(depth, int(wanted[some].max())), len(held) - int(itself)))
         rows, places = asked[some], np.where(found < 0, -1, held[found])
@@ -168,11 +166,9 @@ def rank_queries(
 def cluster_figures(embeddings: npt.ArrayLike, labels: Ints, *, seed: int = 0) -> dict[str, float]:
     """Cluster embeddings, finite (N, d), at unit length by Lloyd's k-means, as many clusters as classes.
 
-    It starts once from centres drawn by k-means++, and takes at most 100 rounds.
-
-    Returns:
-        `nmi`, the mutual information I of clusters and classes over the mean of both entropies H, in [0, 1],
-        and `ami`, (I − E) / (H − E) with E the I that two partitions of these sizes have by chance.
+    It starts once from centres drawn by k-means++, and takes at most 100 rounds. Gives `nmi`, the mutual
+    information I of clusters and classes over the mean of both entropies H, and `ami`, (I − E) / (H − E) with
+    E the I that two partitions of these sizes have by chance.
     """
     from sklearn import metrics  # only here: a model file is measured without
     from sklearn.cluster import KMeans
@@ -200,11 +196,9 @@ class ExactSearch:
         self._groups, self._gallery_groups = groups, gallery_groups
 
     def nearest(self, rows: Ints, depth: int) -> Ints:
-        """Rank the references of the queries `rows`, (b,).
+        """Rank the references of the queries `rows`, (b,): (b, depth) of them, at most G.
 
-        Returns:
-            Indices of the `depth` nearest, at most G, nearest first and equals by index, (b, depth); -1 past
-            a query's last reference.
+        The nearest are first and equals by index; -1 stands past a query's last reference.
         """
         room = max(1, _NUMPY_BYTES // (len(self._columns) * self._queries.itemsize))
         parts = [self._rank(rows[start : start + room], depth) for start in range(0, len(rows), room)]

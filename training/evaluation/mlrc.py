@@ -154,9 +154,8 @@ def measure_ensemble(
 ) -> dict[str, Any]:
     """Measure the embeddings (N, d) of each fold by themselves, and all of them concatenated.
 
-    Returns:
-        JSON-able: `by_fold` (the figures of each), `separate` (their mean), `concatenated`, and `queries`,
-        `excluded` and `gallery`, which are the same for all.
+    Gives `by_fold` (the figures of each), `separate` (their mean), `concatenated`, and what is the same for
+    all: `queries`, `excluded` and `gallery`.
     """
     found = [retrieval_metrics(each, labels, roles=roles) for each in (*parts, concatenate(parts))]
     *folds, together = (

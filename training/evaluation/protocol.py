@@ -17,11 +17,7 @@ ProtocolName = Literal["auto", "leave-one-out", "query-gallery"]
 
 
 def sides_of(roles: Sequence[str] | None, count: int) -> tuple[Ints, Ints | None]:
-    """Give the rows that ask and those that are searched, None where each is searched among all others.
-
-    Raises:
-        BadData: If there are queries and no gallery.
-    """
+    """Give the rows that ask and those that are searched, None where each is searched among all others."""
     if roles is None or "query" not in roles:
         return np.arange(count), None
     role = np.array(roles)
@@ -40,10 +36,7 @@ def roles_of(
     """Give the roles of rows, one side of a data set that a rule cut, for `retrieval_metrics`.
 
     `auto` is as the data set has it, where its own test is measured; `query-gallery` is that wherever the
-    rows come from, so that none that the data set calls train is searched.
-
-    Raises:
-        BadData: If it is to be `query-gallery`, and there are no queries or there is no gallery.
+    rows come from, so that none that the data set calls train is searched; a `BadData` without either side.
     """
     if protocol == "leave-one-out" or (protocol == "auto" and (split != "test" or rule.by != "given")):
         return None
@@ -59,11 +52,7 @@ def roles_of(
 
 
 def groups_of(rows: Sequence[Row], field: str) -> Ints:
-    """Number images by what a field of their metadata says, (N,); one without it is a group by itself.
-
-    Raises:
-        BadSetting: If no image has the field.
-    """
+    """Number images by what a field of their metadata says, (N,); one without it is a group by itself."""
     known = {name for row in rows for name in row.metadata}
     if field not in known:
         there = f"there are {', '.join(sorted(known))}" if known else "they have no metadata"

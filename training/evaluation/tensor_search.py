@@ -32,13 +32,9 @@ def open_search(
 ) -> Callable[[NDArray[np.int64], int], NDArray[np.int64]]:
     """Choose the search: in pairs where a set is searched in itself for few neighbours, which is faster.
 
-    Args:
-        queries: Unit rows, float (N, d).
-        gallery: References, unit rows, float (G, d); for each query all others when None.
-        depth: Most neighbours that will be asked for.
-
-    Returns:
-        Queries (b,) and how many neighbours are wanted, to the nearest first and equals by index, (b, depth).
+    Takes unit rows, float (N, d), their references, float (G, d), or None for all others, and the most
+    neighbours that will be asked for. What it gives takes queries (b,) and how many neighbours are wanted, to
+    the nearest first and equals by index, (b, depth).
     """
     asked, search = torch.from_numpy(queries), None
     kept = len(queries) * depth * (queries.itemsize + 4)

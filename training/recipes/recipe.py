@@ -279,7 +279,7 @@ class Recipe(BaseModel):
                 "the XML loss expresses some classes of a batch by others, but classes_per_batch is 1; set it"
                 " to 2 or more, or xml_weight to 0"
             )
-        if self.caches_features and (self.quarter_turns or self.mixing in ("input", "feature", "all")):
+        if self.caches_features and (self.quarter_turns or self.mixing not in ("none", "embedding")):
             raise ValueError(
                 "freeze backbone computes the features of each image once, but quarter_turns and mixing of"
                 " pixels or features change them at each step; set freeze to none, or these off"
@@ -290,11 +290,7 @@ class Recipe(BaseModel):
 
 
 def make_recipe(values: Mapping[str, Any], *, source: str) -> Recipe:
-    """Check values read from a file or the command line.
-
-    Raises:
-        BadSetting: If a key is unknown or its value ill-typed.
-    """
+    """Check values read from a file or the command line; a `BadSetting` names the key that does not fit."""
     for key in values:
         if key not in Recipe.model_fields:
             raise BadSetting(

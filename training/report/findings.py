@@ -47,11 +47,7 @@ class Ranking(NamedTuple):
 def embed_split(
     rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int, split: str = "test"
 ) -> Findings:
-    """Embed images of one side of the recipe's split, leaving out what cannot be read.
-
-    Raises:
-        BadData: If not one image can be read.
-    """
+    """Embed images of one side of the recipe's split, leaving out what cannot be read."""
     stream = Stream(rows, viewing_decoder(recipe))
     found = embed_pictures(describer_function(embedder), stream, batch=batch)  # (N, d + m)
     width = found.shape[1] - len(embedder.codebook)
@@ -91,32 +87,29 @@ def choose_queries(
 ) -> dict[str, list[int]]:
     """Choose the best, typical and worst of Q queries by average precision, (Q,); typical is near the median.
 
-    Of equals the seed draws, and none is taken twice. A kind holds one query a class, `labels` (Q,), as long
-    as there are classes.
-
-    Returns:
-        Places in `precision`, by `best`, `typical` and `worst`; `count` in all, or as many as there are.
+    Gives places in `precision`, `count` in all or as many as there are. Of equals the seed draws, and none is
+    taken twice. A kind holds one query a class, `labels` (Q,), as long as there are classes.
     """
     chance = np.random.default_rng(seed).permutation(len(precision))
-    taken, chosen = set[int](), dict[str, list[int]]()
-    for kind, key, share in (
-        ("best", -precision, (count + 2) // 3),
-        ("worst", precision, (count + 1) // 3),
-        ("typical", np.abs(precision - np.median(precision)), count // 3),
-    ):
-        order = np.array([place for place in np.lexsort((chance, key)) if place not in taken], dtype=np.int64)
+    left = np.full(len(precision), True)
+
+    def take(key: NDArray[np.float64], share: int) -> list[int]:
+        order = np.lexsort((chance, key))
+        order = order[left[order]]
         firsts = np.sort(np.unique(labels[order], return_index=True)[1])  # where in `order` each class begins
-        ordered = [*order[firsts], *np.delete(order, firsts)]
-        chosen[kind] = [int(place) for place in ordered[:share]]
-        taken |= set(chosen[kind])
-    return {kind: chosen[kind] for kind in ("best", "typical", "worst")}
+        taken = np.concatenate((order[firsts], np.delete(order, firsts)))[:share]
+        left[taken] = False
+        return [int(place) for place in taken]
+
+    best, worst = take(-precision, (count + 2) // 3), take(precision, (count + 1) // 3)
+    typical = take(np.abs(precision - np.median(precision)), count // 3)
+    return {"best": best, "typical": typical, "worst": worst}
 
 
 def project(embeddings: NDArray[np.floating]) -> tuple[NDArray[np.float64], tuple[float, float]]:
     """Project embeddings, float (N, d), N and d at least 2, at unit length, on their principal components.
 
-    Returns:
-        Points (N, 2), and the share of the variance along each axis; 0 where there is no variance at all.
+    Gives points (N, 2), and the share of the variance along each axis; 0 where there is no variance at all.
     """
     unit = unit_rows(embeddings.astype(np.float64))
     if np.ptp(unit, axis=0).max() < 1e-6:  # but for rounding, all are one

@@ -101,8 +101,7 @@ def run(settings: Settings) -> dict[str, Any]:
         `unreadable` and `seconds`.
 
     Raises:
-        CrossbatchError: If the run or data set cannot be read, no image has a match, or the page cannot be
-            written.
+        CrossbatchError: If the run or data set cannot be read, no image has a match, or the page not written.
     """
     started = time.monotonic()
     loaded = load_run(settings.run_dir)
@@ -170,8 +169,7 @@ def tabulate_figures(
 ) -> dict[str, dict[str, str]]:
     """Tabulate what was measured now (`title`), what the run's record notes, and the start of training.
 
-    Returns:
-        Cells by column, by row; only columns of which any row holds a number.
+    Gives cells by column, by row; only columns of which any row holds a number.
     """
     found = {title: measured}
     for name, noted in record["metrics"].items():
