@@ -125,7 +125,7 @@ def run(settings: Settings) -> dict[str, Any]:
     rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
     if not rows:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
-    _choose(settings, rows, subject)
+    _choose(settings, rows, subject.split)
     trained = _read_trained(settings, catalog, subject)
     not_noted = "" if is_model else _why_not_noted(settings, record, catalog, subject.split)
 
@@ -134,7 +134,7 @@ def run(settings: Settings) -> dict[str, Any]:
     width = described.shape[1] - subject.features
     embeddings, histograms, features = np.split(described, (width - subject.histogram, width), axis=1)
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
-    chosen = _choose(settings, stream.rows, subject)
+    chosen = _choose(settings, stream.rows, subject.split)
     figures = retrieval_metrics(embeddings, labels, **chosen, at=settings.at).told()
     if settings.clusters:
         figures |= cluster_figures(embeddings, labels)
@@ -266,13 +266,10 @@ def _open_run(path: Path) -> _Subject:
     return replace(subject, embed=embed, features=start.backbone.channels, features_of=known)
 
 
-def _choose(settings: Settings, rows: Sequence[Row], subject: _Subject) -> dict[str, Any]:
+def _choose(settings: Settings, rows: Sequence[Row], rule: SplitRule) -> dict[str, Any]:
     """Choose who is searched among whom: `roles` and `groups` for `retrieval_metrics`."""
-    field = settings.exclude_same
-    return {
-        "roles": roles_of(rows, settings.split, subject.split, protocol=settings.protocol),
-        "groups": None if field is None else groups_of(rows, field),
-    }
+    roles = roles_of(rows, settings.split, rule, protocol=settings.protocol)
+    return {"roles": roles, "groups": groups_of(rows, settings.exclude_same)}
 
 
 def _read_trained(settings: Settings, catalog: Catalog, subject: _Subject) -> _Featured | None:

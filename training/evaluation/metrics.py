@@ -258,14 +258,11 @@ def _count_alike(names: Ints, asked: Ints, held: Ints) -> Ints:
 def _vectors(embeddings: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, Ints]:
     """Check one set; embeddings as float32 or float64 (N, d), labels as int64 (N,)."""
     vectors, names = np.asarray(embeddings), np.asarray(labels)
-    if vectors.ndim != 2 or names.ndim != 1 or len(vectors) != len(names):
+    numbers = vectors.dtype.kind == "f" and names.dtype.kind in "iu"
+    if vectors.ndim != 2 or names.shape != vectors.shape[:1] or not numbers:
         raise ValueError(
-            f"embeddings (N, d) and labels (N,) must share N, but their shapes are"
-            f" {vectors.shape} and {names.shape}"
-        )
-    if vectors.dtype.kind != "f" or names.dtype.kind not in "iu":
-        raise ValueError(
-            f"embeddings must be floats and labels integers, but they are {vectors.dtype} and {names.dtype}"
+            "embeddings must be floats (N, d) and labels integers (N,), but they are"
+            f" {vectors.dtype} {vectors.shape} and {names.dtype} {names.shape}"
         )
     vectors = np.ascontiguousarray(vectors, dtype=np.float64 if vectors.dtype == np.float64 else np.float32)
     finite = np.isfinite(vectors).all(axis=1)

@@ -51,8 +51,10 @@ def roles_of(
     return roles
 
 
-def groups_of(rows: Sequence[Row], field: str) -> Ints:
+def groups_of(rows: Sequence[Row], field: str | None) -> Ints | None:
     """Number images by what a field of their metadata says, (N,); one without it is a group by itself."""
+    if field is None:
+        return None
     known = {name for row in rows for name in row.metadata}
     if field not in known:
         there = f"there are {', '.join(sorted(known))}" if known else "they have no metadata"
