@@ -141,7 +141,7 @@ def _criteria(embedder: Embedder, recipe: Recipe, rows: Sequence[Row]) -> dict[s
     """Measure validation classes; of each figure, the more the better."""
     embeddings, histograms, labels = _embed(embedder, recipe, rows)
     figures = retrieval_metrics(embeddings, labels)
-    fitted = fitted_figures(histograms.numpy(), embeddings.numpy(), labels, draws=100)
+    fitted = fitted_figures(histograms, embeddings, labels, draws=100)
     loss = build_loss(recipe.loss, classes=1, dimension=recipe.dimension, **recipe.loss_options)
     halves = torch.Generator().manual_seed(0)
     xml = [

@@ -32,10 +32,13 @@ from training.report.findings import Findings
 from training.report.report import Settings, render, run
 
 EVIL = "<script>alert(1)</script>&\"'"
-RECIPE = (
-    "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"
-    "validation: 0.4\nsplit_train: 5\n"
-)
+RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nimages_per_class: 2\nepochs: 1\nclasses_per_batch: "
+
+
+def _train(data: Path, folder: Path, lines: str, classes: int = 2) -> Path:
+    (folder / "tiny.yaml").write_text(f"{RECIPE}{classes}\n{lines}")
+    train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run"))
+    return folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / EVIL.replace("/", "_")
     folder.mkdir()
-    (folder / "tiny.yaml").write_text(RECIPE)
-    train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run"))
-    return folder / "run"
+    return _train(data, folder, "validation: 0.4\nsplit_train: 5\n")
 
 
 @pytest.fixture
@@ -229,16 +230,11 @@ def test_one_class_with_queries_and_a_gallery_and_no_xml(tmp_path: Path) -> None
     sides = ["train"] * 6 + ["query", "gallery", "gallery"]
     lines = [f"class{i // 3:02d}/{i % 3}.png,{i // 3},{side}" for i, side in enumerate(sides)]
     (data / "table.csv").write_text("\n".join(["path,label,split", *lines, ""]))
-    (tmp_path / "tiny.yaml").write_text(
-        "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 1\nimages_per_class: 2\nepochs: 1\n"
-        "xml_weight: 0\nsplit_by: given\n"
-    )
-    train.run(train.Settings(recipe=str(tmp_path / "tiny.yaml"), data=data, out=tmp_path / "run"))
-    result = run(Settings(run_dir=tmp_path / "run"))
+    trained = _train(data, tmp_path, "xml_weight: 0\nsplit_by: given\n", classes=1)
+    (trained / METRICS).write_text("")
+    result = run(Settings(run_dir=trained))
     assert (result["classes"], result["queries"], result["gallery"], result["map_at_r"]) == (1, 1, 2, 1.0)
-    (tmp_path / "run" / METRICS).write_text("")
-    run(Settings(run_dir=tmp_path / "run"))
-    page = parse(tmp_path / "run" / "report.html")
+    page = parse(trained / "report.html")
     assert not list(page.iterfind(".//li[@class='wrong']"))
     for told in ("no result of training", "Each query is searched in the gallery", "no figures of an epoch"):
         assert told in text(page)
@@ -291,12 +287,9 @@ def test_figures_of_record_and_start() -> None:
     found = report.tabulate_figures(record, history, measured, title="now")
     heads = ["R@1", "R@10", "MAP@R", "R-precision", "NMI", "images", "classes"]
     assert all(list(cells) == heads for cells in found.values())
-    assert list(found) == [
-        "now",
-        "unseen classes (test), as noted in the run",
-        "unseen classes (test), as noted in the run: the untrained backbone",
-        "validation classes, before training",
-    ]
+    noted_as = "unseen classes (test), as noted in the run"
+    others = [noted_as, f"{noted_as}: the untrained backbone", "validation classes, before training"]
+    assert list(found) == ["now", *others]
     rows = [list(cells.values()) for cells in found.values()]
     assert rows[0] == ["50.00\xa0%", "75.00\xa0%", "25.00\xa0%", "30.00\xa0%", "–", "1,234", "7"]
     assert rows[1][4] == "12.00\xa0%"

@@ -26,7 +26,7 @@ _RIDGE = 0.05  # ϵ of eq. 2.8
 
 @torch.no_grad()
 def fitted_figures(
-    histograms: Floats, embeddings: Floats, labels: Ints, *, draws: int, seed: int = 0
+    histograms: Floats | Tensor, embeddings: Floats | Tensor, labels: Ints, *, draws: int, seed: int = 0
 ) -> dict[str, Any]:
     """Measure the prototypes that are fitted to all classes, and to half of them for the other half.
 
@@ -47,7 +47,7 @@ def fitted_figures(
         raise BadData(
             "MAP_x is measured across classes, and all images are of one: give at least two classes"
         )
-    z, y = torch.from_numpy(histograms), functional.normalize(torch.from_numpy(embeddings), dim=1)
+    z, y = torch.as_tensor(histograms), functional.normalize(torch.as_tensor(embeddings), dim=1)
 
     def measure(fitted: NDArray[np.bool_], measured: NDArray[np.bool_]) -> float | None:
         """MAP@R in V z of the measured images; None where none has a match."""
