@@ -190,7 +190,8 @@ def _sentence(error: "ValidationError", settings: "type[BaseModel]", variable: s
     info = settings.model_fields[field]
     name = variable or spelled(field, info)
     if first["type"] == "missing":
-        return f"{name} is missing: {str(info.description).partition('. ')[0].rstrip('.')}."
+        told = " ".join(str(info.description).split())
+        return f"{name} is missing: {told.partition('. ')[0].rstrip('.')}."
     reason = first["msg"].removeprefix("Value error, ")
     return f"{name} cannot be {first['input']!r}: {reason[:1].lower()}{reason[1:]}."
 
