@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from serving.catalog.picture import File
-from serving.catalog.rows import SPLITS, Catalog, Row, make_catalog, path_text
+from serving.catalog.rows import SPLITS, Catalog, Row, path_text
 from serving.catalog.walk import SUFFIXES, walk
 from serving.errors import BadData
 
@@ -52,25 +52,22 @@ def read(root: Path, format: str = "auto") -> Catalog:
         return Row(key, File(root / path), path_text(folder) if folder.parts else "", split)
 
     empty = [below(path) for path, kind in found if kind == "empty folder"]
-    return make_catalog(
+    return Catalog(
         root / wrapper,
         "cifar10" if has_splits else "folder",
-        [row(path) for path in images],
-        empty=[path_text(path) for path in empty if path.parts],
-        absent=[row(path) for path in dangling],
+        rows=tuple(map(row, images)),
+        empty=tuple(path_text(path) for path in empty if path.parts),
+        absent=tuple(map(row, dangling)),
     )
 
 
 def _wrapper(images: Sequence[PurePosixPath]) -> PurePosixPath:
     """Return the folder that wraps every class folder and says nothing about any, such as CUB's `images`."""
-    folders = {path.parent.parts for path in images}
-    depth = 0
-    while len(tops := {parts[depth] for parts in folders if len(parts) > depth}) == 1:
-        if (top := tops.pop()).lower() not in _WRAPPERS:
-            break
-        depth += 1
-        folders = {parts for parts in folders if parts[depth - 1 : depth] == (top,)}
-    return PurePosixPath(*next(iter(folders))[:depth])
+    wrapper, folders = PurePosixPath(), {path.parent.parts for path in images}
+    while len(tops := {parts[0] for parts in folders if parts}) == 1 and min(tops).lower() in _WRAPPERS:
+        wrapper /= tops.pop()
+        folders = {parts[1:] for parts in folders if parts}
+    return wrapper
 
 
 def _has_splits(root: Path, classes: set[PurePosixPath], format: str) -> bool:

@@ -19,11 +19,9 @@ class Picture(Protocol):
         """Absolute; of a part of a file as if that file were a folder."""
 
     def read_bytes(self) -> bytes:
-        """Return the whole image file.
+        """Return the whole image file; BadImage where it is longer than `MAX_BYTES`.
 
-        Raises:
-            BadImage: It is longer than `MAX_BYTES`.
-            OSError: It cannot be read, or what holds it has changed since it was listed.
+        OSError where it cannot be read, or what holds it has changed since it was listed.
         """
 
     def stamp(self) -> tuple[int, int]:
