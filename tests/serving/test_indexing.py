@@ -28,8 +28,7 @@ from serving.errors import (
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.indexing.command import render
-from serving.indexing.pipeline import index_rows
-from serving.indexing.report import Report, Skipped, check_report, write_report
+from serving.indexing.pipeline import Report, index_rows
 from serving.indexing.target import Target
 from serving.model.encoder import Encoder
 from tests.serving.indexed import MANUAL, counts, fill, index, opened, picture
@@ -171,27 +170,26 @@ def test_nothing_readable_makes_no_gallery_and_the_report_goes_where_it_is_wante
 def test_a_report_takes_the_place_of_nothing_else_and_is_whole(
     tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stranger = tmp_path / "items.csv"
+    stranger, report = tmp_path / "items.csv", tmp_path / "bad.csv"
     stranger.write_text("path,label\nx,y\n")
     with pytest.raises(BadSetting, match="is no report of crossbatch index"):
         index(model, data, tmp_path / "birds", report=stranger)
-    with pytest.raises(BadSetting, match="there is no folder"):
-        check_report(tmp_path / "absent" / "bad.csv")
-    with pytest.raises(BadSetting, match="cannot be written"):
-        check_report(tmp_path)
-    (tmp_path / "empty.csv").touch()
-    check_report(tmp_path / "empty.csv")
-    before = sorted(tmp_path.iterdir())
-    write_report(tmp_path / "empty.csv", [Skipped("a", "a.jpg", "bad")])
+    for path in (tmp_path / "absent" / "bad.csv", tmp_path):
+        with pytest.raises(BadSetting, match="cannot be written"):
+            index(model, data, tmp_path / "birds", report=path)
+    report.touch()
+    (data / "class0/00.jpg").write_bytes(b"text")
+    index(model, data, tmp_path / "birds", report=report)
+    before = [sorted(tmp_path.iterdir()), reported(report)]
+    (data / "class0/04.jpg").write_bytes(b"text")
 
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(ReadOnly, match=r"the report .* cannot be written"):
-        write_report(tmp_path / "empty.csv", [Skipped("b", "b.jpg", "bad")])
-    assert sorted(tmp_path.iterdir()) == before
-    assert [each["key"] for each in reported(tmp_path / "empty.csv")] == ["a"]
+        index(model, data, tmp_path / "birds", report=report)
+    assert [sorted(tmp_path.iterdir()), reported(report)] == before
 
 
 def test_each_side_of_the_models_split_counts_its_own_and_leaves_out_what_is_of_no_class(

@@ -152,9 +152,9 @@ def _refused(path: Path, message: str) -> None:
 def test_what_is_not_there_or_no_regular_file(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"m\.onnx is not there; give the \.onnx file"):
         read_spec(tmp_path / "m.onnx")
-    _refused(tmp_path, "is a folder; give the")
+    _refused(tmp_path, "is no file; give the")
     os.mkfifo(tmp_path / "m.onnx")  # and it is not waited for
-    _refused(tmp_path / "m.onnx", r"m\.onnx cannot be read: it is no regular file")
+    _refused(tmp_path / "m.onnx", r"m\.onnx is no file; give the")
 
 
 @pytest.mark.parametrize("data", [b"", b"a text", b"\x89PNG\r\n\x1a\n", b"\0" * 64])
@@ -220,7 +220,7 @@ def test_weights_in_another_file_or_beyond_what_one_message_holds(
     tensor.external_data.add(key="location", value="/etc/passwd")
     _refused(write_tiny_model(path, graph), "keeps weights in another file")
     monkeypatch.setattr(module, "MAX_MODEL_BYTES", 100)
-    _refused(path, "cannot be read: it has more than 100 bytes")
+    _refused(path, r"has \d+ bytes; a model has at most 100")
 
 
 _MODEL = tiny_graph()
