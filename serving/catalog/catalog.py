@@ -1,9 +1,6 @@
 """A data set on disk as rows (key, image, label, split); images are found here and decoded elsewhere.
 
-Each format has a reader beside this file; `auto` finds out which it is. Published lists and tables are known
-by their names and first lines; without any it is `cifar10`, where folders say so, or `folder`.
-
-An image of no class can be indexed, and neither trains nor tests. `docs/catalogues.md` tells it all.
+Each format has a reader beside this file; `auto` finds out which it is. `docs/catalogues.md` tells it all.
 """
 
 import os
@@ -44,10 +41,8 @@ def read(root: Path, format: str = "auto", *, table: Path | None = None) -> Cata
         table: The one such file to read, where it is not the one `.csv` file in `root` or all packed files.
 
     Raises:
-        BadData: No such folder, not readable, no image in it, a table or list that does not hold, or several
-            formats that fit.
-        BadSetting: `format` is not one of `FORMATS`, or not that of the file, or needs a library that is not
-            installed.
+        BadData: It cannot be read, holds no image, does not hold together, or fits several formats.
+        BadSetting: `format` is none, or not that of the file, or needs a library that is not installed.
     """
     if format not in FORMATS:
         raise BadSetting(f"the format {format!r} is not known; give one of {', '.join(FORMATS)}")

@@ -76,7 +76,7 @@ def _has_splits(root: Path, classes: set[PurePosixPath], format: str) -> bool:
     One alone may be a class of vehicles. Class folders beside several are refused.
     """
     tops = sorted({each.parts[0] for each in classes})
-    others = [top for top in tops if top.lower() not in SPLITS]
+    others = [path_text(top) for top in tops if top.lower() not in SPLITS]
     splits = [top for top in tops if top.lower() in SPLITS]
     deep = any(len(each.parts) > 1 and each.parts[0] in splits for each in classes)
     if not deep or len({top.lower() for top in splits}) < 2:
@@ -84,16 +84,11 @@ def _has_splits(root: Path, classes: set[PurePosixPath], format: str) -> bool:
             return False
         raise BadData(
             f"{root} is not laid out as train/<class>/ and test/<class>/: its images lie below "
-            f"{_named(tops) or 'no folder'}; read it as folder"
+            f"{', '.join([*splits, *others][:5]) or 'no folder'}; read it as folder"
         )
     if others:
         raise BadData(
-            f"{root} holds the split folders {_named(splits)} and beside them the folders {_named(others)}:"
-            " move these into one of those, or away (or read it as folder, where train/a and test/a are two"
-            " classes)"
+            f"{root} holds the split folders {', '.join(splits)} and beside them {', '.join(others[:5])}:"
+            " move these away (or read it as folder, where train/a and test/a are two classes)"
         )
     return True
-
-
-def _named(folders: list[str]) -> str:
-    return ", ".join(map(path_text, folders[:5])) + (" and others" if len(folders) > 5 else "")

@@ -1,9 +1,8 @@
 """The format `parquet`: tables whose rows hold an image's bytes, or its path, and what belongs to it.
 
 Labels, keys and metadata are read with the catalogue; images when they are asked for, a run of rows at a
-time, of which the last few are kept. A parquet file has no way to one row: whoever asks for rows in order
-reads each run once; whoever jumps about in more than what is kept, each time anew from the beginning of a
-row group. pyarrow is imported in this file alone.
+time, of which the last few are kept. A parquet file has no way to one row: rows that are asked for out of
+order are read anew from the beginning of a row group.
 """
 
 import json
@@ -249,18 +248,16 @@ class _Runs:
     def read(self, cell: Cell) -> bytes | None:
         """Return the bytes of a cell, None where it is null."""
         with self._lock:
-            start, run = self._find(cell) or self._read_on(cell)
+            for (group, start), run in reversed(self._kept.items()):  # rows come mostly in order
+                if 0 <= cell.row - start < len(run) and group == cell.group:
+                    break
+            else:
+                start, run = self._read_on(cell)
         data = run[cell.row - start].as_buffer()
         if data is None:
             return None
         check_length(data.size)
         return bytes(data)
-
-    def _find(self, cell: Cell) -> tuple[int, Any] | None:
-        for (group, start), run in reversed(self._kept.items()):  # rows come mostly in order
-            if 0 <= cell.row - start < len(run) and group == cell.group:
-                return start, run
-        return None
 
     def _read_on(self, cell: Cell) -> tuple[int, Any]:
         group = cell.group
@@ -275,9 +272,9 @@ class _Runs:
                 raise OSError(f"its row group ends at row {end}")
             end += len(run)
             self._kept[group, start] = run  # those on the way, too: another thread is after them
+        self._left[group] = end, runs
         while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
             del self._kept[next(iter(self._kept))]
-        self._left[group] = end, runs
         if len(self._left) > _MOST_LEFT:
             del self._left[next(iter(self._left))]
         return start, run

@@ -1,10 +1,9 @@
 """The published lists of `cub`, `cars`, `sop` and `inshop`: read, checked, and held against the disk.
 
 - `cub`, CUB-200-2011: `images.txt` and `image_class_labels.txt` beside the folder `images/`. Classes 1 to 100
-  train and 101 to 200 test. `train_test_split.txt` is not read: it is the split of classification, in which
-  every class is on both sides.
-- `cars`, Cars196: `cars_annos.mat` beside `car_ims/`, or the devkit beside `cars_train/` and `cars_test/`.
-  Classes 1 to 98 train and 99 to 196 test; which folder an image lies in is the split of classification.
+  train and 101 to 200 test. `train_test_split.txt` is not read: it is the split of classification.
+- `cars`, Cars196: `cars_annos.mat` beside `car_ims/`, or the devkit beside `cars_train/` and `cars_test/`,
+  which are the split of classification, too. Classes 1 to 98 train and 99 to 196 test.
 - `sop`, Stanford Online Products: `Ebay_train.txt` and `Ebay_test.txt` beside the images.
 - `inshop`, DeepFashion In-shop Clothes Retrieval: one list says train, query or gallery, in the folder `Eval`
   or in the folder itself; the images lie below `img/` or `Img/img/`.
@@ -48,11 +47,7 @@ def find(root: Path) -> dict[str, Path]:
 
 
 def parse(root: Path, format: str) -> tuple[Path, list[Listed]]:
-    """Return the folder of the lists and the images that they name; the disk is not asked for these.
-
-    Raises:
-        BadData: The lists are not there, or do not hold.
-    """
+    """Return the folder of the lists and the images that they name; BadData where they do not hold."""
     home = _home(root, format) or root
     listed = _KNOWN[format].parse(home)
     if not listed:
@@ -72,13 +67,10 @@ def parse(root: Path, format: str) -> tuple[Path, list[Listed]]:
 
 
 def read(root: Path, format: str) -> Catalog:
-    """Return the listed images that are on disk as rows, and the others as absent.
-
-    Of the folders where the paths may start, the first that any image is in counts.
-    """
+    """Return the listed images that are on disk as rows, and the others as absent."""
     home, listed = parse(root, format)
     places = [home / folder for folder in _KNOWN[format].images]
-    for place in places:
+    for place in places:  # the first that any image is in counts
         rows = [Row(path, File(place / path), label, split) for path, label, split in listed]
         found, absent = sort_out(rows)
         if found:
@@ -200,13 +192,10 @@ def _annotated(
 
 
 def _car_names(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
-    """Return labels by class number, such as `001.AM General Hummer SUV 2000`.
-
-    A slash in a name (Ram C/V Cargo Van) becomes a dash: in a label it would part a folder from a class.
-    """
     names = content.get("class_names", [])
     if len(names) != 196:
         raise BadData(f"{path} has {len(names)} class names and not 196; take the published file")
+    # In a label, the slash of Ram C/V Cargo Van would part a folder from a class.
     return {number: f"{number:03d}.{str(name).replace('/', '-')}" for number, name in enumerate(names, 1)}
 
 

@@ -104,10 +104,8 @@ def select(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[Row, ...]:
     """Return the rows of one side of the split, sorted by key.
 
     `test` is all that is unseen, queries and gallery included; `query` and `gallery` are those rows of it
-    that the data set itself calls so. Rows without a label are in `all` and in no side.
-
-    Raises:
-        BadData: The data set cannot be cut that way, or that side of it is empty.
+    that the data set itself calls so. Rows without a label are in `all` and in no side. Raises BadData where
+    the data set cannot be cut that way, or that side of it is empty.
     """
     found = _side(catalog, catalog.rows, split, rule)
     if not found and split != "all":  # only a split of the data set's own can have an empty side

@@ -116,11 +116,10 @@ def make_one_type(rows: Sequence[Row]) -> None:
         if len(found) > 1:
             for metadata in (row.metadata for row in rows if name in row.metadata):
                 value = metadata[name]
-                metadata[name] = float(value) if found == {int, float} else _as_text(value)
-
-
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+                if found == {int, float}:
+                    metadata[name] = float(value)
+                elif not isinstance(value, str):
+                    metadata[name] = json.dumps(value)
 
 
 def _column_reader(values: Sequence[str]) -> Callable[[str], Plain]:
@@ -134,10 +133,7 @@ def _column_reader(values: Sequence[str]) -> Callable[[str], Plain]:
 
 
 def _read_lines(table: Path) -> list[tuple[int, dict[str, str]]]:
-    """Return the number and the stripped cells, by column name, of each line that is not blank.
-
-    The first line names the columns; cells are parted by comma, semicolon or tab, whichever it has most of.
-    """
+    """Return the number and the stripped cells, by column name, of each line that is not blank."""
     text = read_text(table)
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)

@@ -37,9 +37,7 @@ def read(root: Path, only: Path | None = None) -> Catalog:
         for key, ending, member, is_file in _members(shard):
             endings.add(ending)
             if ending in _TEXTS and is_file:
-                if ending in (fields := texts.setdefault(key, {})):
-                    raise BadData(f"{member} is there twice; each member may be there once")
-                fields[ending] = _text(member)
+                texts.setdefault(key, {})[ending] = _text(member)
             elif "." + ending in SUFFIXES:
                 if (first := images.setdefault(key, member)) is not member:
                     raise BadData(f"{member} and {first} are of one sample; each sample has one image")

@@ -1,8 +1,7 @@
 """The command `crossbatch index`: brings a gallery in step with a data set, as far as was asked for.
 
-An item's key is its row's, so a second run finds what is done and goes on from there; what is in the gallery
-besides stays. An item's URI is its image's path from the data set's root: a gallery's readers learn nothing
-of the machine that filled it.
+An item's key is its row's. Its URI is its image's path from the data set's root: a gallery's readers learn
+nothing of the machine that filled it.
 """
 
 import csv
@@ -59,8 +58,8 @@ class Settings(BaseModel):
     )
     index: str | None = Field(
         default=None,
-        description="type of the search index: auto (by the number of items and the recall), exact, or a "
-        "FAISS factory string (IVF1024,PQ32x4fs); by default as it is, and auto for a new gallery",
+        description="search index: auto (by the number of items and the recall), exact, or a FAISS factory "
+        "string (IVF1024,PQ32x4fs); by default as it is, and auto for a new gallery",
     )
     recall: float | None = Field(
         default=None,
@@ -83,8 +82,7 @@ def run(settings: Settings) -> dict[str, Any]:
         None where there are none), `items` now in the gallery, `seconds`, `images_per_second`.
 
     Raises:
-        CrossbatchError: The data set cannot be read, or none of its images can; settings do not go together
-            or with the gallery that is there; the model or gallery is damaged, or cannot be written.
+        CrossbatchError: Nothing can be read or written, or the settings do not go with the gallery.
     """
     folder, name = _place(settings)
     if settings.report is not None:
@@ -100,16 +98,15 @@ def run(settings: Settings) -> dict[str, Any]:
         target = Target(directory, name, encoder.spec, **kind)
         more: dict[str, Any] = settings.model_dump(include={"split", "sync", "batch", "threads"})
         report = index_rows(encoder, catalog, rows, target, **more)
-        gone = "the data set names it, and it is not there"
-        absent = [Skipped(path, path, gone) for path in select_missing(catalog, split, rule)]
+        missing = select_missing(catalog, split, rule)
+        absent = [Skipped(path, path, "the data set names it, and it is not there") for path in missing]
         file = settings.report or folder / name / FILE_NAME
         if file.parent.is_dir():
             _write_report(file, report.skipped + absent)
         if len(report.skipped) == len(rows):
-            first = report.skipped[0]
             raise BadData(
-                f"none of the {len(rows)} images of {settings.data} can be indexed; "
-                f"the first, {first.key}: {first.reason}"
+                f"none of the {len(rows)} images of {settings.data} can be indexed; the first,"
+                f" {report.skipped[0].key}: {report.skipped[0].reason}"
             )
         gallery = target.made()
         info = gallery.info()

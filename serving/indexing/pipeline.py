@@ -70,9 +70,8 @@ class _NewImage:
 
 
 _Outcome = _NewImage | Item | Source | Literal["unchanged", "changed"]
-"""An Item is the stored one with another label, URI or metadata, to be stored so; a Source is what is to be
-noted of an item that is as it should be, as its file's time or its origin is another; `changed` is an item
-of another file than the one that is there now, which is to stay."""
+"""An Item is the stored one with other texts, to be stored so; a Source is to be noted of an item that is as
+it should be; `changed` is an item of another file than the one that is there now, which is to stay."""
 
 
 def index_rows(
@@ -94,8 +93,7 @@ def index_rows(
         rows: Those of its rows that are on the side `split`.
         target: The gallery, which is made when the first image is ready.
         split: The side of the data set; with the place of the data set it says whose the items are.
-        sync: Whether items are replaced whose file has changed, and deleted whose file is gone; not where
-            all rows are bad.
+        sync: Whether items are replaced whose file has changed, and deleted whose file is gone.
         batch: Images encoded at once.
         threads: Threads that decode; 0 takes one a core.
     """

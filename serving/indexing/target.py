@@ -81,11 +81,7 @@ class Target:
 
 
 def stored_of(gallery: Gallery, keys: Sequence[str]) -> dict[str, Item]:
-    """Return the items of those keys that were made of files.
-
-    One that was put in by other means is found when its key turns out to be taken: to look for each key
-    would cost more than to embed those few.
-    """
+    """Return the items of those keys that were made of files; others are found when their key is taken."""
     while True:
         try:
             return {item.key: item for item in gallery.get(list(gallery.sources(keys)))}
@@ -158,7 +154,7 @@ class Storing:
         if sources:
             gallery.touch(sources)
         while True:
-            items = [write.item if write.embedded else _pictured(gallery, write.item) for write in writes]
+            items = [write.item if write.embedded else _with_picture(gallery, write.item) for write in writes]
             try:
                 gallery.upsert(items, expected={item.key: item.version for item in items})
             except Conflict:
@@ -184,8 +180,8 @@ class Storing:
         return None
 
 
-def _pictured(gallery: Gallery, item: Item) -> Item:
-    """Return a stored item with its thumbnail, which one that is told anew keeps."""
-    with suppress(NotFound):
-        return replace(item, thumbnail=gallery.thumbnail(item.key)) if gallery.meta.thumbnail_side else item
+def _with_picture(gallery: Gallery, item: Item) -> Item:
+    """Return an item that is told anew with the thumbnail that it has."""
+    with suppress(NotFound):  # it keeps none, or is gone
+        return replace(item, thumbnail=gallery.thumbnail(item.key))
     return item

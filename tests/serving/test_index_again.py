@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -225,11 +226,7 @@ def test_an_image_that_cannot_be_read_just_now_keeps_its_item_with_sync(
     model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.utime(data / "class0/00.jpg", ns=(1, 1))
-
-    def fail(_: File) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(File, "read_bytes", fail)
+    monkeypatch.setattr(File, "read_bytes", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "skipped": 1, "kept": 1}
 
 
@@ -254,23 +251,24 @@ def between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], *, at: s
     monkeypatch.setattr(Gallery, at, write)
 
 
-@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize(
+    ("others", "sync", "found", "label"),
+    [
+        ("online", False, {"changed": 1}, "online"),
+        ("online", True, {"stored": 1}, "class0"),
+        ("index", False, {}, "class0"),
+    ],
+)
 def test_an_item_written_by_others_meanwhile_is_replaced_only_with_sync(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
-) -> None:
+    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch,
+    others: str, sync: bool, found: dict[str, int], label: str,
+) -> None:  # fmt: skip
     (data / "class0/new.jpg").write_bytes(picture(99))
-    between(monkeypatch, lambda: online(birds, "class0/new.jpg"))
-    found = {"stored": 1} if sync else {"changed": 1}
-    assert counts(index(model, data, birds, sync=sync)) == {"unchanged": 20} | found
-    assert labels(birds)["class0/new.jpg"] == ("class0" if sync else "online")
-
-
-def test_an_item_stored_by_another_run_meanwhile_is_unchanged(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (data / "class0/new.jpg").write_bytes(picture(99))
-    between(monkeypatch, lambda: index(model, data, birds))
-    assert counts(index(model, data, birds)) == {"unchanged": 21}
+    acts = {"online": lambda: online(birds, "class0/new.jpg"), "index": lambda: index(model, data, birds)}
+    between(monkeypatch, acts[others])
+    expected = {"unchanged": 20 + (others == "index")} | found
+    assert counts(index(model, data, birds, sync=sync)) == expected
+    assert labels(birds)["class0/new.jpg"] == label
 
 
 def test_a_vector_is_not_told_anew_over_a_newer_one(
