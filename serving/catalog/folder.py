@@ -71,10 +71,7 @@ def _wrapper(images: Sequence[PurePosixPath]) -> PurePosixPath:
 
 
 def _has_splits(root: Path, classes: set[PurePosixPath], format: str) -> bool:
-    """Tell whether there are two split folders or more, and class folders in one at least.
-
-    One alone may be a class of vehicles. Class folders beside several are refused.
-    """
+    """Tell whether there are split folders with class folders; one alone may be a class of vehicles."""
     tops = sorted({each.parts[0] for each in classes})
     others = [path_text(top) for top in tops if top.lower() not in SPLITS]
     splits = [top for top in tops if top.lower() in SPLITS]

@@ -104,10 +104,7 @@ def _plain(value: object) -> Plain | None:
 
 
 def make_one_type(rows: Sequence[Row]) -> None:
-    """Bring metadata to one type a field, so that a filter compares like with like.
-
-    Numbers are decimals where one is; a field that has anything else beside them, or truths, is text.
-    """
+    """Bring metadata to one type a field: decimals where all are numbers, and text where anything else is."""
     types = defaultdict[str, set[type]](set)
     for row in rows:
         for name, value in row.metadata.items():

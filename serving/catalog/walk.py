@@ -22,8 +22,7 @@ def walk(root: Path) -> Iterator[tuple[PurePosixPath, Literal["file", "dangling"
     """Yield what lies below `root`, hidden names left out, as paths relative to it.
 
     Links to folders are followed after all real folders, and a folder is entered once, so that a loop of
-    links ends and a real path wins over a linked one. A folder with neither an image nor a folder in it is
-    empty. Raises BadData where a folder cannot be read.
+    links ends. A folder with neither an image nor a folder is empty. BadData where one cannot be read.
     """
     real, linked, seen = [PurePosixPath()], list[PurePosixPath](), set[tuple[int, int]]()
     while real or linked:

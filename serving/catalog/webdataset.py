@@ -1,7 +1,4 @@
-"""The format `webdataset`: `.tar` files in which members of one name but for the ending are one sample.
-
-Nothing is unpacked: the headers are gone through once, and an image is read where it lies in the tar.
-"""
+"""The format `webdataset`: `.tar` files in which members of one name but for the ending are one sample."""
 
 import json
 import os

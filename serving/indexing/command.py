@@ -47,8 +47,7 @@ class Settings(BaseModel):
     )
     sync: bool = Field(
         default=False,
-        description="embed images anew whose file has changed, and delete items of this data set whose image "
-        "is gone; otherwise both are counted and left as they are",
+        description="embed changed images anew, and delete items of this data set whose image is gone",
     )
     report: Path | None = Field(
         default=None, description=f"CSV file of what cannot be stored; by default {FILE_NAME} in the gallery"

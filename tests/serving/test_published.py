@@ -121,6 +121,12 @@ def test_lists_of_sop_that_do_not_hold_are_refused(tmp_path: Path, lines: list[s
     refused(tmp_path, message)
 
 
+def test_list_that_is_a_folder_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "Ebay_train.txt", SOP, "1 1 1 a/0.JPG")
+    (tmp_path / "Ebay_test.txt").mkdir()
+    refused(tmp_path, r"Ebay_test\.txt cannot be read: Is a directory")
+
+
 # --- inshop ----------------------------------------------------------------------------------------------
 
 
