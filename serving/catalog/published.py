@@ -9,7 +9,12 @@
   or in the folder itself; the images lie below `img/` or `Img/img/`.
 """
 
+import importlib.util
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,7 +23,7 @@ from serving.catalog.picture import File
 from serving.catalog.rows import Catalog, Row, known_split
 from serving.catalog.table import read_text
 from serving.catalog.walk import sort_out
-from serving.errors import BadData, BadSetting, cause_of
+from serving.errors import BadData, BadSetting
 
 __all__ = ["Listed", "find", "parse", "read"]
 
@@ -27,6 +32,17 @@ _CUB_BESIDE: Final = ("image_class_labels.txt", "train_test_split.txt", "boundin
 _CARS_WHOLE: Final = "cars_annos.mat"
 _CARS_TRAIN: Final = "cars_train_annos.mat"
 _CARS_TEST: Final = ("cars_test_annos_withlabels.mat", "cars_test_annos.mat")  # the latter without classes
+# On a file of which one byte is damaged, SciPy's reader can end its process or ask for any amount of memory.
+# So it has a process of its own, which may take 4 GiB and a minute.
+_LOAD: Final = """
+import contextlib, json, resource, sys
+from scipy.io import loadmat
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+with contextlib.suppress(ValueError):
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 32, resource.getrlimit(resource.RLIMIT_AS)[1]))
+found = loadmat(sys.argv[1], variable_names=["annotations", "class_names"], simplify_cells=True)
+print(json.dumps(found, default=lambda it: it.tolist() if hasattr(it, "tolist") else str(it)))
+"""
 _SOP_LISTS: Final = {"train": "Ebay_train.txt", "test": "Ebay_test.txt"}
 _INSHOP_LIST: Final = "list_eval_partition.txt"
 
@@ -157,18 +173,16 @@ def _parse_cars(folder: Path) -> list[Listed]:
 
 def _read_arrays(path: Path) -> dict[str, Any]:
     """Read a .mat file: cells as lists, structs as dicts, an array of one as its value."""
-    try:
-        from scipy.io import loadmat
-    except ImportError as error:
+    if importlib.util.find_spec("scipy") is None:
         raise BadSetting(
             "SciPy is not installed, which the format cars needs; install scipy, or crossbatch[train]"
-        ) from error
-    try:
-        found: dict[str, Any] = loadmat(path, simplify_cells=True)
-    except Exception as error:  # SciPy may raise anything on bytes that it did not expect
-        raise BadData(
-            f"{path} is damaged or no .mat file: {cause_of(error)}; take the published file"
-        ) from error
+        )
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # each thread of its own would take memory
+    command = [sys.executable, "-P", "-c", _LOAD, os.fspath(path)]
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    if done.returncode:
+        raise BadData(f"{path} is damaged or no .mat file, and cannot be read; take the published file")
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
