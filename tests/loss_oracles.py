@@ -14,31 +14,21 @@ def each_pair(
 ) -> tuple[list[tuple[int, Floats, Floats]], list[tuple[int, Floats, Floats]]]:
     """Positive and negative pairs as (anchor, its embedding, the other's), of a batch or against others."""
     positive, negative = [], []
-    others, other_labels = (
-        (embeddings, labels) if references is None or names is None else (references, names)
-    )
-    for i in range(len(labels)):
-        for j in range(len(other_labels)):
-            if labels[i] != other_labels[j]:
-                negative.append((i, embeddings[i], others[j]))
+    others = (embeddings, labels) if references is None or names is None else (references, names)
+    for i, (a, label) in enumerate(zip(embeddings, labels, strict=True)):
+        for j, (b, name) in enumerate(zip(*others, strict=True)):
+            if label != name:
+                negative.append((i, a, b))
             elif references is not None or i != j:
-                positive.append((i, embeddings[i], others[j]))
+                positive.append((i, a, b))
     return positive, negative
 
 
-def contrastive_against(
-    embeddings: Floats,
-    labels: Ints,
-    references: Floats,
-    names: Ints,
-    *,
-    pos_margin: float = 1.0,
-    neg_margin: float = 0.5,
-) -> float:
-    """`contrastive` of a batch with references in place of itself."""
+def contrastive_against(embeddings: Floats, labels: Ints, references: Floats, names: Ints) -> float:
+    """`contrastive`, of margins 1 and 0.5, of a batch with references in place of itself."""
     positive, negative = each_pair(embeddings, labels, references, names)
-    short = [pos_margin - cosine(a, b) for _, a, b in positive if pos_margin - cosine(a, b) > 0]
-    long = [cosine(a, b) - neg_margin for _, a, b in negative if cosine(a, b) - neg_margin > 0]
+    short = [1 - cosine(a, b) for _, a, b in positive if cosine(a, b) < 1]
+    long = [cosine(a, b) - 0.5 for _, a, b in negative if cosine(a, b) > 0.5]
     return float((np.mean(short) if short else 0.0) + (np.mean(long) if long else 0.0))
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from serving.errors import BadSetting
-from training.network.backbone import Backbone, build_backbone
+from training.network.backbone import BLOCKS, Backbone, BNInception, ResNet20, build_backbone
 from training.network.embedder import Embedder
-from training.network.networks import BLOCKS, BNInception, ResNet20
 from training.recipes.recipe import Recipe
 
 
@@ -58,13 +57,10 @@ def test_maps_with_channels_last_are_turned() -> None:
     assert backbone.channels == backbone(images).shape[1]
 
 
-@pytest.mark.parametrize(("name", "patch"), [("test_vit", 16), ("test_vit4", 16)])
-@pytest.mark.parametrize("size", [40, 8])
-def test_images_that_are_no_whole_number_of_patches(name: str, patch: int, size: int) -> None:
-    with pytest.raises(
-        BadSetting, match=rf"{name} cuts .* patches of {patch} px, .* multiple .* it is {size}$"
-    ):
-        build_backbone(name, image_size=size)
+@pytest.mark.parametrize("name", ["test_vit", "test_vit4"])
+def test_images_that_are_no_whole_number_of_patches(name: str) -> None:
+    with pytest.raises(BadSetting, match=rf"{name} cuts .* patches of 16 px, .* multiple .* it is 40$"):
+        build_backbone(name, image_size=40)
 
 
 @pytest.mark.parametrize(
@@ -109,16 +105,12 @@ def test_freezing_stops_at_the_stage(name: str, frozen: str, free: str) -> None:
     learns = {key: parameter.requires_grad for key, parameter in backbone.body.named_parameters()}
     assert not learns[frozen]
     assert learns[free]
-    with pytest.raises(BadSetting, match="stages"):
-        backbone.freeze(100)
 
 
 def test_what_a_backbone_was_trained_on_is_known() -> None:
-    for name in ("test_vit", "resnet10t"):
-        config: Any = timm.get_pretrained_cfg(name)
-        backbone = build_backbone(name)
-        assert (backbone.mean, backbone.std, backbone.order) == (config.mean, config.std, "RGB")
-    assert build_backbone("bn_inception").order == "BGR"
+    config: Any = timm.get_pretrained_cfg("test_vit")
+    backbone = build_backbone("test_vit")
+    assert (backbone.mean, backbone.std, backbone.order) == (config.mean, config.std, "RGB")
 
 
 SHAPES = {  # read off the definition that the published file was made with
@@ -140,10 +132,9 @@ SHAPES = {  # read off the definition that the published file was made with
 def network() -> BNInception:
     torch.manual_seed(0)
     network = BNInception()
-    for layer in network.modules():  # statistics that evaluation mode shows
-        if isinstance(layer, torch.nn.BatchNorm2d):
-            layer.running_mean = torch.rand(layer.num_features) * 10
-            layer.running_var = torch.rand(layer.num_features) + 0.5
+    for name, values in network.named_buffers():  # statistics that evaluation mode shows
+        if "running" in name:
+            values.uniform_(0.5, 10)
     return network.eval()
 
 

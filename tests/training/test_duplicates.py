@@ -19,17 +19,17 @@ from training.network.backbone import build_backbone
 def test_pairs_are_the_double_loop() -> None:
     rng = np.random.default_rng(0)
     tests, trains = rng.normal(size=(40, 3)), rng.normal(size=(30, 3))
-    expected = []
+    expected = dict[int, tuple[int, float]]()
     for i, a in enumerate(tests):
         cosines = [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for b in trains]
-        if max(cosines) >= 0.98:
-            expected.append((i, int(np.argmax(cosines)), max(cosines)))
-    expected.sort(key=lambda pair: -pair[2])
-    found = find_duplicates(tests.astype(np.float32), trains.astype(np.float32), near=0.98)
+        if max(cosines) >= NEAR:
+            expected[i] = int(np.argmax(cosines)), max(cosines)
+    found = find_duplicates(tests, trains)
     assert 3 < len(found) < 40
-    assert [pair[:2] for pair in found] == [pair[:2] for pair in expected]
-    assert [pair[2] for pair in found] == pytest.approx([pair[2] for pair in expected], abs=1e-6)
-    assert find_duplicates(trains[:1], -trains[:1]) == []
+    assert {i: j for i, j, _ in found} == {i: j for i, (j, _) in expected.items()}
+    assert [cosine for _, _, cosine in found] == pytest.approx(
+        sorted((c for _, c in expected.values()), reverse=True)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -81,15 +81,6 @@ def test_the_loss_is_the_loop(labels: list[int], options: dict[str, float]) -> N
         assert (value.item() > 0) == (len(set(labels)) > 1)
 
 
-def test_the_gradient_is_the_difference_quotient() -> None:
-    names, pairs = drawn([0, 0, 1, 1, 2])
-
-    def value(x: Tensor) -> Tensor:
-        return mixed_loss(x, names, mix(x, pairs), pairs)
-
-    assert torch.autograd.gradcheck(value, embed(5).requires_grad_())
-
-
 def test_a_module_puts_out_mixtures_while_mixing() -> None:
     network = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
     x = embed(6)

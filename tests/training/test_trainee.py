@@ -14,13 +14,8 @@ from training.recipes.recipe import Recipe
 
 
 def test_groups_of_the_optimizer() -> None:
-    rates = {
-        "learning_rate": 1,
-        "head_learning_rate": 2,
-        "prototype_learning_rate": 3,
-        "loss_learning_rate": 4,
-    }
-    recipe = Recipe.model_validate(rates | {"loss_learning_rate": 4, "weight_decay": 0.1})
+    rates: dict[str, float] = {"prototype_learning_rate": 3, "loss_learning_rate": 4}
+    recipe = Recipe(learning_rate=1, head_learning_rate=2, **rates, weight_decay=0.1, pooling="gem")
     embedder, loss = build_embedder(recipe), build_loss("proxy_nca", classes=3, dimension=recipe.dimension)
     optimizer = build_optimizer(embedder, loss, recipe)
     groups: dict[int, tuple[float, float]] = {
@@ -34,6 +29,8 @@ def test_groups_of_the_optimizer() -> None:
     assert groups[id(embedder.backbone.body.conv.weight)] == (1, 0.1)  # type: ignore[union-attr]
     assert groups[id(embedder.backbone.body.bn.weight)] == (1, 0)  # type: ignore[union-attr]
     assert groups[id(embedder.head.weight)] == (2, 0.1)
+    (exponent,) = embedder.pool.parameters()
+    assert groups[id(exponent)] == (2, 0)
     assert groups[id(embedder.codebook)] == (3, 0)
     assert optimizer.defaults["fused"]
 
@@ -61,34 +58,23 @@ def test_frozen_batchnorm_keeps_its_statistics() -> None:
     assert [layer.training for layer in net] == [False, False]
 
 
-def test_gradients_are_shortened_and_then_cut() -> None:
-    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    optimizer = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=1)
-    for weight, grad in zip(weights, ([3.0, 0.0], [0.0, -4.0]), strict=True):
+@pytest.mark.parametrize(
+    ("norm", "value", "expected"),
+    [
+        (0, 0, [[3, 0], [0, -4], [0, 12]]),
+        (2.5, 1.8, [[1.5, 0], [0, -1.8], [0, 1.8]]),
+        (9, 0, [[3, 0], [0, -4], [0, 9]]),
+    ],
+)
+def test_gradients_are_shortened_the_codebooks_apart_and_then_cut(
+    norm: float, value: float, expected: list[list[float]]
+) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    for weight, grad in zip(weights, ([3.0, 0.0], [0.0, -4.0], [0.0, 12.0]), strict=True):
         weight.grad = torch.tensor(grad)
-    assert clip(optimizer, torch.zeros(0), norm=0, value=0) == 5  # left as they are
-    assert [weight.grad.tolist() for weight in weights if weight.grad is not None] == [[3, 0], [0, -4]]
-    assert clip(optimizer, torch.zeros(0), norm=2.5, value=1.8) == 5
+    assert clip(torch.optim.SGD(weights, lr=1), weights[2], norm=norm, value=value) == 13
     grads = [weight.grad.tolist() for weight in weights if weight.grad is not None]
-    assert grads == [pytest.approx([1.5, 0], abs=1e-4), pytest.approx([0, -1.8], abs=1e-4)]
-
-
-def test_the_codebook_is_clipped_apart() -> None:
-    weight, codebook = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-    optimizer = torch.optim.SGD([weight, codebook], lr=1)
-    weight.grad, codebook.grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, -40.0])
-    assert clip(optimizer, codebook, norm=4, value=0) == pytest.approx(1609**0.5)
-    assert weight.grad.tolist() == [3, 0]  # which a gradient of the whole would be shortened with
-    assert codebook.grad.tolist() == [0, pytest.approx(-4, abs=1e-4)]
-
-
-def test_a_poolings_exponent_trains_with_the_head_and_without_decay() -> None:
-    recipe = Recipe(pooling="gem", head_learning_rate=2, weight_decay=0.1)
-    embedder = build_embedder(recipe)
-    optimizer = build_optimizer(embedder, torch.nn.Identity(), recipe)
-    (exponent,) = embedder.pool.parameters()
-    (group,) = [group for group in optimizer.param_groups if any(p is exponent for p in group["params"])]
-    assert (group["lr"], group["weight_decay"]) == (2, 0)
+    assert grads == [pytest.approx(each, abs=1e-4) for each in expected]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("radam", torch.optim.RAdam), ("rmsprop", torch.optim.RMSprop)])
@@ -109,12 +95,10 @@ def test_warm_up_and_half_a_cosine() -> None:
 
 
 def test_rates_drop_after_the_epochs_that_are_named() -> None:
-    recipe = Recipe(schedule="drops", drop_epochs=[2, 4], drop_factor=0.5, warmup=0.1)
+    recipe = Recipe(schedule="drops", drop_epochs=[4, 2], drop_factor=0.5, warmup=0.1)
     factors = [rate_factor(step, 20, recipe, per_epoch=4) for step in range(20)]
     assert factors[:2] == pytest.approx([1 / 3, 2 / 3])
     assert factors[2:] == [1] * 6 + [0.5] * 8 + [0.25] * 4
-    unsorted = Recipe(schedule="drops", drop_epochs=[4, 2], drop_factor=0.5, warmup=0.1)
-    assert factors == [rate_factor(step, 20, unsorted, per_epoch=4) for step in range(20)]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])

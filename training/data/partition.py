@@ -86,11 +86,6 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
             f"{key} would hold out one class, where whatever is found is right: {larger}, or set {key} to 0"
             " to keep the last epoch"
         )
-    if validation and held == len(validation):
-        raise BadData(
-            f"none of the {held} validation classes has two images, so that nothing could be found: set {key}"
-            " to 0 to keep the last epoch"
-        )
     if classes == 1:
         raise BadData(
             f"one class is left to train on ({train[0].label!r}), which teaches nothing: two or more are"
@@ -197,9 +192,9 @@ def _held(count: int, recipe: Recipe) -> NDArray[np.intp]:
 
 
 def find_duplicates(
-    tests: NDArray[np.floating[Any]], trains: NDArray[np.floating[Any]], *, near: float = NEAR
+    tests: NDArray[np.floating[Any]], trains: NDArray[np.floating[Any]]
 ) -> list[tuple[int, int, float]]:
-    """Find test features (N, C) whose most alike training feature, of (G, C), is as near as `near`.
+    """Find test features (N, C) whose most alike training feature, of (G, C), is as near as `NEAR`.
 
     Gives the place in `tests`, that in `trains` and the cosine of each, the highest first.
     """
@@ -207,7 +202,7 @@ def find_duplicates(
     nobody = np.zeros(len(tests), dtype=np.int64), np.ones(len(trains), dtype=np.int64)
     nearest = ExactSearch(tests, trains, *nobody).nearest(np.arange(len(tests)), 1)[:, 0]
     cosines = (tests * trains[nearest]).sum(axis=1)
-    found = [place for place in np.argsort(-cosines, kind="stable").tolist() if cosines[place] >= near]
+    found = [place for place in np.argsort(-cosines, kind="stable").tolist() if cosines[place] >= NEAR]
     return [(place, int(nearest[place]), float(cosines[place])) for place in found]
 
 

@@ -29,9 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 _AHEAD = 64  # most decoded images that wait to be used
-_LONGEST = (
-    16  # how many times longer than its shorter side a training image is at most; its ends are left out
-)
+_LONGEST = 16  # a training image is at most so many times longer than wide; its ends are left out
 _TOLD = 10  # most unreadable images that are told by name
 
 # file contents to uint8 (H, W, 3), else BadImage; picklable, since worker processes may be handed it

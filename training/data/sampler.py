@@ -15,8 +15,7 @@ from serving.errors import BadData
 
 __all__ = ["PKSampler", "draw_sample"]
 
-_CLASSES = 100
-"""Classes that share the room of a sample at least."""
+_CLASSES = 100  # that share the room of a sample at least
 
 
 class PKSampler(Sampler[list[int]]):
@@ -34,7 +33,6 @@ class PKSampler(Sampler[list[int]]):
         images_per_class: int,
         batches: int | None = None,
         seed: int = 0,
-        epoch: int = 0,
     ) -> None:
         _, members, sizes = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
         if len(sizes) < classes_per_batch:
@@ -49,11 +47,8 @@ class PKSampler(Sampler[list[int]]):
         # Enough room for all groups, and no class twice in a batch.
         self._round = max(int(self._groups.max()), math.ceil(int(self._groups.sum()) / classes_per_batch))
         self._batches = self._round if batches is None else batches
-        self.seed, self.epoch = seed, epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration draws."""
-        self.epoch = epoch
+        self.seed = seed
+        self.epoch = 0  # which the next iteration draws
 
     def __len__(self) -> int:
         return self._batches

@@ -43,20 +43,15 @@ class Trainee:
     average: AveragedModel | None
 
     @property
-    def device(self) -> torch.device:
-        """Where it is trained."""
-        return self.fabric.device
-
-    @property
     def eval_model(self) -> Embedder:
         """The weights that are measured and kept: the moving average, where there is one."""
         return self.average.module if self.average else self.embedder  # type: ignore[return-value]
 
     @property
-    def modules(self) -> dict[str, nn.Module]:
+    def modules(self) -> nn.ModuleDict:
         """What a checkpoint holds besides the optimiser, by name."""
         found: dict[str, nn.Module] = {"model": self.embedder, "objective": self.objective}
-        return found | ({"average": self.average} if self.average else {})
+        return nn.ModuleDict(found | ({"average": self.average} if self.average else {}))
 
 
 def build_network(recipe: Recipe, *, classes: int, fresh: bool) -> tuple[Embedder, Objective]:
