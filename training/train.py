@@ -91,12 +91,10 @@ class Settings(BaseModel):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Train as the recipe says.
+    """Train as the recipe says; with `list`, give only `recipes`.
 
-    Returns:
-        `run`, `recipe`, `epochs`, `finished` (there was nothing left to train), `best` (the epoch kept, and
-        its metrics on validation classes), `format`, `images` and `classes` that trained,
-        `validation_images`, `unlabelled`, `unreadable` and `seconds`; with `list`, only `recipes`.
+    Gives `run`, `recipe`, `epochs`, `finished` (there was nothing left to train), `best` (the epoch kept, its
+    metrics on validation classes), `format`, `images` and `classes` that trained, and what was left out.
     """
     if settings.list:
         names = [settings.recipe] if settings.recipe else recipe_names()

@@ -150,10 +150,8 @@ def hold_out(rows: Sequence[Row], recipe: Recipe) -> tuple[tuple[Row, ...], tupl
     groups = [row.label.partition("/")[0] if by_folder else row.label for row in rows]
     names = sorted(set(groups))
     held = {names[place] for place in _held(len(names), recipe)}
-    paired = list(zip(rows, groups, strict=True))
-    return tuple(row for row, group in paired if group not in held), tuple(
-        row for row, group in paired if group in held
-    )
+    train = tuple(row for row, group in zip(rows, groups, strict=True) if group not in held)
+    return train, tuple(row for row, group in zip(rows, groups, strict=True) if group in held)
 
 
 def cut_fold(count: int, *, folds: int, fold: int, rule: Literal["even", "wrapped"]) -> NDArray[np.intp]:

@@ -124,13 +124,8 @@ class QuarterTurns:
     """
 
     def __init__(self, pictures: Pictures) -> None:
-        self._pictures = pictures
-        self.classes = tuple(f"{name} turned {90 * turn}" for turn in range(4) for name in pictures.classes)
-        classes = len(pictures.classes)
+        self._pictures, classes = pictures, len(pictures.classes)
         self.labels = np.concatenate([pictures.labels + turn * classes for turn in range(4)])  # (4 N,)
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def __getitem__(self, index: int) -> NDArray[np.uint8]:
         """Give the pixels of one image, turned, uint8 (H, W, 3)."""

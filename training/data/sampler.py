@@ -11,7 +11,6 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from serving.catalog.catalog import Row
-from serving.errors import BadData
 
 __all__ = ["PKSampler", "draw_sample"]
 
@@ -35,11 +34,6 @@ class PKSampler(Sampler[list[int]]):
         seed: int = 0,
     ) -> None:
         _, members, sizes = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
-        if len(sizes) < classes_per_batch:
-            raise BadData(
-                f"the training set has {len(sizes)} classes, but a batch needs {classes_per_batch}:"
-                f" give more classes or lower classes_per_batch"
-            )
         by_class = np.argsort(members, kind="stable")
         self._images = np.split(by_class, np.cumsum(sizes)[:-1])  # image numbers of each class
         self._groups = -(-sizes // images_per_class)  # ceil(n_c / K)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
@@ -73,7 +73,6 @@ def fit(
         logbook.end_epoch({"epoch": 0, "steps": 0}, _validate(trainee, validation))
     else:
         logbook.restore()
-    dead_before = any(dead_note([row], recipe) for row in logbook.history)
     board = folder / "tensorboard" if tensorboard and fabric.is_global_zero else None
     with curves(board, logbook.history) as draw:
         while not logbook.finished:
@@ -87,10 +86,9 @@ def fit(
                 "learning_rate": trainee.optimizer.param_groups[0]["lr"],
                 "seconds": round(time.monotonic() - started, 2),
             }
-            note = dead_note([row], recipe)
-            if note and not dead_before and fabric.is_global_zero:
+            note, *before = (dead_note([each], recipe) for each in (row, *logbook.history))
+            if note and not any(before) and fabric.is_global_zero:
                 _log.warning("%s", note)
-            dead_before = dead_before or note is not None
             due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
             logbook.end_epoch(row, _validate(trainee, validation if due else None))
             draw(row)
@@ -106,7 +104,7 @@ def _batches(source: _Source, sampler: PKSampler, recipe: Recipe, epoch: int, fa
         TrainingSet(source, Augmentation(recipe), seed=recipe.seed, epoch=epoch),
         batch_sampler=[share([(index, next(draw)) for index in batch], fabric) for batch in sampler],
         num_workers=recipe.workers,
-        generator=torch.Generator(),  # only seeds workers, and must not draw from the global one
+        generator=Generator(),  # only seeds workers, and must not draw from the global one
     )
 
 
@@ -118,7 +116,7 @@ def _run_epoch(
     optimizer, mapped = trainee.optimizer, recipe.caches_features
     total = recipe.epochs * steps
     torch.manual_seed(_seed(recipe, epoch, 0) + fabric.global_rank)  # for backbones that drop out
-    halves, pairing = (torch.Generator().manual_seed(_seed(recipe, epoch, use)) for use in (1, 2))
+    halves, pairing = (Generator().manual_seed(_seed(recipe, epoch, use)) for use in (1, 2))
     resting = epoch < recipe.freeze_epochs
     embedder.train()
     freeze_batchnorm(embedder, whole=recipe.freeze_batchnorm or resting)
@@ -178,12 +176,7 @@ def _drawn(batches: _Batches) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _mix(
-    trainee: Trainee,
-    images: Tensor,
-    features: Features,
-    labels: Tensor,
-    recipe: Recipe,
-    draws: torch.Generator,
+    trainee: Trainee, images: Tensor, features: Features, labels: Tensor, recipe: Recipe, draws: Generator
 ) -> tuple[Tensor, Pairs] | None:
     """Embed mixed examples (M, d), at the level that the recipe says or that is drawn for this step."""
     level = recipe.mixing

@@ -18,9 +18,8 @@ from training.loop.run import BEST, LAST, METRICS, write_record
 from training.loop.trainee import Trainee
 from training.recipes.recipe import Recipe
 
-__all__ = ["Curves", "History", "Logbook", "curves", "read_history"]
+__all__ = ["History", "Logbook", "curves", "read_history"]
 
-Curves = Callable[[Mapping[str, Any]], None]  # takes one row of an epoch
 _RESTING = ("model.backbone.", "average.module.backbone.")
 
 
@@ -155,7 +154,7 @@ def _finite(cells: Iterable[tuple[Any, Any]]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def curves(folder: Path | None, history: Sequence[Mapping[str, Any]]) -> Iterator[Curves]:
+def curves(folder: Path | None, history: Sequence[Mapping[str, Any]]) -> Iterator[Callable[..., None]]:
     """Open TensorBoard's curves in a folder, the epochs so far drawn anew; without one nothing is drawn."""
     if folder is None:
         yield lambda row: None

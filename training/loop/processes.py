@@ -51,13 +51,8 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
     try:
         # given as a plugin, for Lightning would silently change fp16 on a CPU for bf16
         mixed = None if recipe.precision == "32-true" else MixedPrecision(recipe.precision, device)
-        fabric = Fabric(
-            accelerator=device,
-            devices=here,
-            num_nodes=total // here,
-            strategy="ddp" if total > 1 else "auto",
-            plugins=mixed,
-        )
+        nodes, strategy = total // here, "ddp" if total > 1 else "auto"
+        fabric = Fabric(accelerator=device, devices=here, num_nodes=nodes, strategy=strategy, plugins=mixed)
         fabric.launch()
     except Exception as error:  # Lightning has a class of its own for each accelerator that is missing
         raise BadSetting(

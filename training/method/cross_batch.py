@@ -128,10 +128,8 @@ def watch_term(
     """
     if not (histograms.isfinite().all() and embeddings.isfinite().all()):
         return {}  # which the loop tells of
-    told = {
-        "prototypes_in_use": _effective(histograms.mean(dim=0)),
-        "prototypes_an_image": _effective(histograms).mean(),
-    }
+    entropy, entropies = (torch.special.entr(z).sum(dim=-1) for z in (histograms.mean(dim=0), histograms))
+    told = {"prototypes_in_use": entropy.exp(), "prototypes_an_image": entropies.exp().mean()}
     kinds = labels if kinds is None else kinds
     if first.any() and not first.all():
         counts = []
@@ -183,9 +181,3 @@ def dead_note(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> str | None:
         f" {recipe.prototypes} eigenvalues of what its prototypes are fitted to are above the ridge, and with"
         f" fewer than {_ALIVE} it expresses all images alike. {cure}"
     )
-
-
-def _effective(shares: Tensor) -> Tensor:
-    """Give exp(−Σ p log p) over the last dimension."""
-    entropy: Tensor = torch.special.entr(shares).sum(dim=-1)
-    return entropy.exp()

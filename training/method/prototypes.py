@@ -23,7 +23,6 @@ __all__ = [
 RidgeOn = Literal["absolute", "trace"]
 P = ParamSpec("P")
 T = TypeVar("T")
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def full_precision(function: Callable[P, T]) -> Callable[P, T]:
@@ -45,7 +44,8 @@ def full_precision(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _widen(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
+    half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if half else value
 
 
 def check_choice(name: str, value: str, choices: Any) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path, PurePosixPath
 import timm
 import torch
 from huggingface_hub import try_to_load_from_cache
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -133,12 +132,10 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except BadArtifact:
         raise
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise BadArtifact(f"{path} cannot be read as weights: {first_line(error)}") from error
     except Exception as error:  # torch has no one class for a damaged or forbidden pickle
         raise BadArtifact(
-            f"{path} is damaged, or holds more than plain tensors, which is never loaded: save its state_dict"
-            " alone, as .safetensors"
+            f"{path} cannot be read as weights ({type(error).__name__}): it is damaged, or holds more than"
+            " plain tensors, which is never loaded; save its state_dict alone, as .safetensors"
         ) from error
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
