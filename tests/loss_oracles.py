@@ -133,34 +133,26 @@ def libc(
     smoothing: float = 0.1,
 ) -> float:
     """LIBC node by node and head by head; `weights` are the loss's own, by name."""
-    b, d = embeddings.shape
-    width = d // heads
     nodes = embeddings
     for layer in range(layers):
         w = {name.removeprefix(f"messages.{layer}."): value for name, value in weights.items()}
-        projected = [w["self_attn.in_proj_weight"] @ x + w["self_attn.in_proj_bias"] for x in nodes]
-        refined = np.zeros_like(nodes)
-        for i in range(b):
-            message = np.zeros(d)
-            for h in range(heads):
-                part = slice(h * width, (h + 1) * width)
-                scores = [
-                    projected[i][:d][part] @ projected[j][d : 2 * d][part] / np.sqrt(width) for j in range(b)
-                ]
-                shares = np.exp(np.array(scores) - max(scores))
-                for j in range(b):
-                    message[part] += shares[j] / shares.sum() * projected[j][2 * d :][part]
-            message = w["self_attn.out_proj.weight"] @ message + w["self_attn.out_proj.bias"]
-            x = layer_norm(nodes[i] + message, w["norm1.weight"], w["norm1.bias"])
+        projected = nodes @ w["self_attn.in_proj_weight"].T + w["self_attn.in_proj_bias"]
+        query, key, value = (np.split(part, heads, axis=1) for part in np.split(projected, 3, axis=1))
+        refined = []
+        for i, node in enumerate(nodes):
+            message = list[Floats]()
+            for q, k, v in zip(query, key, value, strict=True):  # head by head
+                shares = np.exp(k @ q[i] / np.sqrt(len(q[i])))
+                message.append(shares @ v / shares.sum())
+            told = w["self_attn.out_proj.weight"] @ np.concatenate(message) + w["self_attn.out_proj.bias"]
+            x = layer_norm(node + told, w["norm1.weight"], w["norm1.bias"])
             hidden = np.maximum(w["linear1.weight"] @ x + w["linear1.bias"], 0)
             x = x + w["linear2.weight"] @ hidden + w["linear2.bias"]
-            refined[i] = layer_norm(x, w["norm2.weight"], w["norm2.bias"])
-        nodes = refined
+            refined.append(layer_norm(x, w["norm2.weight"], w["norm2.bias"]))
+        nodes = np.array(refined)
     total = 0.0
     for name, rows in (("classify", embeddings), ("classify_refined", nodes)):
-        logits = np.array(
-            [(weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]) / temperature for x in rows]
-        )
+        logits = (rows @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]) / temperature
         total += smoothed_cross_entropy(logits, labels, smoothing)
     return total
 

@@ -53,11 +53,8 @@ def run(settings: Settings) -> dict[str, Any]:
 
     trained = out / "run"
     _tell("2. Training on the first half of the products")
-    words = [
-        "--set",
-        f"seed={settings.seed}",
-        *(["--set", f"epochs={settings.epochs}"] if settings.epochs else []),
-    ]
+    words = ["--set", f"seed={settings.seed}"]
+    words += ["--set", f"epochs={settings.epochs}"] if settings.epochs else []
     _crossbatch("train", "demo", "--data", pictures, "--out", trained, *words)
     _tell("3. Measuring the other half, which no training has seen, untrained as well")
     measured = _crossbatch("evaluate", trained, "--data", pictures)

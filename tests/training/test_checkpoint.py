@@ -58,11 +58,10 @@ def test_damage_is_told(tmp_path: Path) -> None:
         load_checkpoint(path)
     save_checkpoint(path, {"a": torch.zeros(300)}, {})
     whole = path.read_bytes()
-    for damaged in (whole[:50], whole[:-8], b"", b"\xff" * 100):
+    for damaged in (whole[:50], whole[:-8], b"", b"\xff" * 100, whole[:-1] + b"\1"):
         path.write_bytes(damaged)
-        for load in (load_checkpoint, load_state):
-            with pytest.raises(BadArtifact, match="is damaged"):
-                load(path)
+        with pytest.raises(BadArtifact, match="is damaged"):
+            load_checkpoint(path)
     save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(BadArtifact, match="not a checkpoint of crossbatch"):
         load_checkpoint(path)

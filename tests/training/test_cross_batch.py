@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -81,18 +80,6 @@ def test_one_class_gives_zero_with_a_zero_gradient(labels: list[int]) -> None:
     for grad in (z.grad, y.grad):
         assert grad is not None
         assert (grad == 0).all()
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=14), st.randoms(use_true_random=False))
-def test_the_order_of_the_batch_does_not_matter(labels: list[int], random: object) -> None:
-    z, y, names = batch(labels, 5)
-    order = torch.from_numpy(np.random.default_rng(random.randrange(99)).permutation(len(labels)))  # type: ignore[attr-defined]
-    values = [
-        cross_batch_loss(z[o], y[o], names[o], contrastive(), generator=seeded())
-        for o in (torch.arange(len(labels)), order)
-    ]
-    torch.testing.assert_close(*values)
 
 
 @settings(deadline=None, max_examples=60)

@@ -53,16 +53,13 @@ def test_normalise_against_numpy(embedder: Embedder, pixels: torch.Tensor) -> No
 def test_assignments_against_a_loop(assign_on: AssignOn) -> None:
     embedder = build_embedder(RECIPE.model_copy(update={"assign_on": assign_on}))
     embedder.codebook[0] *= 5  # a longer prototype wins more often only by raw products
-    locations = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(2))
-    found = embedder.assignments(locations)
+    (places,) = torch.randn(1, 14, 12, generator=torch.Generator().manual_seed(2))
+    found = embedder.assignments(places[None])
     assert found.dtype == torch.uint8
-    for b in range(2):
-        for j in range(7):
-            scores = []
-            for prototype in embedder.codebook:
-                length = prototype.norm() if assign_on == "unit" else 1.0
-                scores.append(float(prototype @ locations[b, j] / length))
-            assert int(found[b, j]) == int(np.argmax(scores))
+    for place, assigned in zip(places, found[0].tolist(), strict=True):
+        lengths = [prototype.norm() if assign_on == "unit" else 1 for prototype in embedder.codebook]
+        scores = [float(v @ place / length) for v, length in zip(embedder.codebook, lengths, strict=True)]
+        assert assigned == int(np.argmax(scores))
 
 
 def test_the_start_depends_on_the_seed_alone() -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -172,21 +173,13 @@ def test_processes_that_read_other_images_than_the_first_are_told() -> None:
 def test_auto_takes_a_device_that_was_measured(
     cuda: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-
-    class Fabric:
-        def __init__(self, **options: Any) -> None:
-            asked.append(options["accelerator"])
-
-        def launch(self) -> None:
-            pass
-
-    monkeypatch.setattr(module, "Fabric", Fabric)
+    fabric = MagicMock()
+    monkeypatch.setattr(module, "Fabric", fabric)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     start_processes("auto", Recipe())
     start_processes("mps", Recipe())
-    assert asked == [expected, "mps"]
+    assert [call.kwargs["accelerator"] for call in fabric.call_args_list] == [expected, "mps"]
 
 
 def test_a_device_that_is_not_there_is_told() -> None:

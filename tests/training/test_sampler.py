@@ -85,6 +85,7 @@ def test_all_rows_come_where_they_fit_and_small_classes_whole() -> None:
 def test_large_classes_share_the_room_and_the_seed_draws() -> None:
     found = draw_sample(_rows(5, 1000), most=100, seed=0)
     assert Counter(row.label for row in found) == {f"{c:03}": 20 for c in range(5)}
+    assert len(draw_sample(_rows(20, 10), most=50, seed=0)) == 40  # an even share of the room, rounded down
     draws = [draw_sample(_rows(200, 5), most=100, seed=seed) for seed in (0, 0, 1)]
     assert draws[0] == draws[1]
     assert {row.label for row in draws[0]} != {row.label for row in draws[2]}

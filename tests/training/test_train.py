@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -192,28 +193,19 @@ def test_the_end_tells_what_trained_and_whether_it_was_of_use(train: Train, tmp_
     assert "The run was finished already" in again
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ([], "12 images of 3 classes train, 8 images of 2 classes validate; the first: {0}, {2}, {4}\n"),
+        (["validation=0"], "20 images of 5 classes train; the first: {0}, {1}, {2}, ...\n"),
+    ],
+)
 def test_what_trains_is_told_before_the_first_image_is_read(
-    train: Train,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    changes: list[str], told: str, train: Train, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(training.train, "_read_pictures", stop)
+) -> None:  # fmt: skip
+    monkeypatch.setattr(training.train, "_read_pictures", MagicMock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "r")
-    out, told = capsys.readouterr()
-    assert out == ""
-    assert told == (
-        f"{data} was read as folder: 12 images of 3 classes train, 8 images of 2 classes validate; the first:"
-        " 'class00', 'class02', 'class04'\n"
-    )
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "r", "validation=0")
-    assert capsys.readouterr().err == (
-        f"{data} was read as folder: 20 images of 5 classes train; the first: 'class00', 'class01',"
-        " 'class02', ...\n"
-    )
+        train(tmp_path / "r", *changes)
+    classes = [f"'class{number:02}'" for number in range(5)]
+    assert capsys.readouterr() == ("", f"{data} was read as folder: {told.format(*classes)}")

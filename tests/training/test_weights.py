@@ -77,6 +77,9 @@ def test_weights_of_another_architecture_name_both(tmp_path: Path) -> None:
     save_file({**state, "conv.weight": torch.zeros(16, 1, 3, 3)}, tmp_path / "shape.safetensors")
     with pytest.raises(ModelMismatch, match=r"\(16, 1, 3, 3\).*\(16, 3, 3, 3\)"):
         build_backbone("resnet20", str(tmp_path / "shape.safetensors"))
+    save_file({"patch_embed.proj.weight": torch.zeros(3)}, tmp_path / "odd.safetensors")
+    with pytest.raises(ModelMismatch, match=r"odd\.safetensors holds weights of another .* timm cannot fit"):
+        build_backbone("test_vit", str(tmp_path / "odd.safetensors"))
 
 
 class _Trap:
@@ -90,9 +93,6 @@ def test_a_damaged_or_hostile_file_is_refused(name: str, tmp_path: Path) -> None
     (tmp_path / name).write_bytes(contents)
     with pytest.raises(BadArtifact, match=name):
         build_backbone("resnet20", str(tmp_path / name))
-
-
-# --- published files ---------------------------------------------------------------------------------------
 
 
 def test_published_weights_are_found_in_torchs_cache(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +163,6 @@ def test_a_file_that_is_not_what_its_name_says(tmp_path: Path) -> None:
         build_backbone("resnet20", str(tmp_path / name))
 
 
-# --- fitting them in ---------------------------------------------------------------------------------------
-
-
 def test_bn_inceptions_file_of_older_shapes_and_its_classifier(tmp_path: Path) -> None:
     source = build_backbone("bn_inception").body.state_dict()
     state = {
@@ -187,9 +184,3 @@ def test_files_of_timms_own_fit(name: str, tmp_path: Path) -> None:
     loaded = build_backbone(name, str(tmp_path / "whole.safetensors"), image_size=size).body.state_dict()
     assert loaded
     assert all(torch.equal(value, whole.state_dict()[key]) for key, value in loaded.items())
-
-
-def test_a_file_that_timm_trips_over(tmp_path: Path) -> None:
-    save_file({"patch_embed.proj.weight": torch.zeros(3)}, tmp_path / "odd.safetensors")
-    with pytest.raises(ModelMismatch, match=r"odd\.safetensors holds weights of another .* timm cannot fit"):
-        build_backbone("test_vit", str(tmp_path / "odd.safetensors"))
