@@ -14,31 +14,21 @@ def each_pair(
 ) -> tuple[list[tuple[int, Floats, Floats]], list[tuple[int, Floats, Floats]]]:
     """Positive and negative pairs as (anchor, its embedding, the other's), of a batch or against others."""
     positive, negative = [], []
-    others, other_labels = (
-        (embeddings, labels) if references is None or names is None else (references, names)
-    )
-    for i in range(len(labels)):
-        for j in range(len(other_labels)):
-            if labels[i] != other_labels[j]:
-                negative.append((i, embeddings[i], others[j]))
+    others = (embeddings, labels) if references is None or names is None else (references, names)
+    for i, (a, label) in enumerate(zip(embeddings, labels, strict=True)):
+        for j, (b, name) in enumerate(zip(*others, strict=True)):
+            if label != name:
+                negative.append((i, a, b))
             elif references is not None or i != j:
-                positive.append((i, embeddings[i], others[j]))
+                positive.append((i, a, b))
     return positive, negative
 
 
-def contrastive_against(
-    embeddings: Floats,
-    labels: Ints,
-    references: Floats,
-    names: Ints,
-    *,
-    pos_margin: float = 1.0,
-    neg_margin: float = 0.5,
-) -> float:
-    """`contrastive` of a batch with references in place of itself."""
+def contrastive_against(embeddings: Floats, labels: Ints, references: Floats, names: Ints) -> float:
+    """`contrastive`, of margins 1 and 0.5, of a batch with references in place of itself."""
     positive, negative = each_pair(embeddings, labels, references, names)
-    short = [pos_margin - cosine(a, b) for _, a, b in positive if pos_margin - cosine(a, b) > 0]
-    long = [cosine(a, b) - neg_margin for _, a, b in negative if cosine(a, b) - neg_margin > 0]
+    short = [1 - cosine(a, b) for _, a, b in positive if cosine(a, b) < 1]
+    long = [cosine(a, b) - 0.5 for _, a, b in negative if cosine(a, b) > 0.5]
     return float((np.mean(short) if short else 0.0) + (np.mean(long) if long else 0.0))
 
 
@@ -143,34 +133,26 @@ def libc(
     smoothing: float = 0.1,
 ) -> float:
     """LIBC node by node and head by head; `weights` are the loss's own, by name."""
-    b, d = embeddings.shape
-    width = d // heads
     nodes = embeddings
     for layer in range(layers):
         w = {name.removeprefix(f"messages.{layer}."): value for name, value in weights.items()}
-        projected = [w["self_attn.in_proj_weight"] @ x + w["self_attn.in_proj_bias"] for x in nodes]
-        refined = np.zeros_like(nodes)
-        for i in range(b):
-            message = np.zeros(d)
-            for h in range(heads):
-                part = slice(h * width, (h + 1) * width)
-                scores = [
-                    projected[i][:d][part] @ projected[j][d : 2 * d][part] / np.sqrt(width) for j in range(b)
-                ]
-                shares = np.exp(np.array(scores) - max(scores))
-                for j in range(b):
-                    message[part] += shares[j] / shares.sum() * projected[j][2 * d :][part]
-            message = w["self_attn.out_proj.weight"] @ message + w["self_attn.out_proj.bias"]
-            x = layer_norm(nodes[i] + message, w["norm1.weight"], w["norm1.bias"])
+        projected = nodes @ w["self_attn.in_proj_weight"].T + w["self_attn.in_proj_bias"]
+        query, key, value = (np.split(part, heads, axis=1) for part in np.split(projected, 3, axis=1))
+        refined = []
+        for i, node in enumerate(nodes):
+            message = list[Floats]()
+            for q, k, v in zip(query, key, value, strict=True):  # head by head
+                shares = np.exp(k @ q[i] / np.sqrt(len(q[i])))
+                message.append(shares @ v / shares.sum())
+            told = w["self_attn.out_proj.weight"] @ np.concatenate(message) + w["self_attn.out_proj.bias"]
+            x = layer_norm(node + told, w["norm1.weight"], w["norm1.bias"])
             hidden = np.maximum(w["linear1.weight"] @ x + w["linear1.bias"], 0)
             x = x + w["linear2.weight"] @ hidden + w["linear2.bias"]
-            refined[i] = layer_norm(x, w["norm2.weight"], w["norm2.bias"])
-        nodes = refined
+            refined.append(layer_norm(x, w["norm2.weight"], w["norm2.bias"]))
+        nodes = np.array(refined)
     total = 0.0
     for name, rows in (("classify", embeddings), ("classify_refined", nodes)):
-        logits = np.array(
-            [(weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]) / temperature for x in rows]
-        )
+        logits = (rows @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]) / temperature
         total += smoothed_cross_entropy(logits, labels, smoothing)
     return total
 

@@ -53,8 +53,8 @@ def run(settings: Settings) -> dict[str, Any]:
 
     trained = out / "run"
     _tell("2. Training on the first half of the products")
-    changes = [f"seed={settings.seed}"] + [f"epochs={settings.epochs}"] * (settings.epochs is not None)
-    words = [word for change in changes for word in ("--set", change)]
+    words = ["--set", f"seed={settings.seed}"]
+    words += ["--set", f"epochs={settings.epochs}"] if settings.epochs else []
     _crossbatch("train", "demo", "--data", pictures, "--out", trained, *words)
     _tell("3. Measuring the other half, which no training has seen, untrained as well")
     measured = _crossbatch("evaluate", trained, "--data", pictures)
@@ -141,4 +141,3 @@ def _command(words: Sequence[str | Path]) -> list[str]:
 
 def _tell(text: str) -> None:
     sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

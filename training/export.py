@@ -105,23 +105,12 @@ def export_model(
     *,
     explains: bool = True,
 ) -> tuple[ModelSpec, float]:
-    """Write an embedder as a model file, and leave it only if it computes what torch does.
+    """Write an embedder, on the CPU, as a model file; `BadArtifact` if that does not compute what torch does.
 
-    Args:
-        embedder: The network, on the CPU; it is put into evaluation mode.
-        fields: Fields of `ModelSpec` that the network does not know.
-        path: The file; one that is there is replaced in one step.
-        images: Image files to check it on, at least 6.
-        explains: Whether the file has histograms and assignments.
-
-    Returns:
-        The spec that was written, and the largest difference found in any component; `BadArtifact` if the
-        file does not compute what torch does.
+    A file that is there is replaced in one step. The `fields` of `ModelSpec` are those that the network does
+    not know, `images` are files to check it on, and `explains` says whether it has histograms and
+    assignments. Gives the spec, and the largest difference found in any component.
     """
-    if len(images) < _LEAST_IMAGES:
-        raise BadData(
-            f"{len(images)} images were given to check the export on; at least {_LEAST_IMAGES} are needed"
-        )
     if path.is_dir() or not path.parent.is_dir():  # before the seconds that exporting takes
         found = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise BadSetting(f"{path} cannot be written: {found}; give a file in a folder that is there")
@@ -137,12 +126,8 @@ def export_model(
         **fields,
     )
     write_spec(model, spec)
-    try:
-        data = model.SerializeToString()
-    except ValueError as error:  # protobuf's own limit
-        raise BadArtifact("the graph is too large for one ONNX file; train a smaller backbone") from error
     with replacing(path) as aside:
-        aside.write_bytes(data)
+        aside.write_bytes(model.SerializeToString())
         difference = check_parity(Encoder(aside), graph, images)
     return spec, difference
 

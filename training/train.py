@@ -91,12 +91,10 @@ class Settings(BaseModel):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Train as the recipe says.
+    """Train as the recipe says; with `list`, give only `recipes`.
 
-    Returns:
-        `run`, `recipe`, `epochs`, `finished` (there was nothing left to train), `best` (the epoch kept, and
-        its metrics on validation classes), `format`, `images` and `classes` that trained,
-        `validation_images`, `unlabelled`, `unreadable` and `seconds`; with `list`, only `recipes`.
+    Gives `run`, `recipe`, `epochs`, `finished` (there was nothing left to train), `best` (the epoch kept, its
+    metrics on validation classes), `format`, `images` and `classes` that trained, and what was left out.
     """
     if settings.list:
         names = [settings.recipe] if settings.recipe else recipe_names()
@@ -161,11 +159,6 @@ def _train(
     check_classes(pictures)
     if validation is not None:
         check_pairs(validation)
-    if validation and len(validation) < fabric.world_size:
-        raise BadData(
-            f"there are {len(validation)} validation images for {fabric.world_size} processes: hold out more,"
-            " or start fewer processes"
-        )
     unreadable = [*pictures.unreadable, *(validation.unreadable if validation else ())]
     about["unreadable"] = [bad.key for bad in unreadable]
     agree({"digest": about["digest"], "unreadable": about["unreadable"]}, fabric)
@@ -281,13 +274,9 @@ def _read_features(
 
 def _check_text(settings: Settings) -> None:
     """Refuse a path that is no UTF-8, which neither a record can hold nor safetensors open."""
-    for name, path in (
-        ("the recipe", settings.recipe),
-        ("--data", settings.data and os.path.abspath(settings.data)),  # which is what the record has
-        ("--table", settings.table and os.path.abspath(settings.table)),
-        ("--out", settings.out),
-    ):
+    given = {"the recipe": settings.recipe, "--data": settings.data, "--out": settings.out}
+    for name, path in (given | {"--table": settings.table}).items():
         try:
-            str(path or "").encode()
+            os.path.abspath(path or "").encode()  # which is what the record has
         except UnicodeEncodeError as error:
             raise BadSetting(f"{name} is {str(path)!r}, a path that is not UTF-8: rename it") from error

@@ -191,7 +191,7 @@ def _annotated(
 ) -> list[Listed]:
     """Return the images of one file; `image` is the field with their paths, which lie `below` a folder."""
     annotations = content.get("annotations")
-    annotations = annotations if isinstance(annotations, list) else [annotations]
+    annotations = annotations if annotations and isinstance(annotations, list) else [annotations]
     needed = {image} if path.name == _CARS_TEST[1] else {image, "class"}
     listed = []
     for place, each in enumerate(annotations, 1):

@@ -9,25 +9,14 @@ from PIL import Image
 from training.data.drawing import Product, draw_catalogue, draw_product, products
 
 
-def test_products_differ_and_repeat_with_the_seed() -> None:
-    chosen = products(200, seed=3)
-    assert len(set(chosen)) == 200
-    assert chosen == products(200, seed=3)
-    assert chosen != products(200, seed=4)
-
-
 def test_every_part_of_the_unseen_half_is_seen_in_the_other() -> None:
     chosen = products(200)
+    assert len(set(chosen)) == 200
     for seen, unseen in zip(zip(*chosen[:100], strict=True), zip(*chosen[100:], strict=True), strict=True):
         assert set(unseen) <= set(seen)
 
 
-def test_more_products_than_the_parts_make_are_refused() -> None:
-    with pytest.raises(ValueError, match="2304"):
-        products(2305)
-
-
-@pytest.mark.parametrize("product", products(60, seed=1), ids="-".join)
+@pytest.mark.parametrize("product", products(20, seed=1), ids="-".join)
 def test_two_pictures_of_a_product_differ_and_fill_the_frame(product: Product) -> None:
     rng = np.random.default_rng(0)
     one, two = (np.asarray(draw_product(product, rng)) for _ in range(2))

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from serving.errors import BadSetting
 from training.method.histogram import histogram
@@ -42,16 +41,6 @@ def test_shapes_and_sums(embedder: Embedder, pixels: torch.Tensor) -> None:
     )
 
 
-@torch.no_grad()
-def test_the_convolution_before_gap_equals_a_linear_layer_after_it(
-    embedder: Embedder, pixels: torch.Tensor
-) -> None:
-    images = embedder.normalise(pixels)
-    after = embedder.pooled(images) @ embedder.head.weight[:, :, 0, 0].T
-    torch.testing.assert_close(embedder(images).embeddings, after, rtol=1e-4, atol=1e-5)
-    assert embedder.head.bias is None
-
-
 def test_normalise_against_numpy(embedder: Embedder, pixels: torch.Tensor) -> None:
     expected = (pixels.numpy() / 255 - np.array(embedder.backbone.mean)) / np.array(embedder.backbone.std)
     found = embedder.normalise(pixels)
@@ -64,16 +53,13 @@ def test_normalise_against_numpy(embedder: Embedder, pixels: torch.Tensor) -> No
 def test_assignments_against_a_loop(assign_on: AssignOn) -> None:
     embedder = build_embedder(RECIPE.model_copy(update={"assign_on": assign_on}))
     embedder.codebook[0] *= 5  # a longer prototype wins more often only by raw products
-    locations = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(2))
-    found = embedder.assignments(locations)
+    (places,) = torch.randn(1, 14, 12, generator=torch.Generator().manual_seed(2))
+    found = embedder.assignments(places[None])
     assert found.dtype == torch.uint8
-    for b in range(2):
-        for j in range(7):
-            scores = []
-            for prototype in embedder.codebook:
-                length = prototype.norm() if assign_on == "unit" else 1.0
-                scores.append(float(prototype @ locations[b, j] / length))
-            assert int(found[b, j]) == int(np.argmax(scores))
+    for place, assigned in zip(places, found[0].tolist(), strict=True):
+        lengths = [prototype.norm() if assign_on == "unit" else 1 for prototype in embedder.codebook]
+        scores = [float(v @ place / length) for v, length in zip(embedder.codebook, lengths, strict=True)]
+        assert assigned == int(np.argmax(scores))
 
 
 def test_the_start_depends_on_the_seed_alone() -> None:
@@ -88,17 +74,17 @@ def test_the_start_depends_on_the_seed_alone() -> None:
     assert not torch.equal(first.codebook, other.codebook)
 
 
-@pytest.mark.parametrize("backbone", ["deit_tiny_distilled_patch16_224", "gmixer_12_224"])
-def test_a_backbone_without_a_map_is_refused(backbone: str) -> None:
-    with pytest.raises(
-        BadSetting, match=r"gives features of shape .*, not a map of \d+ channels; choose a conv"
-    ):
-        build_embedder(Recipe(backbone=backbone, image_size=224))
-
-
-def test_images_that_the_backbone_does_not_take() -> None:
-    with pytest.raises(BadSetting, match=r"does not take images of 232 px \(.*\): set another image_size"):
-        build_embedder(Recipe(backbone="bn_inception", image_size=232))  # halves to 29, which halves unevenly
+@pytest.mark.parametrize(
+    ("backbone", "size", "told"),
+    [
+        ("gmixer_12_224", 224, r"gives features of shape .*, not a map of \d+ channels; choose a conv"),
+        # halves to 29, which halves unevenly
+        ("bn_inception", 232, r"does not take images of 232 px \(.*\): set another image_size"),
+    ],
+)
+def test_a_backbone_without_a_map_is_refused(backbone: str, size: int, told: str) -> None:
+    with pytest.raises(BadSetting, match=told):
+        build_embedder(Recipe(backbone=backbone, image_size=size))
 
 
 @pytest.mark.parametrize("pooling", ["gap", "gap_gmp", "gem"])
@@ -122,31 +108,17 @@ def test_embeddings_are_the_head_of_the_pooled_map(pooling: PoolingName, pixels:
     assert (pooling == "gap") == torch.equal(features.embeddings, features.locations.mean(dim=1))
 
 
-def _maps(seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=generator)
-
-
-def _channels(maps: Tensor) -> list[tuple[int, int, list[float]]]:
-    """Each image, each channel, and what it has at all places."""
-    return [(b, c, maps[b, c].flatten().tolist()) for b in range(len(maps)) for c in range(maps.shape[1])]
-
-
-def test_mean_and_maximum_against_loops() -> None:
-    maps = _maps()
-    average, both = MEAN(maps), MEAN_AND_MAXIMUM(maps)
-    for b, c, values in _channels(maps):
-        assert average[b, c].item() == pytest.approx(sum(values) / 20, abs=1e-12)
-        assert both[b, c].item() == pytest.approx(sum(values) / 20 + max(values), abs=1e-12)
-
-
-@pytest.mark.parametrize("exponent", [3.0, 1.0, 0.5, 6.5, -2.0])
-def test_generalised_mean_against_a_loop(exponent: float) -> None:
-    maps = _maps()
-    found = generalised_mean(maps, exponent)
-    for b, c, values in _channels(maps):
-        powers = [max(value, LEAST) ** exponent for value in values]
-        assert found[b, c].item() == pytest.approx((sum(powers) / 20) ** (1 / exponent), rel=1e-9)
+def test_poolings_against_a_loop() -> None:
+    maps = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    average, both = MEAN(maps).flatten().tolist(), MEAN_AND_MAXIMUM(maps).flatten().tolist()
+    for i, channel in enumerate(maps.flatten(0, 1)):
+        values = channel.flatten().tolist()
+        assert average[i] == pytest.approx(sum(values) / 20, abs=1e-12)
+        assert both[i] == pytest.approx(sum(values) / 20 + max(values), abs=1e-12)
+        for exponent in (3.0, 1.0, 0.5, -2.0):
+            found = generalised_mean(maps, exponent).flatten()[i].item()
+            powers = [max(value, LEAST) ** exponent for value in values]
+            assert found == pytest.approx((sum(powers) / 20) ** (1 / exponent), rel=1e-9)
 
 
 def test_generalised_mean_of_large_features_is_finite() -> None:

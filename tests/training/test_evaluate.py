@@ -27,8 +27,8 @@ from training.evaluation.protocol import sides_of
 from training.export import Settings as ExportSettings
 from training.export import run as export
 from training.loop.run import load_run, read_record, write_record
+from training.network.backbone import ResNet20
 from training.network.embedder import build_embedder, embedder_function
-from training.network.networks import ResNet20
 from training.recipes.recipe import Recipe
 
 RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"

@@ -3,17 +3,18 @@
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 
 from serving.catalog.catalog import Row, read
-from serving.errors import BadData, BadSetting
+from serving.errors import BadSetting
 from tests.training.drawn import draw_folder
 from tests.training.small_run import SMALL, cut_at, equal_runs
 from training.data import feature_cache
-from training.data.feature_cache import FeatureBatches, cache_features, find_features
+from training.data.feature_cache import cache_features, feature_batches, find_features
 from training.data.pictures import Stream, embed_pictures, viewing_decoder
 from training.evaluation.evaluate import Settings as Evaluate
 from training.evaluation.evaluate import run as evaluate
@@ -41,10 +42,16 @@ def rows(tmp_path: Path) -> tuple[Row, ...]:
     return read(draw_folder(tmp_path / "pictures", classes=3, images=2, size=18)).rows
 
 
+@pytest.fixture
+def given(rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path) -> dict[str, Any]:
+    """What the features of the six images are asked for by."""
+    return {"rows": rows, "embedder": embedder, "recipe": small, "views": 3, "folder": tmp_path}
+
+
 def test_the_first_view_is_what_the_served_model_sees(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
+    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, given: dict[str, Any]
 ) -> None:
-    found = cache_features(rows, embedder, small, views=3, folder=tmp_path)
+    found = cache_features(**given)
     assert (len(found), found.views, found.locations) == (6, 3, embedder.grid[0] * embedder.grid[1])
     cached = embed_pictures(embedder_function(embedder, mapped=True), found)
     direct = embed_pictures(embedder_function(embedder), Stream(rows, viewing_decoder(small)))
@@ -56,104 +63,92 @@ def test_the_first_view_is_what_the_served_model_sees(
 
 
 def test_it_is_made_once_for_the_same_images_and_settings(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: tuple[Row, ...], small: Recipe, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, extract = list[Path](), feature_cache._extract
-
-    def count(*args: Any, part: Path, **options: Any) -> None:
-        made.append(part)
-        extract(*args, part=part, **options)
-
-    monkeypatch.setattr(feature_cache, "_extract", count)
-
-    def cache(**changes: object) -> None:
-        cache_features(rows, embedder, small.model_copy(update=changes), views=3, folder=tmp_path)
-
-    cache()
-    cache(seed=5, loss="triplet", epochs=9, location_share=0.5)
-    assert len(made) == 1
-    cache(flip=0.25)
-    cache(resampling="bicubic")
+    extract = MagicMock(side_effect=feature_cache._extract)
+    monkeypatch.setattr(feature_cache, "_extract", extract)
+    cache_features(**given)
+    for changes in ({"seed": 5, "loss": "triplet", "location_share": 0.5}, {"flip": 0.2}, {"shear": 2.0}):
+        cache_features(**given | {"recipe": small.model_copy(update=changes)})
+    assert len(list((given["folder"] / "features").iterdir())) == extract.call_count == 3
     rows[0].image.path.write_bytes(rows[1].image.read_bytes())
-    cache()
-    assert len(set(made)) == 4
+    cache_features(**given)
+    assert extract.call_count == 4
 
 
-def test_a_cut_extraction_is_made_anew(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_extraction_is_made_anew(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(*_: object) -> int:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(feature_cache, "_maps", cut)
         with pytest.raises(KeyboardInterrupt):
-            cache_features(rows, embedder, small, views=1, folder=tmp_path)
-    assert list((tmp_path / "features").iterdir()) == []
-    assert len(cache_features(rows, embedder, small, views=1, folder=tmp_path)) == 6
+            cache_features(**given)
+    assert list((given["folder"] / "features").iterdir()) == []
+    assert len(cache_features(**given)) == 6
 
 
 @pytest.mark.parametrize("name", ["features.npy", "index.json"])
 @pytest.mark.parametrize("left", [0, 9, None])
-def test_a_damaged_cache_is_made_anew(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path, name: str, left: int | None
-) -> None:
-    cache_features(rows, embedder, small, views=1, folder=tmp_path)
-    (file,) = (tmp_path / "features").glob(f"*/{name}")
+def test_a_damaged_cache_is_made_anew(given: dict[str, Any], name: str, left: int | None) -> None:
+    cache_features(**given)
+    (file,) = (given["folder"] / "features").glob(f"*/{name}")
     if left is None:
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:left])
-    assert find_features(rows, embedder, small, views=1, folder=tmp_path) is None
-    assert len(cache_features(rows, embedder, small, views=1, folder=tmp_path)) == 6
+    assert find_features(**given) is None
+    assert len(cache_features(**given)) == 6
 
 
-def test_unreadable_images_stay_out_from_the_cache_too(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
-) -> None:
+def test_unreadable_images_stay_out_from_the_cache_too(rows: tuple[Row, ...], given: dict[str, Any]) -> None:
     rows[2].image.path.write_bytes(b"no image")
     for _ in range(2):
-        found = cache_features(rows, embedder, small, views=1, folder=tmp_path)
+        found = cache_features(**given)
         assert [bad.key for bad in found.unreadable] == [rows[2].key]
         assert [row.key for row in found.rows] == [row.key for row in rows if row != rows[2]]
         some = found.only(rows[:4])
         assert [row.key for row in some.rows] == [rows[0].key, rows[1].key, rows[3].key]
         assert len(some.unreadable) == 1
-    for row in rows:
-        row.image.path.write_bytes(b"no image")
-    with pytest.raises(BadData, match="none of the 6 images can be read"):
-        cache_features(rows, embedder, small, views=1, folder=tmp_path)
 
 
-def test_a_cache_that_is_too_large_is_refused(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
-) -> None:
+def test_a_cache_that_is_too_large_is_refused(small: Recipe, given: dict[str, Any]) -> None:
     with pytest.raises(BadSetting, match=r"features of 6 images, 3 views .* GiB, but cache_gib is 1e-09"):
-        cache_features(rows, embedder, small.model_copy(update={"cache_gib": 1e-9}), views=3, folder=tmp_path)
-    assert not (tmp_path / "features").exists()
+        cache_features(**given | {"recipe": small.model_copy(update={"cache_gib": 1e-9})})
+    assert not (given["folder"] / "features").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"freeze": "backbone", "quarter_turns": True}, "computes the features of each image once"),
+        ({"patience": 3, "evaluate_every": 4, "folds": 2}, "3, but evaluate_every leaves 4 epochs"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(BadSetting, match=told):
+        make_recipe(settings, source="x")
 
 
 def test_batches_hold_the_same_places_of_all_their_images(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Path
+    small: Recipe, embedder: Embedder, given: dict[str, Any]
 ) -> None:
-    found = cache_features(rows, embedder, small, views=2, folder=tmp_path)
+    found = cache_features(**given)
 
-    def deal(epoch: int = 0, xml_weight: float = 0.1, **more: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def deal(epoch: int = 0, xml_weight: float = 0.1, **more: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
         recipe = small.model_copy(update={"seed": 1, "location_share": 0.5, "xml_weight": xml_weight})
-        return list(FeatureBatches(found, [[0, 3, 4, 5], [1, 2]], recipe, epoch=epoch, **more))
+        return list(feature_batches(found, [[0, 3, 4, 5], [1, 2]], recipe, epoch=epoch, **more))
 
     whole = deal()
-    half = round(0.5 * found.locations)
-    assert [maps.shape for maps, _ in whole] == [
-        (4, embedder.backbone.channels, half, 1), (2, embedder.backbone.channels, half, 1),
-    ]  # fmt: skip
+    channels, half = embedder.backbone.channels, round(0.5 * found.locations)
+    assert [maps.shape for maps, _ in whole] == [(4, channels, half, 1), (2, channels, half, 1)]
     assert whole[0][1].tolist() == [0, 1, 2, 2]
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(whole, deal(), strict=True))
     assert not torch.equal(whole[0][0], deal(epoch=1)[0][0])
     means = deal(xml_weight=0)  # nothing then looks at single places
     torch.testing.assert_close(means[0][0][:, :, 0, 0], whole[0][0].float().mean(dim=(2, 3)))
-    parts = [deal(rank=rank, processes=2)[0][0] for rank in range(2)]
-    assert torch.equal(torch.cat(parts), whole[0][0])
+    second = deal(mine=lambda rows: rows[len(rows) // 2 :])
+    assert torch.equal(second[0][0], whole[0][0][2:])
 
 
 def test_a_head_trains_on_the_cache_and_goes_on_where_it_was_cut(
@@ -176,8 +171,3 @@ def test_a_head_trains_on_the_cache_and_goes_on_where_it_was_cut(
     shutil.rmtree(cache)
     run(Settings(out=tmp_path / "cut", resume=True, cache=cache))
     equal_runs(tmp_path / "whole", tmp_path / "cut")
-
-
-def test_what_changes_images_at_each_step_is_refused() -> None:
-    with pytest.raises(BadSetting, match="freeze backbone computes the features of each image once"):
-        make_recipe({"freeze": "backbone", "quarter_turns": True}, source="x")

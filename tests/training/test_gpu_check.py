@@ -7,6 +7,7 @@ import torch
 
 from benchmarks import gpu_check
 from benchmarks.gpu_check import Bench, check_term, checked, main
+from benchmarks.train_step import CASES
 from training.method import cross_batch
 
 
@@ -23,6 +24,12 @@ def test_each_line_passes_on_a_cpu(
     assert set(verdicts) == {"PASS", "left out"}
 
 
+def test_the_full_size_is_that_of_the_bounds() -> None:
+    told = [(case.recipe.backbone, case.recipe.image_size, case.bound) for case in CASES["full"]]
+    assert told == [("resnet50", 224, 0.02), ("resnet20", 32, 0.05), ("resnet20", 32, 0.05)]
+    assert all(case.recipe.xml_weight > 0 for case in CASES["full"])
+
+
 def test_a_gpu_that_is_not_there_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,6 +43,5 @@ def test_a_gpu_that_is_not_there_is_an_error(
 def test_a_term_in_half_precision_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = cross_batch.cross_batch_loss.__wrapped__  # type: ignore[attr-defined]
     monkeypatch.setattr(gpu_check, "cross_batch_loss", bare)
-    monkeypatch.setattr(cross_batch, "express", cross_batch.express.__wrapped__, raising=False)  # type: ignore[attr-defined]
     lines = list(checked(Bench("cpu", True, tmp_path), check_term))
     assert False in [line.passed for line in lines]

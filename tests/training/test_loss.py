@@ -17,7 +17,6 @@ from tests import loss_oracles, oracles
 from training.losses.loss import LOSSES, MetricLoss, build_loss
 
 CLASSES, D = 5, 4
-PAIRS = ["contrastive", "triplet", "multi_similarity"]
 # Batches by name: the usual one, and those with nothing to compare, or next to nothing.
 BATCHES = {
     "usual": [0, 0, 1, 1, 2, 2, 2, 4],
@@ -41,11 +40,25 @@ VARIANTS: list[tuple[str, dict[str, float | str]]] = [
     ("proxy_anchor", {"margin": 0.3, "alpha": 5.0}),
     ("libc", {"layers": 3.0, "heads": 4.0, "temperature": 0.7, "smoothing": 0.0}),
 ]
+ON_PAIRS: dict[str, Callable[..., float]] = {
+    "contrastive": loss_oracles.contrastive_against,
+    "triplet": loss_oracles.triplet,
+    "multi_similarity": loss_oracles.multi_similarity,
+}
+# Labels of a batch and of what it is compared with.
+AGAINST = {
+    "usual": ([0, 0, 1, 2, 2], [0, 1, 1, 2, 3, 3, 0]),
+    "one pair of each kind": ([0], [0, 1]),
+    "one positive pair": ([0], [0]),
+    "one negative pair": ([0], [1]),
+    "nothing to compare with": ([0, 1], []),
+    "no class in common": ([0, 0, 1], [2, 3]),
+}
 
 
 def batch(labels: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return 2 * torch.randn(len(labels), D, generator=generator, dtype=torch.float64), torch.tensor(labels)
+    x = 2 * torch.randn(len(labels), D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x, torch.tensor(labels, dtype=torch.int64)
 
 
 def build(name: str, **options: float | str) -> MetricLoss:
@@ -57,28 +70,25 @@ def oracle(
     name: str, function: MetricLoss, x: Tensor, labels: Tensor, options: dict[str, float | str]
 ) -> float:
     """The loop's value, with the weights of `function` where it has any."""
-    numbers: dict[str, Any] = {
-        k: v if isinstance(v, str) else int(v) if k in ("layers", "heads") else v for k, v in options.items()
-    }
+    numbers: dict[str, Any] = {k: int(v) if k in ("layers", "heads") else v for k, v in options.items()}
     weights = {k.removeprefix("inner."): v.detach().numpy() for k, v in function.named_parameters()}
-    rows, names = x.detach().numpy(), labels.numpy()
-    loops: dict[str, Callable[[], float]] = {
-        "contrastive": lambda: oracles.contrastive(
-            rows, names, **{"pos_margin": 1.0, "neg_margin": 0.5} | numbers
-        ),
-        "triplet": lambda: loss_oracles.triplet(rows, names, **numbers),
-        "multi_similarity": lambda: loss_oracles.multi_similarity(rows, names, **numbers),
-        "proxy_nca": lambda: loss_oracles.proxy_nca(rows, names, weights["W"].T, **numbers),
-        "proxy_anchor": lambda: loss_oracles.proxy_anchor(rows, names, weights["proxies"], **numbers),
-        "libc": lambda: loss_oracles.libc(rows, names, weights, **numbers),
-    }
-    return loops[name]()
+    batch = x.detach().numpy(), labels.numpy()
+    if name == "contrastive":
+        return oracles.contrastive(*batch, **{"pos_margin": 1.0, "neg_margin": 0.5} | numbers)
+    if name == "proxy_nca":
+        return loss_oracles.proxy_nca(*batch, weights["W"].T, **numbers)
+    if name == "proxy_anchor":
+        return loss_oracles.proxy_anchor(*batch, weights["proxies"], **numbers)
+    if name == "libc":
+        return loss_oracles.libc(*batch, weights, **numbers)
+    return ON_PAIRS[name](*batch, **numbers)
 
 
 @pytest.mark.parametrize("labels", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda v: str(v))
 def test_a_loss_is_its_loop(name: str, options: dict[str, float | str], labels: list[int]) -> None:
     function = build(name, **options)
+    assert function.on_pairs == (name in ON_PAIRS)
     for seed in range(4):
         x, names = batch(labels, seed)
         value = function(x.requires_grad_(), names)
@@ -88,16 +98,30 @@ def test_a_loss_is_its_loop(name: str, options: dict[str, float | str], labels: 
         assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_gradient_is_the_difference_quotient(name: str) -> None:
-    x, names = batch(BATCHES["usual"], seed=1)
-    function = build(name)
-    weights = [p.requires_grad_() for p in function.parameters()] if name.startswith("proxy") else []
+@pytest.mark.parametrize("case", AGAINST.values(), ids=AGAINST)
+@pytest.mark.parametrize("name", ON_PAIRS)
+def test_against_references_a_loss_is_its_loop(name: str, case: tuple[list[int], list[int]]) -> None:
+    function, seen = build(name), 0.0
+    for seed in range(8):
+        (x, labels), others = batch(case[0], seed), batch(case[1], 100 + seed)
+        value = function.against(x.requires_grad_(), labels, *others)
+        expected = ON_PAIRS[name](*(each.detach().numpy() for each in (x, labels, *others)))
+        assert value.item() == pytest.approx(expected, abs=1e-10)
+        torch.autograd.backward(value)
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+        assert (x.grad.abs().sum() > 0) == (expected > 0)
+        seen += expected
+    assert seen > 0 or case != AGAINST["usual"]
 
-    def value(x: Tensor, *_: Tensor) -> Tensor:
-        return function(x, names)  # type: ignore[no-any-return]
 
-    assert torch.autograd.gradcheck(value, (x.requires_grad_(), *weights))
+@pytest.mark.parametrize("name", ON_PAIRS)
+def test_references_of_the_batchs_very_labels_are_others_all_the_same(name: str) -> None:
+    x, labels = batch(AGAINST["usual"][0])
+    function = build(name, **({"epsilon": 3.0} if name == "multi_similarity" else {}))  # it takes every pair
+    for references in (batch(AGAINST["usual"][0], 1)[0], x):
+        value = function.against(x, labels, references, labels)
+        torch.testing.assert_close(value, function.against(x, labels, references.clone(), labels.clone()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -116,19 +140,14 @@ def test_half_precision_is_widened_under_autocast_and_without(name: str, dtype: 
     assert value.isfinite()
 
 
-def test_proxy_nca_is_the_librarys_but_keeps_what_that_drops() -> None:
-    x, names = batch(BATCHES["usual"])
-    function = build("proxy_nca", temperature=1 / 9)
-    theirs = ProxyNCALoss(CLASSES, D, softmax_scale=9)
-    theirs.proxies.data = function.inner.W.data.T.clone()  # type: ignore[operator]
-    torch.testing.assert_close(function(x, names), theirs(x, names))
-    # An image opposite to its proxy: its probability rounds to 0, and the library leaves it out of the mean.
-    rows = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0]])
+def test_proxy_nca_keeps_the_image_that_the_librarys_drops() -> None:
+    """One opposite to its proxy: its probability rounds to 0, and the library leaves it out of the mean."""
+    rows, labels = torch.eye(4)[:2], torch.tensor([0, 2])
     proxies = torch.cat([-rows[:1], rows, torch.eye(4)[2:]])
-    sharp, theirs = build("proxy_nca", temperature=0.01).float(), ProxyNCALoss(CLASSES, D, softmax_scale=100)
-    sharp.inner.W.data, theirs.proxies.data = proxies.T.clone(), proxies.clone()
-    assert theirs(rows, torch.tensor([0, 2])).item() == pytest.approx(0)
-    assert sharp(rows, torch.tensor([0, 2])).item() == pytest.approx(200)
+    ours, theirs = build("proxy_nca", temperature=0.01).float(), ProxyNCALoss(CLASSES, D, softmax_scale=100)
+    ours.inner.W.data, theirs.proxies.data = proxies.T.clone(), proxies.clone()
+    assert theirs(rows, labels).item() == pytest.approx(0)
+    assert ours(rows, labels).item() == pytest.approx(200)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -150,19 +169,11 @@ def test_the_docs_list_every_loss_with_its_options_and_defaults(name: str) -> No
     [
         ("contrastiv", {}, "did you mean 'contrastive'"),
         ("contrastive", {"pos_margn": 1.0}, "no option 'pos_margn': did you mean 'pos_margin'"),
-        (
-            "contrastive",
-            {"pos_margin": 1.5},
-            "pos_margin set to 1.5, but it should be less than or equal to 1",
-        ),
-        ("contrastive", {"pos_margin": "half"}, "pos_margin set to 'half', but it should be a valid number"),
+        ("contrastive", {"pos_margin": 1.5}, "set to 1.5, but it should be less than or equal to 1"),
+        ("contrastive", {"pos_margin": "half"}, "set to 'half', but it should be a valid number"),
         ("contrastive", {"neg_margin": float("nan")}, "should be a finite number"),
         ("triplet", {"margin": -0.1}, "margin set to -0.1, but it should be greater than 0"),
-        (
-            "triplet",
-            {"miner": "semihrd"},
-            "miner set to 'semihrd', but it should be 'all', 'semihard' or 'hard'",
-        ),
+        ("triplet", {"miner": "semihrd"}, "set to 'semihrd', but it should be 'all', 'semihard' or 'hard'"),
         ("libc", {"layers": 1.5}, "layers set to 1.5, but it should be a valid integer"),
         ("libc", {"heads": 3.0}, "3 heads, which do not divide the 4 dimensions"),
     ],
@@ -171,13 +182,9 @@ def test_a_wrong_setting_is_answered_with_what_is_right(
     name: str, options: dict[str, float | str], message: str
 ) -> None:
     with pytest.raises(BadSetting, match=message):
-        build_loss(name, classes=CLASSES, dimension=D, **options)
+        build(name, **options)
 
 
 def test_a_number_that_yaml_takes_for_text_is_a_number() -> None:
-    embeddings, labels = torch.randn(6, 3), torch.tensor([0, 0, 1, 1, 2, 2])
-    found = [
-        build_loss("contrastive", classes=3, dimension=3, neg_margin=margin)(embeddings, labels)
-        for margin in ("1e-1", 0.1)
-    ]
+    found = [build("contrastive", neg_margin=margin)(*batch(BATCHES["usual"])) for margin in ("1e-1", 0.1)]
     assert torch.equal(*found)

@@ -41,16 +41,6 @@ def test_each_image_meets_one_of_another_class(labels: list[int], seed: int) -> 
     assert {len(part) for part in pairs} == {len(pairs.first)}
 
 
-def test_draws_repeat_with_the_generator_and_go_on_with_it() -> None:
-    names = torch.arange(8).repeat(4)
-    generator = seeded()
-    first, second = (draw_pairs(names, alpha=2.0, generator=generator) for _ in range(2))
-    again = draw_pairs(names, alpha=2.0, generator=seeded())
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first.second, second.second)
-    assert not torch.equal(first.share, second.share)
-
-
 @pytest.mark.parametrize("shape", [(), (4,), (3, 5, 5)])
 def test_a_mixture_is_its_rows_by_share(shape: tuple[int, ...]) -> None:
     values = torch.randn(6, *shape, generator=seeded(), dtype=torch.float64)
@@ -79,15 +69,6 @@ def test_the_loss_is_the_loop(labels: list[int], options: dict[str, float]) -> N
             assert grad.isfinite().all()
             assert grad.any() == (len(set(labels)) > 1)
         assert (value.item() > 0) == (len(set(labels)) > 1)
-
-
-def test_the_gradient_is_the_difference_quotient() -> None:
-    names, pairs = drawn([0, 0, 1, 1, 2])
-
-    def value(x: Tensor) -> Tensor:
-        return mixed_loss(x, names, mix(x, pairs), pairs)
-
-    assert torch.autograd.gradcheck(value, embed(5).requires_grad_())
 
 
 def test_a_module_puts_out_mixtures_while_mixing() -> None:

@@ -1,18 +1,22 @@
-"""What training may see: shares and folds of the classes held out, and what a record says of it."""
+"""What training may see: shares and folds of the classes held out; near-duplicates, also by `evaluate`."""
 
-import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from safetensors.torch import save_file
 
 from serving.catalog.catalog import Row, read
 from serving.catalog.picture import File
-from serving.errors import BadData
+from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
-from training.data.partition import cut_fold, divide, hold_out
+from training import train
+from training.data.partition import NEAR, cut_fold, divide, find_duplicates, hold_out
+from training.evaluation.evaluate import Settings, render, run
+from training.network.backbone import build_backbone
 from training.recipes.recipe import Recipe
-from training.train import Settings, run
 
 RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
 
@@ -49,7 +53,6 @@ def test_validation_by_folder_holds_out_whole_folders() -> None:
         (100, [25, 25, 25, 25]),  # CUB-200-2011
         (98, [24, 25, 24, 25]),  # Cars196
         (11_318, [2829, 2830, 2829, 2830]),  # SOP, official
-        (4, [1, 1, 1, 1]),
         (7, [1, 2, 2, 2]),
     ],
 )
@@ -57,8 +60,6 @@ def test_even_folds_hold_out_each_class_once(count: int, sizes: list[int]) -> No
     folds = [cut_fold(count, folds=4, fold=fold, rule="even") for fold in range(4)]
     assert [len(fold) for fold in folds] == sizes
     assert np.concatenate(folds).tolist() == list(range(count))
-    edges = [int(count * fold / 4) for fold in range(5)]  # linspace, by hand
-    assert [fold[0] for fold in folds] == edges[:-1]
 
 
 @pytest.mark.parametrize(
@@ -86,66 +87,114 @@ def test_a_fold_of_the_rows_is_a_block_of_the_sorted_names() -> None:
     assert sorted({row.label for row in held}) == ["c6", "c7"]
 
 
-def test_folds_that_cannot_choose_an_epoch_are_refused(tmp_path: Path) -> None:
-    data = draw_folder(tmp_path / "data", classes=9, images=1)
-    with pytest.raises(BadData, match=r"folds would hold out one class.*set fewer folds"):
-        divide(read(data), RECIPE.model_copy(update={"split_train": 7, "folds": 7}))
-    with pytest.raises(BadData, match=r"none of the 2 validation classes has two images.*set folds to 0"):
-        divide(read(data), RECIPE.model_copy(update={"split_train": 8, "folds": 4}))
-    with pytest.raises(BadData, match="3 classes to train on, of which 4 folds cannot be cut"):
-        divide(read(data), RECIPE.model_copy(update={"split_train": 3, "folds": 4}))
-
-
-def test_a_validation_class_with_one_image_is_excluded_and_counted(tmp_path: Path) -> None:
-    data = draw_folder(tmp_path / "data", classes=5, images=3)
-    for image in ("1.png", "2.png"):
-        (data / "class01" / image).unlink()
-    small = ["image_size=16", "dimension=8", "classes_per_batch=2", "images_per_class=2", "epochs=1"]
-    small += ["split_train=4", "folds=2", "fold=0", "threads=1"]
-    run(Settings(recipe="demo", data=data, out=tmp_path / "r", set=small))
-    record = json.loads((tmp_path / "r" / "record.json").read_text())
-    assert record["data"]["validation_classes"] == ["class00", "class01"]
-    assert (record["metrics"]["validation"]["queries"], record["metrics"]["validation"]["excluded"]) == (3, 1)
-
-
 def test_partition_of_a_data_set(root: Path) -> None:
-    partition = divide(read(root), RECIPE.model_copy(update={"split_train": 2}))
-    about = partition.describe()
+    recipe = RECIPE.model_copy(update={"split_train": 2})
+    about = divide(read(root), recipe).describe()
     assert about["train_classes"] == ["class00", "class01"]
     assert about["validation_classes"] == []
     assert (about["train_images"], about["format"], about["root"]) == (6, "folder", str(root))
     (root / "class00" / "0.png").unlink()
-    again = divide(read(root), RECIPE.model_copy(update={"split_train": 2})).describe()
-    assert again["digest"] != about["digest"]
-
-
-def test_data_that_cannot_be_trained_on_is_refused(root: Path, tmp_path: Path) -> None:
-    for size in (1, 2):
-        with pytest.raises(
-            BadData, match=r"one class is left to train on \('class00'\).* two or more are needed"
-        ):
-            divide(read(root), RECIPE.model_copy(update={"classes_per_batch": size}))
-    with pytest.raises(BadData, match=r"2 classes to train on, but a batch takes 3: .* to 2 or less"):
-        divide(read(root), RECIPE.model_copy(update={"split_train": 2, "classes_per_batch": 3}))
-    singles = draw_folder(tmp_path / "singles", classes=8, images=1)
-    with pytest.raises(BadData, match="validation classes has two images"):
-        divide(read(singles), RECIPE.model_copy(update={"validation": 0.5}))
-    turned = RECIPE.model_copy(update={"split_train": 1, "classes_per_batch": 4, "quarter_turns": True})
-    assert len(divide(read(root), turned).train) == 3
-    with pytest.raises(BadData, match="4 classes with their quarter turns to train on, but a batch takes 5"):
-        divide(read(root), turned.model_copy(update={"classes_per_batch": 5}))
-    with pytest.raises(BadData, match="would hold out one class, where whatever is found is right"):
-        divide(
-            read(root),
-            RECIPE.model_copy(update={"split_train": 2, "validation": 0.1, "classes_per_batch": 1}),
-        )
-    with pytest.raises(BadData, match="6 images to train on, but a batch takes 7, so that some would be in"):
-        divide(
-            read(root),
-            RECIPE.model_copy(update={"split_train": 2, "classes_per_batch": 1, "images_per_class": 7}),
-        )
+    assert divide(read(root), recipe).describe()["digest"] != about["digest"]
     (root / "class99").mkdir()
     with pytest.raises(BadData, match=r"'class99'.*has no image"):
         divide(read(root), RECIPE)
-    with pytest.raises(BadData, match="nowhere"):
-        divide(read(tmp_path / "nowhere"), RECIPE)
+
+
+TURNED = {"split_train": 1, "quarter_turns": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, r"one class is left to train on \('class00'\).* two or more are needed"),
+        ({"classes_per_batch": 1}, "one class is left to train on"),
+        (
+            {"split_train": 2, "classes_per_batch": 3},
+            "2 classes to train on, but a batch takes 3: .* to 2 or",
+        ),
+        (
+            TURNED | {"classes_per_batch": 5},
+            "4 classes with their quarter turns to train on, but a batch take",
+        ),
+        ({"split_train": 2, "validation": 0.1}, "would hold out one class, where whatever is found is right"),
+        ({"split_train": 2, "folds": 2}, r"folds would hold out one class.*set fewer folds"),
+        ({"split_train": 2, "folds": 4}, "2 classes to train on, of which 4 folds cannot be cut"),
+        (
+            {"split_train": 2, "classes_per_batch": 1, "images_per_class": 7},
+            "6 images to train on, but a batch takes 7, so that some would be in it twice",
+        ),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_refused(changes: dict[str, object], told: str, root: Path) -> None:
+    assert len(divide(read(root), RECIPE.model_copy(update=TURNED | {"classes_per_batch": 4})).train) == 3
+    with pytest.raises(BadData, match=told):
+        divide(read(root), RECIPE.model_copy(update=changes))
+
+
+def test_pairs_are_the_double_loop() -> None:
+    rng = np.random.default_rng(0)
+    tests, trains = rng.normal(size=(40, 3)), rng.normal(size=(30, 3))
+    expected = dict[int, tuple[int, float]]()
+    for i, a in enumerate(tests):
+        cosines = [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for b in trains]
+        if max(cosines) >= NEAR:
+            expected[i] = int(np.argmax(cosines)), max(cosines)
+    found = find_duplicates(tests, trains)
+    assert 3 < len(found) < 40
+    assert {i: j for i, j, _ in found} == {i: j for i, (j, _) in expected.items()}
+    assert [cosine for _, _, cosine in found] == pytest.approx(
+        sorted((c for _, c in expected.values()), reverse=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def doubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six classes, the fourth of which, unseen, holds a copy of the first's."""
+    root = draw_folder(tmp_path_factory.mktemp("data"), classes=6, images=4, size=18)
+    Image.open(root / "class00" / "2.png").save(root / "class03" / "copy.png")
+    return root
+
+
+def _train(doubled: Path, folder: Path, lines: str) -> Path:
+    save_file(build_backbone("resnet20").body.state_dict(), folder / "start.safetensors")
+    small = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\n"
+    (folder / "small.yaml").write_text(f"{small}epochs: 1\n{lines}")
+    train.run(train.Settings(recipe=str(folder / "small.yaml"), data=doubled, out=folder / "run"))
+    return folder / "run"
+
+
+def test_a_copy_of_what_trained_is_told_on_wish(doubled: Path, tmp_path: Path) -> None:
+    trained = _train(doubled, tmp_path, f"weights: {tmp_path}/start.safetensors\n")
+    assert run(Settings(target=trained))["duplicates"] is None
+    result = run(Settings(target=trained, duplicates=True))
+    found = result["duplicates"]
+    assert found["least"] == NEAR <= min(pair["cosine"] for pair in found["pairs"])
+    assert found["pairs"][0]["cosine"] == pytest.approx(1)
+    assert (found["pairs"][0]["test"], found["pairs"][0]["train"]) == ("class03/copy.png", "class00/2.png")
+    told = "test images with a near-duplicate that trained:"
+    assert f"{told} {found['images']}, e.g. class03/copy.png ~ class00/2.png" in render(result)
+    result["duplicates"] = {"images": 0, "least": NEAR, "pairs": []}
+    assert f"  {told} 0" in render(result).splitlines()
+    with pytest.raises(BadSetting, match="compares the split test"):
+        run(Settings(target=trained, duplicates=True, split="train"))
+
+
+def test_cached_features_tell_it_unasked(
+    doubled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    lines = f"weights: {tmp_path}/start.safetensors\nfreeze: backbone\nviews: 2\nvalidation: 0\n"
+    trained = _train(doubled, tmp_path, lines)
+    cached = run(Settings(target=trained))["duplicates"]
+    assert cached["pairs"][0]["test"] == "class03/copy.png"
+    shutil.rmtree(tmp_path / "cache")
+    assert run(Settings(target=trained))["duplicates"] is None
+    asked = run(Settings(target=trained, duplicates=True))["duplicates"]
+    assert asked["images"] == cached["images"]  # as float16 has it
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_backbone_that_knew_nothing_finds_no_duplicates(doubled: Path, tmp_path: Path) -> None:
+    trained = _train(doubled, tmp_path, "")
+    with pytest.raises(BadSetting, match="needs a backbone that knew images before this training"):
+        run(Settings(target=trained, duplicates=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import training.loop.logbook
+import training.loop.checkpoint
 from serving.catalog.catalog import SplitRule
 from serving.errors import BadSetting, NotFound
 from tests.training.drawn import draw_folder
@@ -37,7 +37,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a run whose weights, hundreds of megabytes for some, nobody needs afterwards."""
-    monkeypatch.setattr(training.loop.logbook, "save_checkpoint", lambda *_: None)
+    monkeypatch.setattr(training.loop.checkpoint, "save_checkpoint", lambda *_: None)
     return tmp_path / "run"
 
 

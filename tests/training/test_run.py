@@ -1,42 +1,19 @@
-"""A record damaged or edited by hand is told with file and key; the reading of metrics.csv."""
+"""A run folder: records and metrics that are damaged or edited are told; one of an earlier version opens."""
 
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
 
 from serving.errors import BadArtifact
-from tests.training.drawn import draw_folder
-from training import train
+from training.loop.checkpoint import load_checkpoint
 from training.loop.logbook import read_history
-from training.loop.run import check_record, read_record
-
-RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    data = draw_folder(folder / "data", classes=4, images=3, size=18)
-    (folder / "tiny.yaml").write_text(RECIPE)
-    train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run"))
-    return folder / "run"
-
-
-def _change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    def change(record: dict[str, Any]) -> None:
-        *parents, last = key.split(".")
-        for parent in parents:
-            record = record[parent]
-        if value is None:
-            del record[last]
-        else:
-            record[last] = value
-
-    return change
-
+from training.loop.run import check_record, load_run, read_record
 
 BAD = [
     ("name", None), ("name", "n" * 201), ("metrics", None), ("data", None), ("data.root", ""),
@@ -46,9 +23,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("key", "value"), BAD)
-def test_a_bad_key_is_named_with_its_file(key: str, value: Any, trained: Path, tmp_path: Path) -> None:
-    record = read_record(trained)
-    _change(key, value)(record)
+def test_a_bad_key_is_named_with_its_file(key: str, value: Any, whole: Path, tmp_path: Path) -> None:
+    record = part = read_record(whole)
+    *parents, last = key.split(".")
+    for parent in parents:
+        part = part[parent]
+    part[last] = value
+    if value is None:
+        del part[last]
     (tmp_path / "record.json").write_text(json.dumps(record))
     with pytest.raises(BadArtifact) as caught:
         read_record(tmp_path)
@@ -59,16 +41,11 @@ def test_a_bad_key_is_named_with_its_file(key: str, value: Any, trained: Path, t
     assert "\n" not in told
 
 
+DEEP, DIGITS = "[" * 100_000, '{"name": ' + "1" * 5000 + "}"
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        "3",
-        "{",
-        "\udcff",
-        pytest.param("[" * 100_000, id="nested"),
-        pytest.param('{"name": ' + "1" * 5000 + "}", id="digits"),
-    ],
+    "text", ["[]", "{", "\udcff", DEEP, DIGITS], ids=["list", "cut", "bytes", "deep", "digits"]
 )
 def test_a_file_that_is_no_record_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "record.json").write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -76,18 +53,9 @@ def test_a_file_that_is_no_record_is_told(text: str, tmp_path: Path) -> None:
         read_record(tmp_path)
 
 
-def test_keys_beside_ours_stay(trained: Path) -> None:
-    record = read_record(trained) | {"note": "by hand"}
+def test_keys_beside_ours_stay(whole: Path) -> None:
+    record = read_record(whole) | {"note": "by hand"}
     assert check_record(record, source="here") == record
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("epoch,map_at_r,loss\n0,0.5,\n1,0.75,2.5\n")
-    found = read_history(tmp_path)
-    assert found.names == ["map_at_r", "loss"]
-    assert found.points("map_at_r") == [(0, 0.5), (1, 0.75)]
-    assert found.points("loss") == [(1, 2.5)]
-    assert found.points("nothing") == []
 
 
 def test_only_finite_numbers_count(tmp_path: Path) -> None:
@@ -96,19 +64,38 @@ def test_only_finite_numbers_count(tmp_path: Path) -> None:
     )
     found = read_history(tmp_path)
     assert found.rows == ({"epoch": 1}, {"epoch": 2}, {"epoch": 3, "loss": 1.25})
+    assert found.names == ["loss"]
+    assert found.points("loss") == [(3, 1.25)]
+    assert found.points("nothing") == []
 
 
-@pytest.mark.parametrize("text", ["", "epoch,loss\n", "loss\n1\n"])
-def test_an_empty_history(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [None, "", "epoch,loss\n", "loss\n1\n"])
+def test_an_empty_history(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "metrics.csv").write_text(text)
     assert read_history(tmp_path).rows == ()
-    (tmp_path / "metrics.csv").write_text(text)
-    assert read_history(tmp_path).rows == ()
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_bytes(b"epoch,loss\n\xff\xfe,1\n")
+@pytest.mark.parametrize("contents", [b"epoch,loss\n\xff\xfe,1\n", b"epoch\n" + b"1" * 200_000])
+def test_damage_is_told(contents: bytes, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_bytes(contents)
     with pytest.raises(BadArtifact, match=r"metrics.csv is damaged: it is not a readable table"):
         read_history(tmp_path)
-    (tmp_path / "metrics.csv").write_text("epoch\n" + "1" * 200_000)
-    with pytest.raises(BadArtifact, match="damaged"):
-        read_history(tmp_path)
+
+
+def test_a_run_of_version_1_opens_with_the_same_weights(whole: Path, tmp_path: Path) -> None:
+    old = shutil.copytree(whole, tmp_path / "old")
+    settings = yaml.safe_load((old / "recipe.yaml").read_text())
+    del settings["assign_on"]
+    settings |= {"unit": False, "epsilon": settings.pop("assignment_scale")}
+    (old / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    record = read_record(old)
+    del record["recipe_digest"]
+    (old / "record.json").write_text(json.dumps(record))
+    tensors, state = load_checkpoint(old / "best.safetensors")
+    tensors["model.prototypes"] = tensors.pop("model.codebook")
+    told = {"crossbatch": json.dumps(state | {"format_version": 1})}
+    save_file(tensors, old / "best.safetensors", metadata=told)
+    opened, new = load_run(old), load_run(whole)
+    assert (opened.recipe.assign_on, opened.recipe.assignment_scale) == ("raw", new.recipe.assignment_scale)
+    assert torch.equal(opened.embedder.codebook, new.embedder.codebook)

@@ -2,21 +2,18 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-import training.loop.fit
-import training.loop.run
-import training.losses.objective
 import training.train
 from serving.errors import AlreadyExists, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
 from tests.training.small_run import Train
-from training.loop.checkpoint import load_checkpoint, write_file
+from training.loop import checkpoint
 from training.loop.run import load_run
 from training.recipes.recipe_file import recipe_names
 from training.train import Settings, render, run
@@ -40,25 +37,22 @@ def test_a_run_folder_tells_all(whole: Path, data: Path) -> None:
     assert [row["epoch"] for row in rows] == ["0", "1", "2", "3"]
     assert all(float(row["loss"]) > 0 and float(row["xml"]) > 0 for row in rows[1:])
     assert max(float(row["map_at_r"]) for row in rows) == record["metrics"]["validation"]["map_at_r"]
-
-
-def test_the_best_weights_are_those_of_the_best_epoch(whole: Path) -> None:
     trained = load_run(whole)
-    assert trained.recipe.dimension == 8
     assert not trained.embedder.training
-    tensors, best = load_checkpoint(whole / "best.safetensors")
-    assert torch.equal(trained.embedder.codebook, tensors["model.codebook"])
-    assert best["epoch"] == trained.record["metrics"]["epoch"]
+    assert trained.epoch == record["metrics"]["epoch"]
 
 
 def test_an_existing_folder_is_refused(train: Train, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(AlreadyExists, match="--resume"):
         train(whole)
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(AlreadyExists, match="not empty"):
-        train(tmp_path)
+    for name in ("thesis.tex", "record.json"):  # of someone else
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text('{"artist": "Nico"}')
+        with pytest.raises(AlreadyExists, match="not empty"):
+            train(tmp_path / name)
+        assert (tmp_path / name / name).read_text() == '{"artist": "Nico"}'
     with pytest.raises(BadSetting, match="is a file"):
-        train(tmp_path / "thesis.tex")
+        train(tmp_path / "thesis.tex" / "thesis.tex")
     with pytest.raises(NotFound, match="not a run folder"):
         train(tmp_path / "none", resume=True)
 
@@ -74,32 +68,36 @@ def test_an_existing_folder_is_refused(train: Train, whole: Path, tmp_path: Path
         ({"device": "cuda"}, BadSetting, "--device cuda"),
     ],
 )
-def test_a_setting_that_fails_leaves_no_folder(
-    settings: dict[str, Any], error: type[Exception], told: str, data: Path, recipe: str, tmp_path: Path
+def test_a_setting_that_fails_leaves_no_folder_and_is_told_before_an_image_is_read(
+    settings: dict[str, Any],
+    error: type[Exception],
+    told: str,
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if "device" in settings and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if "head_init=pca" not in settings.get("set", ()):  # which has to see the features
+        monkeypatch.setattr(training.train, "Pictures", lambda *_, **__: pytest.fail("an image was read"))
     with pytest.raises(error, match=told):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", **settings))
+        train(tmp_path / "r", *settings.pop("set", ()), **settings)
     assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("name", ["record.json", "recipe.yaml"])
-@pytest.mark.parametrize("at", ["write", "replace"])
 def test_a_start_that_was_cut_is_vacant(
-    train: Train, name: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "r"
-    inner = write_file
+    inner = checkpoint.write_file
 
     def cut(path: Path, contents: bytes) -> None:
         if path.name == name:
-            if at == "replace":  # as kill -9 leaves it
-                (path.parent / f".{name}.tmp").write_bytes(contents[:10])
+            (path.parent / f".{name}.tmp").write_bytes(contents[:10])  # as kill -9 leaves it
             raise KeyboardInterrupt
         inner(path, contents)
 
-    monkeypatch.setattr(training.loop.run, "write_file", cut)
+    monkeypatch.setattr(checkpoint, "write_file", cut)
     with pytest.raises(KeyboardInterrupt):
         train(out)
     monkeypatch.undo()
@@ -112,17 +110,8 @@ def test_a_start_that_was_cut_is_vacant(
     assert not list(out.glob(".*"))
 
 
-def test_a_record_of_someone_else_is_not_written_over(train: Train, tmp_path: Path) -> None:
-    (tmp_path / "record.json").write_text('{"artist": "Nico"}')
-    with pytest.raises(AlreadyExists, match="not empty"):
-        train(tmp_path)
-    assert (tmp_path / "record.json").read_text() == '{"artist": "Nico"}'
-
-
 def test_a_path_that_is_not_utf8_is_refused(data: Path, recipe: str, tmp_path: Path) -> None:
     odd = tmp_path / "p\udcff"
-    shutil.copytree(data, odd)
-    shutil.copy(recipe, odd / "r.yaml")
     for changed, told in (
         ({"data": odd}, "--data"),
         ({"out": odd / "r"}, "--out"),
@@ -166,29 +155,18 @@ def test_a_recipe_for_another_data_set_is_refused(data: Path, recipe: str, tmp_p
     assert not (tmp_path / "r").exists()
 
 
-def test_test_images_are_never_opened(whole: Path, recipe: str, tmp_path: Path) -> None:
-    data = draw_folder(tmp_path / "data", classes=6, images=4, size=18)
-    for file in (data / "class05").iterdir():  # the one class that tests
-        file.write_text("no image")
-    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
-    assert result["unreadable"] == []
-    (ours, _), (theirs, _) = (load_checkpoint(run / "best.safetensors") for run in (whole, tmp_path / "r"))
-    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-
-
-def test_bad_images_are_skipped_and_listed(
+def test_bad_images_are_skipped_and_listed_and_those_of_the_test_never_opened(
     recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = draw_folder(tmp_path / "data", classes=6, images=3)
     (data / "class01" / "text.jpg").write_text("no image")
+    (data / "class05" / "test.jpg").write_text("no image")  # the one class that tests
     result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1"]))
     assert [bad["key"] for bad in result["unreadable"]] == ["class01/text.jpg"]
     assert "skipped class01/text.jpg" in render(result)
     assert "text.jpg" not in caplog.text  # once is enough
     assert "1 images cannot be read and are left out" in caplog.text
-    assert json.loads((tmp_path / "r" / "record.json").read_text())["data"]["unreadable"] == [
-        "class01/text.jpg"
-    ]
+    assert load_run(tmp_path / "r").record["data"]["unreadable"] == ["class01/text.jpg"]
     for file in (data / "class00").iterdir():
         file.write_text("no image")
     with pytest.raises(BadData, match="'class00'"):
@@ -199,20 +177,10 @@ def test_validation_that_cannot_be_read_is_told_before_training(recipe: str, tmp
     data = draw_folder(tmp_path / "data", classes=6, images=3)
     for file in (*(data / "class01").iterdir(), *(data / "class03").iterdir()):
         file.write_text("no image")
-    with pytest.raises(
-        BadData, match=r"none of the 2 validation classes has two images.*6 images cannot \(first"
-    ):
+    told = r"none of the 2 validation classes has two images.*6 images cannot \(first"
+    with pytest.raises(BadData, match=told):
         run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
     assert not (tmp_path / "r").exists()
-
-
-def test_weights_that_are_not_there_are_told_before_an_image_is_read(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training.train, "Pictures", lambda *_, **__: pytest.fail("an image was read"))
-    for change, error in (("weights=nowhere.pth", NotFound), ("loss=contrastve", BadSetting)):
-        with pytest.raises(error):
-            train(tmp_path / "r", change)
 
 
 def test_the_end_tells_what_trained_and_whether_it_was_of_use(train: Train, tmp_path: Path) -> None:
@@ -225,28 +193,19 @@ def test_the_end_tells_what_trained_and_whether_it_was_of_use(train: Train, tmp_
     assert "The run was finished already" in again
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ([], "12 images of 3 classes train, 8 images of 2 classes validate; the first: {0}, {2}, {4}\n"),
+        (["validation=0"], "20 images of 5 classes train; the first: {0}, {1}, {2}, ...\n"),
+    ],
+)
 def test_what_trains_is_told_before_the_first_image_is_read(
-    train: Train,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    changes: list[str], told: str, train: Train, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(training.train, "_read_pictures", stop)
+) -> None:  # fmt: skip
+    monkeypatch.setattr(training.train, "_read_pictures", MagicMock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "r")
-    out, told = capsys.readouterr()
-    assert out == ""
-    assert told == (
-        f"{data} was read as folder: 12 images of 3 classes train, 8 images of 2 classes validate; the first:"
-        " 'class00', 'class02', 'class04'\n"
-    )
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "r", "validation=0")
-    assert capsys.readouterr().err == (
-        f"{data} was read as folder: 20 images of 5 classes train; the first: 'class00', 'class01',"
-        " 'class02', ...\n"
-    )
+        train(tmp_path / "r", *changes)
+    classes = [f"'class{number:02}'" for number in range(5)]
+    assert capsys.readouterr() == ("", f"{data} was read as folder: {told.format(*classes)}")

@@ -1,11 +1,14 @@
-"""What moves the weights: groups, clipping, averages, what stays frozen, schedules."""
+"""What moves the weights: closed-form heads, groups, clipping, averages, what stays frozen, schedules."""
 
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from serving.errors import BadData, BadSetting
 from training.loop import trainee
 from training.loop.trainee import build_optimizer, clip, freeze_batchnorm, rate_factor, xml_weight
 from training.losses.loss import build_loss
@@ -14,13 +17,8 @@ from training.recipes.recipe import Recipe
 
 
 def test_groups_of_the_optimizer() -> None:
-    rates = {
-        "learning_rate": 1,
-        "head_learning_rate": 2,
-        "prototype_learning_rate": 3,
-        "loss_learning_rate": 4,
-    }
-    recipe = Recipe.model_validate(rates | {"loss_learning_rate": 4, "weight_decay": 0.1})
+    rates: dict[str, float] = {"prototype_learning_rate": 3, "loss_learning_rate": 4}
+    recipe = Recipe(learning_rate=1, head_learning_rate=2, **rates, weight_decay=0.1, pooling="gem")
     embedder, loss = build_embedder(recipe), build_loss("proxy_nca", classes=3, dimension=recipe.dimension)
     optimizer = build_optimizer(embedder, loss, recipe)
     groups: dict[int, tuple[float, float]] = {
@@ -34,6 +32,8 @@ def test_groups_of_the_optimizer() -> None:
     assert groups[id(embedder.backbone.body.conv.weight)] == (1, 0.1)  # type: ignore[union-attr]
     assert groups[id(embedder.backbone.body.bn.weight)] == (1, 0)  # type: ignore[union-attr]
     assert groups[id(embedder.head.weight)] == (2, 0.1)
+    (exponent,) = embedder.pool.parameters()
+    assert groups[id(exponent)] == (2, 0)
     assert groups[id(embedder.codebook)] == (3, 0)
     assert optimizer.defaults["fused"]
 
@@ -61,34 +61,23 @@ def test_frozen_batchnorm_keeps_its_statistics() -> None:
     assert [layer.training for layer in net] == [False, False]
 
 
-def test_gradients_are_shortened_and_then_cut() -> None:
-    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    optimizer = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=1)
-    for weight, grad in zip(weights, ([3.0, 0.0], [0.0, -4.0]), strict=True):
+@pytest.mark.parametrize(
+    ("norm", "value", "expected"),
+    [
+        (0, 0, [[3, 0], [0, -4], [0, 12]]),
+        (2.5, 1.8, [[1.5, 0], [0, -1.8], [0, 1.8]]),
+        (9, 0, [[3, 0], [0, -4], [0, 9]]),
+    ],
+)
+def test_gradients_are_shortened_the_codebooks_apart_and_then_cut(
+    norm: float, value: float, expected: list[list[float]]
+) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    for weight, grad in zip(weights, ([3.0, 0.0], [0.0, -4.0], [0.0, 12.0]), strict=True):
         weight.grad = torch.tensor(grad)
-    assert clip(optimizer, torch.zeros(0), norm=0, value=0) == 5  # left as they are
-    assert [weight.grad.tolist() for weight in weights if weight.grad is not None] == [[3, 0], [0, -4]]
-    assert clip(optimizer, torch.zeros(0), norm=2.5, value=1.8) == 5
+    assert clip(torch.optim.SGD(weights, lr=1), weights[2], norm=norm, value=value) == 13
     grads = [weight.grad.tolist() for weight in weights if weight.grad is not None]
-    assert grads == [pytest.approx([1.5, 0], abs=1e-4), pytest.approx([0, -1.8], abs=1e-4)]
-
-
-def test_the_codebook_is_clipped_apart() -> None:
-    weight, codebook = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-    optimizer = torch.optim.SGD([weight, codebook], lr=1)
-    weight.grad, codebook.grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, -40.0])
-    assert clip(optimizer, codebook, norm=4, value=0) == pytest.approx(1609**0.5)
-    assert weight.grad.tolist() == [3, 0]  # which a gradient of the whole would be shortened with
-    assert codebook.grad.tolist() == [0, pytest.approx(-4, abs=1e-4)]
-
-
-def test_a_poolings_exponent_trains_with_the_head_and_without_decay() -> None:
-    recipe = Recipe(pooling="gem", head_learning_rate=2, weight_decay=0.1)
-    embedder = build_embedder(recipe)
-    optimizer = build_optimizer(embedder, torch.nn.Identity(), recipe)
-    (exponent,) = embedder.pool.parameters()
-    (group,) = [group for group in optimizer.param_groups if any(p is exponent for p in group["params"])]
-    assert (group["lr"], group["weight_decay"]) == (2, 0)
+    assert grads == [pytest.approx(each, abs=1e-4) for each in expected]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("radam", torch.optim.RAdam), ("rmsprop", torch.optim.RMSprop)])
@@ -109,12 +98,10 @@ def test_warm_up_and_half_a_cosine() -> None:
 
 
 def test_rates_drop_after_the_epochs_that_are_named() -> None:
-    recipe = Recipe(schedule="drops", drop_epochs=[2, 4], drop_factor=0.5, warmup=0.1)
+    recipe = Recipe(schedule="drops", drop_epochs=[4, 2], drop_factor=0.5, warmup=0.1)
     factors = [rate_factor(step, 20, recipe, per_epoch=4) for step in range(20)]
     assert factors[:2] == pytest.approx([1 / 3, 2 / 3])
     assert factors[2:] == [1] * 6 + [0.5] * 8 + [0.25] * 4
-    unsorted = Recipe(schedule="drops", drop_epochs=[4, 2], drop_factor=0.5, warmup=0.1)
-    assert factors == [rate_factor(step, 20, unsorted, per_epoch=4) for step in range(20)]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -126,3 +113,76 @@ def test_lambda_rises_over_its_warm_up_and_then_follows_its_schedule(schedule: s
         gone = (step - 3) / 7
         expected = {"constant": 1, "linear": 1 - gone, "cosine": (1 + math.cos(math.pi * gone)) / 2}
         assert weights[step] == pytest.approx(0.2 * expected[schedule])
+
+
+def closed_form_head(rows: Tensor, labels: Tensor, *, form: str, dimension: int, **more: float) -> Tensor:
+    chosen = {f"head_{name}": value for name, value in more.items()}
+    recipe = Recipe.model_validate({"head_init": form, "dimension": dimension} | chosen)
+    return trainee.closed_form_head(rows, labels, recipe)
+
+
+@pytest.fixture(scope="module")
+def features() -> tuple[Tensor, Tensor]:
+    """(40, 6) of 4 classes, with a mean far from zero and axes of unequal spread."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(40) % 4
+    centres = rng.normal(size=(4, 6)) * 2
+    rows = 5 + centres[labels] + rng.normal(size=(40, 6)) * np.array([3, 2, 1, 0.5, 0.3, 0.1])
+    return torch.from_numpy(rows), torch.from_numpy(labels)
+
+
+def test_pca_is_the_best_approximation_of_its_rank(features: tuple[Tensor, Tensor]) -> None:
+    rows, labels = features
+    head = closed_form_head(rows, labels, form="pca", dimension=2).double()
+    _, _, axes = np.linalg.svd(rows.numpy(), full_matrices=False)
+    for i in range(2):  # the axes of the uncentred rows, up to sign and the common scale
+        cosine = float(head[i] @ torch.from_numpy(axes[i]) / head[i].norm())
+        assert abs(cosine) == pytest.approx(1, abs=1e-6)
+    assert head[0].norm() == pytest.approx(float(head[1].norm()), rel=1e-5)
+
+
+def _scatter(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    total = np.zeros((rows.shape[1],) * 2)
+    for row, label in zip(rows, labels, strict=True):
+        mean = np.mean([r for r, one in zip(rows, labels, strict=True) if one == label], axis=0)
+        total += np.outer(row - mean, row - mean)
+    return total / len(rows)
+
+
+@pytest.mark.parametrize(("form", "power"), [("whiten", 0.5), ("whiten_within", 0.25), ("whiten_within", 1)])
+def test_whitening_against_the_formula(form: str, power: float, features: tuple[Tensor, Tensor]) -> None:
+    rows, labels = features
+    head = closed_form_head(rows, labels, form=form, dimension=6, shrinkage=0.7, power=power).double()
+    groups = labels if form == "whiten_within" else torch.zeros_like(labels)
+    scatter = _scatter(rows.numpy(), groups.numpy())
+    values, vectors = np.linalg.eigh(scatter)
+    metric = vectors @ np.diag((values + 0.7 * np.trace(scatter) / 6) ** (-2 * power)) @ vectors.T
+    found = (head.T @ head).numpy()  # the axes rotate, the metric W'W stays
+    np.testing.assert_allclose(found / np.trace(found), metric / np.trace(metric), atol=1e-5)
+
+
+def test_the_means_direction_is_taken_out_whole_or_in_part(features: tuple[Tensor, Tensor]) -> None:
+    rows, labels = features
+    mean = rows.mean(dim=0)
+    whole = closed_form_head(rows, labels, form="pca", dimension=5, centre=1.0).double()
+    assert float((whole @ mean).norm() / mean.norm() / whole.norm()) < 1e-6
+    half = closed_form_head(rows, labels, form="pca", dimension=6, centre=0.5).double()
+    none = closed_form_head(rows, labels, form="pca", dimension=6).double()
+    relative = [float((head @ mean).norm() / head.norm()) for head in (none, half)]
+    assert 0 < relative[1] < relative[0]
+
+
+def test_length_is_the_mean_of_the_embeddings(features: tuple[Tensor, Tensor]) -> None:
+    rows, labels = features
+    head = closed_form_head(rows, labels, form="whiten", dimension=3, length=5.0)
+    assert head.dtype == torch.float32
+    assert head.shape == (3, 6)
+    assert float((rows @ head.double().T).norm(dim=1).mean()) == pytest.approx(5, rel=1e-5)
+
+
+def test_what_cannot_be_done_is_said(features: tuple[Tensor, Tensor]) -> None:
+    rows, labels = features
+    with pytest.raises(BadSetting, match="at most the backbone's 6"):
+        closed_form_head(rows, labels, form="pca", dimension=7)
+    with pytest.raises(BadData, match="do not vary"):
+        closed_form_head(rows, torch.arange(40), form="whiten_within", dimension=3)  # one image a class

@@ -1,25 +1,22 @@
 """Augmented training images: each draw is S x S pixels decided by its number alone, in any process."""
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode, v2
 
 from training.data.pictures import Pictures, QuarterTurns
 from training.recipes.recipe import Recipe
 
-__all__ = ["Augmentation", "Draws", "TrainingSet"]
+__all__ = ["Augmentation", "TrainingSet"]
 
 _MEAN_COLOUR = [124, 116, 104]  # of ImageNet's pixels, RGB: 0 once a network has normalised it
 _DRAWING = threading.Lock()  # torchvision draws from the one generator that all threads share
-_Items = list[tuple[int, int]]  # numbers of images and of their draws in the epoch
 
 
 class Augmentation:
@@ -29,16 +26,15 @@ class Augmentation:
         size, resampling = recipe.image_size, InterpolationMode(recipe.resampling)
         steps: list[v2.Transform] = []
         if recipe.rotation or recipe.translation or recipe.zoom or recipe.shear:
-            steps.append(
-                v2.RandomAffine(
-                    recipe.rotation,
-                    translate=(recipe.translation, recipe.translation),
-                    scale=(1 - recipe.zoom, 1 + recipe.zoom),
-                    shear=recipe.shear or None,
-                    interpolation=InterpolationMode.BILINEAR,  # affine maps know no lanczos
-                    fill=recipe.fill,
-                )
+            affine = v2.RandomAffine(
+                recipe.rotation,
+                translate=(recipe.translation, recipe.translation),
+                scale=(1 - recipe.zoom, 1 + recipe.zoom),
+                shear=recipe.shear or None,
+                interpolation=InterpolationMode.BILINEAR,  # affine maps know no lanczos
+                fill=recipe.fill,
             )
+            steps.append(affine)
         if recipe.crop_scale < 1:
             scale, ratio = (recipe.crop_scale, 1.0), (1 / recipe.crop_ratio, recipe.crop_ratio)
             steps.append(v2.RandomResizedCrop(size, scale=scale, ratio=ratio, interpolation=resampling))
@@ -74,18 +70,3 @@ class TrainingSet(Dataset[tuple[Tensor, int]]):
         seed = int(np.random.SeedSequence((*self._entropy, draw)).generate_state(1)[0])
         view = self._augmentation(self._pictures[index], seed)
         return torch.from_numpy(view.copy()), int(self._pictures.labels[index])
-
-
-class Draws(Sampler[_Items]):
-    """Numbers the draws of a batch sampler, as one process would; `mine` takes this process's rows."""
-
-    def __init__(self, batches: Sampler[list[int]], mine: Callable[[_Items], _Items] = list) -> None:
-        self._batches, self._mine = batches, mine
-
-    def __iter__(self) -> Iterator[_Items]:
-        draw = itertools.count()
-        for batch in self._batches:
-            yield self._mine([(index, next(draw)) for index in batch])
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,20 @@ from torch import Tensor
 from serving.catalog.catalog import Row
 from serving.errors import BadData, BadSetting
 from serving.progress import progress
+from training.data import pictures
 from training.data.augment import Augmentation
-from training.data.pictures import (
-    Stream,
-    Unreadable,
-    class_numbers,
-    first_of,
-    training_decoder,
-    viewing_decoder,
-)
+from training.data.pictures import Stream, Unreadable
 from training.loop.checkpoint import locked, write_file
 from training.network.embedder import Embedder
 from training.recipes.recipe import AUGMENTATION, Recipe
 
-__all__ = ["FeatureBatches", "FeatureSet", "cache_features", "find_features"]
+__all__ = ["FeatureSet", "cache_features", "feature_batches", "find_features"]
 
 _FORMAT = 1
 _BATCH = 16  # images whose views go through the backbone at a time
 _ARRAY, _INDEX, _PART = "features.npy", "index.json", ".part"
+
+Share = Callable[[list[int]], list[int]]  # of a batch, what falls to one of several processes
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +55,7 @@ class FeatureSet:
     ) -> None:
         self.rows, self.classes = tuple(rows), tuple(classes)
         self.unreadable: Sequence[Unreadable] = tuple(unreadable)
-        self.labels = class_numbers(rows, self.classes)  # (N,)
+        self.labels = pictures.class_numbers(rows, self.classes)  # (N,)
         self.views = int(features.shape[1])  # V; the first is what the served model sees
         self.locations = int(features.shape[2] * features.shape[3])  # h · w
         self._features, self._places = features, places
@@ -97,43 +93,25 @@ class FeatureSet:
         return torch.from_numpy(chosen).permute(0, 2, 1)[..., None]
 
 
-class FeatureBatches:
-    """The batches of one epoch: a view of each image at random, of the recipe's share of its places.
+def feature_batches(
+    features: FeatureSet, batches: Iterable[list[int]], recipe: Recipe, *, epoch: int, mine: Share = list
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Draw the batches of an epoch: a view of each image at random, of the recipe's share of its places.
 
     Where nothing looks at single places, their mean alone: all that a linear head needs, and less work.
-    `rank` says which run of rows of each batch is this process's.
+    Gives maps, float16 (b, C, k, 1), or means, float32 (b, C, 1, 1), and class numbers, int64 (b,), of those
+    rows of each batch that are `mine`.
     """
-
-    def __init__(
-        self,
-        features: FeatureSet,
-        batches: Sequence[list[int]],
-        recipe: Recipe,
-        *,
-        epoch: int,
-        rank: int = 0,
-        processes: int = 1,
-    ) -> None:
-        self._features, self._batches = features, batches
-        self._kept = max(1, round(recipe.location_share * features.locations))
-        self._pooled = recipe.pooling == "gap" and not recipe.learns_prototypes
-        self._entropy = (recipe.seed, epoch)
-        self._rank, self._processes = rank, processes
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield maps, float16 (b, C, k, 1), or means, float32 (b, C, 1, 1), and class numbers, int64 (b,)."""
-        draws = np.random.default_rng(self._entropy)
-        for batch in self._batches:
-            images = np.array(batch)
-            views = draws.integers(self._features.views, size=len(images))
-            where = np.sort(draws.permutation(self._features.locations)[: self._kept])
-            mine = np.array_split(np.arange(len(images)), self._processes)[self._rank]
-            labels = torch.from_numpy(self._features.labels[images[mine]])
-            maps = self._features.draw(images[mine], views[mine], where)
-            yield maps.float().mean(dim=2, keepdim=True) if self._pooled else maps, labels
+    kept = max(1, round(recipe.location_share * features.locations))
+    pooled = recipe.pooling == "gap" and not recipe.learns_prototypes
+    draws = np.random.default_rng((recipe.seed, epoch))
+    for batch in batches:
+        images, rows = np.array(batch), mine([*range(len(batch))])
+        views = draws.integers(features.views, size=len(images))
+        where = np.sort(draws.permutation(features.locations)[:kept])
+        maps = features.draw(images[rows], views[rows], where)
+        labels = torch.from_numpy(features.labels[images[rows]])
+        yield maps.float().mean(dim=2, keepdim=True) if pooled else maps, labels
 
 
 def cache_features(
@@ -218,7 +196,8 @@ def _extract(
     if hasattr(os, "posix_fallocate"):  # a mapped page that finds no room on the disk kills the process
         with (part / _ARRAY).open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, (part / _ARRAY).stat().st_size)
-    view, whole, augment = viewing_decoder(recipe), training_decoder(recipe), Augmentation(recipe)
+    view, whole = pictures.viewing_decoder(recipe), pictures.training_decoder(recipe)
+    augment = Augmentation(recipe)
 
     def decode(data: bytes) -> NDArray[np.uint8]:  # (V, S, S, 3); the image's own contents draw its views
         views = [view(data)]
@@ -236,8 +215,6 @@ def _extract(
             maps = _maps(np.concatenate(some), embedder, recipe)
             array[done : done + len(some)] = maps.reshape(len(some), *shape[1:])
             done += len(some)
-    if done == 0:
-        raise BadData(f"none of the {len(rows)} images can be read{first_of(stream.unreadable)}")
     array.flush()
     numbers = {row.key: number for number, row in enumerate(rows)}
     unreadable = [[numbers[bad.key], bad.reason] for bad in stream.unreadable]

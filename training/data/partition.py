@@ -86,11 +86,6 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
             f"{key} would hold out one class, where whatever is found is right: {larger}, or set {key} to 0"
             " to keep the last epoch"
         )
-    if validation and held == len(validation):
-        raise BadData(
-            f"none of the {held} validation classes has two images, so that nothing could be found: set {key}"
-            " to 0 to keep the last epoch"
-        )
     if classes == 1:
         raise BadData(
             f"one class is left to train on ({train[0].label!r}), which teaches nothing: two or more are"
@@ -155,10 +150,8 @@ def hold_out(rows: Sequence[Row], recipe: Recipe) -> tuple[tuple[Row, ...], tupl
     groups = [row.label.partition("/")[0] if by_folder else row.label for row in rows]
     names = sorted(set(groups))
     held = {names[place] for place in _held(len(names), recipe)}
-    paired = list(zip(rows, groups, strict=True))
-    return tuple(row for row, group in paired if group not in held), tuple(
-        row for row, group in paired if group in held
-    )
+    train = tuple(row for row, group in zip(rows, groups, strict=True) if group not in held)
+    return train, tuple(row for row, group in zip(rows, groups, strict=True) if group in held)
 
 
 def cut_fold(count: int, *, folds: int, fold: int, rule: Literal["even", "wrapped"]) -> NDArray[np.intp]:
@@ -197,9 +190,9 @@ def _held(count: int, recipe: Recipe) -> NDArray[np.intp]:
 
 
 def find_duplicates(
-    tests: NDArray[np.floating[Any]], trains: NDArray[np.floating[Any]], *, near: float = NEAR
+    tests: NDArray[np.floating[Any]], trains: NDArray[np.floating[Any]]
 ) -> list[tuple[int, int, float]]:
-    """Find test features (N, C) whose most alike training feature, of (G, C), is as near as `near`.
+    """Find test features (N, C) whose most alike training feature, of (G, C), is as near as `NEAR`.
 
     Gives the place in `tests`, that in `trains` and the cosine of each, the highest first.
     """
@@ -207,7 +200,7 @@ def find_duplicates(
     nobody = np.zeros(len(tests), dtype=np.int64), np.ones(len(trains), dtype=np.int64)
     nearest = ExactSearch(tests, trains, *nobody).nearest(np.arange(len(tests)), 1)[:, 0]
     cosines = (tests * trains[nearest]).sum(axis=1)
-    found = [place for place in np.argsort(-cosines, kind="stable").tolist() if cosines[place] >= near]
+    found = [place for place in np.argsort(-cosines, kind="stable").tolist() if cosines[place] >= NEAR]
     return [(place, int(nearest[place]), float(cosines[place])) for place in found]
 
 

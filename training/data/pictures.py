@@ -29,9 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 _AHEAD = 64  # most decoded images that wait to be used
-_LONGEST = (
-    16  # how many times longer than its shorter side a training image is at most; its ends are left out
-)
+_LONGEST = 16  # a training image is at most so many times longer than wide; its ends are left out
 _TOLD = 10  # most unreadable images that are told by name
 
 # file contents to uint8 (H, W, 3), else BadImage; picklable, since worker processes may be handed it
@@ -126,13 +124,8 @@ class QuarterTurns:
     """
 
     def __init__(self, pictures: Pictures) -> None:
-        self._pictures = pictures
-        self.classes = tuple(f"{name} turned {90 * turn}" for turn in range(4) for name in pictures.classes)
-        classes = len(pictures.classes)
+        self._pictures, classes = pictures, len(pictures.classes)
         self.labels = np.concatenate([pictures.labels + turn * classes for turn in range(4)])  # (4 N,)
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def __getitem__(self, index: int) -> NDArray[np.uint8]:
         """Give the pixels of one image, turned, uint8 (H, W, 3)."""

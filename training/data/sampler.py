@@ -11,12 +11,10 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from serving.catalog.catalog import Row
-from serving.errors import BadData
 
 __all__ = ["PKSampler", "draw_sample"]
 
-_CLASSES = 100
-"""Classes that share the room of a sample at least."""
+_CLASSES = 100  # that share the room of a sample at least
 
 
 class PKSampler(Sampler[list[int]]):
@@ -34,14 +32,8 @@ class PKSampler(Sampler[list[int]]):
         images_per_class: int,
         batches: int | None = None,
         seed: int = 0,
-        epoch: int = 0,
     ) -> None:
         _, members, sizes = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
-        if len(sizes) < classes_per_batch:
-            raise BadData(
-                f"the training set has {len(sizes)} classes, but a batch needs {classes_per_batch}:"
-                f" give more classes or lower classes_per_batch"
-            )
         by_class = np.argsort(members, kind="stable")
         self._images = np.split(by_class, np.cumsum(sizes)[:-1])  # image numbers of each class
         self._groups = -(-sizes // images_per_class)  # ceil(n_c / K)
@@ -49,11 +41,8 @@ class PKSampler(Sampler[list[int]]):
         # Enough room for all groups, and no class twice in a batch.
         self._round = max(int(self._groups.max()), math.ceil(int(self._groups.sum()) / classes_per_batch))
         self._batches = self._round if batches is None else batches
-        self.seed, self.epoch = seed, epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration draws."""
-        self.epoch = epoch
+        self.seed = seed
+        self.epoch = 0  # which the next iteration draws
 
     def __len__(self) -> int:
         return self._batches

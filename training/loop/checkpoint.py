@@ -1,6 +1,7 @@
 """Checkpoints, tensors in safetensors and the rest as JSON in its metadata; files written whole."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -20,11 +21,10 @@ from training.network.weights import check_shapes
 
 __all__ = [
     "aside_of", "entry", "load_checkpoint", "load_module", "load_optimizer", "load_state", "locked",
-    "pack_optimizer", "prefixed", "replacing", "save_checkpoint", "unprefixed", "write_file",
+    "pack_optimizer", "replacing", "save_checkpoint", "unprefixed", "write_file",
 ]  # fmt: skip
 
-FORMAT_VERSION = 2
-"""2 calls the histogram operator's weights `codebook`; they were `prototypes` in 1."""
+FORMAT_VERSION = 2  # which calls the histogram operator's weights `codebook`; they were `prototypes` in 1
 
 T = TypeVar("T")
 
@@ -62,11 +62,6 @@ def entry(state: Mapping[str, Any], key: str, kind: type[T], *, source: Path) ->
     return value
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Put `prefix` and a dot in front of each name."""
-    return {f"{prefix}.{name}": value for name, value in tensors.items()}
-
-
 def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Take out the tensors whose name begins with `prefix` and a dot, and drop that."""
     start = f"{prefix}."
@@ -87,29 +82,22 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Pat
 
 
 def pack_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Give an optimiser's state as tensors, named `<number of the parameter>.<name of the state>`."""
+    """Give an optimiser's state as tensors, named `optimizer.<number of parameter>.<name of state>`."""
     return {
-        f"{number}.{name}": value
+        f"optimizer.{number}.{name}": value
         for number, state in optimizer.state_dict()["state"].items()
         for name, value in state.items()
     }
 
 
-def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], *, source: Path) -> None:
-    """Restore what `pack_optimizer` gave, or tell that it is damaged; learning rates stay the recipe's."""
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `pack_optimizer` gave, found among other tensors; learning rates stay the recipe's."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, _, name = key.partition(".")
-        known = number.isdecimal() and int(number) < len(parameters)
-        like = parameters[int(number)] if known else None
-        if like is None or value.shape != (() if name == "step" else like.shape):
-            raise BadArtifact(
-                f"the checkpoint {source} is damaged: the optimiser has no state optimizer.{key} of shape"
-                f" {tuple(value.shape)}"
-            )
+    for key, value in unprefixed("optimizer", tensors).items():
+        number, name = key.split(".")
         if name != "step":  # back to the parameter's own memory format
-            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
+            value = torch.empty_like(parameters[int(number)], dtype=value.dtype).copy_(value)
         state.setdefault(int(number), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
@@ -161,12 +149,11 @@ def replacing(path: Path) -> Iterator[Path]:
         with aside.open("r+b") as file:
             os.fsync(file.fileno())
         aside.replace(path)
-        with contextlib.suppress(PermissionError):  # not every system lets a folder be opened
-            descriptor = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise CrossbatchError(
             f"{path} cannot be written ({(error.strerror or str(error)).lower()}); a previous one is"
@@ -185,11 +172,6 @@ def aside_of(path: Path) -> Path:
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Keep other processes that ask out of a folder; `BlockingIOError` if one has it and we do not `wait`."""
-    if os.name != "posix":  # where folders cannot be locked
-        yield
-        return
-    import fcntl
-
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -5,23 +5,24 @@ and the number of the draw, so that a resumed run gives the same weights, bit fo
 cut. Several processes (`training.loop.processes`) run it side by side, each on its rows of every batch.
 """
 
+import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from serving.errors import BadSetting, CrossbatchError
 from serving.progress import progress
-from training.data.augment import Augmentation, Draws, TrainingSet
-from training.data.feature_cache import FeatureBatches, FeatureSet
+from training.data.augment import Augmentation, TrainingSet
+from training.data.feature_cache import FeatureSet, feature_batches
 from training.data.pictures import Pictures, QuarterTurns, embed_pictures
 from training.data.sampler import PKSampler
 from training.evaluation.metrics import retrieval_metrics
@@ -38,7 +39,7 @@ __all__ = ["fit"]
 _log = logging.getLogger(__name__)
 
 _Source = Pictures | QuarterTurns | FeatureSet
-_Batches = DataLoader[tuple[Tensor, int]] | FeatureBatches
+_Batches = Iterable[tuple[Tensor, Tensor]]
 _SUMS = ("loss", "dml", "xml", "gradient_norm")  # what each step tells; an epoch's row holds the means
 
 
@@ -72,24 +73,22 @@ def fit(
         logbook.end_epoch({"epoch": 0, "steps": 0}, _validate(trainee, validation))
     else:
         logbook.restore()
-    dead_before = any(dead_note([row], recipe) for row in logbook.history)
     board = folder / "tensorboard" if tensorboard and fabric.is_global_zero else None
     with curves(board, logbook.history) as draw:
         while not logbook.finished:
             epoch, started = logbook.epochs_done, time.monotonic()
-            sampler.set_epoch(epoch)
+            sampler.epoch = epoch
             batches = _batches(source, sampler, recipe, epoch, fabric)
             row = {
                 "epoch": epoch + 1,
                 "steps": (epoch + 1) * len(sampler),
-                **_run_epoch(trainee, batches, recipe, epoch),
+                **_run_epoch(trainee, batches, recipe, epoch, steps=len(sampler)),
                 "learning_rate": trainee.optimizer.param_groups[0]["lr"],
                 "seconds": round(time.monotonic() - started, 2),
             }
-            note = dead_note([row], recipe)
-            if note and not dead_before and fabric.is_global_zero:
+            note, *before = (dead_note([each], recipe) for each in (row, *logbook.history))
+            if note and not any(before) and fabric.is_global_zero:
                 _log.warning("%s", note)
-            dead_before = dead_before or note is not None
             due = (epoch + 1) % recipe.evaluate_every == 0 or epoch + 1 == recipe.epochs
             logbook.end_epoch(row, _validate(trainee, validation if due else None))
             draw(row)
@@ -99,23 +98,25 @@ def fit(
 def _batches(source: _Source, sampler: PKSampler, recipe: Recipe, epoch: int, fabric: Fabric) -> _Batches:
     """Deal out one epoch, counted from 0: this process's rows of each batch."""
     if isinstance(source, FeatureSet):
-        rank, processes = fabric.global_rank, fabric.world_size
-        return FeatureBatches(source, list(sampler), recipe, epoch=epoch, rank=rank, processes=processes)
+        return feature_batches(source, sampler, recipe, epoch=epoch, mine=lambda rows: share(rows, fabric))
+    draw = itertools.count()  # numbered as one process would
     return DataLoader(
         TrainingSet(source, Augmentation(recipe), seed=recipe.seed, epoch=epoch),
-        batch_sampler=Draws(sampler, mine=lambda batch: share(batch, fabric)),
+        batch_sampler=[share([(index, next(draw)) for index in batch], fabric) for batch in sampler],
         num_workers=recipe.workers,
-        generator=torch.Generator(),  # only seeds workers, and must not draw from the global one
+        generator=Generator(),  # only seeds workers, and must not draw from the global one
     )
 
 
-def _run_epoch(trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int) -> dict[str, float]:
+def _run_epoch(
+    trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int, *, steps: int
+) -> dict[str, float]:
     """Step through one epoch, counted from 0; gives the means of `_SUMS` and `watch` of the last batch."""
     embedder, objective, fabric = trainee.embedder, trainee.objective, trainee.fabric
     optimizer, mapped = trainee.optimizer, recipe.caches_features
-    steps, total = len(batches), recipe.epochs * len(batches)
+    total = recipe.epochs * steps
     torch.manual_seed(_seed(recipe, epoch, 0) + fabric.global_rank)  # for backbones that drop out
-    halves, pairing = (torch.Generator().manual_seed(_seed(recipe, epoch, use)) for use in (1, 2))
+    halves, pairing = (Generator().manual_seed(_seed(recipe, epoch, use)) for use in (1, 2))
     resting = epoch < recipe.freeze_epochs
     embedder.train()
     freeze_batchnorm(embedder, whole=recipe.freeze_batchnorm or resting)
@@ -128,8 +129,8 @@ def _run_epoch(trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int) 
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * rate_factor(step, total, recipe, per_epoch=steps)
         # pixels uint8 (B, S, S, 3) or maps (B, C, k, 1), names int64 (B,), both this process's rows
-        images = embedder.normalise(pixels.to(trainee.device), mapped=mapped)
-        labels = names.to(trainee.device)
+        images = embedder.normalise(pixels.to(trainee.fabric.device), mapped=mapped)
+        labels = names.to(trainee.fabric.device)
         features: Features = trainee.forward(images, mapped=mapped)
         mixed = _mix(trainee, images, features, labels, recipe, pairing)
         rows = tuple(gather_rows(each, fabric) for each in (features.embeddings, features.histograms, labels))
@@ -144,7 +145,8 @@ def _run_epoch(trainee: Trainee, batches: _Batches, recipe: Recipe, epoch: int) 
         precision = fabric.strategy.precision
         precision.unscale_gradients(getattr(optimizer, "optimizer", optimizer))  # of fp16
         length = clip(optimizer, embedder.codebook, norm=recipe.clip_norm, value=recipe.clip_value)
-        told = _to_host((*terms, length))
+        # at once, and as float64 on the CPU, for MPS has none of its own
+        told = torch.stack([value.detach().float() for value in (*terms, length)]).cpu().double()
         scale = precision.state_dict().get("scale")
         _check_finite(told, scale=scale, epoch=epoch, batch=batch, step=step)
         optimizer.step()
@@ -174,12 +176,7 @@ def _drawn(batches: _Batches) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _mix(
-    trainee: Trainee,
-    images: Tensor,
-    features: Features,
-    labels: Tensor,
-    recipe: Recipe,
-    draws: torch.Generator,
+    trainee: Trainee, images: Tensor, features: Features, labels: Tensor, recipe: Recipe, draws: Generator
 ) -> tuple[Tensor, Pairs] | None:
     """Embed mixed examples (M, d), at the level that the recipe says or that is drawn for this step."""
     level = recipe.mixing
@@ -211,11 +208,6 @@ def _watch(
     return trainee.objective.watch(embeddings, histograms, labels, leaves=leaves, weight=weight, seed=seed)
 
 
-def _to_host(values: Sequence[Tensor]) -> Tensor:
-    """Fetch scalars from their device at once, as float64 (k,) on the CPU; MPS has no float64 of its own."""
-    return torch.stack([value.detach().float() for value in values]).cpu().double()
-
-
 def _check_finite(told: Tensor, *, scale: float | None, epoch: int, batch: int, step: int) -> None:
     """Stop before a step that would spoil the weights; fp16 may overflow until its scale is below 1."""
     loss, *_, norm = told.tolist()
@@ -234,7 +226,7 @@ def _validate(trainee: Trainee, validation: Pictures | FeatureSet | None) -> dic
         return None
     fabric, total = trainee.fabric, len(validation)
     mapped = isinstance(validation, FeatureSet)
-    embed = embedder_function(trainee.eval_model, trainee.device, mapped=mapped)
+    embed = embedder_function(trainee.eval_model, trainee.fabric.device, mapped=mapped)
     mine = validation.share(fabric.global_rank, fabric.world_size)
     found = torch.from_numpy(embed_pictures(embed, mine, label="Validating"))
     embeddings = gather_shares(found, total, fabric)

@@ -9,28 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric.plugins.precision import Precision
-from torch import Tensor
+from torch import nn
 
 from serving.errors import BadArtifact
-from training.loop.checkpoint import (
-    entry,
-    load_checkpoint,
-    load_module,
-    load_optimizer,
-    pack_optimizer,
-    prefixed,
-    save_checkpoint,
-    unprefixed,
-    write_file,
-)
+from training.loop import checkpoint
+from training.loop.checkpoint import entry
 from training.loop.run import BEST, LAST, METRICS, write_record
 from training.loop.trainee import Trainee
 from training.recipes.recipe import Recipe
 
-__all__ = ["Curves", "History", "Logbook", "curves", "read_history"]
+__all__ = ["History", "Logbook", "curves", "read_history"]
 
-Curves = Callable[[Mapping[str, Any]], None]  # takes one row of an epoch
 _RESTING = ("model.backbone.", "average.module.backbone.")
 
 
@@ -39,7 +28,7 @@ class Logbook:
 
     def __init__(self, trainee: Trainee, recipe: Recipe, folder: Path, record: dict[str, Any]) -> None:
         self._trainee, self._recipe, self._folder, self._record = trainee, recipe, folder, record
-        self._precision: Precision = trainee.fabric.strategy.precision
+        self._precision = trainee.fabric.strategy.precision
         self._writes = trainee.fabric.is_global_zero
         self.epochs_done = 0
         self.best: dict[str, Any] = {}
@@ -48,18 +37,15 @@ class Logbook:
     def restore(self) -> None:
         """Take up the last checkpoint; a `CrossbatchError` if it is damaged or of another architecture."""
         path = self._folder / LAST
-        tensors, state = load_checkpoint(path)
+        tensors, state = checkpoint.load_checkpoint(path)
         if self._recipe.caches_features:  # a backbone that rests is the one of the weights that were kept
-            kept = unprefixed("model.backbone", load_checkpoint(self._folder / BEST)[0])
+            kept = checkpoint.unprefixed("model.backbone", checkpoint.load_checkpoint(self._folder / BEST)[0])
             tensors = {f"{part}{name}": value for part in _RESTING for name, value in kept.items()} | tensors
-        for name, module in self._trainee.modules.items():
-            load_module(module, unprefixed(name, tensors), source=path)
-        load_optimizer(self._trainee.optimizer, unprefixed("optimizer", tensors), source=path)
-        if scale := self._precision.state_dict():
-            found = entry(state, "precision", dict, source=path)
-            self._precision.load_state_dict(
-                {name: entry(found, name, type(value), source=path) for name, value in scale.items()}
-            )
+        modules = self._trainee.modules
+        weights = {name: value for name, value in tensors.items() if name.partition(".")[0] in modules}
+        checkpoint.load_module(modules, weights, source=path)
+        checkpoint.load_optimizer(self._trainee.optimizer, tensors)
+        self._precision.load_state_dict(state.get("precision", {}))
         self.epochs_done = entry(state, "epochs_done", int, source=path)
         self.best = entry(state, "best", dict, source=path)
         self.history = entry(state, "history", list, source=path)
@@ -81,8 +67,8 @@ class Logbook:
         if self._is_better(measured):
             self.best = {"epoch": row["epoch"]} | (measured or {})
             if self._writes:
-                kept = prefixed("model", self._trainee.eval_model.state_dict())
-                save_checkpoint(self._folder / BEST, kept, self.best)
+                kept = nn.ModuleDict({"model": self._trainee.eval_model})
+                checkpoint.save_checkpoint(self._folder / BEST, kept.state_dict(), self.best)
             # what `evaluate` noted of earlier weights does not hold for these
             self._record["metrics"] = {"epoch": row["epoch"]} | ({"validation": measured} if measured else {})
         self.history.append(row)
@@ -97,9 +83,7 @@ class Logbook:
         return measured is not None and measured["map_at_r"] > self.best["map_at_r"] + self._recipe.min_delta
 
     def _save(self) -> None:
-        tensors: dict[str, Tensor] = prefixed("optimizer", pack_optimizer(self._trainee.optimizer))
-        for name, module in self._trainee.modules.items():
-            tensors |= prefixed(name, module.state_dict())
+        tensors = checkpoint.pack_optimizer(self._trainee.optimizer) | self._trainee.modules.state_dict()
         if self._recipe.caches_features:
             tensors = {name: value for name, value in tensors.items() if not name.startswith(_RESTING)}
         state = {
@@ -109,13 +93,13 @@ class Logbook:
             "history": self.history,
             "precision": self._precision.state_dict(),
         }
-        save_checkpoint(self._folder / LAST, tensors, state)
+        checkpoint.save_checkpoint(self._folder / LAST, tensors, state)
         table = io.StringIO()
         names = dict.fromkeys(name for row in self.history for name in row)
         writer = csv.DictWriter(table, list(names), lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.history)
-        write_file(self._folder / METRICS, table.getvalue().encode())
+        checkpoint.write_file(self._folder / METRICS, table.getvalue().encode())
         write_record(self._folder, self._record)
 
 
@@ -170,24 +154,20 @@ def _finite(cells: Iterable[tuple[Any, Any]]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def curves(folder: Path | None, history: Sequence[Mapping[str, Any]]) -> Iterator[Curves]:
+def curves(folder: Path | None, history: Sequence[Mapping[str, Any]]) -> Iterator[Callable[..., None]]:
     """Open TensorBoard's curves in a folder, the epochs so far drawn anew; without one nothing is drawn."""
     if folder is None:
         yield lambda row: None
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    inner: Any = SummaryWriter(str(folder), purge_step=0)
+    with SummaryWriter(str(folder), purge_step=0) as board:
 
-    def draw(row: Mapping[str, Any]) -> None:
-        for name, value in row.items():
-            if name not in ("epoch", "steps"):
-                inner.add_scalar(name, value, row["steps"])
-        inner.flush()
+        def draw(row: Mapping[str, Any]) -> None:
+            for name in row.keys() - {"epoch", "steps"}:
+                board.add_scalar(name, row[name], row["steps"])
+            board.flush()
 
-    try:
         for row in history:
             draw(row)
         yield draw
-    finally:
-        inner.close()

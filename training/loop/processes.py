@@ -6,7 +6,6 @@ whole batch, and the mean of the processes' gradients is that of one process on 
 
 import contextlib
 import ctypes
-import functools
 import os
 import warnings
 from collections.abc import Iterator
@@ -52,13 +51,8 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
     try:
         # given as a plugin, for Lightning would silently change fp16 on a CPU for bf16
         mixed = None if recipe.precision == "32-true" else MixedPrecision(recipe.precision, device)
-        fabric = Fabric(
-            accelerator=device,
-            devices=here,
-            num_nodes=total // here,
-            strategy="ddp" if total > 1 else "auto",
-            plugins=mixed,
-        )
+        nodes, strategy = total // here, "ddp" if total > 1 else "auto"
+        fabric = Fabric(accelerator=device, devices=here, num_nodes=nodes, strategy=strategy, plugins=mixed)
         fabric.launch()
     except Exception as error:  # Lightning has a class of its own for each accelerator that is missing
         raise BadSetting(
@@ -162,14 +156,11 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST = 2**31 - 1
 
 
-@functools.cache
 def keep_freed_memory() -> bool:
     """Keep what is freed for the next tensor; tell whether the C library does.
 
     glibc maps each block above 32 MiB afresh, and the kernel clears it page by page: for the maps of a
     network that can cost more than what is computed on them.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library
-        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: False)  # which another C library lacks
     return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, _LARGEST))

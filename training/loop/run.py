@@ -18,16 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from serving.catalog.catalog import Layout
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchError, NotFound
-from training.loop.checkpoint import (
-    aside_of,
-    entry,
-    load_checkpoint,
-    load_module,
-    load_state,
-    locked,
-    unprefixed,
-    write_file,
-)
+from training.loop import checkpoint
+from training.loop.checkpoint import entry
 from training.network.embedder import Embedder, build_embedder
 from training.recipes.recipe import Recipe, make_recipe
 from training.recipes.recipe_file import parse_yaml
@@ -64,21 +56,19 @@ class Run:
 def load_run(path: Path) -> Run:
     """Read a run folder and build its embedder with the best weights.
 
-    Raises:
-        NotFound: If it is not a run folder, or no epoch of it has ended.
-        BadArtifact: If one of its files is damaged; `ModelMismatch` if they do not fit together.
+    `NotFound` if it is none or no epoch has ended, `BadArtifact` or `ModelMismatch` if its files are damaged.
     """
     recipe, record = read_recipe(path), read_record(path)
     if not (path / BEST).is_file():
         if (path / LAST).is_file():
             raise BadArtifact(f"the run {path} has lost {BEST}: bring the file back, or train again")
         raise NotFound(f"the run {path} has no {BEST}: its first epoch has not ended")
-    tensors, best = load_checkpoint(path / BEST)
+    tensors, best = checkpoint.load_checkpoint(path / BEST)
     kept = entry(best, "epoch", int, source=path / BEST)
     _check_trained(path, recipe, kept)
     # the weights come from the checkpoint: the recipe's own package or file need not be here
     embedder = build_embedder(recipe.model_copy(update={"weights": "none"}))
-    load_module(embedder, unprefixed("model", tensors), source=path / BEST)
+    checkpoint.load_module(embedder, checkpoint.unprefixed("model", tensors), source=path / BEST)
     return Run(path, recipe, embedder.eval(), kept, record)
 
 
@@ -86,7 +76,7 @@ def _check_trained(path: Path, recipe: Recipe, kept: int) -> None:
     """Refuse weights that no epoch has trained, and warn of a training that has not ended."""
     done, finished = kept, True
     if (path / LAST).is_file():
-        state = load_state(path / LAST)
+        state = checkpoint.load_state(path / LAST)
         done = entry(state, "epochs_done", int, source=path / LAST)
         finished = bool(state.get("finished", done >= recipe.epochs))
     if done == 0:
@@ -116,7 +106,7 @@ def check_vacant(path: Path) -> None:
 
 def _is_stump(path: Path) -> bool:
     """Tell whether a folder is empty, or holds only what `begin` leaves when it is cut before its end."""
-    ours = {path / _RECORD, aside_of(path / _RECORD), aside_of(path / _RECIPE)}
+    ours = {path / _RECORD, checkpoint.aside_of(path / _RECORD), checkpoint.aside_of(path / _RECIPE)}
     if not set(path.iterdir()) <= ours:
         return False
     try:
@@ -131,7 +121,7 @@ def reserved(path: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(path))
+            stack.enter_context(checkpoint.locked(path))
         except BlockingIOError as error:
             raise AlreadyExists(
                 f"another process trains in {path} just now: wait for its end, or choose another folder"
@@ -148,7 +138,7 @@ def begin(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
     text = yaml.safe_dump(recipe.model_dump(), sort_keys=False).encode()
     record["recipe_digest"] = hashlib.sha256(text).hexdigest()
     write_record(path, record)
-    write_file(path / _RECIPE, text)  # last, since a folder with a recipe is a run
+    checkpoint.write_file(path / _RECIPE, text)  # last, since a folder with a recipe is a run
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -194,7 +184,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write the record of the run; a `CrossbatchError` if the file cannot be written."""
-    write_file(path / _RECORD, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
+    checkpoint.write_file(path / _RECORD, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 _Path = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
@@ -250,11 +240,8 @@ def provenance() -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:  # run from a checkout that was not installed
             versions[package] = "not installed"
-    command, commit = (
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"],
-        None,
-    )
+    commit = None
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # git is not installed, for one
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-        commit = done.stdout.strip() or None
-    return {"versions": versions, "git_commit": commit}
+        commit = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
+    return {"versions": versions, "git_commit": commit or None}

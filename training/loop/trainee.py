@@ -27,8 +27,8 @@ __all__ = [
     "freeze_batchnorm", "freeze_weights", "rate_factor", "start_trainee", "xml_weight",
 ]  # fmt: skip
 
+Images = Pictures | FeatureSet  # that train
 _SAMPLE = 400  # most images whose local features start the prototypes
-_Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,15 @@ class Trainee:
     average: AveragedModel | None
 
     @property
-    def device(self) -> torch.device:
-        """Where it is trained."""
-        return self.fabric.device
-
-    @property
     def eval_model(self) -> Embedder:
         """The weights that are measured and kept: the moving average, where there is one."""
         return self.average.module if self.average else self.embedder  # type: ignore[return-value]
 
     @property
-    def modules(self) -> dict[str, nn.Module]:
+    def modules(self) -> nn.ModuleDict:
         """What a checkpoint holds besides the optimiser, by name."""
         found: dict[str, nn.Module] = {"model": self.embedder, "objective": self.objective}
-        return found | ({"average": self.average} if self.average else {})
+        return nn.ModuleDict(found | ({"average": self.average} if self.average else {}))
 
 
 def build_network(recipe: Recipe, *, classes: int, fresh: bool) -> tuple[Embedder, Objective]:
@@ -73,12 +68,7 @@ def build_network(recipe: Recipe, *, classes: int, fresh: bool) -> tuple[Embedde
 
 
 def start_trainee(
-    recipe: Recipe,
-    network: tuple[Embedder, Objective],
-    pictures: Pictures | FeatureSet,
-    *,
-    fabric: Fabric,
-    fresh: bool,
+    recipe: Recipe, network: tuple[Embedder, Objective], pictures: Images, *, fabric: Fabric, fresh: bool
 ) -> Trainee:
     """Ready what `build_network` built for the first step, on the device of the launched `fabric`.
 
@@ -97,7 +87,7 @@ def start_trainee(
 
 
 @torch.no_grad()
-def _start_head(embedder: Embedder, pictures: Pictures | FeatureSet, recipe: Recipe) -> None:
+def _start_head(embedder: Embedder, pictures: Images, recipe: Recipe) -> None:
     """Set the head by its closed form on the training images as the served model sees them."""
     if recipe.head_init == "random":
         return
@@ -166,7 +156,7 @@ def _negative_power(scatter: Tensor, shrinkage: float, power: float) -> Tensor:
 
 
 @torch.no_grad()
-def _start_codebook(embedder: Embedder, pictures: Pictures | FeatureSet, recipe: Recipe) -> None:
+def _start_codebook(embedder: Embedder, pictures: Images, recipe: Recipe) -> None:
     """Start the prototypes from local features of some training images, once the head is started."""
     if recipe.codebook_init == "random" or not recipe.learns_prototypes:
         return
@@ -230,7 +220,7 @@ def average_weights(embedder: Embedder, decay: float) -> AveragedModel:
     The decay starts low, min(decay, (1 + t) / (10 + t)) at step t, so that the start is soon forgotten.
     """
 
-    def update(averages: _Tensors, currents: _Tensors, step: Tensor | int) -> None:
+    def update(averages: Any, currents: Any, step: Tensor | int) -> None:
         now = min(decay, (1 + int(step)) / (10 + int(step)))
         get_ema_multi_avg_fn(now)(averages, currents, step)  # type: ignore[no-untyped-call]
 

@@ -1,7 +1,8 @@
 """Losses on embeddings, by pytorch-metric-learning where it has them: one short entry in `LOSSES` each.
 
 To add one, write a function that returns a module from embeddings and labels to a scalar, and that takes its
-own options with types and defaults; name it in `LOSSES`. One on pairs returns a `PairLoss`, for the memory.
+own options with types and defaults, and `classes` and `dimension` if it needs them; name it in `LOSSES`. One
+on pairs returns a `PairLoss`, for the memory.
 """
 
 import contextlib
@@ -27,8 +28,6 @@ __all__ = ["LIBC", "LOSSES", "MetricLoss", "PairLoss", "TripletMiner", "TripletR
 Positive = Annotated[float, Field(gt=0)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
 Count = Annotated[int, Field(ge=1, le=64)]
-
-
 TripletRule = Literal["all", "semihard", "hard"]
 
 
@@ -47,16 +46,10 @@ class TripletMiner:
         self.margin, self.rule, self.distance = margin, rule, distance
 
     @torch.no_grad()
-    def __call__(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        references: Tensor | None = None,
-        reference_labels: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Find anchors, positives and negatives, int64 (T,) each, in the batch or among references."""
-        matches, differs = loss_and_miner_utils.get_matches_and_diffs(labels, reference_labels)
-        between = self.distance(embeddings, references)  # (B, R)
+    def __call__(self, embeddings: Tensor, labels: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Find anchors, positives and negatives, int64 (T,) each, in the batch or among others."""
+        matches, differs = loss_and_miner_utils.get_matches_and_diffs(labels, *others[1:])
+        between = self.distance(embeddings, *others[:1])  # (B, R)
         anchors, positives = torch.where(matches)  # (P,)
         gaps = between[anchors] - between[anchors, positives][:, None]  # d(a, n) - d(a, p), (P, R)
         taken = differs[anchors].bool() & (gaps <= self.margin)
@@ -88,12 +81,7 @@ class PairLoss(nn.Module):
 
 
 def _contrastive(
-    *,
-    classes: int,
-    dimension: int,
-    pos_margin: Cosine = 1.0,
-    neg_margin: Cosine = 0.5,
-    distance: Literal["cosine", "euclidean"] = "cosine",
+    *, pos_margin: Cosine = 1.0, neg_margin: Cosine = 0.5, distance: Literal["cosine", "euclidean"] = "cosine"
 ) -> nn.Module:
     # Margins are cosines: positives are pulled up to pos_margin, negatives pushed down to neg_margin. Or
     # distances at unit length: positives are pulled within pos_margin, negatives pushed out of neg_margin.
@@ -102,11 +90,7 @@ def _contrastive(
 
 
 def _triplet(
-    *,
-    classes: int,
-    dimension: int,
-    margin: Annotated[float, Field(gt=0, le=2)] = 0.2,
-    miner: TripletRule = "semihard",
+    *, margin: Annotated[float, Field(gt=0, le=2)] = 0.2, miner: TripletRule = "semihard"
 ) -> nn.Module:
     # Distances are Euclidean, of embeddings at unit length: from 0 to 2.
     distance = distances.LpDistance()
@@ -116,8 +100,6 @@ def _triplet(
 
 def _multi_similarity(
     *,
-    classes: int,
-    dimension: int,
     alpha: Positive = 2.0,
     beta: Positive = 50.0,
     base: Cosine = 0.5,
@@ -229,16 +211,19 @@ def build_loss(name: str, *, classes: int, dimension: int, **options: float | st
     if name not in LOSSES:
         raise BadSetting(f"there is no loss {name!r}: {_suggest(name, LOSSES)}")
     entry = LOSSES[name]
-    known = set(inspect.signature(entry).parameters) - {"classes", "dimension"}
+    takes = inspect.signature(entry).parameters
     types = typing.get_type_hints(vars(entry).get("__init__", entry), include_extras=True)
-    for option in options:
+    sizes = {"classes": classes, "dimension": dimension}
+    known = takes.keys() - sizes
+    given: dict[str, Any] = {size: sizes[size] for size in sizes.keys() & takes}
+    for option, value in options.items():
         if option not in known:
             raise BadSetting(
                 f"the {name} loss has no option {option!r}: {_suggest(option, known)}"
                 " (a recipe's own go by --set 'loss_options={}')"
             )
-    checked = {option: _check(name, option, value, types[option]) for option, value in options.items()}
-    return MetricLoss(entry(classes=classes, dimension=dimension, **checked))
+        given[option] = _check(name, option, value, types[option])
+    return MetricLoss(entry(**given))
 
 
 def _check(name: str, option: str, value: float | str, kind: Any) -> Any:

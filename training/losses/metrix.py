@@ -3,14 +3,13 @@
 Venkataramanan et al., "It Takes Two to Tango: Mixup for Deep Metric Learning", ICLR 2022.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from training.method.prototypes import full_precision
 
@@ -84,14 +83,9 @@ def mixed_loss(
     return (_log_one_plus(pull) / alpha + _log_one_plus(push) / beta).mean()
 
 
-@contextmanager
-def mixing_at(module: nn.Module, pairs: Pairs) -> Iterator[None]:
+def mixing_at(module: nn.Module, pairs: Pairs) -> RemovableHandle:
     """While open, `module` puts out the mixtures of what it computes, so that what follows sees M rows."""
-    hook = module.register_forward_hook(lambda _module, _inputs, output: mix(output, pairs))
-    try:
-        yield
-    finally:
-        hook.remove()
+    return module.register_forward_hook(lambda _module, _inputs, output: mix(output, pairs))
 
 
 def _log_one_plus(exponents: Tensor) -> Tensor:

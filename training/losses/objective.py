@@ -108,21 +108,13 @@ class Objective(nn.Module):
             total = total + recipe.reconstruction_weight * rebuilt
         return Terms(total, dml, xml)
 
-    def watch(
-        self,
-        embeddings: Tensor,
-        histograms: Tensor,
-        labels: Tensor,
-        *,
-        leaves: Sequence[Tensor],
-        weight: float,
-        seed: int,
-    ) -> dict[str, float]:
+    def watch(self, *batch: Tensor, leaves: Sequence[Tensor], weight: float, seed: int) -> dict[str, float]:
         """Measure what the XML term makes of a batch, as `forward` takes it, that is not remembered yet.
 
         Gives what `watch_term` does, and with XML `xml_gradient_share`: its gradient by the `leaves` over
         that of the loss on the batch's own embeddings.
         """
+        embeddings, histograms, labels = batch
         kinds = labels % self._kinds
         first, _ = split_classes(kinds, torch.Generator().manual_seed(seed))
         told = watch_term(histograms.detach(), embeddings.detach(), labels, first, kinds=kinds, **self._fit)

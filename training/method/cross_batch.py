@@ -11,21 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from training.method.prototypes import (
-    RidgeOn,
-    check_choice,
-    cross_reconstruct,
-    fit_moments,
-    fit_prototypes,
-    full_precision,
-    scaled_ridge,
-)
+from training.method import prototypes
+from training.method.prototypes import RidgeOn, check_choice, full_precision
 from training.method.recursion import Past
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "FitOn", "cross_batch_loss", "dead_note", "express", "fit_targets", "gradient_share", "split_classes",
-    "watch_term",
+    "FitOn", "cross_batch_loss", "dead_note", "fit_targets", "gradient_share", "split_classes", "watch_term"
 ]  # fmt: skip
 
 FitOn = Literal["raw", "unit"]
@@ -84,7 +76,7 @@ def cross_batch_loss(
     first, second = split_classes(kinds, generator)
     if not first.any():
         return (histograms * 0).sum() + (embeddings * 0).sum()  # a zero that backward() accepts
-    expressed = express(histograms, targets, kinds, first, ridge=ridge, ridge_on=ridge_on, past=past)
+    expressed = _express(histograms, targets, kinds, first, ridge=ridge, ridge_on=ridge_on, past=past)
     return loss(expressed[first], labels[first]) + loss(expressed[second], labels[second])  # (2.11)
 
 
@@ -94,30 +86,19 @@ def fit_targets(embeddings: Tensor, fit_on: FitOn) -> Tensor:
     return functional.normalize(embeddings, dim=1) if fit_on == "unit" else embeddings
 
 
-@full_precision
-def express(
-    histograms: Tensor,
-    targets: Tensor,
-    kinds: Tensor,
-    first: Tensor,
-    *,
-    ridge: float,
-    ridge_on: RidgeOn = "absolute",
-    past: Past | None = None,
+def _express(
+    histograms: Tensor, targets: Tensor, kinds: Tensor, first: Tensor, *, past: Past | None, **fit_by: Any
 ) -> Tensor:
-    """Express each half by what is fitted to the other, Ŷ₁ = V₂Z₁ and Ŷ₂ = V₁Z₂ (eq. 2.10).
-
-    `targets` are Yᵀ (B, d), and `first`, bool (B,), says which images are of the first half; gives Ŷᵀ (B, d).
-    """
+    """Express each half by what is fitted to the other, Ŷ₁ = V₂Z₁ and Ŷ₂ = V₁Z₂ (eq. 2.10); Ŷᵀ (B, d)."""
     if past is None and len(histograms) <= _AT_ONCE * histograms.shape[1]:
-        return cross_reconstruct(histograms, targets, first, ridge=ridge, ridge_on=ridge_on)
+        return prototypes.cross_reconstruct(histograms, targets, first, **fit_by)
 
     def fit(half: Tensor) -> Tensor:
         z, y = histograms[half], targets[half]
         if past is None:
-            return fit_prototypes(z, y, ridge=ridge, ridge_on=ridge_on)  # (d, m)   (2.8)
+            return prototypes.fit_prototypes(z, y, **fit_by)  # (d, m)   (2.8)
         gram, moment = past.without(kinds[~half])  # of what these prototypes are to express
-        return fit_moments(gram + z.T @ z, moment + z.T @ y, ridge=ridge, ridge_on=ridge_on)
+        return prototypes.fit_moments(gram + z.T @ z, moment + z.T @ y, **fit_by)
 
     v1, v2 = fit(first), fit(~first)
     return torch.where(first[:, None], histograms @ v2.T, histograms @ v1.T)  # (B, m) x (m, d) -> (B, d)
@@ -147,10 +128,8 @@ def watch_term(
     """
     if not (histograms.isfinite().all() and embeddings.isfinite().all()):
         return {}  # which the loop tells of
-    told = {
-        "prototypes_in_use": _effective(histograms.mean(dim=0)),
-        "prototypes_an_image": _effective(histograms).mean(),
-    }
+    entropy, entropies = (torch.special.entr(z).sum(dim=-1) for z in (histograms.mean(dim=0), histograms))
+    told = {"prototypes_in_use": entropy.exp(), "prototypes_an_image": entropies.exp().mean()}
     kinds = labels if kinds is None else kinds
     if first.any() and not first.all():
         counts = []
@@ -158,12 +137,12 @@ def watch_term(
             gram = histograms[half].T @ histograms[half]
             if past is not None:
                 gram = gram + past.without(kinds[~half])[0]
-            level = scaled_ridge(ridge, ridge_on, gram.trace(), len(gram))
+            level = prototypes.scaled_ridge(ridge, ridge_on, gram.trace(), len(gram))
             # float32 fails to converge where all images have one prototype; and on MPS there is neither
             counts.append((torch.linalg.eigvalsh(gram.cpu().double()) > level.cpu()).sum().double())
         told["eigenvalues"] = torch.stack(counts).mean()
         targets = fit_targets(embeddings, fit_on)
-        expressed = express(histograms, targets, kinds, first, ridge=ridge, ridge_on=ridge_on, past=past)
+        expressed = _express(histograms, targets, kinds, first, ridge=ridge, ridge_on=ridge_on, past=past)
         unit = functional.normalize(expressed, dim=1)
         apart = (labels[:, None] != labels) & (first[:, None] == first)
         told["expressed_cosine"] = (unit @ unit.T)[apart].mean()  # NaN where each half has one class
@@ -202,9 +181,3 @@ def dead_note(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> str | None:
         f" {recipe.prototypes} eigenvalues of what its prototypes are fitted to are above the ridge, and with"
         f" fewer than {_ALIVE} it expresses all images alike. {cure}"
     )
-
-
-def _effective(shares: Tensor) -> Tensor:
-    """Give exp(−Σ p log p) over the last dimension."""
-    entropy: Tensor = torch.special.entr(shares).sum(dim=-1)
-    return entropy.exp()

@@ -37,11 +37,6 @@ def histogram(
         Histograms z, at least float32 (B, m), in [0, 1]; each row sums to one.
     """
     check_choice("assign_on", assign_on, AssignOn)
-    if locations.ndim != 3 or codebook.ndim != 2 or locations.shape[2] != codebook.shape[1]:
-        raise ValueError(
-            f"locations (B, n, d) and a codebook (m, d) must share d, but their shapes are"
-            f" {tuple(locations.shape)} and {tuple(codebook.shape)}"
-        )
     if assign_on == "unit":
         codebook = functional.normalize(codebook, dim=1)
     scores = locations @ (assignment_scale * codebook).T  # (B, n, d) x (d, m) -> (B, n, m)

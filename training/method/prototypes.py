@@ -16,14 +16,13 @@ from torch import Tensor
 from serving.errors import BadSetting
 
 __all__ = [
-    "RidgeOn", "check_choice", "check_ridge", "cross_reconstruct", "fit_dual", "fit_moments", "fit_primal",
-    "fit_prototypes", "full_precision", "scaled_ridge", "solve_positive",
+    "RidgeOn", "check_choice", "cross_reconstruct", "fit_dual", "fit_moments", "fit_primal", "fit_prototypes",
+    "full_precision", "scaled_ridge", "solve_positive",
 ]  # fmt: skip
 
 RidgeOn = Literal["absolute", "trace"]
 P = ParamSpec("P")
 T = TypeVar("T")
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def full_precision(function: Callable[P, T]) -> Callable[P, T]:
@@ -34,32 +33,25 @@ def full_precision(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
-        wide: tuple[Any, ...] = tuple(_widen(value) for value in args)
-        options: dict[str, Any] = {name: _widen(value) for name, value in kwargs.items()}
         with ExitStack() as stack:
             for device in ("cpu", "cuda", "mps"):
                 # Entered only where autocast is on: the exporter would otherwise record a region for nothing.
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
-            return function(*wide, **options)
+            return function(*map(_widen, args), **{name: _widen(each) for name, each in kwargs.items()})
 
     return wrapper
 
 
-def _widen(value: object) -> object:
-    return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
+def _widen(value: Any) -> Any:
+    half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if half else value
 
 
 def check_choice(name: str, value: str, choices: Any) -> None:
     """Refuse, with a `BadSetting`, a value that is none of a `Literal`."""
     if value not in get_args(choices):
         raise BadSetting(f"{name} is {value!r}, but it must be one of {', '.join(get_args(choices))}")
-
-
-def check_ridge(ridge: float) -> None:
-    """Refuse a ridge that is not above zero."""
-    if not ridge > 0:
-        raise BadSetting(f"ridge is {ridge}, but it must be above zero: the paper uses 0.05")
 
 
 def fit_prototypes(
@@ -69,8 +61,8 @@ def fit_prototypes(
 
     Histograms Zᵀ (B, m) and embeddings Yᵀ (B, d) give V as columns, (d, m), at least float32.
     """
-    count, prototypes = histograms.shape
-    fit = fit_primal if prototypes <= count else fit_dual
+    images, prototypes = histograms.shape
+    fit = fit_primal if prototypes <= images else fit_dual
     return fit(histograms, embeddings, ridge=ridge, ridge_on=ridge_on)
 
 
@@ -79,7 +71,6 @@ def fit_primal(
     histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05, ridge_on: RidgeOn = "absolute"
 ) -> Tensor:
     """Fit prototypes by the m×m system, V = Y Zᵀ (Z Zᵀ + ϵI)⁻¹ (eq. 2.8), as columns (d, m)."""
-    _check(histograms, embeddings)
     gram = histograms.T @ histograms  # Z Zᵀ (m, m)
     return fit_moments(gram, histograms.T @ embeddings, ridge=ridge, ridge_on=ridge_on)
 
@@ -95,7 +86,6 @@ def fit_dual(
     histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05, ridge_on: RidgeOn = "absolute"
 ) -> Tensor:
     """Fit prototypes by the B×B system, V = Y (ZᵀZ + ϵI)⁻¹ Zᵀ (eq. 2.8), as columns (d, m)."""
-    _check(histograms, embeddings)
     gram = histograms @ histograms.T  # Zᵀ Z (B, B), of the same trace as Z Zᵀ
     scale = scaled_ridge(ridge, ridge_on, gram.trace(), histograms.shape[1])
     return solve_positive(_add_ridge(gram, scale), embeddings).T @ histograms  # (d, B) x (B, m) -> (d, m)
@@ -115,7 +105,6 @@ def cross_reconstruct(
     Both are fitted by the dual form in one B×B system, with S_ij = 1 where i and j are of one half:
     Ŷ = Y (ZᵀZ ∘ S + ϵI)⁻¹ (ZᵀZ ∘ (1 − S)). `first` (B,) tells the first half. Gives Ŷᵀ, float (B, d).
     """
-    _check(histograms, embeddings)
     gram = histograms @ histograms.T  # Zᵀ Z (B, B)
     same = first[:, None] == first  # S
     traces = same.to(gram.dtype) @ gram.diagonal()  # (B,), of each image's own half
@@ -140,18 +129,11 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
 
 def scaled_ridge(ridge: float, ridge_on: RidgeOn, trace: Tensor, prototypes: int) -> Tensor:
     """Give ϵ as it is, or times trace(ZZᵀ)/m, in the shape of `trace`."""
-    check_ridge(ridge)
+    if not ridge > 0:
+        raise BadSetting(f"ridge is {ridge}, but it must be above zero: the paper uses 0.05")
     check_choice("ridge_on", ridge_on, RidgeOn)
     return trace * (ridge / prototypes) if ridge_on == "trace" else torch.full_like(trace, ridge)
 
 
 def _add_ridge(gram: Tensor, ridge: Tensor) -> Tensor:
     return gram + torch.diag(ridge.expand(len(gram)))
-
-
-def _check(histograms: Tensor, embeddings: Tensor) -> None:
-    if histograms.ndim != 2 or embeddings.ndim != 2 or len(histograms) != len(embeddings):
-        raise ValueError(
-            f"histograms (B, m) and embeddings (B, d) must share B, but their shapes are"
-            f" {tuple(histograms.shape)} and {tuple(embeddings.shape)}"
-        )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from serving.errors import BadSetting
-from training.method.prototypes import check_ridge, fit_prototypes, full_precision, solve_positive
+from training.method.prototypes import fit_prototypes, full_precision, solve_positive
 
 __all__ = ["Fit", "Past", "fit_batch", "merge", "start", "update", "weight"]
 
@@ -53,10 +53,8 @@ def merge(first: Fit, second: Fit, *, decay: float = 1.0) -> Fit:
 
 def start(count: int, dimension: int, *, ridge: float = 0.05, like: Tensor | None = None) -> Fit:
     """Begin the recursion before any batch: V₀ = 0 and R₀ = βI, of dtype and device of `like`."""
-    check_ridge(ridge)
-    like = torch.empty(()) if like is None else like
-    identity = torch.eye(count, dtype=like.dtype, device=like.device)
-    return Fit(like.new_zeros(dimension, count), ridge * identity)
+    like = torch.empty(0) if like is None else like
+    return Fit(like.new_zeros(dimension, count), _gram(like.new_zeros(0, count), ridge))
 
 
 @full_precision

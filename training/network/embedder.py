@@ -9,11 +9,10 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from serving.errors import BadSetting
 from training.data.pictures import Embed
-from training.method.histogram import histogram
+from training.method.histogram import Metric, assign, histogram
 from training.network.backbone import Backbone, build_backbone
 from training.network.weights import first_line
 from training.recipes.recipe import AssignOn, Recipe
@@ -115,10 +114,8 @@ class Embedder(nn.Module):
 
     def assignments(self, locations: Tensor) -> Tensor:
         """Give the largest term of eq. 2.4's softmax, uint8 (B, n), of locations (B, n, d)."""
-        codebook = self.codebook.to(locations.dtype)
-        if self.assign_on == "unit":  # a location's own length does not change which one is largest
-            codebook = functional.normalize(codebook, dim=1)
-        return (locations @ codebook.T).argmax(dim=2).to(torch.uint8)
+        metric: Metric = "cosine" if self.assign_on == "unit" else "inner"
+        return assign(locations, self.codebook.to(locations.dtype), metric=metric).to(torch.uint8)
 
     def normalise(self, images: Tensor, *, mapped: bool = False) -> Tensor:
         """Turn pixels, uint8 RGB (B, S, S, 3), or maps of the backbone into what `forward` takes, float32."""
@@ -144,8 +141,8 @@ def build_embedder(recipe: Recipe) -> Embedder:
         return Embedder(backbone, recipe)
 
 
-# The network as functions of arrays, in evaluation mode: from pixels, uint8 (B, S, S, 3), or with `mapped`
-# from the backbone's own maps (B, C, h, w), as from a `FeatureSet`.
+# The network as functions of arrays, which put it into evaluation mode: from pixels, uint8 (B, S, S, 3), or
+# with `mapped` from the backbone's own maps (B, C, h, w), as from a `FeatureSet`.
 
 
 def embedder_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
@@ -175,27 +172,22 @@ def pooled_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool 
 
 def maps_function(embedder: Embedder, device: Device = "cpu") -> Embed:
     """Give the function from pixels to what the others take with `mapped`, (B, C, h, w)."""
-    return _function(embedder, device, False, lambda images: embedder.backbone(images))
+    return _function(embedder, device, False, embedder.backbone)
 
 
 def _function(embedder: Embedder, device: Device, mapped: bool, run: Callable[[Tensor], Any]) -> Embed:
     @torch.no_grad()
     def wrapper(images: NDArray[Any]) -> NDArray[Any]:
-        training = embedder.training
         embedder.eval()
-        try:
-            found: Tensor = run(embedder.normalise(torch.from_numpy(images).to(device), mapped=mapped))
-            return found.float().cpu().numpy()
-        finally:
-            embedder.train(training)
+        found: Tensor = run(embedder.normalise(torch.from_numpy(images).to(device), mapped=mapped))
+        return found.float().cpu().numpy()
 
     return wrapper
 
 
 @torch.no_grad()
 def _grid(backbone: Backbone, image_size: int) -> tuple[int, int]:
-    """Find (h, w) of the backbone's map by running one black image of the given size."""
-    training = backbone.training
+    """Find (h, w) of a new backbone's map by running one black image of the given size."""
     backbone.eval()
     try:
         maps = backbone(torch.zeros(1, 3, image_size, image_size))
@@ -205,7 +197,7 @@ def _grid(backbone: Backbone, image_size: int) -> tuple[int, int]:
             " image_size"
         ) from error
     finally:
-        backbone.train(training)
+        backbone.train()
     if maps.ndim != 4 or maps.shape[1] != backbone.channels:
         raise BadSetting(
             f"the backbone gives features of shape {tuple(maps.shape)}, not a map of {backbone.channels}"

