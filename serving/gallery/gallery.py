@@ -26,9 +26,9 @@ from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.item import (
     MAX_K,
     MAX_KEY_BYTES,
-    GalleryInfo,
-    Hit,
-    Item,
+    GalleryItem,
+    GalleryStatus,
+    Neighbour,
     Source,
     check_items,
     check_key,
@@ -46,7 +46,7 @@ from serving.gallery.validation import check_text, check_whole, normalize_querie
 if TYPE_CHECKING:
     from serving.model.spec import ModelSpec
 
-__all__ = ["MAX_PAGE", "Gallery", "GalleryInfo", "Hit", "Item", "MadeFor", "RebuildPolicy"]
+__all__ = ["MAX_PAGE", "Gallery", "GalleryItem", "GalleryStatus", "MadeFor", "Neighbour", "RebuildPolicy"]
 
 MAX_PAGE = 10_000
 
@@ -128,7 +128,7 @@ class Gallery:
             raise
         return gallery
 
-    def info(self) -> GalleryInfo:
+    def info(self) -> GalleryStatus:
         """Return what the gallery is and how it stands."""
         with self._snapshots.open() as (snapshot, _):
             index, state, meta = snapshot.sealed.index, snapshot.state, self.meta
@@ -136,7 +136,7 @@ class Gallery:
             previous = state.previous_name
             if previous in ("", self.name) or not (self.path.with_name(previous) / FILE_NAME).is_file():
                 previous = ""
-            return GalleryInfo(
+            return GalleryStatus(
                 name=self.name,
                 path=str(self.path),
                 model_name=meta.model_name,
@@ -184,7 +184,7 @@ class Gallery:
         exclude: Sequence[str] = (),
         filter: Filter | None = None,
         group_by_label: bool = False,
-    ) -> list[list[Hit]]:
+    ) -> list[list[Neighbour]]:
         """Find the k items nearest to each query.
 
         Args:
@@ -228,7 +228,9 @@ class Gallery:
             best.append(order[:k])
         return [
             [  # a cosine, though vectors are of unit length but for rounding
-                Hit(key, (row := rows[seq]).label, row.uri, row.metadata, max(-1.0, min(1.0, -minus)), seq)
+                Neighbour(
+                    key, (row := rows[seq]).label, row.uri, row.metadata, max(-1.0, min(1.0, -minus)), seq
+                )
                 for minus, key, seq in order
             ]
             for order in best
@@ -248,7 +250,7 @@ class Gallery:
         with self._snapshots.open() as (snapshot, _):
             return unknown_fields(demanded, snapshot.kinds_of)
 
-    def upsert(self, items: Iterable[Item], *, expected: Mapping[str, int] | None = None) -> list[int]:
+    def upsert(self, items: Iterable[GalleryItem], *, expected: Mapping[str, int] | None = None) -> list[int]:
         """Store items; one whose key is there is replaced whole. Returns their versions, in order.
 
         Args:
@@ -289,7 +291,7 @@ class Gallery:
         with self._store.write() as writer:
             writer.touch(checked)
 
-    def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> list[Item]:
+    def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> list[GalleryItem]:
         """Return the items of `keys`, in that order; NotFound names the first that is not there."""
         wanted = check_keys(keys)
         with self._store.read() as reader:
@@ -326,7 +328,7 @@ class Gallery:
         with self._store.read() as reader:
             return reader.keys_of(origin, after=after, limit=most)
 
-    def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[Item]:
+    def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[GalleryItem]:
         """Return the first `limit` items by key of those that follow `after` and begin with `prefix`."""
         check_text(prefix, "prefix of keys", least=0, most=MAX_KEY_BYTES)
         most = _check_page(after, limit)

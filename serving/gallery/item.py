@@ -12,9 +12,9 @@ from serving.gallery.index.metadata import Trial
 from serving.gallery.validation import as_vector, check_text, metadata_json, normalize
 
 __all__ = [
-    "MAX_K", "MAX_KEY_BYTES", "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "GalleryInfo", "Hit", "Item", "Source",
-    "check_item", "check_items", "check_key", "check_keys", "check_origin", "check_source",
-    "check_versions",
+    "MAX_K", "MAX_KEY_BYTES", "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "GalleryItem", "GalleryStatus",
+    "Neighbour", "Source", "check_item", "check_items", "check_key", "check_keys", "check_origin",
+    "check_source", "check_versions",
 ]  # fmt: skip
 
 MAX_K = 2048
@@ -37,7 +37,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class GalleryItem:
     """One image of a gallery; `vector` is float32 (d,) of unit norm.
 
     `version` is that of a stored item, above 0; each write gives a new, larger one, whatever it is here.
@@ -55,7 +55,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class Neighbour:
     """One answer of a search; `score` is the cosine of query and item, in [-1, 1]."""
 
     key: str
@@ -67,7 +67,7 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class GalleryInfo:
+class GalleryStatus:
     """What a gallery is and how it stands."""
 
     name: str
@@ -95,7 +95,7 @@ class GalleryInfo:
     created: str
 
 
-def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
+def check_items(items: Iterable[GalleryItem], *, dimension: int) -> list[GalleryItem]:
     """Check the items of one call, whose keys differ, and bring their vectors to unit norm, float32 (d,)."""
     given, rows = [], []
     first: dict[str, int] = {}
@@ -116,7 +116,7 @@ def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
     return [replace(item, vector=row) for item, row in zip(given, units, strict=True)]
 
 
-def check_item(item: Item, *, dimension: int) -> Item:
+def check_item(item: GalleryItem, *, dimension: int) -> GalleryItem:
     """Check one item and bring its vector to unit norm, as float32 (d,)."""
     row = _check_all_but_norm(item, dimension)
     return replace(item, vector=normalize(row[None], lambda _: f"the vector of {item.key!r}")[0])
@@ -162,7 +162,7 @@ def check_source(source: Source) -> Source:
     return source
 
 
-def _check_all_but_norm(item: Item, dimension: int) -> NDArray[np.floating[Any]]:
+def _check_all_but_norm(item: GalleryItem, dimension: int) -> NDArray[np.floating[Any]]:
     """Return the vector (d,) of a checked item; the norms of many are checked faster at once."""
     check_key(item.key)
     check_text(item.label, "label", least=0, most=MAX_KEY_BYTES)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from serving.catalog.catalog import Catalog, Row, Split
 from serving.errors import InvalidArgument, cause_of
-from serving.gallery.item import MAX_THUMBNAIL_BYTES, Item, Source
+from serving.gallery.item import MAX_THUMBNAIL_BYTES, GalleryItem, Source
 from serving.model.encoder import Encoder
 from serving.model.preprocess import thumbnail
 
@@ -45,8 +45,8 @@ class NewImage:
     version: int
 
 
-Outcome = BadRow | NewImage | Item | Source | Literal["unchanged", "changed"]
-"""An Item is the stored one with another label, URI or metadata, to be stored so; a Source is what is to be
+Outcome = BadRow | NewImage | GalleryItem | Source | Literal["unchanged", "changed"]
+"""An item is the stored one with another label, URI or metadata, to be stored so; a Source is what is to be
 noted of an item that is as it should be, as its file's time or its origin is another; `changed` is an item
 of another file than the one that is there now, which is to stay."""
 
@@ -62,7 +62,7 @@ class Examiner:
         self._origin = _origin_of(catalog, split)
         self._kin = frozenset(origins_within(catalog, "all"))  # an image is the same file on each side
 
-    def examine(self, row: Row, stored: Item | None) -> Outcome:
+    def examine(self, row: Row, stored: GalleryItem | None) -> Outcome:
         """Find out what is to be done with a row, given the item that has its key."""
         try:
             return self._examined(row, stored)
@@ -71,7 +71,7 @@ class Examiner:
         except InvalidArgument as error:  # BadImage
             return BadRow(str(error), sure=True)
 
-    def _examined(self, row: Row, stored: Item | None) -> Outcome:
+    def _examined(self, row: Row, stored: GalleryItem | None) -> Outcome:
         size, mtime_ns = row.image.stamp()  # before reading: a later change shows the next time
         known = stored.source if stored else None
         if (
@@ -93,7 +93,7 @@ class Examiner:
         picture = thumbnail(data, side=side, most_bytes=MAX_THUMBNAIL_BYTES) if side else b""
         return NewImage(pixels, source, picture, stored.version if stored else 0)
 
-    def _same(self, row: Row, stored: Item, source: Source) -> Outcome:
+    def _same(self, row: Row, stored: GalleryItem, source: Source) -> Outcome:
         uri, metadata = self._catalog.path_of(row), dict(row.metadata)
         told = replace(stored, label=row.label, uri=uri, metadata=metadata, source=source)
         if _texts(told) != _texts(stored):
@@ -111,6 +111,6 @@ def _origin_of(catalog: Catalog, split: str) -> str:
     return hashlib.sha256(b"\0".join((place, catalog.format.encode(), split.encode()))).hexdigest()[:16]
 
 
-def _texts(item: Item) -> tuple[str, str, str]:
+def _texts(item: GalleryItem) -> tuple[str, str, str]:
     # As JSON, since 1, 1.0 and true are equal and not the same; the order of columns says nothing.
     return item.label, item.uri, json.dumps(dict(item.metadata), sort_keys=True)

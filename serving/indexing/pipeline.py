@@ -16,7 +16,7 @@ from serving.catalog.catalog import Catalog, Row
 from serving.cores import usable_cores
 from serving.errors import InvalidArgument
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import Item, Source, check_key
+from serving.gallery.item import GalleryItem, Source, check_key
 from serving.indexing.examine import BadRow, Examiner, NewImage, Outcome, origins_within
 from serving.indexing.report import Report, Skipped
 from serving.indexing.target import ItemWrite, Storing, Target, delete_items, keys_of, stored_of
@@ -66,7 +66,7 @@ def index_rows(
                     yield row, outcome
                 case BadRow():
                     bad[row.key] = outcome
-                case Item():
+                case GalleryItem():
                     storing.put([ItemWrite(outcome, embedded=False)])
                 case Source():
                     counts["unchanged"] += 1
@@ -93,7 +93,7 @@ def index_rows(
     return Report(skipped, **counts)
 
 
-def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[Row, Item | None]]:
+def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[Row, GalleryItem | None]]:
     """Yield each row with the item that is stored of a file under its key."""
     for start in range(0, len(rows), _LOOKED_UP):
         some = rows[start : start + _LOOKED_UP]
@@ -103,7 +103,7 @@ def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[R
 
 
 def _examined(
-    examiner: Examiner, rows: Iterable[tuple[Row, Item | None]], *, ahead: int, threads: int
+    examiner: Examiner, rows: Iterable[tuple[Row, GalleryItem | None]], *, ahead: int, threads: int
 ) -> Generator[tuple[Row, Outcome]]:
     """Yield each row, in order, with what becomes of it."""
     pool = ThreadPoolExecutor(threads or usable_cores(), thread_name_prefix="decode")
@@ -126,7 +126,9 @@ def _encoded(encoder: Encoder, catalog: Catalog, ready: Sequence[tuple[Row, NewI
     writes = []
     for (row, image), vector in zip(ready, vectors, strict=True):
         uri, more = catalog.path_of(row), (image.source, image.thumbnail, image.version)
-        writes.append(ItemWrite(Item(row.key, vector, row.label, uri, row.metadata, *more), embedded=True))
+        writes.append(
+            ItemWrite(GalleryItem(row.key, vector, row.label, uri, row.metadata, *more), embedded=True)
+        )
     return writes
 
 

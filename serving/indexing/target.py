@@ -14,7 +14,7 @@ from serving.errors import AlreadyExists, BadSetting, Conflict, CrossbatchError,
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.index.factory import check_type
-from serving.gallery.item import Item, Source, check_item
+from serving.gallery.item import GalleryItem, Source, check_item
 from serving.model.spec import ModelSpec
 
 __all__ = ["ItemWrite", "Storing", "Target", "delete_items", "keys_of", "stored_of"]
@@ -91,7 +91,7 @@ class Target:
         return gallery
 
 
-def stored_of(gallery: Gallery, keys: Sequence[str]) -> dict[str, Item]:
+def stored_of(gallery: Gallery, keys: Sequence[str]) -> dict[str, GalleryItem]:
     """Return the items of those keys that were made of files.
 
     One that was put in by other means is found when its key turns out to be taken: to look for each key
@@ -129,7 +129,7 @@ def delete_items(gallery: Gallery, keys: Sequence[str], origins: Sequence[str]) 
 class ItemWrite(NamedTuple):
     """An item to store in place of the one that has its `version`, 0 where its key must be free."""
 
-    item: Item
+    item: GalleryItem
     embedded: bool
     """Whether the vector is new; else that of an item whose texts have changed."""
 
@@ -217,7 +217,7 @@ class Storing:
             self.counts["changed"] += 1
         return None
 
-    def _fits(self, gallery: Gallery, item: Item) -> bool:
+    def _fits(self, gallery: Gallery, item: GalleryItem) -> bool:
         try:
             check_item(item, dimension=gallery.meta.dimension)
         except InvalidArgument as error:
@@ -225,7 +225,7 @@ class Storing:
         return item.key not in self.refused
 
 
-def _pictured(gallery: Gallery, item: Item) -> Item:
+def _pictured(gallery: Gallery, item: GalleryItem) -> GalleryItem:
     """Return a stored item with its thumbnail, which one that is told anew keeps."""
     with suppress(NotFound):
         return replace(item, thumbnail=gallery.thumbnail(item.key)) if gallery.meta.thumbnail_side else item

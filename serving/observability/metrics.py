@@ -23,7 +23,7 @@ from serving.rpc.admission import LIMITS, Admission
 if TYPE_CHECKING:  # they bring an engine, which whoever imports only the settings does not need
     from serving.engine.instances import ModelInstances
     from serving.gallery.directory import GalleryDirectory
-    from serving.gallery.gallery import Gallery, GalleryInfo
+    from serving.gallery.gallery import Gallery, GalleryStatus
 
 __all__ = ["MOST_GALLERIES", "OTHERS", "Metrics", "keep_fresh", "serve_metrics"]
 
@@ -85,7 +85,7 @@ log_lines_dropped | count | worker | Log lines lost by a slow reader.
 build_info | max | version, python | The version that runs; 1.
 """
 
-_OF_GALLERY: "dict[str, Callable[[GalleryInfo], float]]" = {
+_OF_GALLERY: "dict[str, Callable[[GalleryStatus], float]]" = {
     "gallery_items": lambda info: info.items,
     "gallery_fresh_items": lambda info: info.fresh,
     "gallery_deleted_items": lambda info: info.deleted,
@@ -180,7 +180,7 @@ class Metrics:
         self._refresh_galleries(models, galleries)
 
     def _refresh_galleries(self, models: "Sequence[ModelInstances]", galleries: "GalleryDirectory") -> None:
-        infos: dict[str, GalleryInfo | None] = {}
+        infos: dict[str, GalleryStatus | None] = {}
         for name in sorted(galleries.open_names()):
             infos[name] = None
             with suppress(Exception):  # whatever it is, the calls to that gallery say it
@@ -203,7 +203,7 @@ class Metrics:
         self._galleries = set(now)
 
 
-def _usable_info(gallery: "Gallery", *, models: "Sequence[ModelInstances]") -> "GalleryInfo | None":
+def _usable_info(gallery: "Gallery", *, models: "Sequence[ModelInstances]") -> "GalleryStatus | None":
     """What a gallery tells of itself; None where no model fits it."""
     for model in models:
         with suppress(ModelMismatch):

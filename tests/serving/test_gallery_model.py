@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from serving.errors import AlreadyExists, Conflict, CrossbatchError, NotFound
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.gallery.verify import verify
 
@@ -34,7 +34,7 @@ class Known:
     """What the dictionary knows of one gallery."""
 
     index: str
-    items: dict[str, Item] = field(default_factory=dict)
+    items: dict[str, GalleryItem] = field(default_factory=dict)
     previous: "tuple[str, Known] | None" = None
 
 
@@ -58,7 +58,7 @@ filters: st.SearchStrategy[Filter] = st.recursive(
 )
 
 
-def holds(condition: Filter, item: Item) -> bool:
+def holds(condition: Filter, item: GalleryItem) -> bool:
     """The oracle of filters, for the metadata of this test."""
     fields: Mapping[str, Any] = {**item.metadata, **({"$label": item.label} if item.label else {})}
     match condition:
@@ -153,7 +153,7 @@ class GalleryMachine(RuleBasedStateMachine):
         expecting: str | None,
     ) -> None:
         items = [
-            Item(key, POOL[vector], label, f"{key}.jpg", more)
+            GalleryItem(key, POOL[vector], label, f"{key}.jpg", more)
             for key, vector, label, more in zip(keys, vectors, labels, metadata, strict=False)
         ]
         known = self.there(name)
@@ -176,7 +176,7 @@ class GalleryMachine(RuleBasedStateMachine):
         assert min(versions) > newest
         assert versions == sorted(set(versions))
         for item, version in zip(items, versions, strict=True):
-            known.items[item.key] = Item(
+            known.items[item.key] = GalleryItem(
                 item.key, item.vector, item.label, item.uri, item.metadata, version=version
             )
 

@@ -15,7 +15,7 @@ from serving.catalog.parquet import Cell
 from serving.catalog.picture import File, Member
 from serving.errors import BadData
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import Item
+from serving.gallery.item import GalleryItem
 from serving.indexing.command import render
 from serving.model.encoder import Encoder
 from tests.serving.indexed import counts, fill, index, opened, picture
@@ -48,7 +48,7 @@ def refuse(*_: object) -> Any:
 def online(path: Path, *keys: str) -> None:
     """Put items in as a client of the server does."""
     with opened(path) as gallery:
-        gallery.upsert([Item(key, np.eye(3, dtype=np.float32)[0], "online") for key in keys])
+        gallery.upsert([GalleryItem(key, np.eye(3, dtype=np.float32)[0], "online") for key in keys])
 
 
 def labels(path: Path) -> dict[str, str]:

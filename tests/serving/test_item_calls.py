@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from protos import gallery_service_pb2 as pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import MAX_PAGE, Gallery, Item
+from serving.gallery.gallery import MAX_PAGE, Gallery, GalleryItem
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, In, Not, Range
 from serving.model.preprocess import open_rgb
 from serving.rpc import limits
@@ -308,7 +308,7 @@ class Late(GalleryDirectory):
             self.armed = False
             with GalleryDirectory(self.path) as operator:  # as another process would
                 operator.drop(name)
-                operator.create(name, **MODEL).upsert([Item("a", vector_for(b"a"), "new")])
+                operator.create(name, **MODEL).upsert([GalleryItem("a", vector_for(b"a"), "new")])
         return found
 
 

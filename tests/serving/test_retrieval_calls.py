@@ -15,7 +15,7 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as pb
 from serving.errors import BadArtifact, DeadlineExceeded
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.item import Hit, Item
+from serving.gallery.item import GalleryItem, Neighbour
 from serving.model import preprocess
 from serving.observability.call import Call
 from serving.rpc import limits
@@ -246,11 +246,11 @@ class FakeGallery:
 
     def __init__(self, *metadata: dict[str, Any]) -> None:
         self.hits = [
-            Hit(f"k{i}", f"l{i}", f"u{i}", each, 1 - i / 7, i + 1) for i, each in enumerate(metadata)
+            Neighbour(f"k{i}", f"l{i}", f"u{i}", each, 1 - i / 7, i + 1) for i, each in enumerate(metadata)
         ]
         self.asked: list[int] = []
 
-    def search(self, vectors: Any, k: int, **options: Any) -> list[list[Hit]]:
+    def search(self, vectors: Any, k: int, **options: Any) -> list[list[Neighbour]]:
         self.asked.append(len(vectors))
         return [self.hits[:k] for _ in vectors]
 
@@ -296,7 +296,7 @@ def test_metadata_that_was_stored_another_way_and_cannot_travel_names_its_item(
 ) -> None:
     with pytest.raises(BadArtifact, match="'k0' of the gallery cannot be sent"):
         found_by(FakeGallery(metadata), [UNIT])
-    stored = Item("k0", UNIT, metadata=metadata)
+    stored = GalleryItem("k0", UNIT, metadata=metadata)
     with pytest.raises(BadArtifact, match="'k0' of the gallery cannot be sent"):
         convert.write_item(gallery_pb.ListItemsResponse().items.add(), stored, with_vector=False)
 

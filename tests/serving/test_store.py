@@ -25,7 +25,7 @@ from serving.errors import (
     ReadOnly,
     Unavailable,
 )
-from serving.gallery.item import Item, Source
+from serving.gallery.item import GalleryItem, Source
 from serving.gallery.store.schema import FORMAT_VERSION
 from serving.gallery.store.store import Replaced, Store, create_store, refusal
 from serving.gallery.store.transaction import State, Writer
@@ -34,8 +34,8 @@ from tests.serving.vectors import AXES, open_files
 SOURCE = Source("birds", 10, 1_700_000_000_000_000_000, b"\1" * 32)
 
 
-def item(key: str, axis: int = 0, label: str = "") -> Item:
-    return Item(key, AXES[axis], label)
+def item(key: str, axis: int = 0, label: str = "") -> GalleryItem:
+    return GalleryItem(key, AXES[axis], label)
 
 
 def made(folder: Path) -> Path:
@@ -44,7 +44,7 @@ def made(folder: Path) -> Path:
     return path
 
 
-def upsert(store: Store, *items: Item) -> list[int]:
+def upsert(store: Store, *items: GalleryItem) -> list[int]:
     with store.write() as writer:
         return writer.upsert(items)
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import BadArtifact
-from serving.gallery.item import Item, Source
+from serving.gallery.item import GalleryItem, Source
 from serving.gallery.validation import metadata_text
 
 __all__ = [
@@ -172,14 +172,14 @@ def read_meta(connection: Any, path: Path) -> Meta:
 ITEM_COLUMNS = "seq, key, label, uri, metadata, checksum, origin, size, mtime, digest, vector"
 
 
-def record_of(item: Item, seq: int) -> tuple[object, ...]:
+def record_of(item: GalleryItem, seq: int) -> tuple[object, ...]:
     """Return what stands in `ITEM_COLUMNS` of a checked item."""
     texts = item.key, item.label, item.uri, metadata_text(item.metadata)
     vector = item.vector.astype("<f4").tobytes()
     return seq, *texts, item_checksum(*texts, vector), *source_columns(item.source), vector
 
 
-def item_of(record: Sequence[Any], path: Path, dimension: int) -> Item:
+def item_of(record: Sequence[Any], path: Path, dimension: int) -> GalleryItem:
     """Return the item of what was read from `ITEM_COLUMNS`; BadArtifact: it is not as it was written."""
     seq, key, label, uri, metadata, checksum, *source, vector = record
     with sound(path, f"the item {key!r}"):
@@ -189,7 +189,7 @@ def item_of(record: Sequence[Any], path: Path, dimension: int) -> Item:
         held = json.loads(metadata)
         if not isinstance(held, dict):
             raise TypeError("its metadata is no JSON object")
-        return Item(key, row, label, uri, held, source=source_of(*source), version=seq)
+        return GalleryItem(key, row, label, uri, held, source=source_of(*source), version=seq)
 
 
 def item_checksum(key: str, label: str, uri: str, metadata: str, vector: bytes) -> int:

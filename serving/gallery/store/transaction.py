@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import Conflict
-from serving.gallery.item import Item, Source
+from serving.gallery.item import GalleryItem, Source
 from serving.gallery.store import schema
 from serving.gallery.store.schema import ITEM_COLUMNS, PUBLISHED, UNREADABLE, sound, source_columns, source_of
 
@@ -119,12 +119,12 @@ class Reader:
         with sound(self.path, "its keys"):
             return dict(self.sql.execute("SELECT key, seq FROM items" + _OF_KEYS, (_json(keys),)).fetchall())  # noqa: S608
 
-    def items(self, keys: Sequence[str]) -> dict[str, Item]:
+    def items(self, keys: Sequence[str]) -> dict[str, GalleryItem]:
         """Return the items of those keys that are there."""
         found = self.sql.execute(_ITEMS + _OF_KEYS, (_json(keys),))
         return {item.key: item for item in self._items(found)}
 
-    def page(self, *, after: str, limit: int, prefix: str) -> list[Item]:
+    def page(self, *, after: str, limit: int, prefix: str) -> list[GalleryItem]:
         """Return the first items whose keys begin with `prefix` and follow `after`, ascending by key."""
         # Python compares strings by code points, SQLite by their UTF-8 bytes: the order is the same.
         found = self.sql.execute(
@@ -222,7 +222,7 @@ class Reader:
         with sound(self.path, "its removals"):
             return np.array([row[0] for row in found], np.int64)
 
-    def _items(self, found: Iterable[Sequence[Any]]) -> Iterator[Item]:
+    def _items(self, found: Iterable[Sequence[Any]]) -> Iterator[GalleryItem]:
         return (schema.item_of(record, self.path, self._dimension) for record in found)
 
 
@@ -233,7 +233,7 @@ class Writer:
         self.reader = reader
         self._sql = reader.sql
 
-    def upsert(self, items: Sequence[Item], expected: Mapping[str, int] = _NOTHING) -> list[int]:
+    def upsert(self, items: Sequence[GalleryItem], expected: Mapping[str, int] = _NOTHING) -> list[int]:
         """Store checked items; one whose key is there replaces it whole. Returns their versions, in order.
 
         Raises:

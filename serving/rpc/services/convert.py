@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.engine.instances import Explanation
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
-from serving.gallery.gallery import GalleryInfo
-from serving.gallery.item import Hit, Item, check_item, check_key, check_keys
+from serving.gallery.gallery import GalleryStatus
+from serving.gallery.item import GalleryItem, Neighbour, check_item, check_key, check_keys
 from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import Call
 from serving.rpc.filters import filter_of
@@ -104,7 +104,7 @@ def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, An
 class Upsert:
     """The items of one upsert."""
 
-    items: list[Item] = field(default_factory=list)
+    items: list[GalleryItem] = field(default_factory=list)
     """Those that come as images have a vector that only stands in."""
     images: dict[int, bytes] = field(default_factory=dict)
     """The images, by the position of their items."""
@@ -142,7 +142,7 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
                     vector = vector_of(message.vector)
                 case _:
                     raise InvalidArgument("The item is empty; give an image or a vector.")
-            item = Item(message.key, vector, message.label, message.uri, plain_of(message.metadata))
+            item = GalleryItem(message.key, vector, message.label, message.uri, plain_of(message.metadata))
             try:
                 read.items.append(check_item(item, dimension=dimension))
             except InvalidArgument:
@@ -219,7 +219,7 @@ def timings_of(call: Call) -> retrieval_service_pb2.Timings:
 
 
 def write_hits(
-    result: retrieval_service_pb2.SearchResult, hits: Iterable[Hit], known: dict[int, Struct]
+    result: retrieval_service_pb2.SearchResult, hits: Iterable[Neighbour], known: dict[int, Struct]
 ) -> None:
     """Add the neighbours of one query to its result.
 
@@ -251,7 +251,7 @@ def write_hits(
         raise _unsendable(hit, error) from error
 
 
-def write_item(message: gallery_service_pb2.StoredItem, item: Item, *, with_vector: bool) -> None:
+def write_item(message: gallery_service_pb2.StoredItem, item: GalleryItem, *, with_vector: bool) -> None:
     """Fill in a stored item.
 
     Raises:
@@ -268,7 +268,7 @@ def write_item(message: gallery_service_pb2.StoredItem, item: Item, *, with_vect
         message.vector = bytes_of(item.vector)
 
 
-def write_info(message: gallery_service_pb2.Gallery, info: GalleryInfo, thumbnail_side: int) -> None:
+def write_info(message: gallery_service_pb2.Gallery, info: GalleryStatus, thumbnail_side: int) -> None:
     """Fill in what a gallery tells of itself."""
     message.model_name = info.model_name
     message.model_fingerprint = info.fingerprint
@@ -282,7 +282,7 @@ def write_info(message: gallery_service_pb2.Gallery, info: GalleryInfo, thumbnai
     message.thumbnail_side = thumbnail_side
 
 
-def _unsendable(item: Hit | Item | None, error: Exception) -> BadArtifact:
+def _unsendable(item: Neighbour | GalleryItem | None, error: Exception) -> BadArtifact:
     """Name the item with metadata that was stored past our own checks, too deep or too large to be sent."""
     key = "" if item is None else item.key
     return BadArtifact(f"The item {key!r} of the gallery cannot be sent: {error}")
