@@ -26,6 +26,7 @@ from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.item import (
     MAX_K,
     MAX_KEY_BYTES,
+    CheckedItem,
     GalleryItem,
     GalleryStatus,
     Neighbour,
@@ -228,10 +229,7 @@ class Gallery:
             best.append(order[:k])
         return [
             [  # a cosine, though vectors are of unit length but for rounding
-                Neighbour(
-                    key, (row := rows[seq]).label, row.uri, row.metadata, max(-1.0, min(1.0, -minus)), seq
-                )
-                for minus, key, seq in order
+                Neighbour(*rows[seq][1:], max(-1.0, min(1.0, -minus)), seq) for minus, _, seq in order
             ]
             for order in best
         ]
@@ -260,18 +258,23 @@ class Gallery:
         Raises:
             Conflict: An item is of another version than the one expected.
         """
-        checked = check_items(items, dimension=self.meta.dimension)
+        return self.upsert_checked(check_items(items, dimension=self.meta.dimension), expected=expected)
+
+    def upsert_checked(
+        self, items: Sequence[CheckedItem], *, expected: Mapping[str, int] | None = None
+    ) -> list[int]:
+        """Store, as `upsert` does, items that were checked one by one; no key twice."""
         versions = check_versions(expected)
-        pictured = next((item.key for item in checked if item.thumbnail), None)
+        pictured = next((item.key for item, _ in items if item.thumbnail), None)
         if pictured is not None and not self.meta.thumbnail_side:
             raise InvalidArgument(
                 f"the item {pictured!r} has a thumbnail, and the gallery {self.name} keeps none: "
                 "leave it out, or make the gallery with thumbnails"
             )
-        if not checked and not versions:
+        if not items and not versions:
             return []
         with self._store.write() as writer:
-            stored = writer.upsert(checked, versions)
+            stored = writer.upsert(items, versions)
             state = writer.reader.state()
         self._rebuilder.consider(state)
         return stored

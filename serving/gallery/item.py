@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,9 @@ from serving.gallery.index.metadata import Trial
 from serving.gallery.validation import as_vector, check_text, metadata_json, normalize
 
 __all__ = [
-    "MAX_K", "MAX_KEY_BYTES", "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "GalleryItem", "GalleryStatus",
-    "Neighbour", "Source", "check_item", "check_items", "check_key", "check_keys", "check_origin",
-    "check_source", "check_versions",
+    "MAX_K", "MAX_KEY_BYTES", "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "CheckedItem", "GalleryItem",
+    "GalleryStatus", "Neighbour", "Source", "check_fields", "check_item", "check_items", "check_key",
+    "check_keys", "check_origin", "check_source", "check_versions",
 ]  # fmt: skip
 
 MAX_K = 2048
@@ -52,6 +52,13 @@ class GalleryItem:
     thumbnail: bytes = field(default=b"", repr=False)
     """A small JPEG picture; empty where there is none, and where an item was read without asking for it."""
     version: int = 0
+
+
+class CheckedItem(NamedTuple):
+    """An item within all bounds, its vector of unit norm, and its metadata as the JSON that is stored."""
+
+    item: GalleryItem
+    metadata: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +102,14 @@ class GalleryStatus:
     created: str
 
 
-def check_items(items: Iterable[GalleryItem], *, dimension: int) -> list[GalleryItem]:
+def check_items(items: Iterable[GalleryItem], *, dimension: int) -> list[CheckedItem]:
     """Check the items of one call, whose keys differ, and bring their vectors to unit norm, float32 (d,)."""
     given, rows = [], []
     first: dict[str, int] = {}
     for position, item in enumerate(items):
         try:
-            rows.append(_check_all_but_norm(item, dimension))
+            given.append(CheckedItem(item, check_fields(item)))
+            rows.append(as_vector(item.vector, f"the vector of {item.key!r}", dimension=dimension))
         except InvalidArgument as error:
             raise InvalidArgument(f"items[{position}]: {error}") from error
         earlier = first.setdefault(item.key, position)
@@ -109,17 +117,37 @@ def check_items(items: Iterable[GalleryItem], *, dimension: int) -> list[Gallery
             raise InvalidArgument(
                 f"items[{position}]: items[{earlier}] has the same key {item.key!r}; send each key once"
             )
-        given.append(item)
     if not given:
         return []
-    units = normalize(np.stack(rows), lambda row: f"items[{row}]: the vector of {given[row].key!r}")
-    return [replace(item, vector=row) for item, row in zip(given, units, strict=True)]
+    units = normalize(np.stack(rows), lambda row: f"items[{row}]: the vector of {given[row].item.key!r}")
+    return [
+        CheckedItem(replace(item, vector=row), metadata)
+        for (item, metadata), row in zip(given, units, strict=True)
+    ]
 
 
-def check_item(item: GalleryItem, *, dimension: int) -> GalleryItem:
+def check_item(item: GalleryItem, *, dimension: int) -> CheckedItem:
     """Check one item and bring its vector to unit norm, as float32 (d,)."""
-    row = _check_all_but_norm(item, dimension)
-    return replace(item, vector=normalize(row[None], lambda _: f"the vector of {item.key!r}")[0])
+    metadata = check_fields(item)
+    what = f"the vector of {item.key!r}"
+    row = as_vector(item.vector, what, dimension=dimension)
+    return CheckedItem(replace(item, vector=normalize(row[None], lambda _: what)[0]), metadata)
+
+
+def check_fields(item: GalleryItem) -> str:
+    """Check all of an item but its vector; return its metadata as the JSON that is stored."""
+    check_key(item.key)
+    check_text(item.label, "label", least=0, most=MAX_KEY_BYTES)
+    check_text(item.uri, "URI", least=0, most=MAX_URI_BYTES)
+    if len(item.thumbnail) > MAX_THUMBNAIL_BYTES:
+        raise InvalidArgument(
+            f"the thumbnail is {len(item.thumbnail)} bytes; the limit is {MAX_THUMBNAIL_BYTES}"
+        )
+    if item.thumbnail and not item.thumbnail.startswith(_JPEG):
+        raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
+    if item.source is not None:
+        check_source(item.source)
+    return metadata_json(item.metadata)
 
 
 def check_key(key: str) -> str:
@@ -160,20 +188,3 @@ def check_source(source: Source) -> Source:
     if len(source.digest) != _DIGEST_BYTES:
         raise InvalidArgument(f"the digest of the source is no SHA-256; expected {_DIGEST_BYTES} bytes")
     return source
-
-
-def _check_all_but_norm(item: GalleryItem, dimension: int) -> NDArray[np.floating[Any]]:
-    """Return the vector (d,) of a checked item; the norms of many are checked faster at once."""
-    check_key(item.key)
-    check_text(item.label, "label", least=0, most=MAX_KEY_BYTES)
-    check_text(item.uri, "URI", least=0, most=MAX_URI_BYTES)
-    metadata_json(item.metadata)
-    if len(item.thumbnail) > MAX_THUMBNAIL_BYTES:
-        raise InvalidArgument(
-            f"the thumbnail is {len(item.thumbnail)} bytes; the limit is {MAX_THUMBNAIL_BYTES}"
-        )
-    if item.thumbnail and not item.thumbnail.startswith(_JPEG):
-        raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
-    if item.source is not None:
-        check_source(item.source)
-    return as_vector(item.vector, f"the vector of {item.key!r}", dimension=dimension)

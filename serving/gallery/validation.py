@@ -16,7 +16,7 @@ from serving.errors import InvalidArgument
 
 __all__ = [
     "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS", "BadVector", "as_vector", "check_metadata",
-    "check_text", "check_whole", "metadata_json", "metadata_text", "normalize", "normalize_queries",
+    "check_text", "check_whole", "metadata_json", "normalize", "normalize_queries",
 ]  # fmt: skip
 
 MAX_METADATA_BYTES = 65_536
@@ -68,18 +68,13 @@ def metadata_json(metadata: Mapping[str, Any]) -> str:
     if not all(isinstance(name, str) for name in metadata):
         raise InvalidArgument("metadata must be a JSON object: every name in it must be a string")
     try:
-        text = metadata_text(metadata)
+        text = _JSON.encode(dict(metadata))
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"metadata cannot be written as JSON: {error}") from error
     if size > MAX_METADATA_BYTES:
         raise InvalidArgument(f"metadata is {size} bytes of JSON; the limit is {MAX_METADATA_BYTES}")
     return text
-
-
-def metadata_text(metadata: Mapping[str, Any]) -> str:
-    """Return metadata that `metadata_json` has accepted as JSON."""
-    return _JSON.encode(dict(metadata))
 
 
 def _check_value(value: Any, left: int) -> None:
@@ -104,7 +99,7 @@ def normalize_queries(vectors: ArrayLike, *, dimension: int) -> NDArray[np.float
     rows = _floats(vectors, "the query vectors")
     if rows.ndim != 2 or rows.shape[1] != dimension:
         raise InvalidArgument(f"the query vectors have shape {rows.shape}; expected (queries, {dimension})")
-    return normalize(rows, lambda row: f"query vector {row}" if len(rows) > 1 else "query vector")
+    return normalize(rows, lambda _: "query vector")
 
 
 def as_vector(vector: ArrayLike, what: str, *, dimension: int) -> NDArray[np.floating[Any]]:

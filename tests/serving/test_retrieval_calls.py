@@ -1,5 +1,6 @@
 """Embed, Search and Explain over real sockets, with a fake encoder: each input answered for itself."""
 
+import json
 import time
 import zlib
 from collections.abc import Callable
@@ -305,7 +306,7 @@ def test_metadata_as_deep_as_it_may_be_travels_both_ways() -> None:
     deep = gallery_pb.Item(key="k", vector=bytes_of(UNIT), metadata=struct_of(nested(30)))
     sent = gallery_pb.UpsertItemsRequest(items=[deep]).SerializeToString()
     (read,) = convert.read_items(gallery_pb.UpsertItemsRequest.FromString(sent).items, 4, Call("")).items
-    back = found_by(FakeGallery(dict(read.metadata)), [UNIT]).SerializeToString()
+    back = found_by(FakeGallery(json.loads(read.metadata)), [UNIT]).SerializeToString()
     assert plain_of(pb.SearchResponse.FromString(back).results[0].hits[0].metadata) == nested(30)
     deeper = gallery_pb.Item(key="k", vector=bytes_of(UNIT), metadata=struct_of(nested(31)))
     with pytest.raises(Refusal, match="nested more than 30 levels"):

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import BadArtifact
-from serving.gallery.item import GalleryItem, Source
-from serving.gallery.validation import metadata_text
+from serving.gallery.item import CheckedItem, GalleryItem, Source
 
 __all__ = [
     "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION", "MAX_THUMBNAIL_SIDE",
@@ -172,9 +171,10 @@ def read_meta(connection: Any, path: Path) -> Meta:
 ITEM_COLUMNS = "seq, key, label, uri, metadata, checksum, origin, size, mtime, digest, vector"
 
 
-def record_of(item: GalleryItem, seq: int) -> tuple[object, ...]:
-    """Return what stands in `ITEM_COLUMNS` of a checked item."""
-    texts = item.key, item.label, item.uri, metadata_text(item.metadata)
+def record_of(checked: CheckedItem, seq: int) -> tuple[object, ...]:
+    """Return what stands in `ITEM_COLUMNS` of an item."""
+    item, metadata = checked
+    texts = item.key, item.label, item.uri, metadata
     vector = item.vector.astype("<f4").tobytes()
     return seq, *texts, item_checksum(*texts, vector), *source_columns(item.source), vector
 

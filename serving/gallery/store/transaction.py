@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import Conflict
-from serving.gallery.item import GalleryItem, Source
+from serving.gallery.item import CheckedItem, GalleryItem, Source
 from serving.gallery.store import schema
 from serving.gallery.store.schema import ITEM_COLUMNS, PUBLISHED, UNREADABLE, sound, source_columns, source_of
 
@@ -233,14 +233,14 @@ class Writer:
         self.reader = reader
         self._sql = reader.sql
 
-    def upsert(self, items: Sequence[GalleryItem], expected: Mapping[str, int] = _NOTHING) -> list[int]:
-        """Store checked items; one whose key is there replaces it whole. Returns their versions, in order.
+    def upsert(self, items: Sequence[CheckedItem], expected: Mapping[str, int] = _NOTHING) -> list[int]:
+        """Store items; one whose key is there replaces it whole. Returns their versions, in order.
 
         Raises:
             Conflict: An item is of another version than the one expected; 0 expects that it is not there.
         """
         self._check_versions(expected)
-        self._remove([item.key for item in items])
+        self._remove([item.key for item, _ in items])
         first = self.reader.state().last_seq + 1
         versions = range(first, first + len(items))
         self._sql.executemany(_INSERT, map(schema.record_of, items, versions))
@@ -248,7 +248,7 @@ class Writer:
             "INSERT INTO thumbnails (seq, checksum, jpeg) VALUES (?, ?, ?)",
             (
                 (seq, zlib.crc32(item.thumbnail), item.thumbnail)
-                for seq, item in zip(versions, items, strict=True)
+                for seq, (item, _) in zip(versions, items, strict=True)
                 if item.thumbnail
             ),
         )

@@ -14,7 +14,8 @@ from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.engine.instances import Explanation
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.gallery import GalleryStatus
-from serving.gallery.item import GalleryItem, Neighbour, check_item, check_key, check_keys
+from serving.gallery.item import CheckedItem, GalleryItem, Neighbour, check_fields, check_key, check_keys
+from serving.gallery.validation import as_vector, normalize
 from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import Call
 from serving.rpc.filters import filter_of
@@ -44,6 +45,7 @@ T = TypeVar("T")
 MAX_METADATA_MESSAGE = 1_048_576
 """Most bytes of an item's metadata as it travels: 64 KiB of JSON never take as many."""
 
+_NONE = np.empty(0, np.float32)  # the vector of an item that comes as an image
 _NOT_SENT = (ValueError, TypeError, OverflowError, RecursionError, DecodeError)
 
 
@@ -104,8 +106,8 @@ def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, An
 class Upsert:
     """The items of one upsert."""
 
-    items: list[GalleryItem] = field(default_factory=list)
-    """Those that come as images have a vector that only stands in."""
+    items: list[CheckedItem] = field(default_factory=list)
+    """Those that come as images have no vector yet."""
     images: dict[int, bytes] = field(default_factory=dict)
     """The images, by the position of their items."""
     expected: dict[str, int] = field(default_factory=dict)
@@ -121,7 +123,6 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
     read = Upsert()
     violations: list[Violation] = []
     first: dict[str, int] = {}
-    stand_in = np.eye(1, dimension, dtype=np.float32)[0]
     for i, message in enumerate(messages):
         call.check()
         place = f"items[{i}]"
@@ -131,7 +132,8 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
                 violations.append(Violation(f"{place}.key", InvalidArgument(same)))
             if message.metadata.ByteSize() > MAX_METADATA_MESSAGE:
                 raise InvalidArgument("The metadata is more than 64 KiB as JSON; store less with the item.")
-            vector = stand_in
+            item = GalleryItem(message.key, _NONE, message.label, message.uri, plain_of(message.metadata))
+            metadata = check_fields(item)
             match message.WhichOneof("content"):
                 case "image":
                     place, read.images[i] = f"{place}.image", message.image
@@ -139,17 +141,10 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
                         raise BadImage(f"The image has {size:,} bytes; send one of 1 to {MAX_BYTES:,}.")
                 case "vector":
                     place = f"{place}.vector"
-                    vector = vector_of(message.vector)
+                    item = replace(item, vector=_unit_vector(message, dimension))
                 case _:
                     raise InvalidArgument("The item is empty; give an image or a vector.")
-            item = GalleryItem(message.key, vector, message.label, message.uri, plain_of(message.metadata))
-            try:
-                read.items.append(check_item(item, dimension=dimension))
-            except InvalidArgument:
-                content, place = place, f"items[{i}]"
-                check_item(replace(item, vector=stand_in), dimension=dimension)
-                place = content  # as all else is right
-                raise
+            read.items.append(CheckedItem(item, metadata))
             if message.HasField("expected_version"):
                 read.expected[message.key] = message.expected_version
         except CrossbatchError as error:
@@ -157,6 +152,13 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
     if violations:
         raise Refusal(violations)
     return read
+
+
+def _unit_vector(message: gallery_service_pb2.Item, dimension: int) -> NDArray[np.float32]:
+    what = f"the vector of {message.key!r}"
+    vector = as_vector(vector_of(message.vector), what, dimension=dimension)
+    unit: NDArray[np.float32] = normalize(vector[None], lambda _: what)[0]
+    return unit
 
 
 def good_or_refused(outcomes: Sequence[T | Exception], field_of: Callable[[int], str]) -> list[T]:
@@ -171,11 +173,12 @@ def good_or_refused(outcomes: Sequence[T | Exception], field_of: Callable[[int],
     return [each for each in outcomes if not isinstance(each, Exception)]
 
 
-def refuse_if_all_failed(outcomes: Sequence[object], field_of: Callable[[int], str]) -> None:
-    """Fail the call if every input failed, as `good_or_refused` does if one did."""
+def refuse_if_all_failed(outcomes: Sequence[object], field_of: Callable[[int], str]) -> dict[int, Exception]:
+    """Fail the call if every input failed, as `good_or_refused` does if one did; return the errors."""
     errors = {i: each for i, each in enumerate(outcomes) if isinstance(each, Exception)}
     if len(errors) == len(outcomes):
         _refuse(errors, field_of)
+    return errors
 
 
 def _refuse(errors: dict[int, Exception], field_of: Callable[[int], str]) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
+
 from protos import gallery_service_pb2 as pb
 from protos import gallery_service_pb2_grpc
 from serving.engine.galleries import GalleryExecutor
@@ -12,8 +14,9 @@ from serving.engine.instances import ModelInstances
 from serving.engine.models import ModelRegistry
 from serving.errors import CrossbatchError, Draining, Mismatch, NotFound
 from serving.gallery.gallery import Gallery
+from serving.gallery.item import CheckedItem
 from serving.gallery.store.schema import Meta
-from serving.gallery.validation import MAX_METADATA_BYTES
+from serving.gallery.validation import MAX_METADATA_BYTES, normalize
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_MESSAGE_BYTES
@@ -206,22 +209,25 @@ def _naming_no_path(galleries: GalleryExecutor) -> Iterator[None]:
 def _complete(upsert: Upsert, model: ModelInstances, thumbnail_side: int, call: Call) -> None:
     """Give the items that came as images their vectors and, with a side, their thumbnails."""
     places, images = list(upsert.images), list(upsert.images.values())
+    if not images:
+        return
     vectors = good_or_refused(model.embed(images, call), lambda at: f"items[{places[at]}].image")
-    for place, vector in zip(places, vectors, strict=True):
-        upsert.items[place] = replace(upsert.items[place], vector=vector)
+    units = normalize(np.stack(vectors), lambda at: f"the vector of items[{places[at]}]")
+    pictures = [b""] * len(images)
     if thumbnail_side:
         made = model.thumbnails(images, thumbnail_side, call)
         pictures = good_or_refused(made, lambda at: f"items[{places[at]}].image")
-        for place, picture in zip(places, pictures, strict=True):
-            upsert.items[place] = replace(upsert.items[place], thumbnail=picture)
+    for place, vector, picture in zip(places, units, pictures, strict=True):
+        item, metadata = upsert.items[place]
+        upsert.items[place] = CheckedItem(replace(item, vector=vector, thumbnail=picture), metadata)
 
 
 def _stored(gallery: Gallery, upsert: Upsert) -> list[int]:
     """Store items; return their versions."""
     items = upsert.items
     if not gallery.meta.thumbnail_side:  # that of a gallery which had the name before may have been asked for
-        items = [replace(item, thumbnail=b"") for item in items]
-    return gallery.upsert(items, expected=upsert.expected)
+        items = [CheckedItem(replace(item, thumbnail=b""), metadata) for item, metadata in items]
+    return gallery.upsert_checked(items, expected=upsert.expected)
 
 
 def _page(gallery: Gallery, request: pb.ListItemsRequest, size: int, call: Call) -> pb.ListItemsResponse:
