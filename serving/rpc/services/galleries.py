@@ -12,8 +12,8 @@ from serving.engine.instances import ModelInstances
 from serving.engine.models import ModelRegistry
 from serving.errors import CrossbatchError, Draining, Mismatch, NotFound
 from serving.gallery.gallery import Gallery
+from serving.gallery.item import MAX_METADATA_BYTES
 from serving.gallery.store.schema import Meta
-from serving.gallery.validation import MAX_METADATA_BYTES
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_MESSAGE_BYTES
