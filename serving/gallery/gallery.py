@@ -36,13 +36,15 @@ from serving.gallery.item import (
     check_keys,
     check_origin,
     check_source,
+    check_text,
     check_versions,
+    check_whole,
+    normalize_queries,
 )
 from serving.gallery.search.filter import Filter, check_filter, check_kinds, unknown_fields
 from serving.gallery.search.snapshot import SnapshotCache
 from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
 from serving.gallery.store.store import Store, create_store
-from serving.gallery.validation import check_text, check_whole, normalize_queries
 
 if TYPE_CHECKING:
     from serving.model.spec import ModelSpec
@@ -100,8 +102,8 @@ class Gallery:
         side = made_for.get("thumbnail_side", 0)
         side = check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
         made_for["dimension"], made_for["thumbnail_side"] = dimension, side
-        check_text(made_for["model_name"], "name of the model", least=0, most=MAX_KEY_BYTES)
-        check_text(made_for["fingerprint"], "fingerprint of the model", least=0, most=MAX_KEY_BYTES)
+        check_text(made_for["model_name"], "name of the model", most=MAX_KEY_BYTES)
+        check_text(made_for["fingerprint"], "fingerprint of the model", most=MAX_KEY_BYTES)
         _check_wanted(made_for.get("index"), made_for.get("recall"), dimension)
         check_path(path)
         with made_aside(path) as aside:
@@ -218,21 +220,18 @@ class Gallery:
                 check_kinds(demanded, snapshot.kinds_of)
             found = snapshot.search(queries, k, least, excluded, demanded, by_label=group_by_label)
             rows = reader.rows({seq for near in found for seq, _ in near})
-        best = []
+        answers = []
         for near in found:
-            order = sorted([(-score, rows[seq].key, seq) for seq, score in near])
+            near.sort(key=lambda each: (-each[1], rows[each[0]][0]))  # ties by their keys
             if group_by_label:
-                first: dict[str | int, tuple[float, str, int]] = {}
-                for each in order:
-                    first.setdefault(rows[each[2]].label or each[2], each)
-                order = list(first.values())
-            best.append(order[:k])
-        return [
-            [  # a cosine, though vectors are of unit length but for rounding
-                Neighbour(*rows[seq][1:], max(-1.0, min(1.0, -minus)), seq) for minus, _, seq in order
-            ]
-            for order in best
-        ]
+                first: dict[str | int, tuple[int, float]] = {}
+                for seq, score in near:
+                    first.setdefault(rows[seq][1] or seq, (seq, score))
+                near = list(first.values())
+            # A score is a cosine, though vectors are of unit length but for rounding.
+            best = [Neighbour(*rows[seq], max(-1.0, min(1.0, score)), seq) for seq, score in near[:k]]
+            answers.append(best)
+        return answers
 
     def fields(self) -> dict[str, tuple[str, ...]]:
         """Return the fields of the metadata by name, deleted items' among them until the next rebuild.
@@ -294,35 +293,23 @@ class Gallery:
         with self._store.write() as writer:
             writer.touch(checked)
 
-    def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> list[GalleryItem]:
-        """Return the items of `keys`, in that order; NotFound names the first that is not there."""
+    def find(self, keys: Sequence[str], *, thumbnails: bool = False) -> dict[str, GalleryItem]:
+        """Return the items of those `keys` that are there."""
         wanted = check_keys(keys)
         with self._store.read() as reader:
             found = reader.items(wanted)
-            if thumbnails:
-                found = {
-                    key: replace(item, thumbnail=reader.thumbnail(key) or b"") for key, item in found.items()
-                }
-        missing = [key for key in wanted if key not in found]
+            if not thumbnails:
+                return found
+            return {key: replace(item, thumbnail=reader.thumbnail(key)) for key, item in found.items()}
+
+    def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> list[GalleryItem]:
+        """Return the items of `keys`, in that order; NotFound names the first that is not there."""
+        found = self.find(keys, thumbnails=thumbnails)
+        missing = [key for key in dict.fromkeys(keys) if key not in found]
         if missing:
             more = f" (nor are {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise NotFound(f"there is no item {missing[0]!r} in the gallery {self.name}{more}")
         return [found[key] for key in keys]
-
-    def thumbnail(self, key: str) -> bytes:
-        """Return the JPEG picture that was stored with an item; NotFound where there is none."""
-        check_key(key)
-        with self._store.read() as reader:
-            found = reader.thumbnail(key)
-        if found is None:
-            raise NotFound(f"there is no item {key!r} with a thumbnail in the gallery {self.name}")
-        return found
-
-    def sources(self, keys: Sequence[str]) -> dict[str, Source]:
-        """Return which file each item was made from, of those of `keys` that were made from one."""
-        wanted = check_keys(keys)
-        with self._store.read() as reader:
-            return reader.sources(wanted)
 
     def keys_of(self, origin: str, *, after: str = "", limit: int = 1000) -> list[str]:
         """Return the first `limit` keys after `after` of items made from a data set's files, ascending."""
@@ -333,7 +320,7 @@ class Gallery:
 
     def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[GalleryItem]:
         """Return the first `limit` items by key of those that follow `after` and begin with `prefix`."""
-        check_text(prefix, "prefix of keys", least=0, most=MAX_KEY_BYTES)
+        check_text(prefix, "prefix of keys", most=MAX_KEY_BYTES)
         most = _check_page(after, limit)
         with self._store.read() as reader:
             return reader.page(after=after, limit=most, prefix=prefix)
@@ -373,7 +360,7 @@ class Gallery:
 
 
 def _check_page(after: str, limit: int) -> int:
-    check_text(after, "key to begin after", least=0, most=MAX_KEY_BYTES)
+    check_text(after, "key to begin after", most=MAX_KEY_BYTES)
     return check_whole(limit, "the limit of a page", least=1, most=MAX_PAGE)
 
 
@@ -381,5 +368,5 @@ def _check_wanted(index: str | None, recall: float | None, dimension: int) -> No
     if recall is not None:
         check_recall(recall)
     if index is not None:
-        check_text(index, "type of the index", least=0, most=MAX_KEY_BYTES)
+        check_text(index, "type of the index", most=MAX_KEY_BYTES)
         check_type(index, dimension=dimension)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Format, Split, read, select, select_missing
 from serving.errors import BadData, BadSetting
-from serving.gallery.directory import GalleryDirectory, check_name, split_path
+from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.indexing.pipeline import index_rows
 from serving.indexing.report import FILE_NAME, Skipped, check_report, write_report
@@ -191,7 +191,7 @@ def _place(settings: Settings) -> tuple[Path, str]:
                 f"{name} alone may be a folder here or a gallery elsewhere; give ./{name}, "
                 f"or {name} and the folder that holds it by --galleries"
             )
-        return split_path(Path(name))
+        return Path(name).parent, check_name(Path(name).name)
     if "/" in name:
         raise BadSetting(f"with --galleries, give the gallery's name alone; {name} is a path")
     return settings.galleries, check_name(name)

@@ -97,11 +97,7 @@ def stored_of(gallery: Gallery, keys: Sequence[str]) -> dict[str, GalleryItem]:
     One that was put in by other means is found when its key turns out to be taken: to look for each key
     would cost more than to embed those few.
     """
-    while True:
-        try:
-            return {item.key: item for item in gallery.get(list(gallery.sources(keys)))}
-        except NotFound:  # deleted since
-            continue
+    return {key: item for key, item in gallery.find(keys).items() if item.source}
 
 
 def keys_of(gallery: Gallery, origin: str) -> Iterator[list[str]]:
@@ -203,9 +199,7 @@ class Storing:
 
     def _again(self, gallery: Gallery, write: ItemWrite) -> ItemWrite | None:
         """Return what to write of an item after a conflict, if anything."""
-        stored = None
-        with suppress(NotFound):
-            (stored,) = gallery.get([write.item.key])
+        stored = gallery.find([write.item.key]).get(write.item.key)
         version = stored.version if stored else 0
         if version == write.item.version:
             return write
@@ -227,6 +221,7 @@ class Storing:
 
 def _pictured(gallery: Gallery, item: GalleryItem) -> GalleryItem:
     """Return a stored item with its thumbnail, which one that is told anew keeps."""
-    with suppress(NotFound):
-        return replace(item, thumbnail=gallery.thumbnail(item.key)) if gallery.meta.thumbnail_side else item
-    return item
+    if not gallery.meta.thumbnail_side:
+        return item
+    stored = gallery.find([item.key], thumbnails=True).get(item.key)
+    return replace(item, thumbnail=stored.thumbnail) if stored else item

@@ -9,7 +9,7 @@ from google.protobuf import struct_pb2
 from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument
-from serving.gallery.validation import check_metadata
+from serving.gallery.item import check_metadata
 
 __all__ = ["bytes_of", "checked_struct_of", "plain_of", "struct_of", "vector_of"]
 

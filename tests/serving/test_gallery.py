@@ -31,7 +31,7 @@ from serving.errors import (
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.index.index import Index
-from serving.gallery.validation import MAX_METADATA_BYTES, BadVector
+from serving.gallery.item import MAX_METADATA_BYTES, BadVector
 from serving.model.spec import ModelSpec
 from tests.serving.vectors import MANUAL
 from tests.serving.vectors import units as units_of

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.errors import BadArtifact, Conflict, InvalidArgument, NotFound
+from serving.errors import BadArtifact, Conflict, InvalidArgument
 from serving.gallery.gallery import MAX_PAGE, Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.item import MAX_KEY_BYTES, MAX_THUMBNAIL_BYTES, Source
 from serving.gallery.store.schema import MAX_THUMBNAIL_SIDE
@@ -210,10 +210,9 @@ def test_a_thumbnail_that_was_altered_is_told(gallery: Gallery) -> None:
     gallery.upsert([GalleryItem("a", ONE, thumbnail=JPEG), GalleryItem("b", ONE, thumbnail=JPEG + b"b")])
     with closing(sqlite3.connect(gallery.path / "gallery.sqlite")) as connection, connection:
         connection.execute("UPDATE thumbnails SET jpeg = ? WHERE seq = 1", (JPEG[:-1] + b"?",))
-    for read in (lambda: gallery.thumbnail("a"), lambda: gallery.get(["b", "a"], thumbnails=True)):
-        with pytest.raises(BadArtifact, match=r"the thumbnail of the item 'a' has been altered"):
-            read()
-    assert gallery.thumbnail("b") == JPEG + b"b"
+    with pytest.raises(BadArtifact, match=r"the thumbnail of the item 'a' has been altered"):
+        gallery.get(["b", "a"], thumbnails=True)
+    assert gallery.get(["b"], thumbnails=True)[0].thumbnail == JPEG + b"b"
     assert gallery.get(["a"])[0].key == "a"  # without it the item can be read
 
 
@@ -227,14 +226,9 @@ def test_thumbnails_are_kept_where_the_gallery_keeps_them(gallery: Gallery, tmp_
             GalleryItem("c", ONE, thumbnail=largest),
         ]
     )
-    assert gallery.thumbnail("a") == JPEG
-    assert gallery.thumbnail("c") == largest
     assert gallery.get(["a"])[0].thumbnail == b""  # it was not asked for
-    with_them = gallery.get(["b", "a"], thumbnails=True)
-    assert [(item.key, item.thumbnail) for item in with_them] == [("b", b""), ("a", JPEG)]
-    for key in ("b", "nothing"):
-        with pytest.raises(NotFound, match=rf"no item '{key}' with a thumbnail in the gallery birds"):
-            gallery.thumbnail(key)
+    with_them = gallery.get(["b", "a", "c"], thumbnails=True)
+    assert [(item.key, item.thumbnail) for item in with_them] == [("b", b""), ("a", JPEG), ("c", largest)]
     with closing(created(tmp_path / "plain")) as plain:
         with pytest.raises(InvalidArgument, match=r"'a' has a thumbnail, and the gallery plain keeps none"):
             plain.upsert([GalleryItem("a", ONE, thumbnail=JPEG)])
@@ -245,8 +239,8 @@ def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
     gallery.upsert(
         [GalleryItem(key, ONE, source=SOURCE) for key in ("c", "a", "b")] + [GalleryItem("plain", ONE)]
     )
-    assert gallery.sources(["a", "plain", "nothing"]) == {"a": SOURCE}
-    assert gallery.get(["a"])[0].source == SOURCE
+    found = gallery.find(["a", "plain", "nothing"])
+    assert {key: item.source for key, item in found.items()} == {"a": SOURCE, "plain": None}
     assert gallery.keys_of(SOURCE.origin) == ["a", "b", "c"]
     assert gallery.keys_of(SOURCE.origin, after="a", limit=1) == ["b"]
     assert gallery.keys_of("elsewhere") == []
@@ -256,7 +250,7 @@ def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
     gallery.touch(
         {"a": moved, "nothing": moved, "b": other, "plain": SOURCE}
     )  # only what is made of those bytes
-    assert gallery.sources(["a", "b", "nothing", "plain"]) == {"a": moved, "b": SOURCE}
+    assert [item.source for item in gallery.get(["a", "b", "plain"])] == [moved, SOURCE, None]
     assert gallery.get(["a"])[0].version == version
     with pytest.raises(InvalidArgument, match="origin"):
         gallery.keys_of("")

@@ -102,10 +102,10 @@ def test_thumbnails_go_with_their_items(store: Store) -> None:
     with store.write() as writer:
         writer.upsert([item("a", thumbnail=b"one"), item("b", thumbnail=b"two"), item("c")])
         thumbnail = writer.reader.thumbnail
-        assert [thumbnail(key) for key in "abcd"] == [b"one", b"two", None, None]
+        assert [thumbnail(key) for key in "abcd"] == [b"one", b"two", b"", b""]
         writer.upsert([item("a")])
         writer.delete(["b"])
-        assert [thumbnail(key) for key in "ab"] == [None, None]
+        assert [thumbnail(key) for key in "ab"] == [b"", b""]
     with closing(sqlite3.connect(store.path)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM thumbnails").fetchone() == (0,)
 
@@ -205,7 +205,7 @@ def test_copy_is_one_sound_file_of_one_state_without_an_index(store: Store, tmp_
             "b": 2,
             "c": 3,
         }
-        assert reader.sources(["b"]) == {"b": SOURCE}
+        assert reader.items(["b"])["b"].source == SOURCE
         assert reader.thumbnail("b") == b"jpeg"
         state = reader.state()
         assert (state.index_file, state.covers_seq, state.last_seq) == ("", 0, seen.last_seq)

@@ -14,8 +14,15 @@ from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.engine.instances import Explanation
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.gallery import GalleryStatus
-from serving.gallery.item import CheckedItem, GalleryItem, Neighbour, check_fields, check_key, check_keys
-from serving.gallery.validation import as_vector, normalize
+from serving.gallery.item import (
+    CheckedItem,
+    GalleryItem,
+    Neighbour,
+    check_fields,
+    check_key,
+    check_keys,
+    unit_vector,
+)
 from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import Call
 from serving.rpc.filters import filter_of
@@ -141,7 +148,9 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
                         raise BadImage(f"The image has {size:,} bytes; send one of 1 to {MAX_BYTES:,}.")
                 case "vector":
                     place = f"{place}.vector"
-                    item = replace(item, vector=_unit_vector(message, dimension))
+                    what = f"the vector of {message.key!r}"
+                    unit = unit_vector(vector_of(message.vector), what, dimension=dimension)
+                    item = replace(item, vector=unit)
                 case _:
                     raise InvalidArgument("The item is empty; give an image or a vector.")
             read.items.append(CheckedItem(item, metadata))
@@ -152,13 +161,6 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
     if violations:
         raise Refusal(violations)
     return read
-
-
-def _unit_vector(message: gallery_service_pb2.Item, dimension: int) -> NDArray[np.float32]:
-    what = f"the vector of {message.key!r}"
-    vector = as_vector(vector_of(message.vector), what, dimension=dimension)
-    unit: NDArray[np.float32] = normalize(vector[None], lambda _: what)[0]
-    return unit
 
 
 def good_or_refused(outcomes: Sequence[T | Exception], field_of: Callable[[int], str]) -> list[T]:

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
-
 from protos import gallery_service_pb2 as pb
 from protos import gallery_service_pb2_grpc
 from serving.engine.galleries import GalleryExecutor
@@ -14,9 +12,8 @@ from serving.engine.instances import ModelInstances
 from serving.engine.models import ModelRegistry
 from serving.errors import CrossbatchError, Draining, Mismatch, NotFound
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import CheckedItem
+from serving.gallery.item import MAX_METADATA_BYTES, CheckedItem, unit_vector
 from serving.gallery.store.schema import Meta
-from serving.gallery.validation import MAX_METADATA_BYTES, normalize
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_MESSAGE_BYTES
@@ -212,14 +209,14 @@ def _complete(upsert: Upsert, model: ModelInstances, thumbnail_side: int, call: 
     if not images:
         return
     vectors = good_or_refused(model.embed(images, call), lambda at: f"items[{places[at]}].image")
-    units = normalize(np.stack(vectors), lambda at: f"the vector of items[{places[at]}]")
     pictures = [b""] * len(images)
     if thumbnail_side:
         made = model.thumbnails(images, thumbnail_side, call)
         pictures = good_or_refused(made, lambda at: f"items[{places[at]}].image")
-    for place, vector, picture in zip(places, units, pictures, strict=True):
+    for place, vector, picture in zip(places, vectors, pictures, strict=True):
         item, metadata = upsert.items[place]
-        upsert.items[place] = CheckedItem(replace(item, vector=vector, thumbnail=picture), metadata)
+        unit = unit_vector(vector, f"the vector of {item.key!r}", dimension=model.spec.dimension)
+        upsert.items[place] = CheckedItem(replace(item, vector=unit, thumbnail=picture), metadata)
 
 
 def _stored(gallery: Gallery, upsert: Upsert) -> list[int]:

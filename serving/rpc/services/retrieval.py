@@ -15,8 +15,8 @@ from serving.engine.instances import ModelInstances, Outcome
 from serving.engine.models import ModelRegistry
 from serving.errors import InvalidArgument, NotFound
 from serving.gallery.gallery import Gallery
+from serving.gallery.item import BadVector
 from serving.gallery.store.schema import Meta
-from serving.gallery.validation import BadVector
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_EXPLAINED, MAX_INPUTS, MAX_MESSAGE_BYTES
