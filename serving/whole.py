@@ -1,11 +1,11 @@
-"""The bytes of a whole file that somebody named: read without waiting, and up to a limit."""
+"""A whole file that somebody named: its bytes, read without waiting and up to a limit, and its stamp."""
 
 import errno
 import os
 import stat
 from pathlib import Path
 
-__all__ = ["read_whole"]
+__all__ = ["read_whole", "stamp_of"]
 
 _LEAST = 1 << 16  # bytes that are asked for, as some file systems do not tell a file's size
 
@@ -32,3 +32,12 @@ def read_whole(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes")
     return data
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file is written or replaced; nothing while it cannot be looked at."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -18,7 +18,7 @@ from serving.gallery.search.filter import Filter, parse_filter
 from serving.rpc import limits
 from serving.rpc.filters import filter_message
 from serving.rpc.status import from_status
-from serving.rpc.wire import bytes_of, checked_struct_of, plain_of, vector_of
+from serving.rpc.wire import bytes_of, plain_of, struct_of, vector_of
 
 __all__ = [
     "Page", "SearchOptions", "delete", "embed", "explain", "galleries", "gallery_of", "health", "model_of",
@@ -210,7 +210,7 @@ def _item_message(item: records.Item) -> Any:
         if not isinstance(item.metadata, Mapping):
             raise InvalidArgument(f"metadata must be a mapping; found {type(item.metadata).__name__}.")
         if item.metadata:
-            fields["metadata"] = checked_struct_of(item.metadata)
+            fields["metadata"] = struct_of(item.metadata)
         return _message("Item", fields)
     except InvalidArgument as error:
         raise error.saying(f"The item {item.key!r:.80}: {error}") from error

@@ -23,17 +23,8 @@ from serving.gallery.disk import disk_error, written_aside
 from serving.whole import read_whole
 
 __all__ = [
-    "Key",
-    "Role",
-    "Settings",
-    "add_key",
-    "hash_of",
-    "read_keys",
-    "remark",
-    "render",
-    "revoke_key",
-    "run",
-]
+    "Key", "Role", "Settings", "add_key", "hash_of", "read_keys", "remark", "render", "revoke_key", "run",
+]  # fmt: skip
 
 Role: TypeAlias = Literal["read", "write"]
 

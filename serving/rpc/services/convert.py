@@ -14,15 +14,7 @@ from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.engine.instances import Explanation
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.gallery import GalleryStatus
-from serving.gallery.item import (
-    CheckedItem,
-    GalleryItem,
-    Neighbour,
-    check_fields,
-    check_key,
-    check_keys,
-    unit_vector,
-)
+from serving.gallery.item import CheckedItem, GalleryItem, Neighbour, check_fields, check_keys, unit_vector
 from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import Call
 from serving.rpc.filters import filter_of
@@ -31,22 +23,12 @@ from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import bytes_of, plain_of, vector_of
 
 __all__ = [
-    "Upsert",
-    "check_count",
-    "checked_key",
-    "embed_result",
-    "explain_result",
-    "good_or_refused",
-    "page_size",
-    "read_items",
-    "refuse_if_all_failed",
-    "search_options",
-    "timings_of",
-    "write_hits",
-    "write_info",
+    "Upsert", "check_count", "checked", "embed_result", "explain_result", "good_or_refused", "page_size",
+    "read_items", "refuse_if_all_failed", "search_options", "timings_of", "write_hits", "write_info",
     "write_item",
-]
+]  # fmt: skip
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 MAX_METADATA_MESSAGE = 1_048_576
@@ -69,10 +51,10 @@ def page_size(wanted: int) -> int:
     return wanted or DEFAULT_PAGE
 
 
-def checked_key(field: str, key: str) -> str:
-    """Return what can be a key or the beginning of one."""
+def checked(field: str, check: Callable[[S], T], value: S) -> T:
+    """Return what a check makes of a field of a request, or refuse the request for it."""
     try:
-        return check_key(key)
+        return check(value)
     except InvalidArgument as error:
         raise Refusal([Violation(field, error)]) from error
 
@@ -97,15 +79,9 @@ def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, An
     if request.exclude_keys:
         if (count := len(request.exclude_keys)) > MAX_EXCLUDED:
             raise refusal("exclude_keys", f"{count} were sent; a call takes at most {MAX_EXCLUDED:,}.")
-        try:
-            options["exclude"] = check_keys(list(request.exclude_keys))
-        except InvalidArgument as error:
-            raise Refusal([Violation("exclude_keys", error)]) from error
+        options["exclude"] = checked("exclude_keys", check_keys, list(request.exclude_keys))
     if request.HasField("filter"):
-        try:
-            options["filter"] = filter_of(request.filter)
-        except InvalidArgument as error:
-            raise Refusal([Violation("filter", error)]) from error
+        options["filter"] = checked("filter", filter_of, request.filter)
     return options
 
 
@@ -122,11 +98,7 @@ class Upsert:
 
 
 def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, call: Call) -> Upsert:
-    """Check items, each for itself; everything that needs no model.
-
-    Raises:
-        Refusal: if some are bad; names the field of each.
-    """
+    """Check items, each for itself, as far as no model is needed; Refusal names the field of each bad one."""
     read = Upsert()
     violations: list[Violation] = []
     first: dict[str, int] = {}
@@ -167,8 +139,8 @@ def good_or_refused(outcomes: Sequence[T | Exception], field_of: Callable[[int],
     """Return what came of each input, where there is no place for an error.
 
     Raises:
-        Refusal: if some inputs are bad; names the field of each.
-        Exception: another failure, which is not the fault of a field.
+        Refusal: Some inputs are bad; names the field of each.
+        Exception: Another failure, which is not the fault of a field.
     """
     errors = {i: each for i, each in enumerate(outcomes) if isinstance(each, Exception)}
     _refuse(errors, field_of)
@@ -226,15 +198,9 @@ def timings_of(call: Call) -> retrieval_service_pb2.Timings:
 def write_hits(
     result: retrieval_service_pb2.SearchResult, hits: Iterable[Neighbour], known: dict[int, Struct]
 ) -> None:
-    """Add the neighbours of one query to its result.
+    """Add the neighbours of one query to its result; BadArtifact if an item's metadata cannot be sent.
 
-    Args:
-        result: Of the query.
-        hits: Its neighbours.
-        known: Metadata as it travels, by version; that of many queries is packed once.
-
-    Raises:
-        BadArtifact: if an item holds metadata that cannot be sent.
+    `known` keeps metadata as it travels, by version, so that what several queries find is packed once.
     """
     add = result.hits.add
     hit = None
@@ -257,11 +223,7 @@ def write_hits(
 
 
 def write_item(message: gallery_service_pb2.StoredItem, item: GalleryItem, *, with_vector: bool) -> None:
-    """Fill in a stored item.
-
-    Raises:
-        BadArtifact: if it holds metadata that cannot be sent.
-    """
+    """Fill in a stored item; BadArtifact if its metadata cannot be sent."""
     message.key, message.version, message.label, message.uri = item.key, item.version, item.label, item.uri
     try:
         if item.metadata:

@@ -12,7 +12,7 @@ from serving.engine.instances import ModelInstances
 from serving.engine.models import ModelRegistry
 from serving.errors import CrossbatchError, Draining, Mismatch, NotFound
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import MAX_METADATA_BYTES, CheckedItem, unit_vector
+from serving.gallery.item import MAX_METADATA_BYTES, CheckedItem, check_key, unit_vector
 from serving.gallery.store.schema import Meta
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
@@ -20,7 +20,7 @@ from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_MESSAGE_BYTES
 from serving.rpc.services.convert import (
     Upsert,
     check_count,
-    checked_key,
+    checked,
     good_or_refused,
     page_size,
     read_items,
@@ -158,7 +158,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
 
     def GetItem(self, request: pb.GetItemRequest, call: Call) -> pb.GetItemResponse:  # noqa: N802
         """Read one item whole."""
-        key = checked_key("key", request.key)
+        key = checked("key", check_key, request.key)
 
         def read(gallery: Gallery, _: ModelInstances) -> pb.GetItemResponse:
             (item,) = gallery.get([key], thumbnails=request.with_thumbnail)
@@ -174,7 +174,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         size = page_size(request.page_size)
         for field in ("page_token", "key_prefix"):
             if text := getattr(request, field):
-                checked_key(field, text)
+                checked(field, check_key, text)
         self._admission.admit(call)
         return self._galleries.using(request.gallery, lambda gallery, _: _page(gallery, request, size, call))
 

@@ -85,23 +85,23 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         queries = list(request.queries)
         options = search_options(request)
         images = {i: query.image for i, query in enumerate(queries) if query.HasField("image")}
+        embedded: dict[int, Outcome] = {}
+        search = partial(_found, queries=queries, embedded=embedded, options=options, call=call)
+        began = 0.0
 
         def embed_and_search(meta: Meta, model: ModelInstances) -> pb.SearchResponse:
-            embedded = dict(zip(images, model.embed(list(images.values()), call), strict=True))
+            nonlocal began
+            embedded.update(zip(images, model.embed(list(images.values()), call), strict=True))
             began = time.monotonic()
-            work = partial(_found, queries=queries, embedded=embedded, options=options, call=call)
-            reply = self._galleries.on_gallery_of(request.gallery, model, work)
-            call.stages.spent("gallery", began, time.monotonic() - began)
-            return reply
+            return self._galleries.on_gallery_of(request.gallery, model, search)
 
         self._admission.admit(call, len(queries))
         if images:  # the model is looked up before anything is spent on them
             reply = self._galleries.with_model(request.gallery, embed_and_search, model=request.model)
         else:
             began = time.monotonic()
-            work = partial(_found, queries=queries, embedded={}, options=options, call=call)
-            reply = self._galleries.using(request.gallery, work, model=request.model)
-            call.stages.spent("gallery", began, time.monotonic() - began)
+            reply = self._galleries.using(request.gallery, search, model=request.model)
+        call.stages.spent("gallery", began, time.monotonic() - began)
         reply.timings.CopyFrom(timings_of(call))
         return reply
 
@@ -116,13 +116,16 @@ def _found(
     call: Call,
 ) -> pb.SearchResponse:
     """Look for all queries in one gallery; `embedded` has the vectors of those that are images."""
+
+    def field_of(i: int) -> str:
+        return f"queries[{i}].{queries[i].WhichOneof('source') or ''}".rstrip(".")
+
     vectors = [
         embedded[i] if i in embedded else _given_vector(gallery, query) for i, query in enumerate(queries)
     ]
     reply = pb.SearchResponse(model_fingerprint=model.spec.fingerprint)
     neighbours(reply, gallery, vectors, options, call)
-    errors = refuse_if_all_failed(vectors, lambda i: f"queries[{i}].{_source(queries[i])}".rstrip("."))
-    for i, error in errors.items():
+    for i, error in refuse_if_all_failed(vectors, field_of).items():
         reply.results[i].error.CopyFrom(to_status(error))
     if "filter" in options:
         reply.unknown_fields.extend(gallery.unknown_fields(options["filter"]))
@@ -136,18 +139,11 @@ def neighbours(
     options: Mapping[str, Any],
     call: Call,
 ) -> None:
-    """Add a result for each query to a reply.
-
-    Args:
-        reply: Takes the results.
-        gallery: Where to look.
-        vectors: Vectors (d,), or why there is none; an error takes the place of one that is not of unit norm.
-        options: What to find for each, as `Gallery.search` takes it.
-        call: That waits for the reply.
+    """Add a result for each query to a reply; an error takes the place of a vector (d,) not of unit norm.
 
     Raises:
-        Refusal: if they are more than a reply may hold, or the filter cannot be applied to this gallery.
-        BadArtifact: if an item holds metadata that cannot be sent.
+        Refusal: They are more than a reply may hold, or the filter cannot be applied to this gallery.
+        BadArtifact: An item holds metadata that cannot be sent.
     """
     left = []
     for i, vector in enumerate(vectors):
@@ -185,7 +181,7 @@ def neighbours(
 def _given_vector(gallery: Gallery, query: pb.Query) -> Outcome:
     """The vector (d,) of a query that is no image, or why it has none; the search checks its norm."""
     try:
-        match _source(query):
+        match query.WhichOneof("source"):
             case "vector":
                 vector, dimension = vector_of(query.vector), gallery.meta.dimension
                 if len(vector) == dimension:
@@ -197,7 +193,3 @@ def _given_vector(gallery: Gallery, query: pb.Query) -> Outcome:
                 return InvalidArgument("The query is empty; give an image, a vector or a key.")
     except (InvalidArgument, NotFound) as error:  # this query's alone
         return error
-
-
-def _source(query: pb.Query) -> str:
-    return query.WhichOneof("source") or ""
