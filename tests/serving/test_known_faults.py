@@ -70,7 +70,7 @@ FAULTS = {
     "faiss-wheels#73, #40, faiss#471, #4292: two runtimes of OpenMP in one process":
         "test_the_server_embeds_with_torch_blocked",
     "MLServer#290, grpc#15738, model_server#310: an image above 4 MB":
-        "test_a_photograph_larger_than_grpcs_own_limit_arrives_and_one_past_ours_is_refused",
+        "test_a_photograph_larger_than_grpcs_own_limit_arrives_and_what_is_past_ours_is_refused",
     "grpc#7052, #8616, #19895: a queue without a bound":
         "test_refusals_are_quick_and_tell_when_to_return_while_every_permit_is_held",
     "grpc#10755, #19773, #16920: two servers on one port": "test_a_port_is_shared_by_our_own_workers_only",
