@@ -91,10 +91,10 @@ def test_a_service_is_handed_the_call_and_the_caller_gets_his_id_back(running: R
     assert running.interceptor.wait_idle(5)
 
 
-@pytest.mark.parametrize("proposed", ["", "x" * 65])
-def test_an_id_that_cannot_be_searched_for_is_replaced(running: Running, proposed: str) -> None:
-    running.list(metadata=(("x-request-id", proposed),))
-    assert len(running.service.calls[0].request_id) == 16
+def test_an_id_that_cannot_be_searched_for_is_replaced(running: Running) -> None:
+    for proposed in ("", "x" * 65):
+        running.list(metadata=(("x-request-id", proposed),))
+        assert len(running.service.calls[-1].request_id) == 16
 
 
 def test_a_stream_passes_whole_and_ends_when_its_caller_leaves(running: Running) -> None:
@@ -201,15 +201,7 @@ def test_of_many_refusals_alike_few_have_a_line(running: Running, caplog: pytest
     assert sum(each.calls for each in told) + len(lines) - len(told) == 3 * MOST_LINES + 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("peer", "told"),
-    [
-        ("ipv4:127.0.0.1:50412", "127.0.0.1:50412"),
-        ("ipv6:%5B::1%5D:50412", "[::1]:50412"),
-        ("ipv6:%5Bfe80::7%25eth0%5D:50412", "[fe80::7%eth0]:50412"),
-        ("unix:/run/shop%5B.sock", "unix:/run/shop%5B.sock"),
-        ("", ""),
-    ],
-)
-def test_an_address_is_written_as_people_write_it(peer: str, told: str) -> None:
-    assert told_peer(peer) == told
+def test_an_address_is_written_as_people_write_it() -> None:
+    assert told_peer("ipv6:%5Bfe80::7%25eth0%5D:50412") == "[fe80::7%eth0]:50412"
+    for as_it_is in ("unix:/run/shop%5B.sock", ""):
+        assert told_peer(as_it_is) == as_it_is
