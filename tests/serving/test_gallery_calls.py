@@ -15,7 +15,7 @@ from serving.gallery.gallery import Gallery
 from serving.gallery.lock import alone
 from serving.rpc.services import galleries as calls
 from serving.server.server import Server
-from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, stop, until
+from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, until
 from tests.serving.stubs import Stubs, connected, image, item, refusal_of
 
 
@@ -205,7 +205,7 @@ def test_a_rebuild_ends_when_the_server_drains(
     stubs.create("birds")
     stream = build(stubs, "birds")
     next(stream)
-    stopping = threading.Thread(target=stop, args=(running, 5))
+    stopping = threading.Thread(target=running.stop, args=(5,))
     stopping.start()
     refusal_of(lambda: list(stream), "UNAVAILABLE", reason="DRAINING")
     assert slow.broken.wait(5)

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -132,25 +133,17 @@ class GalleryMachine(RuleBasedStateMachine):
             directory.close()
         shutil.rmtree(self.folder)
 
-    def there(self, name: str) -> Known | None:
-        return self.known.get(name)
-
     @initialize(index=st.sampled_from(["auto", "exact", "HNSW8,SQ8,RFlat"]))
     def first(self, index: str) -> None:
         self.create(0, "shop", index)
 
     @rule(who=processes, name=names, index=st.sampled_from(["auto", "exact", "HNSW8,Flat"]))
     def create(self, who: int, name: str, index: str) -> None:
-        def make() -> None:
+        expected = pytest.raises(AlreadyExists) if name in self.known else nullcontext()
+        with expected:
             self.open[who].create(
                 name, model_name="m", fingerprint="f" * 64, dimension=DIMENSION, index=index
             )
-
-        if self.there(name):
-            with pytest.raises(AlreadyExists):
-                make()
-        else:
-            make()
             self.known[name] = Known(index)
 
     @rule(
@@ -160,7 +153,7 @@ class GalleryMachine(RuleBasedStateMachine):
         expecting=st.sampled_from([None, "right", "wrong"]),
     )
     def upsert(self, who: int, name: str, items: list[GalleryItem], expecting: str | None) -> None:
-        known = self.there(name)
+        known = self.known.get(name)
         if known is None:
             with pytest.raises(NotFound):
                 self.open[who].get(name)
@@ -185,7 +178,7 @@ class GalleryMachine(RuleBasedStateMachine):
 
     @rule(who=processes, name=names, keys=keys)
     def delete(self, who: int, name: str, keys: list[str]) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
             deleted = self.open[who].using(name, lambda gallery: gallery.delete(keys))
             assert deleted == sum(known.items.pop(key, None) is not None for key in keys)
 
@@ -196,7 +189,7 @@ class GalleryMachine(RuleBasedStateMachine):
         asked=searches,
     )
     def search(self, who: int, name: str, queries: list[int], asked: dict[str, Any]) -> None:
-        known = self.there(name)
+        known = self.known.get(name)
         if known is None:
             return
         k, grouped = asked["k"], asked["group_by_label"]
@@ -217,7 +210,7 @@ class GalleryMachine(RuleBasedStateMachine):
 
     @rule(who=processes, name=names, keys=keys)
     def get(self, who: int, name: str, keys: list[str]) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
             if set(keys) <= known.items.keys():
                 found = self.open[who].using(name, lambda gallery: gallery.get(keys))
                 assert [(item.key, item.version, item.metadata) for item in found] == [
@@ -229,7 +222,7 @@ class GalleryMachine(RuleBasedStateMachine):
 
     @rule(who=processes, name=names, limit=st.integers(1, 5), prefix=st.sampled_from(["", "a", "é/"]))
     def pages(self, who: int, name: str, limit: int, prefix: str) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
             found: list[str] = []
             after: str | None = ""
             while after is not None:
@@ -242,7 +235,7 @@ class GalleryMachine(RuleBasedStateMachine):
 
     @rule(who=processes, name=names)
     def rebuild(self, who: int, name: str) -> None:
-        if self.there(name):
+        if self.known.get(name):
             self.open[who].using(name, lambda gallery: gallery.rebuild())
 
     @rule(who=processes)
@@ -250,27 +243,9 @@ class GalleryMachine(RuleBasedStateMachine):
         self.open[who].close()
         self.open[who] = self.opened()
 
-    @rule(who=processes, name=names)
-    def lose_the_index(self, who: int, name: str) -> None:
-        """Files of the index go, and with the memory of `who` all that was read of them."""
-        known = self.there(name)
-        if known is None:
-            return
-        for path in (self.folder / name).glob("index-*.faiss"):
-            path.unlink()
-        self.restart(who)
-        self.finds_everything(who, name)
-        self.open[who].using(name, lambda gallery: gallery.rebuild(whole=False))
-
-    def finds_everything(self, who: int, name: str) -> None:
-        known = self.known[name]
-        (hits,) = self.open[who].using(name, partial(Gallery.search, vectors=POOL[:1], k=len(KEYS)))
-        if known.index not in self.approximate:
-            assert [(hit.key, hit.score) for hit in hits] == ranked(known, POOL[0])
-
     @rule(who=processes, name=names, other=names)
     def switch(self, who: int, name: str, other: str) -> None:
-        taken, taking = self.there(name), self.there(other)
+        taken, taking = self.known.get(name), self.known.get(other)
         if taking is None or name == other:
             return
         if taken is None:
@@ -288,7 +263,7 @@ class GalleryMachine(RuleBasedStateMachine):
 
     @rule(who=processes, name=names)
     def rollback(self, who: int, name: str) -> None:
-        current = self.there(name)
+        current = self.known.get(name)
         if current is None:
             return
         if current.previous is None or self.known.get(current.previous[0]) is not current.previous[1]:
@@ -311,7 +286,7 @@ class GalleryMachine(RuleBasedStateMachine):
 
     @rule(who=processes, name=names)
     def verified(self, who: int, name: str) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
             report = verify(self.folder / name)
             assert report.problems == []
             assert self.open[who].using(name, lambda gallery: gallery.info()).items == len(known.items)

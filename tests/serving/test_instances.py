@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.engine.instances import NICENESS, Explanation, InstanceLimits, ModelInstances
+from serving.engine.instances import NICENESS, InstanceLimits, ModelInstances
 from serving.errors import BadImage, Cancelled, DeadlineExceeded, Draining, Mismatch, Overloaded, Unavailable
 from serving.observability.call import Call
-from tests.serving.rpc_fakes import FakeEncoder, FakeSpec, explanation_for, until, vector_for
+from tests.serving.rpc_fakes import FakeEncoder, FakeSpec, until, vector_for
 
 
 @dataclass
@@ -243,22 +242,6 @@ def test_a_call_that_would_come_too_late_behind_others_is_refused_at_once() -> N
         assert kinds(model.embed([b"alone"], call_of(0.03))) == [np.ndarray]  # nobody is before it
 
 
-def test_images_are_explained_each_for_itself() -> None:
-    encoder = FakeEncoder(FakeSpec(prototypes=5))
-    images = [b"a", b"bad", b"c", b"", b"e", b"f", b"g"]
-    with running(encoder) as model:
-        call = call_of()
-        found = model.explain(images, call)
-    assert [kind for kind in kinds(found) if kind is not Explanation] == [BadImage, BadImage]
-    for image, each in zip(images, found, strict=True):
-        if isinstance(each, Explanation):
-            histogram, assignments = explanation_for(zlib.crc32(image), 5)
-            np.testing.assert_array_equal(each.histogram, histogram)
-            np.testing.assert_array_equal(each.assignments, assignments)
-    assert encoder.explained == 5
-    assert call.stages.encode > 0
-
-
 def test_what_cannot_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(FakeEncoder()) as model, pytest.raises(Mismatch, match="The model m has no prototypes"):
         model.explain([b"a"], call_of())
@@ -270,17 +253,6 @@ def test_what_cannot_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(encoder, "run", lambda *_: 1 / 0)
         bug = ZeroDivisionError
         assert kinds(model.explain([b"a", b"bad", b"c"], call_of())) == [bug, BadImage, bug]
-
-
-def test_stages_and_runs_are_measured() -> None:
-    seen: list[tuple[str, int]] = []
-    encoder = FakeEncoder()
-    call = call_of()
-    with running(encoder, instances=1, ran=lambda name, size, seconds: seen.append((name, size))) as model:
-        model.embed([b"%d" % i for i in range(16)], call)
-    assert seen == [("m", 8)] * 2
-    assert set(call.stages.starts) == {"queue", "decode", "encode"}
-    assert call.stages.starts["queue"] <= call.stages.starts["decode"] <= call.stages.starts["encode"]
 
 
 def test_a_model_that_stops_finishes_what_waits_and_takes_no_more() -> None:

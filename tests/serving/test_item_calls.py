@@ -89,17 +89,6 @@ def test_an_item_is_read_whole(stubs: Stubs) -> None:
     refusal_of(lambda: get(stubs, ""), "INVALID_ARGUMENT", "key")
 
 
-def test_items_come_and_go_and_are_seen_at_once(stubs: Stubs) -> None:
-    reply = stubs.upsert("birds", item("a", image=b"a"), item("b"))
-    assert reply.stored == 2
-    assert reply.timings.encode_us > 0
-    assert stubs.search("birds", image(b"a"), k=1).results[0].hits[0].key == "a"
-    stubs.upsert("birds", item("a", label="new"))
-    assert stubs.search("birds", image(b"a"), k=1).results[0].hits[0].label == "new"
-    assert delete(stubs, "a", "zzz") == 1
-    assert [hit.key for hit in stubs.search("birds", image(b"a")).results[0].hits] == ["b"]
-
-
 def test_every_bad_item_is_named_and_nothing_stored(stubs: Stubs, encoder: FakeEncoder) -> None:
     huge, much = item("much"), item("huge")
     huge.metadata.update({"l": [0] * 120_000})

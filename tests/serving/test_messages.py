@@ -1,7 +1,6 @@
 """Messages that are none: fuzzed ones of every service are the caller's fault and no bug of ours."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from serving.gallery.search.filter import AnyOf, Equal, Exists, Not, Range
 from serving.rpc.filters import filter_message
 from tests.serving.inference_calls import GRID, PROTOTYPES, asking, of_files, of_pixels, tensor
 from tests.serving.rpc_fakes import DIMENSION, SIZE, FakeEncoder, FakeSpec, serving
-from tests.serving.stubs import Stubs, connected, image, item, refusal_of
+from tests.serving.stubs import Stubs, connected, image, item
 
 
 class Blind(FakeEncoder):
@@ -71,15 +70,6 @@ def valid_messages() -> Iterator[tuple[str, Any]]:
         inference_pb.ModelInferRequest(inputs=[files]),
     ):
         yield "GRPCInferenceService/ModelInfer", request
-
-
-def test_bytes_that_are_no_message_are_a_bad_argument(stubs: Stubs) -> None:
-    for method in sorted({method for method, _ in valid_messages()}):
-        for data in (b"\xff\xff\xff\xff", b"\x0a\x05abc"):  # the second is longer than the message
-            refusal_of(partial(sent, stubs, method, data), "INVALID_ARGUMENT")
-    with pytest.raises(grpc.RpcError) as failure:
-        sent(stubs, "RetrievalService/Nothing", b"")
-    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_fuzzed_messages_never_show_a_bug_of_ours(stubs: Stubs) -> None:

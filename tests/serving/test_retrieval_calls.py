@@ -100,11 +100,14 @@ def test_a_photograph_larger_than_grpcs_own_limit_arrives_and_what_is_past_ours_
 
 
 def test_each_image_has_its_histogram_and_where_its_prototypes_are(stubs: Stubs) -> None:
-    reply = explain(stubs, b"one", b"bad", b"two")
+    photos = [b"one", b"bad", *(b"%d" % i for i in range(6))]  # more than are explained at once
+    reply = explain(stubs, *photos)
     assert (reply.model_name, reply.model_fingerprint, reply.prototypes) == ("fake", "a" * 64, 5)
     assert reply.timings.total_us > 0
-    first, bad, second = reply.results
-    for photo, result in ((b"one", first), (b"two", second)):
+    bad = reply.results[1]
+    for photo, result in zip(photos, reply.results, strict=True):
+        if result is bad:
+            continue
         histogram, assignments = explanation_for(zlib.crc32(photo), 5)
         np.testing.assert_array_equal(vector_of(result.histogram), histogram)
         rows = np.frombuffer(result.assignments, np.uint8).reshape(result.height, result.width)
