@@ -93,7 +93,7 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             nonlocal began
             embedded.update(zip(images, model.embed(list(images.values()), call), strict=True))
             began = time.monotonic()
-            return self._galleries.on_gallery_of(request.gallery, model, search)
+            return self._galleries.using(request.gallery, search, model=model)
 
         self._admission.admit(call, len(queries))
         if images:  # the model is looked up before anything is spent on them
