@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.contenders.contender import Built, key_of, shard_of
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.search.filter import Filter, Range
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
@@ -90,12 +90,12 @@ def condition(below: int | None) -> Filter | None:
     return None if below is None else Range("shard", below=below)
 
 
-def items(first: int, vectors: NDArray[np.float32]) -> Iterator[list[Item]]:
+def items(first: int, vectors: NDArray[np.float32]) -> Iterator[list[GalleryItem]]:
     """Yield items of vectors (n, d), so many that a call takes."""
     for start in range(0, len(vectors), _BLOCK):
         some = np.asarray(vectors[start : start + _BLOCK])
         yield [
-            Item(key_of(number), vector, metadata={"shard": shard_of(number)})
+            GalleryItem(key_of(number), vector, metadata={"shard": shard_of(number)})
             for number, vector in enumerate(some, first + start)
         ]
 

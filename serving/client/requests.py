@@ -19,7 +19,7 @@ from serving.gallery.search.filter import Filter, parse_filter
 from serving.rpc import limits
 from serving.rpc.filters import filter_message
 from serving.rpc.status import Violation
-from serving.rpc.wire import bytes_of, checked_struct_of
+from serving.rpc.wire import bytes_of, struct_of
 
 __all__ = [
     "IN_FLIGHT", "Bulk", "Request", "SearchOptions", "delete", "image_bytes", "item_message", "request",
@@ -228,7 +228,7 @@ def item_message(item: Item) -> Any:
         if item.vector is not None:
             fields["vector"] = bytes_of(floats(item.vector, "vector", 1))
         if item.metadata:
-            fields["metadata"] = checked_struct_of(item.metadata)
+            fields["metadata"] = struct_of(item.metadata)
         return _message("Item", fields)
     except InvalidArgument as error:
         raise error.saying(f"The item {item.key!r:.80}: {error}") from error

@@ -17,7 +17,7 @@ from serving.gallery.index.index import require_faiss
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Replaced
 
-__all__ = ["MOST_OPEN", "GalleryDirectory", "check_name", "split_path"]
+__all__ = ["MOST_OPEN", "GalleryDirectory", "check_name"]
 
 MOST_OPEN = 64  # each holds three files or more, and in memory what is newer than its index
 _NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9_.-]{0,63}")
@@ -40,11 +40,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def split_path(path: Path) -> tuple[Path, str]:
-    """Return the folder of galleries and the name that the path of one gallery stands for, checked."""
-    return path.parent, check_name(path.name)
-
-
 class GalleryDirectory:
     """The galleries of a folder; every method may be called from several threads at once.
 
@@ -55,14 +50,7 @@ class GalleryDirectory:
     A method that takes a name raises InvalidArgument where nothing can have it, and NotFound.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        policy: RebuildPolicy | None = None,
-        device: str = "cpu",
-        most_open: int = MOST_OPEN,
-    ) -> None:
+    def __init__(self, path: Path, *, policy: RebuildPolicy | None = None, device: str = "cpu") -> None:
         """Keep the path, which need not exist until a gallery is created, and remove what crashes left in it.
 
         BadSetting tells that FAISS is not installed, or that there is no such device ("cpu", "cuda").
@@ -74,7 +62,6 @@ class GalleryDirectory:
         self.path = path
         self._policy = policy
         self._device = device
-        self._most_open = most_open
         self._guard = threading.Lock()  # of the three fields below
         self._open: dict[str, Gallery] = {}  # the one not asked for longest first
         self._retired = WeakSet[Gallery]()
@@ -205,7 +192,7 @@ class GalleryDirectory:
     def _keep(self, name: str, gallery: Gallery) -> Gallery:
         with self._guard:
             self._open[name] = gallery
-            idle = [self._open.pop(each) for each in list(self._open)[: -self._most_open]]
+            idle = [self._open.pop(each) for each in list(self._open)[:-MOST_OPEN]]
             self._retired.update(idle)
         for each in idle:
             each.retire()

@@ -14,7 +14,7 @@ from serving.errors import CrossbatchError, NotFound, Overloaded, ReadOnly, Unav
 
 __all__ = [
     "TOO_MANY_OPEN", "are_descriptors_out", "disk_error", "file_checksum", "gallery_error", "is_full",
-    "make_folder", "sync", "written_aside",
+    "make_folder", "stamp_of", "sync", "written_aside",
 ]  # fmt: skip
 
 TOO_MANY_OPEN = (
@@ -120,3 +120,12 @@ def gallery_error(error: OSError, path: Path) -> CrossbatchError:
             f"there is no gallery {path.name} in {path.parent} any more; it was dropped or got another name"
         )
     return disk_error(error, f"the gallery {path}")
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file is written or replaced; nothing while it cannot be looked at."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -181,10 +181,11 @@ def _previous(store: Store) -> tuple[str, str]:
 def _exchange(first: Store, second: Store) -> None:
     """Exchange the folders of two galleries while nobody writes to either, or opens one."""
     one, other = first.path.parent, second.path.parent
-    with first.write(), second.write(), names_change(one.parent):
+    with first.write(), second.write():
         try:
-            exchange_names(one, other)
-            sync(one.parent)
+            with names_change(one.parent):
+                exchange_names(one, other)
+                sync(one.parent)
         except FileNotFoundError as error:
             raise NotFound(
                 f"{one.name} or {other.name} is not there any more; the gallery was dropped"

@@ -26,27 +26,30 @@ from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.item import (
     MAX_K,
     MAX_KEY_BYTES,
-    GalleryInfo,
-    Hit,
-    Item,
+    CheckedItem,
+    GalleryItem,
+    GalleryStatus,
+    Neighbour,
     Source,
     check_items,
     check_key,
     check_keys,
     check_origin,
     check_source,
+    check_text,
     check_versions,
+    check_whole,
+    normalize_queries,
 )
 from serving.gallery.search.filter import Filter, check_filter, check_kinds, unknown_fields
 from serving.gallery.search.snapshot import SnapshotCache
 from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
 from serving.gallery.store.store import Store, create_store
-from serving.gallery.validation import check_text, check_whole, normalize_queries
 
 if TYPE_CHECKING:
     from serving.model.spec import ModelSpec
 
-__all__ = ["MAX_PAGE", "Gallery", "GalleryInfo", "Hit", "Item", "MadeFor", "RebuildPolicy"]
+__all__ = ["MAX_PAGE", "Gallery", "GalleryItem", "GalleryStatus", "MadeFor", "Neighbour", "RebuildPolicy"]
 
 MAX_PAGE = 10_000
 
@@ -99,8 +102,8 @@ class Gallery:
         side = made_for.get("thumbnail_side", 0)
         side = check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
         made_for["dimension"], made_for["thumbnail_side"] = dimension, side
-        check_text(made_for["model_name"], "name of the model", least=0, most=MAX_KEY_BYTES)
-        check_text(made_for["fingerprint"], "fingerprint of the model", least=0, most=MAX_KEY_BYTES)
+        check_text(made_for["model_name"], "name of the model", most=MAX_KEY_BYTES)
+        check_text(made_for["fingerprint"], "fingerprint of the model", most=MAX_KEY_BYTES)
         _check_wanted(made_for.get("index"), made_for.get("recall"), dimension)
         check_path(path)
         with made_aside(path) as aside:
@@ -128,7 +131,7 @@ class Gallery:
             raise
         return gallery
 
-    def info(self) -> GalleryInfo:
+    def info(self) -> GalleryStatus:
         """Return what the gallery is and how it stands."""
         with self._snapshots.open() as (snapshot, _):
             index, state, meta = snapshot.sealed.index, snapshot.state, self.meta
@@ -136,7 +139,7 @@ class Gallery:
             previous = state.previous_name
             if previous in ("", self.name) or not (self.path.with_name(previous) / FILE_NAME).is_file():
                 previous = ""
-            return GalleryInfo(
+            return GalleryStatus(
                 name=self.name,
                 path=str(self.path),
                 model_name=meta.model_name,
@@ -184,7 +187,7 @@ class Gallery:
         exclude: Sequence[str] = (),
         filter: Filter | None = None,
         group_by_label: bool = False,
-    ) -> list[list[Hit]]:
+    ) -> list[list[Neighbour]]:
         """Find the k items nearest to each query.
 
         Args:
@@ -217,22 +220,18 @@ class Gallery:
                 check_kinds(demanded, snapshot.kinds_of)
             found = snapshot.search(queries, k, least, excluded, demanded, by_label=group_by_label)
             rows = reader.rows({seq for near in found for seq, _ in near})
-        best = []
+        answers = []
         for near in found:
-            order = sorted([(-score, rows[seq].key, seq) for seq, score in near])
+            near.sort(key=lambda each: (-each[1], rows[each[0]][0]))  # ties by their keys
             if group_by_label:
-                first: dict[str | int, tuple[float, str, int]] = {}
-                for each in order:
-                    first.setdefault(rows[each[2]].label or each[2], each)
-                order = list(first.values())
-            best.append(order[:k])
-        return [
-            [  # a cosine, though vectors are of unit length but for rounding
-                Hit(key, (row := rows[seq]).label, row.uri, row.metadata, max(-1.0, min(1.0, -minus)), seq)
-                for minus, key, seq in order
-            ]
-            for order in best
-        ]
+                first: dict[str | int, tuple[int, float]] = {}
+                for seq, score in near:
+                    first.setdefault(rows[seq][1] or seq, (seq, score))
+                near = list(first.values())
+            # A score is a cosine, though vectors are of unit length but for rounding.
+            best = [Neighbour(*rows[seq], max(-1.0, min(1.0, score)), seq) for seq, score in near[:k]]
+            answers.append(best)
+        return answers
 
     def fields(self) -> dict[str, tuple[str, ...]]:
         """Return the fields of the metadata by name, deleted items' among them until the next rebuild.
@@ -248,7 +247,7 @@ class Gallery:
         with self._snapshots.open() as (snapshot, _):
             return unknown_fields(demanded, snapshot.kinds_of)
 
-    def upsert(self, items: Iterable[Item], *, expected: Mapping[str, int] | None = None) -> list[int]:
+    def upsert(self, items: Iterable[GalleryItem], *, expected: Mapping[str, int] | None = None) -> list[int]:
         """Store items; one whose key is there is replaced whole. Returns their versions, in order.
 
         Args:
@@ -258,18 +257,23 @@ class Gallery:
         Raises:
             Conflict: An item is of another version than the one expected.
         """
-        checked = check_items(items, dimension=self.meta.dimension)
+        return self.upsert_checked(check_items(items, dimension=self.meta.dimension), expected=expected)
+
+    def upsert_checked(
+        self, items: Sequence[CheckedItem], *, expected: Mapping[str, int] | None = None
+    ) -> list[int]:
+        """Store, as `upsert` does, items that were checked one by one; no key twice."""
         versions = check_versions(expected)
-        pictured = next((item.key for item in checked if item.thumbnail), None)
+        pictured = next((item.key for item, _ in items if item.thumbnail), None)
         if pictured is not None and not self.meta.thumbnail_side:
             raise InvalidArgument(
                 f"the item {pictured!r} has a thumbnail, and the gallery {self.name} keeps none: "
                 "leave it out, or make the gallery with thumbnails"
             )
-        if not checked and not versions:
+        if not items and not versions:
             return []
         with self._store.write() as writer:
-            stored = writer.upsert(checked, versions)
+            stored = writer.upsert(items, versions)
             state = writer.reader.state()
         self._rebuilder.consider(state)
         return stored
@@ -289,35 +293,23 @@ class Gallery:
         with self._store.write() as writer:
             writer.touch(checked)
 
-    def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> list[Item]:
-        """Return the items of `keys`, in that order; NotFound names the first that is not there."""
+    def find(self, keys: Sequence[str], *, thumbnails: bool = False) -> dict[str, GalleryItem]:
+        """Return the items of those `keys` that are there."""
         wanted = check_keys(keys)
         with self._store.read() as reader:
             found = reader.items(wanted)
-            if thumbnails:
-                found = {
-                    key: replace(item, thumbnail=reader.thumbnail(key) or b"") for key, item in found.items()
-                }
-        missing = [key for key in wanted if key not in found]
+            if not thumbnails:
+                return found
+            return {key: replace(item, thumbnail=reader.thumbnail(key)) for key, item in found.items()}
+
+    def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> list[GalleryItem]:
+        """Return the items of `keys`, in that order; NotFound names the first that is not there."""
+        found = self.find(keys, thumbnails=thumbnails)
+        missing = [key for key in dict.fromkeys(keys) if key not in found]
         if missing:
             more = f" (nor are {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise NotFound(f"there is no item {missing[0]!r} in the gallery {self.name}{more}")
         return [found[key] for key in keys]
-
-    def thumbnail(self, key: str) -> bytes:
-        """Return the JPEG picture that was stored with an item; NotFound where there is none."""
-        check_key(key)
-        with self._store.read() as reader:
-            found = reader.thumbnail(key)
-        if found is None:
-            raise NotFound(f"there is no item {key!r} with a thumbnail in the gallery {self.name}")
-        return found
-
-    def sources(self, keys: Sequence[str]) -> dict[str, Source]:
-        """Return which file each item was made from, of those of `keys` that were made from one."""
-        wanted = check_keys(keys)
-        with self._store.read() as reader:
-            return reader.sources(wanted)
 
     def keys_of(self, origin: str, *, after: str = "", limit: int = 1000) -> list[str]:
         """Return the first `limit` keys after `after` of items made from a data set's files, ascending."""
@@ -326,9 +318,9 @@ class Gallery:
         with self._store.read() as reader:
             return reader.keys_of(origin, after=after, limit=most)
 
-    def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[Item]:
+    def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[GalleryItem]:
         """Return the first `limit` items by key of those that follow `after` and begin with `prefix`."""
-        check_text(prefix, "prefix of keys", least=0, most=MAX_KEY_BYTES)
+        check_text(prefix, "prefix of keys", most=MAX_KEY_BYTES)
         most = _check_page(after, limit)
         with self._store.read() as reader:
             return reader.page(after=after, limit=most, prefix=prefix)
@@ -368,7 +360,7 @@ class Gallery:
 
 
 def _check_page(after: str, limit: int) -> int:
-    check_text(after, "key to begin after", least=0, most=MAX_KEY_BYTES)
+    check_text(after, "key to begin after", most=MAX_KEY_BYTES)
     return check_whole(limit, "the limit of a page", least=1, most=MAX_PAGE)
 
 
@@ -376,5 +368,5 @@ def _check_wanted(index: str | None, recall: float | None, dimension: int) -> No
     if recall is not None:
         check_recall(recall)
     if index is not None:
-        check_text(index, "type of the index", least=0, most=MAX_KEY_BYTES)
+        check_text(index, "type of the index", most=MAX_KEY_BYTES)
         check_type(index, dimension=dimension)

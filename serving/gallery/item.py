@@ -1,20 +1,27 @@
-"""What a gallery holds, tells of itself and finds, and the bounds on what it is given."""
+"""What a gallery holds, tells of itself and finds, and the bounds on what it is given.
 
-from collections.abc import Iterable, Mapping, Sequence
+Every check raises InvalidArgument and names what was given.
+"""
+
+import json
+import operator
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from serving.errors import InvalidArgument
 from serving.gallery.index.metadata import Trial
-from serving.gallery.validation import as_vector, check_text, metadata_json, normalize
 
 __all__ = [
-    "MAX_K", "MAX_KEY_BYTES", "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "GalleryInfo", "Hit", "Item", "Source",
-    "check_item", "check_items", "check_key", "check_keys", "check_origin", "check_source",
-    "check_versions",
+    "JPEG", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS", "MAX_THUMBNAIL_BYTES",
+    "MAX_URI_BYTES", "NORM_TOLERANCE", "BadVector", "CheckedItem", "GalleryItem", "GalleryStatus",
+    "Neighbour", "Source", "check_fields", "check_item", "check_items", "check_key", "check_keys",
+    "check_metadata", "check_origin", "check_source", "check_text", "check_versions", "check_whole",
+    "normalize_queries", "unit_vector",
 ]  # fmt: skip
 
 MAX_K = 2048
@@ -22,8 +29,23 @@ MAX_K = 2048
 MAX_KEY_BYTES = 1024  # a label has the same bound
 MAX_URI_BYTES = 8192
 MAX_THUMBNAIL_BYTES = 65_536
-_JPEG = b"\xff\xd8\xff"  # how every JPEG file begins
+MAX_METADATA_BYTES = 65_536
+MAX_METADATA_LEVELS = 30  # Protocol Buffers read 100 levels of messages; one of metadata takes up to three
+JPEG = b"\xff\xd8\xff"
+"""How every JPEG file begins."""
+NORM_TOLERANCE = 1e-3
+"""Of what is accepted as a unit vector; a half-precision model is off by less."""
+_EXACT_TOLERANCE = 1e-6  # within it the bits are kept, so storing what was read changes nothing
 _DIGEST_BYTES = 32
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+class BadVector(InvalidArgument):
+    """A vector is no embedding: not finite, or not of unit norm; `row` is its place among those given."""
+
+    def __init__(self, message: str, row: int = 0) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +59,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class GalleryItem:
     """One image of a gallery; `vector` is float32 (d,) of unit norm.
 
     `version` is that of a stored item, above 0; each write gives a new, larger one, whatever it is here.
@@ -54,8 +76,15 @@ class Item:
     version: int = 0
 
 
+class CheckedItem(NamedTuple):
+    """An item within all bounds, its vector of unit norm, and its metadata as the JSON that is stored."""
+
+    item: GalleryItem
+    metadata: str
+
+
 @dataclass(frozen=True, slots=True)
-class Hit:
+class Neighbour:
     """One answer of a search; `score` is the cosine of query and item, in [-1, 1]."""
 
     key: str
@@ -67,7 +96,7 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class GalleryInfo:
+class GalleryStatus:
     """What a gallery is and how it stands."""
 
     name: str
@@ -95,13 +124,14 @@ class GalleryInfo:
     created: str
 
 
-def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
+def check_items(items: Iterable[GalleryItem], *, dimension: int) -> list[CheckedItem]:
     """Check the items of one call, whose keys differ, and bring their vectors to unit norm, float32 (d,)."""
     given, rows = [], []
     first: dict[str, int] = {}
     for position, item in enumerate(items):
         try:
-            rows.append(_check_all_but_norm(item, dimension))
+            given.append(CheckedItem(item, check_fields(item)))
+            rows.append(_row(item.vector, f"the vector of {item.key!r}", dimension))
         except InvalidArgument as error:
             raise InvalidArgument(f"items[{position}]: {error}") from error
         earlier = first.setdefault(item.key, position)
@@ -109,17 +139,36 @@ def check_items(items: Iterable[Item], *, dimension: int) -> list[Item]:
             raise InvalidArgument(
                 f"items[{position}]: items[{earlier}] has the same key {item.key!r}; send each key once"
             )
-        given.append(item)
     if not given:
         return []
-    units = normalize(np.stack(rows), lambda row: f"items[{row}]: the vector of {given[row].key!r}")
-    return [replace(item, vector=row) for item, row in zip(given, units, strict=True)]
+    units = _normalize(np.stack(rows), lambda row: f"items[{row}]: the vector of {given[row].item.key!r}")
+    return [
+        CheckedItem(replace(item, vector=unit), metadata)
+        for (item, metadata), unit in zip(given, units, strict=True)
+    ]
 
 
-def check_item(item: Item, *, dimension: int) -> Item:
+def check_item(item: GalleryItem, *, dimension: int) -> CheckedItem:
     """Check one item and bring its vector to unit norm, as float32 (d,)."""
-    row = _check_all_but_norm(item, dimension)
-    return replace(item, vector=normalize(row[None], lambda _: f"the vector of {item.key!r}")[0])
+    metadata = check_fields(item)
+    unit = unit_vector(item.vector, f"the vector of {item.key!r}", dimension=dimension)
+    return CheckedItem(replace(item, vector=unit), metadata)
+
+
+def check_fields(item: GalleryItem) -> str:
+    """Check all of an item but its vector; return its metadata as the JSON object that is stored."""
+    check_key(item.key)
+    check_text(item.label, "label", most=MAX_KEY_BYTES)
+    check_text(item.uri, "URI", most=MAX_URI_BYTES)
+    if len(item.thumbnail) > MAX_THUMBNAIL_BYTES:
+        raise InvalidArgument(
+            f"the thumbnail is {len(item.thumbnail)} bytes; the limit is {MAX_THUMBNAIL_BYTES}"
+        )
+    if item.thumbnail and not item.thumbnail.startswith(JPEG):
+        raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
+    if item.source is not None:
+        check_source(item.source)
+    return _json_of(item.metadata)
 
 
 def check_key(key: str) -> str:
@@ -162,18 +211,110 @@ def check_source(source: Source) -> Source:
     return source
 
 
-def _check_all_but_norm(item: Item, dimension: int) -> NDArray[np.floating[Any]]:
-    """Return the vector (d,) of a checked item; the norms of many are checked faster at once."""
-    check_key(item.key)
-    check_text(item.label, "label", least=0, most=MAX_KEY_BYTES)
-    check_text(item.uri, "URI", least=0, most=MAX_URI_BYTES)
-    metadata_json(item.metadata)
-    if len(item.thumbnail) > MAX_THUMBNAIL_BYTES:
-        raise InvalidArgument(
-            f"the thumbnail is {len(item.thumbnail)} bytes; the limit is {MAX_THUMBNAIL_BYTES}"
+def check_text(text: str, what: str, *, least: int = 0, most: int) -> str:
+    """Return a text of so many bytes of UTF-8 and without NUL."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"the {what} {text[:80]!r} is not valid Unicode: {error.reason}") from error
+    if "\0" in text:
+        raise InvalidArgument(f"the {what} {text[:80]!r} holds a NUL character; take it out")
+    if not least <= size <= most:
+        shown = f"{text[:40]!r}... " if size > most else ""
+        raise InvalidArgument(f"the {what} {shown}is {size} bytes of UTF-8; expected {least} to {most}")
+    return text
+
+
+def check_whole(number: SupportsIndex, what: str, *, least: int, most: int) -> int:
+    """Return a whole number, of Python or NumPy, within bounds."""
+    whole = operator.index(number)
+    if not least <= whole <= most:
+        raise InvalidArgument(f"{what} is {whole}; expected {least} to {most}")
+    return whole
+
+
+def check_metadata(metadata: Any, left: int = MAX_METADATA_LEVELS) -> None:
+    """Check that metadata can travel: of few levels, whose numbers are within those of a double."""
+    if isinstance(metadata, str):
+        return
+    if isinstance(metadata, Mapping):
+        inner: Iterable[Any] = metadata.values()
+    elif isinstance(metadata, list | tuple):
+        inner = metadata
+    else:
+        if isinstance(metadata, int) and abs(metadata) > sys.float_info.max:
+            raise InvalidArgument("metadata holds a whole number larger than a double; write it as a string")
+        return
+    if not left:
+        raise InvalidArgument(f"metadata is nested more than {MAX_METADATA_LEVELS} levels deep")
+    for each in inner:
+        check_metadata(each, left - 1)
+
+
+def _json_of(metadata: Mapping[str, Any]) -> str:
+    """Return metadata as the JSON object that is stored, if it can be."""
+    check_metadata(metadata)
+    if not all(isinstance(name, str) for name in metadata):
+        raise InvalidArgument("metadata must be a JSON object: every name in it must be a string")
+    try:
+        text = _JSON.encode(dict(metadata))
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"metadata cannot be written as JSON: {error}") from error
+    if size > MAX_METADATA_BYTES:
+        raise InvalidArgument(f"metadata is {size} bytes of JSON; the limit is {MAX_METADATA_BYTES}")
+    return text
+
+
+def normalize_queries(vectors: ArrayLike, *, dimension: int) -> NDArray[np.float32]:
+    """Bring query vectors (Q, d) to unit norm; BadVector where one is too far from it, or not finite."""
+    rows = _floats(vectors, "the query vectors")
+    if rows.ndim != 2 or rows.shape[1] != dimension:
+        raise InvalidArgument(f"the query vectors have shape {rows.shape}; expected (queries, {dimension})")
+    return _normalize(rows, lambda _: "query vector")
+
+
+def unit_vector(vector: ArrayLike, what: str, *, dimension: int) -> NDArray[np.float32]:
+    """Bring one vector (d,) to unit norm, likewise."""
+    unit: NDArray[np.float32] = _normalize(_row(vector, what, dimension)[None], lambda _: what)[0]
+    return unit
+
+
+def _row(vector: ArrayLike, what: str, dimension: int) -> NDArray[np.floating[Any]]:
+    row = _floats(vector, what)
+    if row.shape != (dimension,):
+        raise InvalidArgument(f"{what} has shape {row.shape}; expected ({dimension},) in this gallery")
+    return row
+
+
+def _normalize(rows: NDArray[np.floating[Any]], name: Callable[[int], str]) -> NDArray[np.float32]:
+    """Bring rows (n, d) to unit norm; each comes out the same in whichever company it is.
+
+    A norm that differs from 1 by more than 1e-3 is refused by BadVector rather than mended: it shows that the
+    vector is not an embedding of the model. Smaller differences (half precision, other sums) are divided out.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))  # (n,)
+        off = np.abs(norms - 1.0)
+    for row in np.flatnonzero(~(off <= NORM_TOLERANCE))[:1]:  # the negation also finds NaN
+        if not np.isfinite(rows[row]).all():
+            raise BadVector(f"{name(row)} holds a value that is not finite; send finite numbers", int(row))
+        raise BadVector(
+            f"{name(row)} has norm {norms[row]:.6g}; expected unit norm to within {NORM_TOLERANCE}: "
+            "divide the vector by its norm",
+            int(row),
         )
-    if item.thumbnail and not item.thumbnail.startswith(_JPEG):
-        raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
-    if item.source is not None:
-        check_source(item.source)
-    return as_vector(item.vector, f"the vector of {item.key!r}", dimension=dimension)
+    exact = off <= _EXACT_TOLERANCE
+    if exact.all():
+        return rows.astype(np.float32, order="C")
+    return np.ascontiguousarray(rows / np.where(exact, 1.0, norms)[:, None], dtype=np.float32)
+
+
+def _floats(values: ArrayLike, what: str) -> NDArray[np.floating[Any]]:
+    try:
+        array = np.asarray(values)
+        if array.dtype in (np.float32, np.float64):  # the latter from Python lists
+            return array
+        return array.astype(np.float32, casting="same_kind")  # float16 cannot hold the norm to the tolerance
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"expected real numbers in {what}, found {type(values).__name__}") from error

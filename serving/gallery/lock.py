@@ -8,11 +8,10 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from serving.errors import Overloaded
-from serving.gallery.disk import disk_error
 
 __all__ = ["alone", "folder_held", "names_change", "names_stay"]
 
@@ -61,16 +60,9 @@ def names_stay(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def names_change(folder: Path) -> Iterator[None]:
+def names_change(folder: Path) -> AbstractContextManager[None]:
     """Hold the names in a folder alone, to change one; open and close no gallery in it meanwhile."""
-    with ExitStack() as stack:
-        try:
-            busy = f"the names in {folder} are in use without a pause; try again later"
-            stack.enter_context(folder_held(folder, busy))
-        except OSError as error:
-            raise disk_error(error, f"the names in {folder}") from error
-        yield
+    return folder_held(folder, f"the names in {folder} are in use without a pause; try again later")
 
 
 @contextmanager

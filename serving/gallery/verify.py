@@ -24,7 +24,6 @@ from serving.gallery.index.builder import Advance
 from serving.gallery.index.index import Index
 from serving.gallery.index.metadata import IndexDamaged
 from serving.gallery.item import check_key
-from serving.gallery.search.columns import ColumnsDamaged
 from serving.gallery.search.segment import SealedSegment
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
@@ -95,7 +94,7 @@ def _verify_state(store: Store, found: Verification, problems: _Problems, advanc
             if state.index_file:
                 file = store.path.parent / state.index_file
                 index = SealedSegment.load(file, state, store.meta.dimension).index
-        except (IndexDamaged, ColumnsDamaged) as error:
+        except IndexDamaged as error:
             store.check_name()
             with store.read() as newer:
                 if newer.state().generation != state.generation:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Format, Split, read, select, select_missing
 from serving.errors import BadData, BadSetting, cause_of
-from serving.gallery.directory import GalleryDirectory, check_name, split_path
+from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
 from serving.gallery.gallery import RebuildPolicy
 from serving.indexing.pipeline import Skipped, index_rows
@@ -176,7 +176,7 @@ def _place(settings: Settings) -> tuple[Path, str]:
             f"{name} alone may be a folder here or a gallery elsewhere; give ./{name}, or {name} and the"
             " folder that holds it by --galleries"
         )
-    return (folder, check_name(name)) if folder else split_path(Path(name))
+    return (folder, check_name(name)) if folder else (Path(name).parent, check_name(Path(name).name))
 
 
 def _check_report(path: Path) -> None:

@@ -25,7 +25,7 @@ from serving.catalog.catalog import Catalog, Row, Split
 from serving.cores import usable_cores
 from serving.errors import InvalidArgument, cause_of
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import MAX_THUMBNAIL_BYTES, Item, Source, check_item, check_key
+from serving.gallery.item import MAX_THUMBNAIL_BYTES, GalleryItem, Source, check_item, check_key
 from serving.indexing.target import ItemWrite, Storing, Target, delete_items, stored_of
 from serving.model.encoder import Encoder
 from serving.model.preprocess import thumbnail
@@ -66,12 +66,12 @@ class _NewImage:
     """An image to embed: pixels uint8 (S, S, 3), and the item that is to get its vector."""
 
     pixels: NDArray[np.uint8]
-    item: Item
+    item: GalleryItem
 
 
-_Outcome = _NewImage | Item | Source | Literal["unchanged", "changed"]
-"""An Item is the stored one with other texts, to be stored so; a Source is to be noted of an item that is as
-it should be; `changed` is an item of another file than the one that is there now, which is to stay."""
+_Outcome = _NewImage | GalleryItem | Source | Literal["unchanged", "changed"]
+"""An item is the stored one with other texts, to be stored so; a Source is to be noted of one that is as it
+should be; `changed` is an item of another file than the one that is there now, which is to stay."""
 
 
 def index_rows(
@@ -119,7 +119,7 @@ def index_rows(
                     raise outcome
                 case _NewImage():
                     images.append(outcome)
-                case Item():
+                case GalleryItem():
                     storing.put(ItemWrite(outcome, embedded=False))
                 case Source():
                     counts["unchanged"] += 1
@@ -143,7 +143,7 @@ def index_rows(
     return Report(skipped, **counts)
 
 
-def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[Row, Item | None]]:
+def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[Row, GalleryItem | None]]:
     """Yield each row with the item that is stored of a file under its key."""
     for start in range(0, len(rows), _LOOKED_UP):
         some = rows[start : start + _LOOKED_UP]
@@ -153,7 +153,7 @@ def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[R
 
 
 def _examined(
-    examiner: "_Examiner", rows: Iterable[tuple[Row, Item | None]], *, ahead: int, threads: int
+    examiner: "_Examiner", rows: Iterable[tuple[Row, GalleryItem | None]], *, ahead: int, threads: int
 ) -> Generator[tuple[Row, Future[_Outcome]]]:
     """Yield each row, in order, with what becomes of it."""
     pool = ThreadPoolExecutor(threads or usable_cores(), thread_name_prefix="decode")
@@ -179,7 +179,7 @@ class _Examiner:
         self._origin = _origin_of(catalog, split)
         self._kin = frozenset(_origins_within(catalog, "all"))  # an image is the same file on each side
 
-    def examine(self, row: Row, stored: Item | None) -> _Outcome:
+    def examine(self, row: Row, stored: GalleryItem | None) -> _Outcome:
         """Find out what is to be done with a row, given the item that has its key."""
         size, mtime_ns = row.image.stamp()  # before reading: a later change shows the next time
         known = stored.source if stored else None
@@ -202,12 +202,12 @@ class _Examiner:
         side = self._thumbnail_side
         picture = thumbnail(data, side=side, most_bytes=MAX_THUMBNAIL_BYTES) if side else b""
         version = stored.version if stored else 0
-        item = Item(row.key, _NO_VECTOR, row.label, uri, row.metadata, source, picture, version)
+        item = GalleryItem(row.key, _NO_VECTOR, row.label, uri, row.metadata, source, picture, version)
         check_item(item, dimension=len(_NO_VECTOR))
         return _NewImage(pixels, item)
 
 
-def _same(row: Row, uri: str, stored: Item, source: Source) -> _Outcome:
+def _same(row: Row, uri: str, stored: GalleryItem, source: Source) -> _Outcome:
     told = replace(stored, label=row.label, uri=uri, metadata=row.metadata, source=source)
     if _texts(told) != _texts(stored):
         check_item(told, dimension=len(told.vector))
@@ -215,7 +215,7 @@ def _same(row: Row, uri: str, stored: Item, source: Source) -> _Outcome:
     return source if source != stored.source else "unchanged"
 
 
-def _texts(item: Item) -> tuple[str, str, str]:
+def _texts(item: GalleryItem) -> tuple[str, str, str]:
     # As JSON, since 1, 1.0 and true are equal and not the same; the order of columns says nothing.
     return item.label, item.uri, json.dumps(dict(item.metadata), sort_keys=True)
 

@@ -11,7 +11,7 @@ from serving.errors import AlreadyExists, BadSetting, Conflict, CrossbatchError,
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.index.factory import check_type
-from serving.gallery.item import Item, Source
+from serving.gallery.item import GalleryItem, Source
 from serving.model.spec import ModelSpec
 
 __all__ = ["ItemWrite", "Storing", "Target", "delete_items", "stored_of"]
@@ -80,13 +80,9 @@ class Target:
         return gallery
 
 
-def stored_of(gallery: Gallery, keys: Sequence[str]) -> dict[str, Item]:
+def stored_of(gallery: Gallery, keys: Sequence[str]) -> dict[str, GalleryItem]:
     """Return the items of those keys that were made of files; others are found when their key is taken."""
-    while True:
-        try:
-            return {item.key: item for item in gallery.get(list(gallery.sources(keys)))}
-        except NotFound:  # deleted since
-            continue
+    return {key: item for key, item in gallery.find(keys).items() if item.source}
 
 
 def delete_items(gallery: Gallery, keys: Sequence[str], origins: Sequence[str]) -> int:
@@ -103,7 +99,7 @@ def delete_items(gallery: Gallery, keys: Sequence[str], origins: Sequence[str]) 
 class ItemWrite(NamedTuple):
     """An item to store in place of the one that has its `version`, 0 where its key must be free."""
 
-    item: Item
+    item: GalleryItem
     embedded: bool
     """Whether the vector is new; else that of an item whose texts have changed."""
 
@@ -165,9 +161,7 @@ class Storing:
 
     def _again(self, gallery: Gallery, write: ItemWrite) -> ItemWrite | None:
         """Return what to write of an item after a conflict, if anything."""
-        stored = None
-        with suppress(NotFound):
-            (stored,) = gallery.get([write.item.key])
+        stored = gallery.find([write.item.key]).get(write.item.key)
         version = stored.version if stored else 0
         if version == write.item.version:
             return write
@@ -180,8 +174,9 @@ class Storing:
         return None
 
 
-def _with_picture(gallery: Gallery, item: Item) -> Item:
+def _with_picture(gallery: Gallery, item: GalleryItem) -> GalleryItem:
     """Return an item that is told anew with the thumbnail that it has."""
-    with suppress(NotFound):  # it keeps none, or is gone
-        return replace(item, thumbnail=gallery.thumbnail(item.key))
-    return item
+    if not gallery.meta.thumbnail_side:
+        return item
+    stored = gallery.find([item.key], thumbnails=True).get(item.key)
+    return replace(item, thumbnail=stored.thumbnail) if stored else item

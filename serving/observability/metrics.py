@@ -23,7 +23,7 @@ from serving.rpc.admission import LIMITS, Admission
 if TYPE_CHECKING:  # they bring an engine, which whoever imports only the settings does not need
     from serving.engine.models import ModelRegistry
     from serving.gallery.directory import GalleryDirectory
-    from serving.gallery.gallery import Gallery, GalleryInfo
+    from serving.gallery.gallery import Gallery, GalleryStatus
 
 __all__ = ["MOST_GALLERIES", "OTHERS", "Metrics", "keep_fresh", "served_metrics"]
 
@@ -88,7 +88,7 @@ log_lines_dropped | count | worker | Log lines lost by a slow reader.
 build_info | max | version, python | The version that runs; 1.
 """
 
-OF_GALLERY: "dict[str, Callable[[GalleryInfo], float]]" = {
+OF_GALLERY: "dict[str, Callable[[GalleryStatus], float]]" = {
     "gallery_items": lambda info: info.items,
     "gallery_fresh_items": lambda info: info.fresh,
     "gallery_deleted_items": lambda info: info.deleted,
@@ -192,13 +192,13 @@ class Metrics:
 def _of_galleries(models: "ModelRegistry", galleries: "GalleryDirectory") -> Told:
     """What the galleries that are open tell of themselves."""
 
-    def usable(gallery: "Gallery") -> "GalleryInfo":
+    def usable(gallery: "Gallery") -> "GalleryStatus":
         models.fitting(gallery)
         return gallery.info()
 
     now: Told = defaultdict(float)
     for number, name in enumerate(sorted(galleries.open_names())):
-        info: GalleryInfo | None = None
+        info: GalleryStatus | None = None
         with suppress(Exception):  # whatever it is, the calls to that gallery say it
             info = galleries.using(name, usable)
         told = {metric: 0 if info is None else value(info) for metric, value in OF_GALLERY.items()}

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from serving.errors import BadSetting, CrossbatchError, PermissionDenied, Unauthenticated
+from serving.gallery.disk import stamp_of
 from serving.observability.call import Call
 from serving.rpc.keys import Key, Role, hash_of, read_keys
 
@@ -84,7 +85,7 @@ class Authenticator:
         self._closed = threading.Event()
         if path is None:
             return
-        stamp = _stamp(path)
+        stamp = stamp_of(path)
         self._known = _usable(path)
         if not self._known:
             raise BadSetting(
@@ -115,10 +116,10 @@ class Authenticator:
         """Look at the file no more."""
         self._closed.set()
 
-    def _watch(self, path: Path, stamp: tuple[float, int, int]) -> None:
+    def _watch(self, path: Path, stamp: tuple[int, ...]) -> None:
         complaint = ""
         while not self._closed.wait(LOOK_SECONDS):
-            now = _stamp(path)
+            now = stamp_of(path)
             if now == stamp and not complaint:
                 continue
             stamp = now
@@ -151,12 +152,3 @@ def _sent(metadata: Iterable[tuple[str, str | bytes]]) -> str:
         elif name == "x-api-key":
             sent.add(value.strip())
     return sent.pop() if len(sent) == 1 else ""
-
-
-def _stamp(path: Path) -> tuple[float, int, int]:
-    """What changes when a file is written or replaced; nothing when it cannot be looked at."""
-    try:
-        found = path.stat()
-    except OSError:
-        return (0.0, 0, 0)
-    return (found.st_mtime, found.st_size, found.st_ino)

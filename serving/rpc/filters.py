@@ -115,12 +115,8 @@ def _read(message: pb.Filter) -> Filter:
 
 
 def _value(message: pb.Filter.Value) -> Value:
-    match message.WhichOneof("kind"):
-        case "string":
-            return message.string
-        case "number":
-            return message.number
-        case "boolean":
-            return message.boolean
-        case _:
-            raise InvalidArgument("A filter lacks a value; give a string, a number or a boolean.")
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise InvalidArgument("A filter lacks a value; give a string, a number or a boolean.")
+    value: Value = getattr(message, kind)
+    return value

@@ -22,17 +22,8 @@ from serving.errors import AlreadyExists, BadArtifact, BadSetting, InvalidArgume
 from serving.gallery.disk import disk_error, written_aside
 
 __all__ = [
-    "Key",
-    "Role",
-    "Settings",
-    "add_key",
-    "hash_of",
-    "read_keys",
-    "remark",
-    "render",
-    "revoke_key",
-    "run",
-]
+    "Key", "Role", "Settings", "add_key", "hash_of", "read_keys", "remark", "render", "revoke_key", "run",
+]  # fmt: skip
 
 Role: TypeAlias = Literal["read", "write"]
 

@@ -9,21 +9,10 @@ from serving.gallery.search.filter import MAX_CONDITIONS as MAX_FILTER_CONDITION
 from serving.gallery.search.filter import MAX_LEVELS as MAX_FILTER_LEVELS
 
 __all__ = [
-    "DEFAULT_K",
-    "DEFAULT_PAGE",
-    "DEFAULT_PORT",
-    "MAX_BYTES_IN_FLIGHT",
-    "MAX_DELETED_KEYS",
-    "MAX_EXCLUDED",
-    "MAX_EXPLAINED",
-    "MAX_FILTER_CONDITIONS",
-    "MAX_FILTER_LEVELS",
-    "MAX_HITS",
-    "MAX_INPUTS",
-    "MAX_K",
-    "MAX_MESSAGE_BYTES",
-    "MAX_PAGE",
-]
+    "DEFAULT_K", "DEFAULT_PAGE", "DEFAULT_PORT", "MAX_BYTES_IN_FLIGHT", "MAX_DELETED_KEYS", "MAX_EXCLUDED",
+    "MAX_EXPLAINED", "MAX_FILTER_CONDITIONS", "MAX_FILTER_LEVELS", "MAX_HITS", "MAX_INPUTS", "MAX_K",
+    "MAX_MESSAGE_BYTES", "MAX_PAGE",
+]  # fmt: skip
 
 DEFAULT_PORT = 50051
 """Port that the server listens on."""

@@ -14,17 +14,9 @@ from serving import errors
 from serving.errors import CrossbatchError
 
 __all__ = [
-    "CODES",
-    "DOMAIN",
-    "Refusal",
-    "Violation",
-    "code_of",
-    "from_status",
-    "reason_of",
-    "refusal",
-    "to_status",
+    "CODES", "DOMAIN", "Refusal", "Violation", "code_of", "from_status", "reason_of", "refusal", "to_status",
     "violations_of",
-]
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -102,11 +94,9 @@ def reason_of(error: Exception) -> str:
 def to_status(error: Exception) -> status_pb2.Status:
     """Turn any exception into the status that the caller may see.
 
-    An exception that is not of our tree is a bug: it is logged under an id, and the caller sees only the id.
-
-    Returns:
-        A status with exactly one ErrorInfo, which tells the item and versions of a conflict; RetryInfo for an
-        overload, BadRequest for a `Refusal`.
+    It has exactly one ErrorInfo, which tells the item and versions of a conflict; RetryInfo for an overload,
+    BadRequest for a `Refusal`. An exception that is not of our tree is a bug: it is logged under an id, and
+    the caller sees only the id.
     """
     if isinstance(error, Refusal):
         first = error.violations[0]
@@ -134,11 +124,9 @@ def to_status(error: Exception) -> status_pb2.Status:
 
 
 def from_status(status: status_pb2.Status) -> CrossbatchError:
-    """Turn a status back into the error that it was made from.
+    """Turn a status back into the error that it was made from, with the name of its code and its reason.
 
-    Returns:
-        An instance of the class that the ErrorInfo names, or else of the nearest one for the code; it has the
-        name of the code, and the reason.
+    Its class is the one that the ErrorInfo names, or else the nearest one for the code.
     """
     info = _detail(status, error_details_pb2.ErrorInfo) or error_details_pb2.ErrorInfo()
     kind = _by_reason(info.reason if info.domain == DOMAIN else "")

@@ -2,21 +2,18 @@
 
 import logging
 import ssl
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from serving.errors import BadSetting
+from serving.gallery.disk import stamp_of
 from serving.settings import Settings
 
 __all__ = ["server_credentials"]
 
 logger = logging.getLogger(__name__)
-
-LOOK_SECONDS = 1.0  # between two looks at whether the files have changed
 
 
 def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
@@ -32,19 +29,16 @@ def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
     if certificate is None or key is None:
         return None
     files = [certificate, key] if client_ca is None else [certificate, key, client_ca]
-    stamp, looked = _stamp(files), time.monotonic()
+    stamps = [*map(stamp_of, files)]
     first = _configuration(*files)
 
     def newer() -> Any:  # a configuration, or None for no change
-        nonlocal stamp, looked
-        if time.monotonic() - looked < LOOK_SECONDS:
+        nonlocal stamps
+        now = [*map(stamp_of, files)]
+        if now == stamps:
             return None
-        looked = time.monotonic()
+        stamps = now
         try:
-            now = _stamp(files)
-            if now == stamp:
-                return None
-            stamp = now
             configuration = _configuration(*files)
         except BadSetting as error:  # half-written files too; they change again when they are whole
             logger.error("%s; the certificate read before stays in use", error)
@@ -55,14 +49,6 @@ def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
     return grpc.dynamic_ssl_server_credentials(
         first, newer, require_client_authentication=client_ca is not None
     )
-
-
-def _stamp(files: Sequence[Path]) -> list[tuple[int, int, int]]:
-    try:
-        found = [path.stat() for path in files]
-    except OSError as error:
-        raise BadSetting(f"{error.filename} cannot be read ({error.strerror})") from error
-    return [(each.st_mtime_ns, each.st_size, each.st_ino) for each in found]
 
 
 def _configuration(

@@ -9,9 +9,9 @@ from google.protobuf import struct_pb2
 from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument
-from serving.gallery.validation import check_metadata
+from serving.gallery.item import check_metadata
 
-__all__ = ["bytes_of", "checked_struct_of", "plain_of", "struct_of", "vector_of"]
+__all__ = ["bytes_of", "plain_of", "struct_of", "vector_of"]
 
 _LARGEST_EXACT = 2**53
 
@@ -33,30 +33,20 @@ def vector_of(data: bytes) -> NDArray[np.float32]:
 
 
 def struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
-    """Pack metadata that has been checked, as a Struct, whose numbers are doubles.
-
-    Raises:
-        InvalidArgument: if it cannot be packed all the same.
-    """
-    struct = struct_pb2.Struct()
-    try:
-        struct.update(metadata)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise _unknown(str(error)) from error
-    return struct
-
-
-def checked_struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
-    """Pack metadata that somebody hands in, as `struct_of`.
+    """Pack metadata as a Struct, whose numbers are doubles.
 
     Raises:
         InvalidArgument: if a value is not of a JSON type, is no Unicode, is larger than a double or not
             finite, or is nested more than 30 levels deep.
     """
     check_metadata(metadata)
-    if what := _unknown_in(dict(metadata)):
-        raise _unknown(what)
-    return struct_of(dict(metadata))
+    struct = struct_pb2.Struct()
+    try:
+        _check_kinds(dict(metadata))
+        struct.update(metadata)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"Metadata holds a value that JSON does not know: {error}.") from error
+    return struct
 
 
 def plain_of(struct: struct_pb2.Struct) -> dict[str, Any]:
@@ -65,27 +55,20 @@ def plain_of(struct: struct_pb2.Struct) -> dict[str, Any]:
     return {name: _plain(fields[name]) for name in fields}  # items() takes twice as long
 
 
-def _unknown(what: str) -> InvalidArgument:
-    return InvalidArgument(f"Metadata holds a value that JSON does not know: {what}.")
-
-
-def _unknown_in(value: Any, where: str = "") -> str:
-    """Name the first part of metadata that is no string, number, truth value, None, list or dict of these."""
+def _check_kinds(value: Any, where: str = "") -> None:
+    """Raise TypeError for the first part that is no text, finite number, truth value, None, list or dict."""
     if isinstance(value, dict | struct_pb2.Struct):
         for name, each in value.items():
             if not isinstance(name, str):
-                return f"{where or 'it'} has the name {name!r:.80}, which is no string"
-            if found := _unknown_in(each, f"{where}.{name}" if where else name):
-                return found
+                raise TypeError(f"{where or 'it'} has the name {name!r:.80}, which is no string")
+            _check_kinds(each, f"{where}.{name}" if where else name)
     elif isinstance(value, list | tuple | struct_pb2.ListValue):
         for i, each in enumerate(value):
-            if found := _unknown_in(each, f"{where}[{i}]"):
-                return found
+            _check_kinds(each, f"{where}[{i}]")
     elif value is not None and not isinstance(value, str | int | float):
-        return f"{where} is of {type(value).__name__}"
+        raise TypeError(f"{where} is of {type(value).__name__}")
     elif isinstance(value, float) and not math.isfinite(value):
-        return f"{where} is {float(value)}"
-    return ""
+        raise TypeError(f"{where} is {float(value)}")
 
 
 def _plain(value: struct_pb2.Value) -> Any:

@@ -34,27 +34,39 @@ class Authority:
     """Signs certificates."""
 
     def __init__(self, name: str = "authority") -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _name(name)
-        self.certificate = _pem(
-            _builder(self._name, self._name, self._key, 365, 0)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
+        self._key, self._name = ec.generate_private_key(ec.SECP256R1()), name
+        self.certificate = self._signed(name, self._key, 365, 0, ca=True)
 
     def sign(
         self, name: str = "server", *, days: int = 30, since: int = 1, address: str = "127.0.0.1"
     ) -> Pair:
         """Make a certificate for loopback that holds from `since` days ago for `days`, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        host = x509.IPAddress(ipaddress.ip_address(address))
+        made = self._signed(name, key, days, since, address=address)
+        return Pair(made, _private(key, serialization.NoEncryption()))
+
+    def _signed(
+        self,
+        name: str,
+        key: ec.EllipticCurvePrivateKey,
+        days: int,
+        since: int,
+        *,
+        ca: bool = False,
+        address: str = "127.0.0.1",
+    ) -> bytes:
+        begins = datetime.datetime.now(datetime.UTC) - since * _DAY
+        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(address))]
         made = (
-            _builder(_name(name), self._name, key, days, since)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), host]), critical=False)
+            x509.CertificateBuilder(_name(self._name), _name(name), key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(begins)
+            .not_valid_after(begins + days * _DAY)
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        return Pair(_pem(made), _private(key, serialization.NoEncryption()))
+        return made.public_bytes(serialization.Encoding.PEM)
 
 
 def encrypted(pair: Pair) -> Pair:
@@ -64,27 +76,8 @@ def encrypted(pair: Pair) -> Pair:
     return Pair(pair.certificate, _private(key, serialization.BestAvailableEncryption(b"secret")))
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, since: int
-) -> x509.CertificateBuilder:
-    begins = datetime.datetime.now(datetime.UTC) - since * _DAY
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begins)
-        .not_valid_after(begins + days * _DAY)
-    )
-
-
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _private(key: ec.EllipticCurvePrivateKey, how: serialization.KeySerializationEncryption) -> bytes:

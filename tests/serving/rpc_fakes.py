@@ -105,11 +105,10 @@ class FakeEncoder:
         if not self.spec.prototypes or not set(outputs) <= {"histograms", "assignments"}:
             raise InvalidArgument(f"the model {self.spec.name} has no output {outputs}")
         self.explained += len(images)
-        found = [explanation_for(each, self.spec.prototypes) for each in _checksums(images)]
-        arrays: dict[str, NDArray[Any]] = {
-            "histograms": np.stack([histogram for histogram, _ in found]),
-            "assignments": np.stack([assignments for _, assignments in found]),
-        }
+        pairs = [explanation_for(each, self.spec.prototypes) for each in _checksums(images)]
+        arrays = dict(
+            zip(("histograms", "assignments"), map(np.stack, zip(*pairs, strict=True)), strict=True)
+        )
         return {name: arrays[name] for name in outputs}
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.gallery.disk import file_checksum
-from serving.gallery.search.columns import Columns, ColumnsDamaged
+from serving.gallery.index.metadata import IndexDamaged
+from serving.gallery.search.columns import Columns
 from serving.gallery.search.filter import (
     LABEL,
     AllOf,
@@ -179,13 +180,13 @@ def test_damage_is_found(tmp_path: Path) -> None:
     flipped[200] ^= 1
     for content in (whole[:-1], whole[:30], b"", bytes(flipped)):
         path.write_bytes(content)
-        with pytest.raises(ColumnsDamaged, match="the checksum"):
+        with pytest.raises(IndexDamaged, match="the checksum"):
             Columns.load(path, checksum)
-    with pytest.raises(ColumnsDamaged, match="cannot be read"):
+    with pytest.raises(IndexDamaged, match="cannot be read"):
         Columns.load(tmp_path / "absent", checksum)
     junk = tmp_path / "junk"
     junk.write_bytes(b"no columns")
-    with pytest.raises(ColumnsDamaged, match="cannot be read"):
+    with pytest.raises(IndexDamaged, match="cannot be read"):
         Columns.load(junk, file_checksum(junk))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from serving.errors import Overloaded
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.store.store import Store
 
 DIMENSION = 32
@@ -47,7 +47,7 @@ def test_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
     def fill() -> None:
         for step in range(10_000):
             keys = [f"{step}/{i}" for i in range(10)]
-            gallery.upsert([Item(key, row, "x" * 1000) for key, row in zip(keys, rows, strict=True)])
+            gallery.upsert([GalleryItem(key, row, "x" * 1000) for key, row in zip(keys, rows, strict=True)])
             acknowledged.extend(keys)
 
     with pytest.raises(Overloaded, match="full") as caught:
@@ -77,7 +77,7 @@ def test_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
 def test_copy_to_a_full_disk_is_refused_and_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
     gallery = Gallery.create(tmp_path / "a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION)
     row = np.eye(1, DIMENSION, dtype=np.float32)[0]
-    gallery.upsert([Item(f"{i}", row, "x" * 1000, metadata={"x": "y" * 5000}) for i in range(1000)])
+    gallery.upsert([GalleryItem(f"{i}", row, "x" * 1000, metadata={"x": "y" * 5000}) for i in range(1000)])
     gallery.close()
     with closing(Store(tmp_path / "a" / "gallery.sqlite")) as store:
         with pytest.raises(Overloaded, match=f"{small_disk}.* is full"):

@@ -1,7 +1,7 @@
 """The calls on a gallery as a whole, over real sockets: made, removed, indexed anew, switched and back."""
 
 import threading
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from serving.gallery.gallery import Gallery
 from serving.gallery.lock import alone
 from serving.rpc.services import galleries as calls
 from serving.server.server import Server
-from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, stop, until
+from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, until
 from tests.serving.stubs import Stubs, connected, image, item, refusal_of
 
 
@@ -59,7 +59,7 @@ def filled(stubs: Stubs, *names: str) -> None:
 class Slow:
     """In place of `Gallery.rebuild`: goes on, step by step, until it is allowed to end."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, steps: bool = True) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.finish, self.broken = threading.Event(), threading.Event()
         real = Gallery.rebuild
 
@@ -68,7 +68,7 @@ class Slow:
             try:
                 progress("train", 0, 9)
                 while not self.finish.wait(0.002):
-                    done += steps
+                    done += 1
                     progress("train", done, 10_000)
                 real(gallery, *args, progress=progress, **options)
             except BaseException:
@@ -106,22 +106,25 @@ def test_a_gallery_that_is_deleted_is_gone_and_its_name_free(stubs: Stubs, tmp_p
 def test_galleries_are_listed_page_by_page(stubs: Stubs) -> None:
     for name in "abcde":
         stubs.create(name)
-    seen, token = [], ""
+    seen, request = [], pb.ListGalleriesRequest(page_size=2)
     for _ in range(3):
-        request = pb.ListGalleriesRequest(page_size=2, page_token=token)
         reply = stubs.galleries.ListGalleries(request, timeout=10)
         seen.append("".join(each.name for each in reply.galleries))
-        token = reply.next_page_token
-    assert (seen, token) == (["ab", "cd", "e"], "")
+        request.page_token = reply.next_page_token
+    assert (seen, request.page_token) == (["ab", "cd", "e"], "")
     assert "a, b, c, d, e" in refusal_of(lambda: stubs.search("f", image(b"x")), "NOT_FOUND")
 
 
 def test_a_gallery_out_of_bounds_is_not_made(stubs: Stubs) -> None:
-    for options in ({"thumbnail_side": 1_025}, {"recall": 0.0}, {"recall": float("nan")}, {"index": "No7"}):
+    stubs.create("birds")
+    for options in ({"recall": 0.0}, {"recall": float("nan")}, {"index": "No7"}, {"thumbnail_side": 1_025}):
         request = pb.CreateGalleryRequest(name="odd", **options)
-        refusal_of(lambda asked=request: stubs.galleries.CreateGallery(asked), "INVALID_ARGUMENT")  # type: ignore[misc]
+        refusal_of(partial(stubs.galleries.CreateGallery, request), "INVALID_ARGUMENT")
+        if "thumbnail_side" not in options:
+            refusal_of(partial(list, build(stubs, "birds", **options)), "INVALID_ARGUMENT")
     refusal_of(lambda: stubs.create("../odd"), "INVALID_ARGUMENT")
-    assert names(stubs) == []
+    refusal_of(lambda: list(build(stubs, "nobody")), "NOT_FOUND")
+    assert names(stubs) == ["birds"]
 
 
 def test_what_a_gallery_tells_of_itself(stubs: Stubs, galleries: GalleryDirectory) -> None:
@@ -171,13 +174,6 @@ def test_an_index_is_made_anew_and_the_last_message_has_the_gallery(stubs: Stubs
     assert (last.gallery.index_type[:4], last.gallery.generation) == ("HNSW", 2)
 
 
-@pytest.mark.parametrize("options", [{"index": "Nonsense7"}, {"recall": 0.0}, {"recall": float("nan")}])
-def test_an_index_that_cannot_be_is_refused(stubs: Stubs, options: dict[str, Any]) -> None:
-    stubs.create("birds")
-    refusal_of(lambda: list(build(stubs, "birds", **options)), "INVALID_ARGUMENT")
-    refusal_of(lambda: list(build(stubs, "nobody")), "NOT_FOUND")
-
-
 @pytest.mark.parametrize("end", ["cancelled", "late", "gone"])
 def test_a_rebuild_that_nobody_waits_for_is_broken_off_and_leaves_the_index(
     running: Server, stubs: Stubs, slow: Slow, galleries: GalleryDirectory, end: str
@@ -209,7 +205,7 @@ def test_a_rebuild_ends_when_the_server_drains(
     stubs.create("birds")
     stream = build(stubs, "birds")
     next(stream)
-    stopping = threading.Thread(target=stop, args=(running, 5))
+    stopping = threading.Thread(target=running.stop, args=(5,))
     stopping.start()
     refusal_of(lambda: list(stream), "UNAVAILABLE", reason="DRAINING")
     assert slow.broken.wait(5)
@@ -246,15 +242,6 @@ def test_a_rebuild_that_waits_for_another_one_says_so_and_can_be_given_up(
         until(no_builds)
 
 
-def test_a_rebuild_of_a_gallery_that_is_deleted_meanwhile_finds_none(stubs: Stubs, slow: Slow) -> None:
-    stubs.create("birds")
-    stream = build(stubs, "birds")
-    next(stream)
-    drop(stubs, "birds")
-    slow.finish.set()
-    refusal_of(lambda: list(stream), "NOT_FOUND")
-
-
 # --- switched and back --------------------------------------------------------------------------------------
 
 
@@ -268,39 +255,20 @@ def test_a_name_is_given_away_and_comes_back(stubs: Stubs) -> None:
     assert (undone.gallery.name, undone.gallery.items, undone.other) == ("birds", 1, "next")
     assert (found(stubs, "birds"), found(stubs, "next")) == (["birds"], ["next"])
     refusal_of(lambda: roll_back(stubs, "birds"), "NOT_FOUND")
-
-
-def test_a_free_name_is_taken_and_names_that_cannot_be_are_refused(stubs: Stubs) -> None:
-    filled(stubs, "next")
-    assert switch(stubs, "birds", "next").items == 1
-    assert names(stubs) == ["birds"]
-    refusal_of(lambda: switch(stubs, "birds", "birds"), "INVALID_ARGUMENT")
     refusal_of(lambda: switch(stubs, "../up", "birds"), "INVALID_ARGUMENT")
-    refusal_of(lambda: switch(stubs, "birds", "nobody"), "NOT_FOUND")
-
-
-def test_a_gallery_that_lies_where_the_one_before_was_is_not_served_by_a_rollback(stubs: Stubs) -> None:
-    filled(stubs, "birds", "next")
-    switch(stubs, "birds", "next")
-    drop(stubs, "next")
-    refusal_of(lambda: roll_back(stubs, "birds"), "NOT_FOUND")
-    stubs.create("next")
-    refusal_of(lambda: roll_back(stubs, "birds"), "FAILED_PRECONDITION", reason="MISMATCH")
 
 
 def test_a_switch_that_waits_for_a_rebuild_keeps_nobody_waiting_and_gives_up_in_time(
     stubs: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "PATIENCE", 0.8)
+    monkeypatch.setattr(calls, "PATIENCE", 0.5)
     filled(stubs, "birds", "next")
     with alone(tmp_path / "birds", 1), alone(tmp_path / "next", 1):
-        began = time.monotonic()
         request = pb.SwitchGalleryRequest(name="birds", other="next")
         waiting = [stubs.galleries.SwitchGallery.future(request, timeout=10) for _ in range(4)]
         stubs.upsert("birds", item("a"))
         assert "a" in found(stubs, "birds")
-        assert time.monotonic() - began < 0.7
+        assert not any(call.done() for call in waiting)
         for call in waiting:
             said = refusal_of(call.result, "RESOURCE_EXHAUSTED", reason="OVERLOADED")
             assert str(tmp_path) not in said
-        assert time.monotonic() - began < 3

@@ -15,7 +15,7 @@ import crossbatch
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, InvalidArgument, NotFound
 from serving.gallery.command import Settings, render, run
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Item
+from serving.gallery.gallery import GalleryItem
 from tests.serving.vectors import AXES, MANUAL, MODEL, units
 
 ACTIONS = get_args(Settings.model_fields["action"].annotation)
@@ -30,7 +30,7 @@ def directory(tmp_path: Path) -> Iterator[GalleryDirectory]:
 
 def filled(directory: GalleryDirectory, *names: str) -> None:
     for name in names:
-        directory.create(name, **MODEL).upsert([Item("k", AXES[0], name)])
+        directory.create(name, **MODEL).upsert([GalleryItem("k", AXES[0], name)])
 
 
 def done(directory: GalleryDirectory, *words: str, **more: Any) -> dict[str, Any]:
@@ -74,15 +74,15 @@ def test_list_rebuild_info_drop(directory: GalleryDirectory) -> None:
 def test_info_names_the_fields_that_a_filter_can_ask_for(directory: GalleryDirectory) -> None:
     gallery = directory.create("a", **MODEL)
     assert "  fields" not in command(directory, "info", "a")
-    gallery.upsert([Item("a", AXES[0], "label", metadata={"price": 3, "brand": "acme"})])
-    gallery.upsert([Item("b", AXES[1], metadata={"price": "on demand", "box": {"x": 1}})])
+    gallery.upsert([GalleryItem("a", AXES[0], "label", metadata={"price": 3, "brand": "acme"})])
+    gallery.upsert([GalleryItem("b", AXES[1], metadata={"price": "on demand", "box": {"x": 1}})])
     assert "box (object), brand (string), price (number or string)\n" in command(directory, "info", "a")
-    gallery.upsert([Item("c", AXES[2], metadata={f"field{i:02}": True for i in range(50)})])
+    gallery.upsert([GalleryItem("c", AXES[2], metadata={f"field{i:02}": True for i in range(50)})])
     assert "field37 (boolean) and 13 more\n" in command(directory, "info", "a")
 
 
 def test_a_rebuild_of_another_type(directory: GalleryDirectory) -> None:
-    directory.create("a", **MODEL).upsert([Item(f"k{i}", row) for i, row in enumerate(units(300, 4))])
+    directory.create("a", **MODEL).upsert([GalleryItem(f"k{i}", row) for i, row in enumerate(units(300, 4))])
     told = command(directory, "rebuild", "a", index="HNSW8,Flat", recall=0.9)
     assert "HNSW8,Flat" in told
     assert "(wanted: 0.9)" in told

@@ -3,7 +3,8 @@
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from serving.errors import AlreadyExists, Conflict, CrossbatchError, NotFound
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.gallery.verify import verify
 
@@ -34,12 +35,23 @@ class Known:
     """What the dictionary knows of one gallery."""
 
     index: str
-    items: dict[str, Item] = field(default_factory=dict)
+    items: dict[str, GalleryItem] = field(default_factory=dict)
     previous: "tuple[str, Known] | None" = None
 
 
 keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8, unique=True)
 names = st.sampled_from(NAMES)
+processes = st.integers(0, 1)
+metadata = st.fixed_dictionaries(
+    {}, optional={"colour": st.sampled_from(["red", "blue"]), "price": st.integers(0, 3)}
+)
+items = st.builds(
+    lambda key, vector, label, more: GalleryItem(key, POOL[vector], label, f"{key}.jpg", more),
+    st.sampled_from(KEYS),
+    st.integers(0, len(POOL) - 1),
+    st.sampled_from(["", "x", "y"]),
+    metadata,
+)
 conditions: st.SearchStrategy[Filter] = st.one_of(
     st.builds(Equal, st.just("colour"), st.sampled_from(["red", "blue", "green"])),
     st.builds(Equal, st.just("$label"), st.sampled_from(["x", "y"])),
@@ -47,18 +59,19 @@ conditions: st.SearchStrategy[Filter] = st.one_of(
     st.builds(Range, st.just("price"), least=st.integers(0, 3), below=st.integers(0, 4)),
     st.builds(Exists, st.sampled_from(["colour", "price", "nobody"])),
 )
-filters: st.SearchStrategy[Filter] = st.recursive(
-    conditions,
-    lambda inner: st.one_of(
-        st.builds(Not, inner),
-        st.builds(AllOf, st.lists(inner, max_size=3).map(tuple)),
-        st.builds(AnyOf, st.lists(inner, max_size=3).map(tuple)),
-    ),
-    max_leaves=4,
+several = st.lists(conditions | st.builds(Not, conditions), max_size=3).map(tuple)
+searches = st.fixed_dictionaries(
+    {
+        "k": st.integers(1, 20),
+        "minimum_score": st.none() | st.floats(-1, 1, width=32),
+        "exclude": st.lists(st.sampled_from(KEYS), max_size=3),
+        "filter": st.none() | conditions | st.builds(AllOf, several) | st.builds(AnyOf, several),
+        "group_by_label": st.booleans(),
+    }
 )
 
 
-def holds(condition: Filter, item: Item) -> bool:
+def holds(condition: Filter, item: GalleryItem) -> bool:
     """The oracle of filters, for the metadata of this test."""
     fields: Mapping[str, Any] = {**item.metadata, **({"$label": item.label} if item.label else {})}
     match condition:
@@ -81,8 +94,22 @@ def holds(condition: Filter, item: Item) -> bool:
     raise AssertionError(condition)
 
 
-def exact(query: NDArray[np.float32], vector: NDArray[np.float32]) -> float:
-    return float(np.float32((vector * query.astype(np.float64)).sum()))
+def ranked(known: Known, query: NDArray[np.float32], **asked: Any) -> list[tuple[str, float]]:
+    """The oracle of searches: every item that is asked for, best first."""
+    condition, minimum = asked.get("filter"), asked.get("minimum_score")
+    scored = [
+        (key, float(np.float32((item.vector * query.astype(np.float64)).sum())))
+        for key, item in known.items.items()
+        if key not in asked.get("exclude", ()) and (condition is None or holds(condition, item))
+    ]
+    right = sorted(scored, key=lambda pair: (-pair[1], pair[0]))
+    right = [(key, score) for key, score in right if minimum is None or score >= minimum]
+    if not asked.get("group_by_label"):
+        return right
+    best: dict[str, tuple[str, float]] = {}
+    for key, score in right:
+        best.setdefault(known.items[key].label or f"without {key}", (key, score))
+    return list(best.values())
 
 
 class GalleryMachine(RuleBasedStateMachine):
@@ -106,164 +133,84 @@ class GalleryMachine(RuleBasedStateMachine):
             directory.close()
         shutil.rmtree(self.folder)
 
-    def there(self, name: str) -> Known | None:
-        return self.known.get(name)
-
     @initialize(index=st.sampled_from(["auto", "exact", "HNSW8,SQ8,RFlat"]))
     def first(self, index: str) -> None:
         self.create(0, "shop", index)
 
-    @rule(who=st.integers(0, 1), name=names, index=st.sampled_from(["auto", "exact", "HNSW8,Flat"]))
+    @rule(who=processes, name=names, index=st.sampled_from(["auto", "exact", "HNSW8,Flat"]))
     def create(self, who: int, name: str, index: str) -> None:
-        def make() -> None:
+        expected = pytest.raises(AlreadyExists) if name in self.known else nullcontext()
+        with expected:
             self.open[who].create(
                 name, model_name="m", fingerprint="f" * 64, dimension=DIMENSION, index=index
             )
-
-        if self.there(name):
-            with pytest.raises(AlreadyExists):
-                make()
-        else:
-            make()
             self.known[name] = Known(index)
 
     @rule(
-        who=st.integers(0, 1),
+        who=processes,
         name=names,
-        keys=keys,
-        vectors=st.lists(st.integers(0, len(POOL) - 1), min_size=8, max_size=8),
-        labels=st.lists(st.sampled_from(["", "x", "y"]), min_size=8, max_size=8),
-        metadata=st.lists(
-            st.fixed_dictionaries(
-                {}, optional={"colour": st.sampled_from(["red", "blue"]), "price": st.integers(0, 3)}
-            ),
-            min_size=8,
-            max_size=8,
-        ),
+        items=st.lists(items, min_size=1, max_size=8, unique_by=lambda item: item.key),
         expecting=st.sampled_from([None, "right", "wrong"]),
     )
-    def upsert(
-        self,
-        who: int,
-        name: str,
-        keys: list[str],
-        vectors: list[int],
-        labels: list[str],
-        metadata: list[dict[str, Any]],
-        expecting: str | None,
-    ) -> None:
-        items = [
-            Item(key, POOL[vector], label, f"{key}.jpg", more)
-            for key, vector, label, more in zip(keys, vectors, labels, metadata, strict=False)
-        ]
-        known = self.there(name)
+    def upsert(self, who: int, name: str, items: list[GalleryItem], expecting: str | None) -> None:
+        known = self.known.get(name)
         if known is None:
             with pytest.raises(NotFound):
                 self.open[who].get(name)
             return
         expected = None
         if expecting is not None:
-            expected = {key: known.items[key].version if key in known.items else 0 for key in keys}
-            if expecting == "wrong":
-                expected[keys[-1]] += 1
-        if expecting == "wrong":
+            there = known.items
+            expected = {each.key: there[each.key].version if each.key in there else 0 for each in items}
+        upsert = partial(Gallery.upsert, items=items, expected=expected)
+        if expected and expecting == "wrong":
+            expected[items[-1].key] += 1
             with pytest.raises(Conflict):
-                self.open[who].using(name, lambda gallery: gallery.upsert(items, expected=expected))
+                self.open[who].using(name, upsert)
             return
-        versions = self.open[who].using(name, lambda gallery: gallery.upsert(items, expected=expected))
+        versions = self.open[who].using(name, upsert)
         newest = max((item.version for item in known.items.values()), default=0)
         assert len(versions) == len(items)
         assert min(versions) > newest
         assert versions == sorted(set(versions))
         for item, version in zip(items, versions, strict=True):
-            known.items[item.key] = Item(
-                item.key, item.vector, item.label, item.uri, item.metadata, version=version
-            )
+            known.items[item.key] = replace(item, version=version)
 
-    @rule(who=st.integers(0, 1), name=names, keys=keys)
+    @rule(who=processes, name=names, keys=keys)
     def delete(self, who: int, name: str, keys: list[str]) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
             deleted = self.open[who].using(name, lambda gallery: gallery.delete(keys))
             assert deleted == sum(known.items.pop(key, None) is not None for key in keys)
 
     @rule(
-        who=st.integers(0, 1),
+        who=processes,
         name=names,
         queries=st.lists(st.integers(0, len(POOL) - 1), min_size=1, max_size=3),
-        k=st.integers(1, 20),
-        minimum=st.none() | st.floats(-1, 1, width=32),
-        exclude=st.lists(st.sampled_from(KEYS), max_size=3),
-        condition=st.none() | filters,
-        grouped=st.booleans(),
+        asked=searches,
     )
-    def search(
-        self,
-        who: int,
-        name: str,
-        queries: list[int],
-        k: int,
-        minimum: float | None,
-        exclude: list[str],
-        condition: Filter | None,
-        grouped: bool,
-    ) -> None:
-        known = self.there(name)
+    def search(self, who: int, name: str, queries: list[int], asked: dict[str, Any]) -> None:
+        known = self.known.get(name)
         if known is None:
             return
-        search = partial(
-            Gallery.search,
-            vectors=POOL[queries],
-            k=k,
-            minimum_score=minimum,
-            exclude=exclude,
-            filter=condition,
-            group_by_label=grouped,
-        )
-        found = self.open[who].using(name, search)
+        k, grouped = asked["k"], asked["group_by_label"]
+        found = self.open[who].using(name, partial(Gallery.search, vectors=POOL[queries], **asked))
         assert len(found) == len(queries)
         for query, hits in zip(POOL[queries], found, strict=True):
-            right = self.ranked(known, query, minimum, exclude, condition, grouped)
             if known.index in self.approximate:
-                right = self.ranked(known, query, minimum, exclude, condition, grouped=False)
+                right = ranked(known, query, **asked | {"group_by_label": False})
                 labels = [hit.label for hit in hits if hit.label]
                 assert not grouped or len(labels) == len(set(labels))
                 assert {(hit.key, hit.score) for hit in hits} <= set(right)
                 assert hits == sorted(hits, key=lambda hit: (-hit.score, hit.key))[:k]
             else:
-                assert [(hit.key, hit.score) for hit in hits] == right[:k]
+                assert [(hit.key, hit.score) for hit in hits] == ranked(known, query, **asked)[:k]
             for hit in hits:
                 item = known.items[hit.key]
                 assert (hit.label, hit.uri, hit.metadata) == (item.label, item.uri, item.metadata)
 
-    def ranked(
-        self,
-        known: Known,
-        query: NDArray[np.float32],
-        minimum: float | None,
-        exclude: list[str],
-        condition: Filter | None,
-        grouped: bool,
-    ) -> list[tuple[str, float]]:
-        scored = [
-            (key, exact(query, item.vector))
-            for key, item in known.items.items()
-            if key not in exclude and (condition is None or holds(condition, item))
-        ]
-        right = sorted(scored, key=lambda pair: (-pair[1], pair[0]))
-        right = [(key, score) for key, score in right if minimum is None or score >= minimum]
-        if not grouped:
-            return right
-        seen, kept = set[str](), []
-        for key, score in right:
-            label = known.items[key].label
-            if not label or label not in seen:
-                kept.append((key, score))
-            seen.add(label)
-        return kept
-
-    @rule(who=st.integers(0, 1), name=names, keys=keys)
+    @rule(who=processes, name=names, keys=keys)
     def get(self, who: int, name: str, keys: list[str]) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
             if set(keys) <= known.items.keys():
                 found = self.open[who].using(name, lambda gallery: gallery.get(keys))
                 assert [(item.key, item.version, item.metadata) for item in found] == [
@@ -273,9 +220,9 @@ class GalleryMachine(RuleBasedStateMachine):
                 with pytest.raises(NotFound):
                     self.open[who].using(name, lambda gallery: gallery.get(keys))
 
-    @rule(who=st.integers(0, 1), name=names, limit=st.integers(1, 5), prefix=st.sampled_from(["", "a", "é/"]))
+    @rule(who=processes, name=names, limit=st.integers(1, 5), prefix=st.sampled_from(["", "a", "é/"]))
     def pages(self, who: int, name: str, limit: int, prefix: str) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
             found: list[str] = []
             after: str | None = ""
             while after is not None:
@@ -286,39 +233,19 @@ class GalleryMachine(RuleBasedStateMachine):
                 after = found[-1] if page else None
             assert found == sorted(key for key in known.items if key.startswith(prefix))
 
-    @rule(who=st.integers(0, 1), name=names)
+    @rule(who=processes, name=names)
     def rebuild(self, who: int, name: str) -> None:
-        if self.there(name):
+        if self.known.get(name):
             self.open[who].using(name, lambda gallery: gallery.rebuild())
 
-    @rule(who=st.integers(0, 1))
+    @rule(who=processes)
     def restart(self, who: int) -> None:
         self.open[who].close()
         self.open[who] = self.opened()
 
-    @rule(who=st.integers(0, 1), name=names)
-    def lose_the_index(self, who: int, name: str) -> None:
-        """Files of the index go, and with the memory of `who` all that was read of them."""
-        known = self.there(name)
-        if known is None:
-            return
-        for path in (self.folder / name).glob("index-*.faiss"):
-            path.unlink()
-        self.restart(who)
-        self.finds_everything(who, name)
-        self.open[who].using(name, lambda gallery: gallery.rebuild(whole=False))
-
-    def finds_everything(self, who: int, name: str) -> None:
-        known = self.known[name]
-        (hits,) = self.open[who].using(name, partial(Gallery.search, vectors=POOL[:1], k=len(KEYS)))
-        if known.index not in self.approximate:
-            assert [(hit.key, hit.score) for hit in hits] == self.ranked(
-                known, POOL[0], None, [], None, False
-            )
-
-    @rule(who=st.integers(0, 1), name=names, other=names)
+    @rule(who=processes, name=names, other=names)
     def switch(self, who: int, name: str, other: str) -> None:
-        taken, taking = self.there(name), self.there(other)
+        taken, taking = self.known.get(name), self.known.get(other)
         if taking is None or name == other:
             return
         if taken is None:
@@ -334,9 +261,9 @@ class GalleryMachine(RuleBasedStateMachine):
         taking.previous = (other, taken)
         self.known[name], self.known[other] = taking, taken
 
-    @rule(who=st.integers(0, 1), name=names)
+    @rule(who=processes, name=names)
     def rollback(self, who: int, name: str) -> None:
-        current = self.there(name)
+        current = self.known.get(name)
         if current is None:
             return
         if current.previous is None or self.known.get(current.previous[0]) is not current.previous[1]:
@@ -347,7 +274,7 @@ class GalleryMachine(RuleBasedStateMachine):
         assert self.open[who].rollback(name) == other
         self.known[name], self.known[other] = before, current
 
-    @rule(who=st.integers(0, 1), name=st.sampled_from(NAMES[1:]))
+    @rule(who=processes, name=st.sampled_from(NAMES[1:]))
     def drop(self, who: int, name: str) -> None:
         if self.known.pop(name, None) is not None:
             self.open[who].drop(name)
@@ -357,9 +284,9 @@ class GalleryMachine(RuleBasedStateMachine):
         for directory in self.open:
             assert directory.names() == sorted(self.known)
 
-    @rule(who=st.integers(0, 1), name=names)
+    @rule(who=processes, name=names)
     def verified(self, who: int, name: str) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
             report = verify(self.folder / name)
             assert report.problems == []
             assert self.open[who].using(name, lambda gallery: gallery.info()).items == len(known.items)

@@ -12,7 +12,7 @@ import pytest
 
 from serving.errors import AlreadyExists, CrossbatchError, Mismatch, NotFound, Overloaded
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery, Item
+from serving.gallery.gallery import Gallery, GalleryItem
 from serving.gallery.lock import names_change
 from serving.gallery.store.store import Replaced
 from tests.serving.vectors import AXES, MANUAL, MODEL
@@ -32,7 +32,7 @@ WORK: list[Callable[[GalleryDirectory, str, str], Any]] = [
 
 
 def upsert(gallery: Gallery) -> None:
-    gallery.upsert([Item("k", AXES[0])])
+    gallery.upsert([GalleryItem("k", AXES[0])])
 
 
 def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(tmp_path: Path) -> None:

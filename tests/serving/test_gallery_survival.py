@@ -34,7 +34,7 @@ import json, os, sys, threading
 import numpy as np
 from pathlib import Path
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Item, RebuildPolicy
+from serving.gallery.gallery import GalleryItem, RebuildPolicy
 from serving.gallery.index.index import load_faiss
 
 def say(*what):
@@ -53,7 +53,8 @@ def write(folder, step, seed):
         if kind == "upsert":
             rows = rng.standard_normal((10, 16)).astype(np.float32)
             rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-            items = [Item(key, row, str(step), metadata={"step": step}) for key, row in zip(keys, rows)]
+            step_of = {"step": step}
+            items = [GalleryItem(key, row, str(step), metadata=step_of) for key, row in zip(keys, rows)]
             directory.using(name, lambda gallery: gallery.upsert(items))
         elif kind == "delete":
             directory.using(name, lambda gallery: gallery.delete(keys))

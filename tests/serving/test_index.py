@@ -4,9 +4,12 @@ import gc
 import hashlib
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,10 +153,11 @@ def test_checksum_is_of_every_byte_whatever_the_cores(
 
 
 class _StandIn:
-    """FAISS as it is where a GPU is: what is on the GPU may be touched by one thread alone."""
+    """FAISS as it is where a GPU is: what is on the GPU may be touched by one thread at a time."""
 
     StandardGpuResources = object
-    threads: ClassVar[set[str]] = set()
+    turn = threading.Lock()
+    touched = 0
     gpus = 1
 
     @classmethod
@@ -165,19 +169,29 @@ class _StandIn:
             self._index = load_faiss().IndexFlatIP(dimension)
 
         def add(self, vectors: NDArray[np.float32]) -> None:
-            _StandIn.threads.add(threading.current_thread().name)
-            self._index.add(vectors)
+            with _StandIn.touching():
+                self._index.add(vectors)
 
         def search(self, queries: NDArray[np.float32], count: int) -> Any:
-            _StandIn.threads.add(threading.current_thread().name)
             assert count <= 2048
-            return self._index.search(queries, count)
+            with _StandIn.touching():
+                time.sleep(0.01)
+                return self._index.search(queries, count)
 
         def __del__(self) -> None:
-            _StandIn.threads.add(threading.current_thread().name)
+            with _StandIn.touching():
+                pass
+
+    @classmethod
+    @contextmanager
+    def touching(cls) -> Iterator[None]:
+        assert cls.turn.acquire(blocking=False)
+        cls.touched += 1
+        yield
+        cls.turn.release()
 
 
-def test_gpu_is_used_by_one_thread_and_answers_exactly(
+def test_gpu_is_used_one_at_a_time_and_answers_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vectors = units(2500, 8)
@@ -192,11 +206,10 @@ def test_gpu_is_used_by_one_thread_and_answers_exactly(
             for _, found in callers.map(index.search, [vectors[:9]] * 4, [count] * 4):
                 assert (found[:, :10] == best[:, :10]).all()
                 assert found.shape == (9, count)
+    touched = _StandIn.touched
     del index
     gc.collect()
-    GpuMatrix(_StandIn, vectors[:1])  # its jobs come after the one that gave back the memory
-    assert len(_StandIn.threads) == 1
-    assert threading.current_thread().name not in _StandIn.threads
+    assert _StandIn.touched == touched + 1  # the memory is given back
 
 
 def test_gpu_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from serving.catalog.parquet import Cell
 from serving.catalog.picture import File, Member
 from serving.errors import BadData
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import Item
+from serving.gallery.item import GalleryItem
 from serving.indexing.command import render
 from serving.model.encoder import Encoder
 from tests.serving.indexed import counts, index, opened, picture
@@ -39,7 +39,7 @@ def refuse(*_: object) -> Any:
 def online(path: Path, *keys: str) -> None:
     """Put items in as a client of the server does."""
     with opened(path) as gallery:
-        gallery.upsert([Item(key, np.eye(3, dtype=np.float32)[0], "online") for key in keys])
+        gallery.upsert([GalleryItem(key, np.eye(3, dtype=np.float32)[0], "online") for key in keys])
 
 
 def labels(path: Path) -> dict[str, str]:
@@ -118,7 +118,7 @@ def test_an_edited_table_tells_items_anew_without_decoding(
     table.write_text("path,label,key,price\nclass0/00.jpg,a,one,1\nclass1/01.jpg,b,two,2\n")
     index(model, table, path, thumbnails=True)
     with opened(path) as gallery:
-        (before,), picture_before = gallery.get(["one"]), gallery.thumbnail("one")
+        (before,) = gallery.get(["one"], thumbnails=True)
     table.write_text("path,label,key,price\nclass0/00.jpg,c,one,1\nclass1/01.jpg,b,two,2.0\n")
     monkeypatch.setattr(Encoder, "preprocess", refuse)
     monkeypatch.setattr(File, "read_bytes", refuse)
@@ -127,7 +127,7 @@ def test_an_edited_table_tells_items_anew_without_decoding(
         (after,) = gallery.get(["one"])
         assert (after.label, after.source) == ("c", before.source)
         np.testing.assert_array_equal(after.vector, before.vector)
-        assert gallery.thumbnail("one") == picture_before
+        assert gallery.get(["one"], thumbnails=True)[0].thumbnail == before.thumbnail
         assert str(gallery.get(["two"])[0].metadata["price"]) == "2.0"
     assert counts(index(model, table, path)) == {"unchanged": 2}
 

@@ -207,7 +207,7 @@ def test_thumbnails_are_kept_by_a_gallery_that_was_made_so(tmp_path: Path, model
     sizes = {"class0/00.jpg": (256, 128), "class0/new.jpg": (256, 128), "class1/01.jpg": (20, 24)}
     with opened(tmp_path / "with") as gallery:
         for key, size in sizes.items():
-            assert Image.open(io.BytesIO(gallery.thumbnail(key))).size == size
+            assert Image.open(io.BytesIO(gallery.get([key], thumbnails=True)[0].thumbnail)).size == size
     index(model, data, tmp_path / "without")
     with pytest.raises(BadSetting, match="made without thumbnails"):
         index(model, data, tmp_path / "without", thumbnails=True)

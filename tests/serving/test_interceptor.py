@@ -93,10 +93,10 @@ def test_a_service_is_handed_the_call_and_the_caller_gets_his_id_back(running: R
     assert running.interceptor.wait_idle(5)
 
 
-@pytest.mark.parametrize("proposed", ["", "x" * 65])
-def test_an_id_that_cannot_be_searched_for_is_replaced(running: Running, proposed: str) -> None:
-    running.list(metadata=(("x-request-id", proposed),))
-    assert len(running.service.calls[0].request_id) == 16
+def test_an_id_that_cannot_be_searched_for_is_replaced(running: Running) -> None:
+    for proposed in ("", "x" * 65):
+        running.list(metadata=(("x-request-id", proposed),))
+        assert len(running.service.calls[-1].request_id) == 16
 
 
 def test_a_stream_passes_whole_and_ends_when_its_caller_leaves(running: Running) -> None:
@@ -129,6 +129,10 @@ def test_bytes_that_are_no_request_are_the_callers_fault(running: Running) -> No
     assert "not a request of crossbatch.v1.ModelService/ListModels" in said
     refusal_of(lambda: raw(bytes(2 << 20)), "RESOURCE_EXHAUSTED", reason="OVERLOADED")  # too many
     assert running.admission.bytes == 0
+    unknown: Any = running.channel.unary_unary("/crossbatch.v1.ModelService/Nothing")
+    with pytest.raises(grpc.RpcError) as failure:
+        unknown(b"")
+    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("leave", ["deadline", "cancel"])
@@ -228,14 +232,6 @@ def test_of_many_refusals_alike_few_have_a_line(running: Running, caplog: pytest
     assert sum(each.calls for each in told) + len(lines) - len(told) == 3 * MOST_LINES + 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("peer", "told"),
-    [
-        ("ipv4:127.0.0.1:50412", "127.0.0.1:50412"),
-        ("ipv6:%5B::1%5D:50412", "[::1]:50412"),
-        ("ipv6:%5Bfe80::7%25eth0%5D:50412", "[fe80::7%eth0]:50412"),
-        ("", ""),
-    ],
-)
-def test_an_address_is_written_as_people_write_it(peer: str, told: str) -> None:
-    assert told_peer(peer) == told
+def test_an_address_is_written_as_people_write_it() -> None:
+    assert told_peer("ipv6:%5Bfe80::7%25eth0%5D:50412") == "[fe80::7%eth0]:50412"
+    assert told_peer("") == ""

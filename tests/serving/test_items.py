@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.errors import BadArtifact, Conflict, InvalidArgument, NotFound
-from serving.gallery.gallery import MAX_PAGE, Gallery, Item, RebuildPolicy
+from serving.errors import BadArtifact, Conflict, InvalidArgument
+from serving.gallery.gallery import MAX_PAGE, Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.item import MAX_KEY_BYTES, MAX_THUMBNAIL_BYTES, Source
 from serving.gallery.store.schema import MAX_THUMBNAIL_SIDE
 
@@ -54,7 +54,7 @@ TEXT = st.text(max_size=40) | st.builds(
 @example("\ud800")
 @example("")
 def test_any_text_is_stored_and_found_byte_for_byte_or_refused(gallery: Gallery, key: str) -> None:
-    item = Item(key, ONE, key[:200], key, {"text": key})
+    item = GalleryItem(key, ONE, key[:200], key, {"text": key})
     size = len(key.encode(errors="surrogatepass"))
     surrogate = any("\ud800" <= each <= "\udfff" for each in key)
     if not 1 <= size <= MAX_KEY_BYTES or "\0" in key or surrogate:
@@ -89,7 +89,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_bad_thumbnail_or_source_refuses_the_whole_call(gallery: Gallery, name: str) -> None:
     fields, reason = BAD[name]
     with pytest.raises(InvalidArgument, match=rf"^items\[1\]: .*{reason}"):
-        gallery.upsert([Item("good", ONE), replace(Item("k", ONE), **fields)])
+        gallery.upsert([GalleryItem("good", ONE), replace(GalleryItem("k", ONE), **fields)])
     assert gallery.list() == []
     if "source" in fields:
         with pytest.raises(InvalidArgument, match=reason):
@@ -110,8 +110,8 @@ def test_bad_thumbnail_or_source_refuses_the_whole_call(gallery: Gallery, name: 
 def test_bad_vector_is_named_by_position_and_key(
     gallery: Gallery, position: int, vector: NDArray[np.float32], reason: str
 ) -> None:
-    items = [Item(f"k{i}", ONE) for i in range(3)]
-    items[position] = Item("bad", vector)
+    items = [GalleryItem(f"k{i}", ONE) for i in range(3)]
+    items[position] = GalleryItem("bad", vector)
     with pytest.raises(InvalidArgument, match=rf"^items\[{position}\]: the vector of 'bad' .*{reason}"):
         gallery.upsert(items)
     assert gallery.list() == []
@@ -121,17 +121,19 @@ def test_bad_vector_is_named_by_position_and_key(
 
 
 def test_write_on_condition_is_done_whole_or_not_at_all(gallery: Gallery) -> None:
-    (first,) = gallery.upsert([Item("a", ONE, "one")], expected={"a": 0})
+    (first,) = gallery.upsert([GalleryItem("a", ONE, "one")], expected={"a": 0})
     with pytest.raises(Conflict, match=rf"'a' is of version {first}.*birds.*expected that it is not there"):
-        gallery.upsert([Item("b", ONE), Item("a", ONE, "two")], expected={"a": 0})
+        gallery.upsert([GalleryItem("b", ONE), GalleryItem("a", ONE, "two")], expected={"a": 0})
     with pytest.raises(Conflict, match=r"'b' is not there.*expected that it is of version 7: read it again"):
-        gallery.upsert([Item("b", ONE)], expected={"b": 7})
+        gallery.upsert([GalleryItem("b", ONE)], expected={"b": 7})
     with pytest.raises(Conflict, match=f"version {first}.*version {first + 1}"):
         gallery.delete(["a"], expected={"a": first + 1})
     assert [(item.key, item.label) for item in gallery.list()] == [("a", "one")]
-    second, _ = gallery.upsert([Item("a", ONE, "two"), Item("b", ONE)], expected={"a": first, "b": 0})
+    second, _ = gallery.upsert(
+        [GalleryItem("a", ONE, "two"), GalleryItem("b", ONE)], expected={"a": first, "b": 0}
+    )
     with pytest.raises(Conflict):  # by a key that is not itself written
-        gallery.upsert([Item("c", ONE)], expected={"a": first})
+        gallery.upsert([GalleryItem("c", ONE)], expected={"a": first})
     assert gallery.delete(["a", "b"], expected={"a": second}) == 2
     assert gallery.delete(["a"], expected={"a": 0}) == 0
     assert gallery.list() == []
@@ -139,7 +141,7 @@ def test_write_on_condition_is_done_whole_or_not_at_all(gallery: Gallery) -> Non
 
 def test_bad_version_is_refused(gallery: Gallery) -> None:
     for write in (
-        lambda: gallery.upsert([Item("a", ONE)], expected={"a": -1}),
+        lambda: gallery.upsert([GalleryItem("a", ONE)], expected={"a": -1}),
         lambda: gallery.delete(["a"], expected={"a": -1}),
     ):
         with pytest.raises(InvalidArgument, match="expected version of 'a'"):
@@ -162,7 +164,7 @@ def _count(path: Path, times: int) -> None:
 
 
 def test_two_processes_that_write_on_condition_lose_no_update(gallery: Gallery) -> None:
-    gallery.upsert([Item("counter", ONE, metadata={"count": 0})])
+    gallery.upsert([GalleryItem("counter", ONE, metadata={"count": 0})])
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_count, args=(gallery.path, 50)) for _ in range(2)]
     for process in processes:
@@ -178,14 +180,16 @@ def test_two_processes_that_write_on_condition_lose_no_update(gallery: Gallery) 
 
 
 def test_pages_and_their_bounds(gallery: Gallery) -> None:
-    gallery.upsert([Item(key, ONE) for key in ("b/2", "a", "b/1", "c", "b")])
+    gallery.upsert([GalleryItem(key, ONE) for key in ("b/2", "a", "b/1", "c", "b")])
     assert [item.key for item in gallery.list()] == ["a", "b", "b/1", "b/2", "c"]
     assert [item.key for item in gallery.list(prefix="b/", limit=1)] == ["b/1"]
     assert [item.key for item in gallery.list(prefix="b/", after="b/1")] == ["b/2"]
     assert [item.key for item in gallery.list(prefix="b", after="a", limit=2)] == ["b", "b/1"]
     assert gallery.list(prefix="a", after="b") == []
     assert gallery.list(after="c") == []
-    gallery.upsert([Item(key, ONE) for key in ("\U0010ffff", "\uffff", "é")])  # by code points, as in UTF-8
+    gallery.upsert(
+        [GalleryItem(key, ONE) for key in ("\U0010ffff", "\uffff", "é")]
+    )  # by code points, as in UTF-8
     assert [item.key for item in gallery.list(after="c")] == ["é", "\uffff", "\U0010ffff"]
     for limit in (0, -1, MAX_PAGE + 1):
         with pytest.raises(InvalidArgument, match="limit of a page"):
@@ -203,38 +207,40 @@ def test_pages_and_their_bounds(gallery: Gallery) -> None:
 
 
 def test_a_thumbnail_that_was_altered_is_told(gallery: Gallery) -> None:
-    gallery.upsert([Item("a", ONE, thumbnail=JPEG), Item("b", ONE, thumbnail=JPEG + b"b")])
+    gallery.upsert([GalleryItem("a", ONE, thumbnail=JPEG), GalleryItem("b", ONE, thumbnail=JPEG + b"b")])
     with closing(sqlite3.connect(gallery.path / "gallery.sqlite")) as connection, connection:
         connection.execute("UPDATE thumbnails SET jpeg = ? WHERE seq = 1", (JPEG[:-1] + b"?",))
-    for read in (lambda: gallery.thumbnail("a"), lambda: gallery.get(["b", "a"], thumbnails=True)):
-        with pytest.raises(BadArtifact, match=r"the thumbnail of the item 'a' has been altered"):
-            read()
-    assert gallery.thumbnail("b") == JPEG + b"b"
+    with pytest.raises(BadArtifact, match=r"the thumbnail of the item 'a' has been altered"):
+        gallery.get(["b", "a"], thumbnails=True)
+    assert gallery.get(["b"], thumbnails=True)[0].thumbnail == JPEG + b"b"
     assert gallery.get(["a"])[0].key == "a"  # without it the item can be read
 
 
 def test_thumbnails_are_kept_where_the_gallery_keeps_them(gallery: Gallery, tmp_path: Path) -> None:
     assert gallery.meta.thumbnail_side == 64
     largest = JPEG + bytes(MAX_THUMBNAIL_BYTES - len(JPEG))
-    gallery.upsert([Item("a", ONE, thumbnail=JPEG), Item("b", ONE), Item("c", ONE, thumbnail=largest)])
-    assert gallery.thumbnail("a") == JPEG
-    assert gallery.thumbnail("c") == largest
+    gallery.upsert(
+        [
+            GalleryItem("a", ONE, thumbnail=JPEG),
+            GalleryItem("b", ONE),
+            GalleryItem("c", ONE, thumbnail=largest),
+        ]
+    )
     assert gallery.get(["a"])[0].thumbnail == b""  # it was not asked for
-    with_them = gallery.get(["b", "a"], thumbnails=True)
-    assert [(item.key, item.thumbnail) for item in with_them] == [("b", b""), ("a", JPEG)]
-    for key in ("b", "nothing"):
-        with pytest.raises(NotFound, match=rf"no item '{key}' with a thumbnail in the gallery birds"):
-            gallery.thumbnail(key)
+    with_them = gallery.get(["b", "a", "c"], thumbnails=True)
+    assert [(item.key, item.thumbnail) for item in with_them] == [("b", b""), ("a", JPEG), ("c", largest)]
     with closing(created(tmp_path / "plain")) as plain:
         with pytest.raises(InvalidArgument, match=r"'a' has a thumbnail, and the gallery plain keeps none"):
-            plain.upsert([Item("a", ONE, thumbnail=JPEG)])
+            plain.upsert([GalleryItem("a", ONE, thumbnail=JPEG)])
         assert plain.list() == []
 
 
 def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
-    gallery.upsert([Item(key, ONE, source=SOURCE) for key in ("c", "a", "b")] + [Item("plain", ONE)])
-    assert gallery.sources(["a", "plain", "nothing"]) == {"a": SOURCE}
-    assert gallery.get(["a"])[0].source == SOURCE
+    gallery.upsert(
+        [GalleryItem(key, ONE, source=SOURCE) for key in ("c", "a", "b")] + [GalleryItem("plain", ONE)]
+    )
+    found = gallery.find(["a", "plain", "nothing"])
+    assert {key: item.source for key, item in found.items()} == {"a": SOURCE, "plain": None}
     assert gallery.keys_of(SOURCE.origin) == ["a", "b", "c"]
     assert gallery.keys_of(SOURCE.origin, after="a", limit=1) == ["b"]
     assert gallery.keys_of("elsewhere") == []
@@ -244,7 +250,7 @@ def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
     gallery.touch(
         {"a": moved, "nothing": moved, "b": other, "plain": SOURCE}
     )  # only what is made of those bytes
-    assert gallery.sources(["a", "b", "nothing", "plain"]) == {"a": moved, "b": SOURCE}
+    assert [item.source for item in gallery.get(["a", "b", "plain"])] == [moved, SOURCE, None]
     assert gallery.get(["a"])[0].version == version
     with pytest.raises(InvalidArgument, match="origin"):
         gallery.keys_of("")
@@ -280,7 +286,7 @@ ALTERATIONS = {
 
 @pytest.mark.parametrize("column", ALTERATIONS)
 def test_item_that_was_altered_on_the_disk_is_told_by_its_key(gallery: Gallery, column: str) -> None:
-    gallery.upsert([Item(f"k{i}", AXES[i], "label", "uri", {"i": i}) for i in (0, 1)])
+    gallery.upsert([GalleryItem(f"k{i}", AXES[i], "label", "uri", {"i": i}) for i in (0, 1)])
     with closing(sqlite3.connect(gallery.path / "gallery.sqlite")) as connection, connection:
         connection.execute(f"UPDATE items SET {column} = {ALTERATIONS[column]} WHERE key = 'k1'")
     key = "k2" if column == "key" else "k1"

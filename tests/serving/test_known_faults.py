@@ -47,7 +47,7 @@ FAULTS = {
     "onnxruntime#9800, #31961: sessions across a fork": "test_no_engine_is_forked",
     "faiss#2892: a FAISS that knows no GPU": "test_gpu_that_is_not_there_is_an_error",
     "faiss#321, #1014, #2175, #1777: a GPU used by several threads":
-        "test_gpu_is_used_by_one_thread_and_answers_exactly",
+        "test_gpu_is_used_one_at_a_time_and_answers_exactly",
     "faiss#1781, #861, #1116: a search while items are added":
         "test_search_sees_old_or_new_state_never_a_mixture",
     "faiss#3339, #1784, #3128, #1991: types from which nothing can be removed":
@@ -66,11 +66,11 @@ FAULTS = {
     "faiss#563, #1808, #5285: scores differ with the number of queries":
         "test_search_equals_brute_force",
     "faiss#3830: an empty index finds item 0 from 20 queries on": "test_empty_gallery_answers_and_rebuilds",
-    "faiss#2103: no more than 2048 from a GPU": "test_gpu_is_used_by_one_thread_and_answers_exactly",
+    "faiss#2103: no more than 2048 from a GPU": "test_gpu_is_used_one_at_a_time_and_answers_exactly",
     "faiss-wheels#73, #40, faiss#471, #4292: two runtimes of OpenMP in one process":
         "test_the_server_embeds_with_torch_blocked",
     "MLServer#290, grpc#15738, model_server#310: an image above 4 MB":
-        "test_a_photograph_larger_than_grpcs_own_limit_arrives_and_one_past_ours_is_refused",
+        "test_a_photograph_larger_than_grpcs_own_limit_arrives_and_what_is_past_ours_is_refused",
     "grpc#7052, #8616, #19895: a queue without a bound":
         "test_refusals_are_quick_and_tell_when_to_return_while_every_permit_is_held",
     "grpc#10755, #19773, #16920: two servers on one port": "test_a_port_is_shared_by_our_own_workers_only",

@@ -19,7 +19,7 @@ from serving.gallery.search.filter import AnyOf, Equal, Exists, Not, Range
 from serving.rpc.filters import filter_message
 from tests.serving.inference_calls import GRID, PROTOTYPES, asking, of_files, of_pixels, tensor
 from tests.serving.rpc_fakes import DIMENSION, SIZE, FakeEncoder, FakeSpec, serving
-from tests.serving.stubs import Stubs, connected, image, item, refusal_of
+from tests.serving.stubs import Stubs, connected, image, item
 
 
 class Blind(FakeEncoder):
@@ -70,15 +70,6 @@ def valid_messages() -> Iterator[tuple[str, Any]]:
         inference_pb.ModelInferRequest(inputs=[files]),
     ):
         yield "GRPCInferenceService/ModelInfer", request
-
-
-def test_bytes_that_are_no_message_are_a_bad_argument(stubs: Stubs) -> None:
-    for method in sorted({method for method, _ in valid_messages()}):
-        for data in (b"\xff\xff\xff\xff", b"\x0a\x05abc"):  # the second is longer than the message
-            refusal_of(lambda method=method, data=data: sent(stubs, method, data), "INVALID_ARGUMENT")  # type: ignore[misc]
-    with pytest.raises(grpc.RpcError) as failure:
-        sent(stubs, "RetrievalService/Nothing", b"")
-    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_fuzzed_messages_never_show_a_bug_of_ours(stubs: Stubs) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,18 +80,17 @@ class Changing(FakeSources):
         return file.load()
 
 
-class GalleryOf:
-    def __init__(self, letter: str) -> None:
-        self.letter = letter
+def gallery_of(letter: str) -> Any:
+    """A gallery that only one model fits."""
 
-    def check_model(self, model: Any) -> None:
-        if model.fingerprint != self.letter * 64:
-            raise ModelMismatch(f"of {self.letter} and not {model.name}")
+    def check_model(model: Any) -> None:
+        if model.fingerprint != letter * 64:
+            raise ModelMismatch(f"of {letter} and not {model.name}")
+
+    return SimpleNamespace(check_model=check_model)
 
 
 def test_models_are_found_by_name_by_gallery_and_the_first_one_without() -> None:
-    ours: Any = GalleryOf("b")
-    theirs: Any = GalleryOf("c")
     with started(FakeSources({"a": encoder("a"), "b": encoder("b")})) as models:
         assert [each.name for each in models.all()] == ["a", "b"]
         assert models.get().name == "a"
@@ -99,11 +99,11 @@ def test_models_are_found_by_name_by_gallery_and_the_first_one_without() -> None
             models.get("c")
         with pytest.raises(NotFound, match="'c'"), models.holding("c"):
             pass
-        assert models.fitting(ours).name == "b"
+        assert models.fitting(gallery_of("b")).name == "b"
         with pytest.raises(ModelMismatch, match="of c and not a"):
-            models.fitting(theirs)
+            models.fitting(gallery_of("c"))
         with pytest.raises(ModelMismatch, match="of b and not a"):
-            models.fitting(ours, "a")
+            models.fitting(gallery_of("b"), "a")
 
 
 def test_two_models_of_one_name_are_refused_with_both_files_and_the_cure(tmp_path: Path) -> None:
@@ -152,15 +152,13 @@ def test_a_reload_is_all_or_nothing(fault: str, monkeypatch: pytest.MonkeyPatch)
         before = models.all()
         bad = encoder("b")
         sources.models = {"n": encoder("n"), "a": encoder("a"), "b": bad}
-        match fault:
-            case "damaged":
-                sources.failing.add("b")
-            case "same name":
-                sources.models[""] = encoder("a")
-            case "cannot run":
-                monkeypatch.setattr(bad, "encode", lambda *_, **__: 1 / 0)
-            case "not there":
-                monkeypatch.setattr(sources, "look", lambda: 1 / 0)
+        if fault == "damaged":
+            sources.failing.add("b")
+        elif fault == "same name":
+            sources.models[""] = encoder("a")
+        elif fault != "not agreed":
+            broken, what = (bad, "encode") if fault == "cannot run" else (sources, "look")
+            monkeypatch.setattr(broken, what, lambda *_, **__: 1 / 0)
         with pytest.raises((CrossbatchError, ZeroDivisionError)):
             models.reload(agree)
         assert models.all() == before
@@ -213,10 +211,9 @@ def test_what_is_loaded_while_the_server_stops_is_served_no_more() -> None:
         until(lambda: sources.loads == ["a", "a"])
         models.stop()
         sources.gate.set()
-        with pytest.raises(Draining):
-            loading.result(10)
-        with pytest.raises(Draining):
-            models.reload()
+        for late in (loading.result, models.reload):
+            with pytest.raises(Draining):
+                late()
 
 
 def repository_of(*words: object, **settings: Any) -> ModelRepository:

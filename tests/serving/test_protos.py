@@ -1,4 +1,4 @@
-"""The wire contract: stubs as fresh as the proto files, buf clean, every field explained."""
+"""The wire contract: stubs as fresh as the proto files, buf clean."""
 
 import os
 import re
@@ -10,11 +10,9 @@ from pathlib import Path
 
 import google.rpc
 import pytest
-from google.protobuf import descriptor_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("retrieval_service", "gallery_service", "model_service", "open_inference")
-PACKAGES = ("crossbatch.v1", "inference")
 BUF = shutil.which("buf") or shutil.which("buf", path=Path(sys.executable).parent)
 
 needs_buf = pytest.mark.skipif(BUF is None, reason="buf is not installed")
@@ -67,56 +65,10 @@ def test_buf_finds_nothing(image: Path) -> None:
 @needs_buf
 def test_the_contract_breaks_no_client_of_the_one_that_was_released(image: Path) -> None:
     """`scripts/protos --baseline` renews the baseline at a release; a break needs a package v2."""
-    assert _breaks(image) == ""
-
-
-@needs_buf
-@pytest.mark.parametrize("change", ["field deleted", "call deleted"])
-def test_a_change_that_breaks_clients_is_found(image: Path, tmp_path: Path, change: str) -> None:
-    files = descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes())
-    (file,) = (each for each in files.file if each.name == "protos/retrieval_service.proto")
-    if change == "call deleted":
-        del file.service[0].method[0]
-    else:
-        (message,) = (each for each in file.message_type if each.name == "EmbedRequest")
-        del message.field[0]
-    changed = tmp_path / "changed.binpb"
-    changed.write_bytes(files.SerializeToString())
-    told = _breaks(changed)
-    assert "protos/retrieval_service.proto" in told
-    assert ("RetrievalService" if change == "call deleted" else "EmbedRequest") in told
-
-
-def _breaks(image: Path) -> str:
-    """What buf says of the changes from the committed baseline to an image."""
     assert BUF is not None
     line = [BUF, "breaking", str(image), "--against", "protos/baseline.binpb", "--config", "buf.yaml"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 100), done.stderr  # 100: something was found
-    return done.stdout
-
-
-def test_every_service_call_message_and_field_is_explained(image: Path) -> None:
-    files = descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes()).file
-    ours = [file for file in files if file.package in PACKAGES]
-    assert len(ours) == len(NAMES)
-    for file in ours:
-        explained = {
-            tuple(place.path): place.leading_comments.strip() for place in file.source_code_info.location
-        }
-        for s, service in enumerate(file.service):
-            assert explained.get((6, s)), service.name
-            for m, method in enumerate(service.method):
-                assert explained.get((6, s, 2, m)), method.name
-        for n, message in enumerate(file.message_type):
-            for f, field in enumerate(message.field):
-                assert explained.get((4, n, 2, f)), f"{message.name}.{field.name}"
-            for i, inner in enumerate(message.nested_type):
-                if inner.options.map_entry:  # made by the compiler
-                    continue
-                assert explained.get((4, n, 3, i)), inner.name
-                for f, field in enumerate(inner.field):
-                    assert explained.get((4, n, 3, i, 2, f)), f"{inner.name}.{field.name}"
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_the_floors_of_the_project_run_the_stubs() -> None:
@@ -129,9 +81,7 @@ def test_the_floors_of_the_project_run_the_stubs() -> None:
     }
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     for name, version in needed.items():
-        (floor,) = (
-            found[1] for line in dependencies if (found := re.fullmatch(rf"{name}>=([\d.]+)(,.*)?", line))
-        )
+        (floor,) = re.findall(rf"^{name}>=([\d.]+)", "\n".join(dependencies), re.MULTILINE)
         assert _numbers(floor) >= _numbers(version), f"{name}>={floor} cannot run stubs made for {version}"
 
 

@@ -42,20 +42,13 @@ def proxied(folder: Path, address: str, **changes: str) -> Iterator[Stubs]:
         str(envoy),
         "-c",
         str(config),
-        "--log-level",
-        "error",
-        "--concurrency",
-        "1",
-        "--disable-hot-restart",
+        *["--log-level", "error", "--concurrency", "1", "--disable-hot-restart"],
     ]
     credentials = grpc.ssl_channel_credentials(authority.certificate)
     with subprocess.Popen(words) as process, grpc.secure_channel(f"localhost:{port}", credentials) as channel:
         try:
             stubs = Stubs(channel)
-            assert (
-                stubs.health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=20).status
-                == 1
-            )
+            stubs.health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=20)
             yield stubs
         finally:
             process.terminate()

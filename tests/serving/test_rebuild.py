@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument, Unavailable
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
+from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.choice import build_index
 from serving.gallery.index.metadata import IndexMetadata
@@ -34,8 +34,10 @@ def units(count: int, seed: int = 0) -> NDArray[np.float32]:
     return units_of(count, DIMENSION, seed)
 
 
-def items(prefix: str, rows: NDArray[np.float32]) -> list[Item]:
-    return [Item(f"{prefix}{i}", row, label=str(i % 3), metadata={"i": i}) for i, row in enumerate(rows)]
+def items(prefix: str, rows: NDArray[np.float32]) -> list[GalleryItem]:
+    return [
+        GalleryItem(f"{prefix}{i}", row, label=str(i % 3), metadata={"i": i}) for i, row in enumerate(rows)
+    ]
 
 
 def made(path: Path, policy: RebuildPolicy = MANUAL) -> Gallery:
@@ -73,7 +75,7 @@ def test_adding_gives_what_a_whole_rebuild_gives(gallery: Gallery, type_: str) -
     gallery.rebuild(type_)
     gallery.delete([f"k{i}" for i in range(50)])
     gallery.upsert(items("n", rows[300:]))
-    gallery.upsert([Item("k60", rows[0]), Item("n5", rows[1])])
+    gallery.upsert([GalleryItem("k60", rows[0]), GalleryItem("n5", rows[1])])
     gallery.delete(["n7"])
     before = gallery.search(queries, 10)
     first = files(gallery)
@@ -319,7 +321,7 @@ def test_index_of_an_earlier_version_is_added_to(tmp_path: Path, name: str, whol
     path = tmp_path / "galleries" / name
     assert verify(path).problems == []
     with closing(Gallery.open(path, policy=MANUAL)) as old:
-        old.upsert([Item("new", units_of(1, old.meta.dimension)[0])])
+        old.upsert([GalleryItem("new", units_of(1, old.meta.dimension)[0])])
         before, index = old.info(), old.info().index_type
         old.rebuild(whole=whole)
         after = old.info()

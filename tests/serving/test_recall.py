@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving.gallery.gallery import Gallery, Item
+from serving.gallery.gallery import Gallery, GalleryItem
 from serving.gallery.search.filter import Equal
 from tests.serving.vectors import MANUAL, MODEL, normalized
 
@@ -33,7 +33,10 @@ def gallery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         policy=MANUAL,
     )
     gallery.upsert(
-        [Item(f"{i}", row, f"label {i // EACH}", metadata={"half": i % 2}) for i, row in enumerate(VECTORS)]
+        [
+            GalleryItem(f"{i}", row, f"label {i // EACH}", metadata={"half": i % 2})
+            for i, row in enumerate(VECTORS)
+        ]
     )
     gallery.rebuild()
     yield gallery

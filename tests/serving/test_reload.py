@@ -23,7 +23,7 @@ from serving.engine import galleries as engine_galleries
 from serving.engine.repository import ModelFile
 from serving.errors import BadArtifact, Mismatch
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.item import Item
+from serving.gallery.item import GalleryItem
 from serving.server.server import Server
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, until, vector_for
 from tests.serving.stubs import Stubs, connected, image, refusal_of
@@ -56,7 +56,7 @@ def galleries(tmp_path: Path) -> GalleryDirectory:
         gallery = galleries.create(
             name, model_name=model, fingerprint=model * 64, dimension=DIMENSION, thumbnail_side=0
         )
-        gallery.upsert([Item(key=f"x of {model}", vector=vector)])
+        gallery.upsert([GalleryItem(key=f"x of {model}", vector=vector)])
     return galleries
 
 

@@ -3,7 +3,7 @@
 import time
 import zlib
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,17 +14,16 @@ from google.rpc import error_details_pb2
 from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as pb
 from serving.errors import BadArtifact, DeadlineExceeded
-from serving.gallery.directory import GalleryDirectory
-from serving.gallery.item import Hit, Item
+from serving.gallery.item import GalleryItem, Neighbour
 from serving.model import preprocess
 from serving.observability.call import Call
 from serving.rpc import limits
 from serving.rpc.services import convert, retrieval
 from serving.rpc.services.retrieval import neighbours
 from serving.rpc.status import Refusal
-from serving.rpc.wire import bytes_of, plain_of, struct_of, vector_of
-from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSpec, explanation_for, serving, vector_for
-from tests.serving.stubs import Stubs, connected, image, item, refusal_of
+from serving.rpc.wire import bytes_of, plain_of, vector_of
+from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSpec, explanation_for, vector_for
+from tests.serving.stubs import Stubs, image, item, refusal_of
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
@@ -82,12 +81,12 @@ def test_no_images_too_many_and_another_model_are_refused_before_any_is_decoded(
     stubs: Stubs, encoder: FakeEncoder, call: Callable[..., Any], most: int
 ) -> None:
     for images in ([], [b"x"] * (most + 1)):
-        refusal_of(lambda images=images: call(stubs, *images), "INVALID_ARGUMENT", "images")  # type: ignore[misc]
+        refusal_of(partial(call, stubs, *images), "INVALID_ARGUMENT", "images")
     assert "fake" in refusal_of(lambda: call(stubs, b"x", model="other"), "NOT_FOUND")
     assert encoder.decoded == []
 
 
-def test_a_photograph_larger_than_grpcs_own_limit_arrives_and_one_past_ours_is_refused(
+def test_a_photograph_larger_than_grpcs_own_limit_arrives_and_what_is_past_ours_is_refused(
     stubs: Stubs, encoder: FakeEncoder
 ) -> None:
     assert stubs.embed(bytes(6_000_000)).results[0].vector
@@ -95,20 +94,20 @@ def test_a_photograph_larger_than_grpcs_own_limit_arrives_and_one_past_ours_is_r
     said = refusal_of(lambda: stubs.embed(large), "INVALID_ARGUMENT", reason="BAD_IMAGE")
     assert f"{preprocess.MAX_BYTES:,}" in said
     assert len(encoder.decoded) == 1  # the second was refused by its bytes alone
-
-
-def test_a_message_that_is_too_long_is_refused(stubs: Stubs) -> None:
     with pytest.raises(grpc.RpcError) as failure:
-        stubs.embed(*[bytes(13 << 20)] * 5)
+        stubs.embed(large, large)
     assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_each_image_has_its_histogram_and_where_its_prototypes_are(stubs: Stubs) -> None:
-    reply = explain(stubs, b"one", b"bad", b"two")
+    photos = [b"one", b"bad", *(b"%d" % i for i in range(6))]  # more than are explained at once
+    reply = explain(stubs, *photos)
     assert (reply.model_name, reply.model_fingerprint, reply.prototypes) == ("fake", "a" * 64, 5)
     assert reply.timings.total_us > 0
-    first, bad, second = reply.results
-    for photo, result in ((b"one", first), (b"two", second)):
+    bad = reply.results[1]
+    for photo, result in zip(photos, reply.results, strict=True):
+        if result is bad:
+            continue
         histogram, assignments = explanation_for(zlib.crc32(photo), 5)
         np.testing.assert_array_equal(vector_of(result.histogram), histogram)
         rows = np.frombuffer(result.assignments, np.uint8).reshape(result.height, result.width)
@@ -118,14 +117,6 @@ def test_each_image_has_its_histogram_and_where_its_prototypes_are(stubs: Stubs)
     assert bad.error.details[0].Unpack(info)
     assert (bad.error.code, info.reason) == (INVALID, "BAD_IMAGE")
     assert (bad.histogram, bad.assignments, bad.height) == (b"", b"", 0)
-
-
-def test_a_model_without_prototypes_says_so(tmp_path: Path) -> None:
-    encoder = FakeEncoder()
-    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
-        said = refusal_of(lambda: explain(stubs, b"x"), "FAILED_PRECONDITION", reason="MISMATCH")
-        assert "prototypes" in said
-        assert encoder.decoded == []
 
 
 # --- Search -------------------------------------------------------------------------------------------------
@@ -183,57 +174,46 @@ def test_one_bad_query_fails_alone(birds: Stubs) -> None:
         pb.Query(vector=bytes_of(np.ones(3))),
         pb.Query(vector=bytes_of(np.full(DIMENSION, np.nan))),
         pb.Query(),
+        pb.Query(vector=bytes_of(vector_for(b"k8"))),
     ).results
     missing = grpc.StatusCode.NOT_FOUND.value[0]
-    assert [each.error.code for each in results] == [INVALID, 0, missing, *4 * [INVALID]]
-    assert results[1].hits[0].key == "k7"
+    assert [each.error.code for each in results] == [INVALID, 0, missing, *4 * [INVALID], 0]
+    assert (results[1].hits[0].key, results[7].hits[0].key) == ("k7", "k8")
     assert "nobody" in results[2].error.message
-    vectors = pb.Query(vector=bytes_of(vector_for(b"k1"))), pb.Query(vector=b"123")
-    assert [bool(each.hits) for each in birds.search("birds", *vectors).results] == [True, False]
 
 
 def test_when_every_query_is_bad_the_call_fails_and_names_all(birds: Stubs) -> None:
-    queries = [image(b"bad"), pb.Query(key="nobody"), pb.Query(vector=b"123"), pb.Query()]
-    refusal_of(
-        lambda: birds.search("birds", *queries),
-        "INVALID_ARGUMENT",
-        "queries[0].image",
-        "queries[1].key",
-        "queries[2].vector",
-        "queries[3]",
-        reason="BAD_IMAGE",
+    far = pb.Query(vector=bytes_of(2 * vector_for(b"k1")))
+    queries = [image(b"bad"), pb.Query(key="nobody"), pb.Query(vector=b"123"), far, pb.Query()]
+    fields = ["queries[0].image", "queries[1].key", "queries[2].vector", "queries[3].vector", "queries[4]"]
+    refusal_of(lambda: birds.search("birds", *queries), "INVALID_ARGUMENT", *fields, reason="BAD_IMAGE")
+    said = refusal_of(
+        lambda: birds.search("birds", far, far), "INVALID_ARGUMENT", "queries[0].vector", "queries[1].vector"
     )
+    assert said.startswith("queries[0].vector: query vector has norm 2; expected unit norm")
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"k": 0}, "k"),
-        ({"k": limits.MAX_K + 1}, "k"),
-        ({"minimum_score": float("nan")}, "minimum_score"),
-        ({"minimum_score": 1.5}, "minimum_score"),
-        ({"minimum_score": -1.5}, "minimum_score"),
-        ({"exclude_keys": ["x"] * 1001}, "exclude_keys"),
-        ({"exclude_keys": ["x", ""]}, "exclude_keys"),
-        ({"filter": pb.Filter()}, "filter"),
-        ({"filter": pb.Filter(range=pb.Filter.Range(field="a"))}, "filter"),
-    ],
-)
-def test_search_out_of_bounds_is_refused(stubs: Stubs, options: dict[str, Any], field: str) -> None:
-    refusal_of(lambda: stubs.search("birds", image(b"x"), **options), "INVALID_ARGUMENT", field)
-
-
-def test_too_many_and_no_inputs_are_refused(stubs: Stubs) -> None:
-    galleries: Any = stubs.galleries
-    calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: stubs.search("birds"), "queries"),
-        (lambda: stubs.search("birds", *[image(b"x")] * 257), "queries"),
-        (lambda: stubs.search("birds", *[image(b"x")] * 256, k=1000), "k"),
-        (lambda: stubs.upsert("birds"), "items"),
-        (lambda: stubs.upsert("birds", *(item(f"{i}") for i in range(257))), "items"),
-        (lambda: galleries.DeleteItems(gallery_pb.DeleteItemsRequest(gallery="birds")), "keys"),
-        (lambda: galleries.ListGalleries(gallery_pb.ListGalleriesRequest(page_size=1001)), "page_size"),
+def test_what_is_out_of_bounds_is_refused(stubs: Stubs) -> None:
+    one, galleries = [image(b"x")], stubs.galleries
+    searches: list[tuple[list[pb.Query], str, Any]] = [
+        ([], "queries", None),
+        (one * 257, "queries", None),
+        (one * 256, "k", 1_000),
+        (one, "k", 0),
+        (one, "k", limits.MAX_K + 1),
+        *((one, "minimum_score", wrong) for wrong in (float("nan"), 1.5, -1.5)),
+        *((one, "exclude_keys", wrong) for wrong in (["x"] * 1001, ["x", ""])),
+        (one, "filter", pb.Filter()),
     ]
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (partial(stubs.upsert, "birds"), "items"),
+        (partial(stubs.upsert, "birds", *(item(f"{i}") for i in range(257))), "items"),
+        (partial(galleries.DeleteItems, gallery_pb.DeleteItemsRequest(gallery="birds")), "keys"),
+        (partial(galleries.ListGalleries, gallery_pb.ListGalleriesRequest(page_size=1001)), "page_size"),
+    ]
+    for queries, field, value in searches:
+        options = {} if field == "queries" else {field: value}
+        calls.append((partial(stubs.search, "birds", *queries, **options), field))
     for call, field in calls:
         refusal_of(call, "INVALID_ARGUMENT", field)
 
@@ -246,11 +226,11 @@ class FakeGallery:
 
     def __init__(self, *metadata: dict[str, Any]) -> None:
         self.hits = [
-            Hit(f"k{i}", f"l{i}", f"u{i}", each, 1 - i / 7, i + 1) for i, each in enumerate(metadata)
+            Neighbour(f"k{i}", f"l{i}", f"u{i}", each, 1 - i / 7, i + 1) for i, each in enumerate(metadata)
         ]
         self.asked: list[int] = []
 
-    def search(self, vectors: Any, k: int, **options: Any) -> list[list[Hit]]:
+    def search(self, vectors: Any, k: int, **options: Any) -> list[list[Neighbour]]:
         self.asked.append(len(vectors))
         return [self.hits[:k] for _ in vectors]
 
@@ -296,17 +276,19 @@ def test_metadata_that_was_stored_another_way_and_cannot_travel_names_its_item(
 ) -> None:
     with pytest.raises(BadArtifact, match="'k0' of the gallery cannot be sent"):
         found_by(FakeGallery(metadata), [UNIT])
-    stored = Item("k0", UNIT, metadata=metadata)
+    stored = GalleryItem("k0", UNIT, metadata=metadata)
     with pytest.raises(BadArtifact, match="'k0' of the gallery cannot be sent"):
         convert.write_item(gallery_pb.ListItemsResponse().items.add(), stored, with_vector=False)
 
 
 def test_metadata_as_deep_as_it_may_be_travels_both_ways() -> None:
-    deep = gallery_pb.Item(key="k", vector=bytes_of(UNIT), metadata=struct_of(nested(30)))
+    deep, deeper = item("k"), item("k")
+    deep.metadata.update(nested(30))
     sent = gallery_pb.UpsertItemsRequest(items=[deep]).SerializeToString()
-    (read,) = convert.read_items(gallery_pb.UpsertItemsRequest.FromString(sent).items, 4, Call("")).items
+    request = gallery_pb.UpsertItemsRequest.FromString(sent)
+    ((read, _),) = convert.read_items(request.items, DIMENSION, Call("")).items
     back = found_by(FakeGallery(dict(read.metadata)), [UNIT]).SerializeToString()
     assert plain_of(pb.SearchResponse.FromString(back).results[0].hits[0].metadata) == nested(30)
-    deeper = gallery_pb.Item(key="k", vector=bytes_of(UNIT), metadata=struct_of(nested(31)))
+    deeper.metadata.update(nested(31))
     with pytest.raises(Refusal, match="nested more than 30 levels"):
-        convert.read_items([deeper], 4, Call(""))
+        convert.read_items([deeper], DIMENSION, Call(""))

@@ -19,7 +19,6 @@ from protos import model_service_pb2 as model_pb
 from protos import open_inference_pb2 as inference_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery import item as gallery_item
-from serving.gallery import validation
 from serving.gallery.directory import GalleryDirectory
 from serving.model import preprocess
 from serving.rpc import limits
@@ -122,7 +121,7 @@ def test_the_limits_are_those_of_the_parts_behind() -> None:
     assert limits.MAX_K == gallery_item.MAX_K
     assert limits.MAX_BYTES_IN_FLIGHT >= limits.MAX_MESSAGE_BYTES
     assert limits.MAX_HITS >= limits.MAX_K
-    assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + validation.MAX_METADATA_BYTES
+    assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + gallery_item.MAX_METADATA_BYTES
 
 
 def test_draining_says_so_finishes_what_runs_and_stops(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument
-from serving.gallery.gallery import Gallery, Item
+from serving.gallery.gallery import Gallery, GalleryItem
 from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.index import Index
 from serving.gallery.index.metadata import EXACT, IndexMetadata
@@ -242,8 +242,8 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
     made.close()
 
 
-def items(start: int, end: int) -> list[Item]:
-    return [Item(f"k{i:03}", VECTORS[i], LABELS[i], metadata=METADATA[i]) for i in range(start, end)]
+def items(start: int, end: int) -> list[GalleryItem]:
+    return [GalleryItem(f"k{i:03}", VECTORS[i], LABELS[i], metadata=METADATA[i]) for i in range(start, end)]
 
 
 def test_gallery_filters_and_groups_wherever_items_are(gallery: Gallery) -> None:
@@ -301,7 +301,7 @@ def test_filter_must_fit_the_items(gallery: Gallery) -> None:
 def test_a_filter_outlives_the_last_item_that_has_its_field(gallery: Gallery) -> None:
     gallery.upsert(items(0, 9))
     on_sale = Equal("on_sale", True)
-    gallery.upsert([Item("sale", VECTORS[9], metadata={"on_sale": True})])
+    gallery.upsert([GalleryItem("sale", VECTORS[9], metadata={"on_sale": True})])
     gallery.rebuild()
     assert [[hit.key for hit in hits] for hits in gallery.search(VECTORS[:1], 3, filter=on_sale)] == [
         ["sale"]

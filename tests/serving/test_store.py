@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from serving.errors import (
     ReadOnly,
     Unavailable,
 )
-from serving.gallery.item import Item, Source
+from serving.gallery.item import CheckedItem, GalleryItem, Source
 from serving.gallery.store.schema import FORMAT_VERSION
 from serving.gallery.store.store import Replaced, Store, create_store, refusal
 from serving.gallery.store.transaction import State, Writer
@@ -34,8 +35,8 @@ from tests.serving.vectors import AXES, open_files
 SOURCE = Source("birds", 10, 1_700_000_000_000_000_000, b"\1" * 32)
 
 
-def item(key: str, axis: int = 0, label: str = "") -> Item:
-    return Item(key, AXES[axis], label)
+def item(key: str, axis: int = 0, label: str = "", **more: Any) -> CheckedItem:
+    return CheckedItem(GalleryItem(key, AXES[axis], label, **more), "{}")
 
 
 def made(folder: Path) -> Path:
@@ -44,7 +45,7 @@ def made(folder: Path) -> Path:
     return path
 
 
-def upsert(store: Store, *items: Item) -> list[int]:
+def upsert(store: Store, *items: CheckedItem) -> list[int]:
     with store.write() as writer:
         return writer.upsert(items)
 
@@ -99,12 +100,12 @@ def test_replaced_item_gets_a_new_seq_and_leaves_a_removal(store: Store) -> None
 
 def test_thumbnails_go_with_their_items(store: Store) -> None:
     with store.write() as writer:
-        writer.upsert([replace(item("a"), thumbnail=b"one"), replace(item("b"), thumbnail=b"two"), item("c")])
+        writer.upsert([item("a", thumbnail=b"one"), item("b", thumbnail=b"two"), item("c")])
         thumbnail = writer.reader.thumbnail
-        assert [thumbnail(key) for key in "abcd"] == [b"one", b"two", None, None]
+        assert [thumbnail(key) for key in "abcd"] == [b"one", b"two", b"", b""]
         writer.upsert([item("a")])
         writer.delete(["b"])
-        assert [thumbnail(key) for key in "ab"] == [None, None]
+        assert [thumbnail(key) for key in "ab"] == [b"", b""]
     with closing(sqlite3.connect(store.path)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM thumbnails").fetchone() == (0,)
 
@@ -190,7 +191,7 @@ def test_what_is_wanted_and_whose_name_was_taken_is_kept_as_a_change(store: Stor
 
 def test_copy_is_one_sound_file_of_one_state_without_an_index(store: Store, tmp_path: Path) -> None:
     with store.write() as writer:
-        writer.upsert([item("a"), replace(item("b", 1), source=SOURCE, thumbnail=b"jpeg"), item("c")])
+        writer.upsert([item("a"), item("b", 1, source=SOURCE, thumbnail=b"jpeg"), item("c")])
         writer.delete(["a"])
         seen = writer.reader.state()
         assert published(writer, seen, "one")
@@ -204,7 +205,7 @@ def test_copy_is_one_sound_file_of_one_state_without_an_index(store: Store, tmp_
             "b": 2,
             "c": 3,
         }
-        assert reader.sources(["b"]) == {"b": SOURCE}
+        assert reader.items(["b"])["b"].source == SOURCE
         assert reader.thumbnail("b") == b"jpeg"
         state = reader.state()
         assert (state.index_file, state.covers_seq, state.last_seq) == ("", 0, seen.last_seq)
@@ -301,6 +302,7 @@ def test_retired_store_works_and_keeps_no_file_open(tmp_path: Path) -> None:
 NOBODY = """
 import os, sys
 from pathlib import Path
+from typing import Any
 from serving.errors import CrossbatchError
 from serving.gallery.store.store import Store
 

@@ -2,7 +2,7 @@
 
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,12 @@ from pydantic import ValidationError
 import crossbatch
 from serving.errors import BadSetting
 from serving.gallery.directory import GalleryDirectory
-from serving.rpc import tls
 from serving.rpc.address import check_host
 from serving.rpc.keys import add_key
 from serving.server import command
 from serving.settings import Settings
 from tests.serving.authority import Authority, Pair, encrypted
-from tests.serving.rpc_fakes import FakeEncoder, serving, until
+from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs
 
 
@@ -55,17 +54,19 @@ def unreachable(stubs: Stubs) -> str:
     return str(failure.value.details())
 
 
+def der(pair: Pair) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(pair.certificate.decode())
+
+
 def shown_by(address: str) -> bytes:
     """The certificate (DER) that a server shows to a new connection."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((host, int(port)), timeout=5) as plain,
-        context.wrap_socket(plain) as encrypted,
-    ):
-        return encrypted.getpeercert(binary_form=True) or b""
+    plain = socket.create_connection((host, int(port)), timeout=5)
+    with context.wrap_socket(plain) as secure:
+        return secure.getpeercert(binary_form=True) or b""
 
 
 def test_a_client_that_trusts_the_authority_is_answered_and_others_are_not(
@@ -93,64 +94,42 @@ def test_mutual_tls_lets_in_whom_the_authority_has_signed(tmp_path: Path, author
 
 
 def test_new_certificates_are_used_for_new_connections_and_old_ones_go_on(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, authority: Authority
 ) -> None:
-    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.0)
     first, second = authority.sign("first"), authority.sign("second")
     with secured(tmp_path, first) as address, trusting(address, authority) as stubs:
         stubs.embed(b"x")
-        assert shown_by(address) == ssl.PEM_cert_to_DER_cert(first.certificate.decode())
+        assert shown_by(address) == der(first)
         second.write(tmp_path)
-        assert shown_by(address) == ssl.PEM_cert_to_DER_cert(second.certificate.decode())
+        assert shown_by(address) == der(second)
         stubs.embed(b"x")
         with trusting(address, authority) as others:
             assert others.embed(b"x").results[0].vector
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda folder, authority: (folder / "tls.crt").write_bytes(authority.sign().certificate),
-        lambda folder, authority: (folder / "tls.key").write_bytes(authority.sign().key[:40]),
-        lambda folder, authority: (folder / "tls.key").unlink(),
-        lambda folder, authority: encrypted(authority.sign()).write(folder),
-    ],
-    ids=["mismatched", "half-written", "removed", "encrypted"],
-)
 def test_files_that_cannot_be_used_leave_the_certificate_as_it_was(
-    tmp_path: Path,
-    authority: Authority,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    spoil: Callable[[Path, Authority], Any],
+    tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.0)
     first, second = authority.sign("first"), authority.sign("second")
     with secured(tmp_path, first) as address:
-        spoil(tmp_path, authority)
-        for _ in range(2):
-            assert shown_by(address) == ssl.PEM_cert_to_DER_cert(first.certificate.decode())
-        assert "stays in use" in caplog.text
+        for data in (second.key[:40], None):  # half-written, and removed
+            caplog.clear()
+            (tmp_path / "tls.key").unlink() if data is None else (tmp_path / "tls.key").write_bytes(data)
+            for _ in range(2):
+                assert shown_by(address) == der(first)
+            assert caplog.text.count("stays in use") == 1
         second.write(tmp_path)
-        until(lambda: shown_by(address) == ssl.PEM_cert_to_DER_cert(second.certificate.decode()))
-
-
-def write(folder: Path, pair: Pair, certificate: bytes | None = None, key: bytes | None = None) -> None:
-    pair.write(folder)
-    if certificate is not None:
-        (folder / "tls.crt").write_bytes(certificate)
-    if key is not None:
-        (folder / "tls.key").write_bytes(key)
+        assert shown_by(address) == der(second)
 
 
 @pytest.mark.parametrize(
-    ("prepare", "told"),
+    ("changed", "told"),
     [
-        (lambda folder, by: None, "cannot be read"),
-        (lambda folder, by: write(folder, by.sign(), key=by.sign().key), "is not that of the certificate"),
-        (lambda folder, by: write(folder, by.sign(), key=b"no key"), "are no certificate and key"),
-        (lambda folder, by: write(folder, by.sign(), certificate=b""), "are no certificate and key"),
-        (lambda folder, by: write(folder, encrypted(by.sign())), "is encrypted"),
+        (None, "cannot be read"),
+        ({"key": Authority().sign().key}, "is not that of the certificate"),
+        ({"key": b"no key"}, "are no certificate and key"),
+        ({"crt": b""}, "are no certificate and key"),
+        ("encrypted", "is encrypted"),
     ],
 )
 def test_bad_files_at_the_start_are_one_sentence(
@@ -158,11 +137,16 @@ def test_bad_files_at_the_start_are_one_sentence(
     authority: Authority,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    prepare: Callable[[Path, Authority], None],
+    changed: Any,
     told: str,
 ) -> None:
     monkeypatch.setattr(command, "configure_logs", lambda *_, **__: None)  # those of the tests stay
-    prepare(tmp_path, authority)
+    if changed is not None:
+        pair = authority.sign()
+        (encrypted(pair) if changed == "encrypted" else pair).write(tmp_path)
+    if isinstance(changed, dict):
+        for suffix, data in changed.items():
+            (tmp_path / f"tls.{suffix}").write_bytes(data)
     words = ["serve", "--model", "model.onnx", "--galleries", str(tmp_path), "--port", "0"]
     words += ["--tls-certificate", str(tmp_path / "tls.crt"), "--tls-key", str(tmp_path / "tls.key")]
     assert crossbatch.main(words) == 2

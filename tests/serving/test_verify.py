@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import BadArtifact, NotFound
-from serving.gallery.gallery import Gallery, Item
+from serving.gallery.gallery import Gallery, GalleryItem
 from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.item import Source
 from serving.gallery.search.columns import Columns
@@ -29,10 +29,10 @@ COUNT, DIMENSION = 60, 16
 JPEG = b"\xff\xd8\xffpicture\xff\xd9"
 
 
-def items(count: int = COUNT, *, seed: int = 0) -> list[Item]:
+def items(count: int = COUNT, *, seed: int = 0) -> list[GalleryItem]:
     source = Source("shop", 1, 2, b"d" * 32)
     return [
-        Item(f"k{i}", row, f"label{i % 5}", "", {"i": i}, source, JPEG if i % 7 == 0 else b"")
+        GalleryItem(f"k{i}", row, f"label{i % 5}", "", {"i": i}, source, JPEG if i % 7 == 0 else b"")
         for i, row in enumerate(units(count, DIMENSION, seed))
     ]
 

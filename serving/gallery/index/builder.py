@@ -3,8 +3,7 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,13 +82,14 @@ class IndexBuilder:
         faiss, made, matrix = load_faiss(), self._exact, self.matrix
         if type_ != EXACT:
             advance("train", 0, len(matrix))
-            with _untrainable(type_, len(matrix)):
+            try:
                 made = self._trained(type_.removesuffix(",RFlat"))
-            faiss.omp_set_num_threads(self.threads)
-            for start in range(0, len(matrix), _BLOCK):
-                advance("add", start, len(matrix))
-                with _untrainable(type_, len(matrix)):
+                faiss.omp_set_num_threads(self.threads)
+                for start in range(0, len(matrix), _BLOCK):
+                    advance("add", start, len(matrix))
                     made.add(matrix[start : start + _BLOCK])
+            except (RuntimeError, MemoryError) as error:
+                raise Untrainable(f"{type_} cannot be trained on {len(matrix)} vectors") from error
             advance("add", len(matrix), len(matrix))
             if type_.endswith(",RFlat"):
                 made = faiss.IndexRefine(made, self._exact)  # which shares the vectors that are here
@@ -134,14 +134,6 @@ def _with_ids(index: Any, seqs: NDArray[np.int64]) -> Any:
     index.ntotal = whole.ntotal = len(seqs)
     faiss.copy_array_to_vector(seqs, whole.id_map)
     return whole
-
-
-@contextmanager
-def _untrainable(type_: str, count: int) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        raise Untrainable(f"{type_} cannot be trained on {count} vectors") from error
 
 
 def _training_size(index: Any) -> int:

@@ -7,10 +7,7 @@ items' seqs, ascending, so a position in the index is a position in `seqs`. `bui
 """
 
 import threading
-import weakref
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,7 @@ SCORE_ERROR = 1e-5  # float32 inner products of unit vectors are off by less, in
 _MOST_ON_GPU = 2048  # results of one query (faiss#2103)
 _COPIED = 1 << 16  # vectors copied to the GPU at once
 _team = threading.Lock()  # held by the one search that may use every core
+_gpu = threading.RLock()  # held by whoever uses the GPU: what all indexes share is of one thread at a time
 
 
 def require_faiss(device: str = "cpu") -> None:
@@ -185,11 +183,11 @@ class GpuMatrix:
     def __init__(self, faiss: Any, matrix: NDArray[np.float32]) -> None:
         """Copy the vectors (n, d) there; Unavailable where its memory is too small, or in use."""
         check_gpu(faiss)
-        self._held: list[Any] = []
-        # Its memory is given back by the thread that took it, whoever lets go of it last.
-        weakref.finalize(self, _release, self._held)
         try:
-            _thread().submit(_place, faiss, matrix, self._held).result()
+            with _gpu:
+                self._index = faiss.GpuIndexFlatIP(_resources(faiss), matrix.shape[1])
+                for start in range(0, len(matrix), _COPIED):
+                    self._index.add(matrix[start : start + _COPIED])
         except RuntimeError as error:
             raise Unavailable(
                 f"{matrix.nbytes / 1e6:.0f} MB of vectors cannot be put on the GPU: its memory is too small "
@@ -200,29 +198,16 @@ class GpuMatrix:
         self, queries: NDArray[np.float32], count: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Find the `count` <= 2048 nearest of each query (Q, d): scores and positions, each (Q, count)."""
-        found = _thread().submit(lambda: self._held[0].search(queries, count)).result()
-        return found[0], found[1]
+        with _gpu:
+            scores, positions = self._index.search(queries, count)
+        return scores, positions
 
-
-@cache
-def _thread() -> ThreadPoolExecutor:
-    """Return the one thread of this process that uses the GPU, for all galleries."""
-    return ThreadPoolExecutor(1, thread_name_prefix="the GPU")
+    def __del__(self) -> None:
+        with _gpu:  # it gives memory back, whichever thread lets go of it last
+            self.__dict__.clear()
 
 
 @cache
 def _resources(faiss: Any) -> Any:
     """Return what all indexes share: each of them would take more than a gigabyte."""
     return faiss.StandardGpuResources()
-
-
-def _place(faiss: Any, matrix: NDArray[np.float32], held: list[Any]) -> None:
-    index = faiss.GpuIndexFlatIP(_resources(faiss), matrix.shape[1])
-    for start in range(0, len(matrix), _COPIED):
-        index.add(matrix[start : start + _COPIED])
-    held.append(index)
-
-
-def _release(held: list[Any]) -> None:
-    with suppress(RuntimeError):  # the process ends, and the thread has
-        _thread().submit(held.clear)

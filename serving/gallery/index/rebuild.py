@@ -19,7 +19,7 @@ from serving.gallery.index.choice import build_index, measure_again
 from serving.gallery.index.factory import is_small
 from serving.gallery.index.metadata import AUTOMATIC, EXACT, IndexDamaged, IndexMetadata
 from serving.gallery.lock import alone
-from serving.gallery.search.columns import Columns, ColumnsDamaged
+from serving.gallery.search.columns import Columns
 from serving.gallery.store.schema import sound
 from serving.gallery.store.store import Replaced, Store
 from serving.gallery.store.transaction import Block, Reader, State
@@ -219,7 +219,7 @@ class _Making:
             builder = IndexBuilder.read(
                 file, checksum=seen.index_checksum, dimension=dimension, threads=self.threads
             )
-        except (IndexDamaged, ColumnsDamaged):
+        except IndexDamaged:
             return None
         for block in blocks:
             builder.add(block.seqs, block.vectors)

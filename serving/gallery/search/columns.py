@@ -20,9 +20,10 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from serving.gallery.disk import file_checksum, written_aside
+from serving.gallery.index.metadata import IndexDamaged
 from serving.gallery.search.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
 
-__all__ = ["Columns", "ColumnsDamaged", "Mask", "TextTable"]
+__all__ = ["Columns", "Mask", "TextTable"]
 
 Mask = NDArray[np.bool_]
 
@@ -31,17 +32,12 @@ _STRING = 3
 _MASKS = 32  # kept at most
 
 
-class ColumnsDamaged(Exception):
-    """The file is missing, or is not the one that was published."""
-
-
+@dataclass(frozen=True, eq=False)
 class TextTable:
     """Distinct strings, ascending by code points, that may lie in a mapped file."""
 
-    def __init__(self, ends: NDArray[np.int64], content: NDArray[np.uint8]) -> None:
-        """Take the strings' UTF-8 one after the other, uint8 (b,), and where each ends, int64 (t,)."""
-        self.ends = ends
-        self.content = content
+    ends: NDArray[np.int64]  # (t,): where each string ends
+    content: NDArray[np.uint8]  # (b,): their UTF-8, one after the other
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "TextTable":
@@ -109,12 +105,12 @@ class Columns:
 
     @staticmethod
     def load(path: Path, checksum: str) -> "Columns":
-        """Map the file that was saved with this checksum; ColumnsDamaged where it is not there."""
+        """Map the file that was saved with this checksum; IndexDamaged where it is not there."""
         arrays: list[NDArray[Any]] = []
         try:
             found = file_checksum(path)  # first of all: mapping a truncated file ends the process
             if found != checksum:
-                raise ColumnsDamaged(f"{path} has the checksum {found}, published was {checksum}")
+                raise IndexDamaged(f"{path} has the checksum {found}, published was {checksum}")
             with path.open("rb") as file:
                 whole = np.memmap(file, np.uint8, "r")
                 file.seek(0)
@@ -126,7 +122,7 @@ class Columns:
                     file.seek(size, os.SEEK_CUR)
             values, bounds, groups, name_ends, text_ends, positions, label_codes, names, texts = arrays
         except (OSError, ValueError) as error:
-            raise ColumnsDamaged(f"{path} cannot be read: {error}") from error
+            raise IndexDamaged(f"{path} cannot be read: {error}") from error
         tables = TextTable(name_ends, names), TextTable(text_ends, texts)
         return Columns(values, bounds, groups, *tables, positions, label_codes)
 
@@ -226,7 +222,12 @@ def _read(labels: Iterable[str], metadata: Iterable[str]) -> _Entries:
     for position, (label, text) in enumerate(zip(labels, metadata, strict=True)):
         label_codes.append(texts.setdefault(label, len(texts)) if label else -1)
         for name, value in _elements(label, text):
-            kind, number = _coded(value, texts)
+            if isinstance(value, str):
+                kind, number = _STRING, float(texts.setdefault(value, len(texts)))
+            elif isinstance(value, bool | int | float):
+                kind, number = 1 if isinstance(value, bool) else 2, float(value)
+            else:
+                kind, number = 0, 0.0
             groups.append(4 * names.setdefault(name, len(names)) + kind)
             positions.append(position)
             values.append(number)
@@ -246,15 +247,6 @@ def _elements(label: str, text: str) -> Iterator[tuple[str, Any]]:
         for each in value if isinstance(value, list) else (value,):
             if each is not None and each != []:
                 yield name, each
-
-
-def _coded(value: Any, texts: dict[str, int]) -> tuple[int, float]:
-    """Return the kind of an element and its value as a double; a new string is added to `texts`."""
-    if isinstance(value, str):
-        return _STRING, float(texts.setdefault(value, len(texts)))
-    if isinstance(value, bool | int | float):
-        return 1 if isinstance(value, bool) else 2, float(value)
-    return 0, 0.0
 
 
 def _sorted(parts: Sequence[_Entries]) -> Columns:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.index.metadata import MEASURED_K, IndexMetadata
-from serving.gallery.search.columns import Columns, ColumnsDamaged, Mask, TextTable
+from serving.gallery.index.metadata import MEASURED_K, IndexDamaged, IndexMetadata
+from serving.gallery.search.columns import Columns, Mask, TextTable
 from serving.gallery.search.filter import Filter
 from serving.gallery.store.schema import sound
 from serving.gallery.store.transaction import Block, State
@@ -53,14 +53,12 @@ class SealedSegment:
 
     @staticmethod
     def load(file: Path, state: State, dimension: int, *, device: str = "cpu") -> "SealedSegment":
-        """Open what a state names; IndexDamaged or ColumnsDamaged where it is not what was published."""
+        """Open what a state names; IndexDamaged where it is not what was published."""
         facts = IndexMetadata.from_json(state.index_facts)
         columns = Columns.load(file.with_suffix(".columns"), facts.columns_checksum)
         index = Index(file, checksum=state.index_checksum, dimension=dimension, facts=facts, device=device)
         if len(columns) != len(index):
-            raise ColumnsDamaged(
-                f"it holds {len(index)} items, and the labels and metadata of {len(columns)}"
-            )
+            raise IndexDamaged(f"it holds {len(index)} items, and the labels and metadata of {len(columns)}")
         return SealedSegment.of(index, columns)
 
     @staticmethod

@@ -17,7 +17,7 @@ from serving.errors import Overloaded
 from serving.gallery.index.index import SCORE_ERROR
 from serving.gallery.index.metadata import IndexDamaged
 from serving.gallery.index.rebuild import Rebuilder
-from serving.gallery.search.columns import Columns, ColumnsDamaged, Mask
+from serving.gallery.search.columns import Columns, Mask
 from serving.gallery.search.filter import LABEL, Filter
 from serving.gallery.search.segment import (
     GrowingSegment,
@@ -235,7 +235,7 @@ class SnapshotCache:
             file = self._store.path.parent / state.index_file
             try:
                 sealed = SealedSegment.load(file, state, self._store.meta.dimension, device=self._device)
-            except (IndexDamaged, ColumnsDamaged) as error:
+            except IndexDamaged as error:
                 self._store.check_name()  # or the file was looked for in another gallery
                 with self._store.read() as newer:
                     if newer.state().generation != state.generation:

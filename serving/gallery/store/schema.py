@@ -15,7 +15,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import BadArtifact
-from serving.gallery.item import Item, Source
-from serving.gallery.validation import metadata_text
+from serving.gallery.item import CheckedItem, GalleryItem, Source
 
 __all__ = [
     "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION", "MAX_THUMBNAIL_SIDE",
-    "PUBLISHED", "SCHEMA", "UNREADABLE", "Meta", "altered", "damaged", "item_checksum", "item_of",
-    "publication_checksum", "read_meta", "record_of", "sound", "source_columns", "source_of", "unreadable",
-    "vectors_of",
+    "PUBLISHED", "SCHEMA", "Meta", "altered", "check_kinds", "damaged", "item_checksum", "item_of",
+    "publication_checksum", "read_meta", "record_of", "sound", "vectors_of",
 ]  # fmt: skip
 
 FILE_NAME = "gallery.sqlite"
@@ -114,10 +112,6 @@ class Meta:
     created: str
 
 
-# What reading an altered file raises; a UnicodeDecodeError and a JSONDecodeError are ValueErrors.
-UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-
-
 def damaged(path: Path, what: object) -> BadArtifact:
     """Return what a user reads when a gallery file is damaged."""
     return BadArtifact(
@@ -131,18 +125,20 @@ def altered(path: Path, what: str) -> BadArtifact:
     return damaged(path, f"{what} has been altered: its checksum does not match")
 
 
-def unreadable(path: Path, what: str, error: Exception) -> BadArtifact:
-    """Return what a user reads when there is no sense in what was read, as "its state"."""
-    return damaged(path, f"{what} cannot be read: {type(error).__name__} {error}")
-
-
 @contextmanager
 def sound(path: Path, what: str) -> Iterator[None]:
-    """Make sense of what was read from a gallery file; BadArtifact where there is none."""
+    """Make sense of what was read from a gallery file; BadArtifact where there is none in `what`."""
     try:
         yield
-    except UNREADABLE as error:
-        raise unreadable(path, what, error) from error
+    # A UnicodeDecodeError and a JSONDecodeError are ValueErrors.
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise damaged(path, f"{what} cannot be read: {type(error).__name__} {error}") from error
+
+
+def check_kinds(values: Sequence[object], record: type) -> None:
+    """Raise TypeError for a value that is not of the type of its field in a dataclass."""
+    if [*map(type, values)] != [field.type for field in fields(record)]:
+        raise TypeError("a value is of another kind")
 
 
 def read_meta(connection: Any, path: Path) -> Meta:
@@ -162,8 +158,7 @@ def read_meta(connection: Any, path: Path) -> Meta:
         )
     with sound(path, "its table meta"):
         values = [found[field.name] for field in fields(Meta)]
-        if [type(value) for value in values] != [str, str, str, int, int, str]:
-            raise TypeError("a value is of another kind")
+        check_kinds(values, Meta)
         if not 1 <= found["dimension"] <= MAX_DIMENSION:
             raise ValueError(f"the dimension is {found['dimension']}")
     return Meta(*values)
@@ -172,14 +167,16 @@ def read_meta(connection: Any, path: Path) -> Meta:
 ITEM_COLUMNS = "seq, key, label, uri, metadata, checksum, origin, size, mtime, digest, vector"
 
 
-def record_of(item: Item, seq: int) -> tuple[object, ...]:
-    """Return what stands in `ITEM_COLUMNS` of a checked item."""
-    texts = item.key, item.label, item.uri, metadata_text(item.metadata)
+def record_of(checked: CheckedItem, seq: int) -> tuple[object, ...]:
+    """Return what stands in `ITEM_COLUMNS` of an item."""
+    item, metadata = checked
+    texts = item.key, item.label, item.uri, metadata
     vector = item.vector.astype("<f4").tobytes()
-    return seq, *texts, item_checksum(*texts, vector), *source_columns(item.source), vector
+    source = astuple(item.source) if item.source else (None,) * 4
+    return seq, *texts, item_checksum(*texts, vector), *source, vector
 
 
-def item_of(record: Sequence[Any], path: Path, dimension: int) -> Item:
+def item_of(record: Sequence[Any], path: Path, dimension: int) -> GalleryItem:
     """Return the item of what was read from `ITEM_COLUMNS`; BadArtifact: it is not as it was written."""
     seq, key, label, uri, metadata, checksum, *source, vector = record
     with sound(path, f"the item {key!r}"):
@@ -189,7 +186,7 @@ def item_of(record: Sequence[Any], path: Path, dimension: int) -> Item:
         held = json.loads(metadata)
         if not isinstance(held, dict):
             raise TypeError("its metadata is no JSON object")
-        return Item(key, row, label, uri, held, source=source_of(*source), version=seq)
+        return GalleryItem(key, row, label, uri, held, source=_source_of(*source), version=seq)
 
 
 def item_checksum(key: str, label: str, uri: str, metadata: str, vector: bytes) -> int:
@@ -197,13 +194,7 @@ def item_checksum(key: str, label: str, uri: str, metadata: str, vector: bytes) 
     return zlib.crc32(vector, zlib.crc32("\0".join((key, label, uri, metadata)).encode()))
 
 
-def source_columns(source: Source | None) -> tuple[object, ...]:
-    """Return origin, size, time and digest as they are stored."""
-    return (source.origin, source.size, source.mtime_ns, source.digest) if source else (None,) * 4
-
-
-def source_of(origin: object, size: object, mtime_ns: object, digest: object) -> Source | None:
-    """Return what `source_columns` was made of; TypeError: a column is of another kind."""
+def _source_of(origin: object, size: object, mtime_ns: object, digest: object) -> Source | None:
     match origin, size, mtime_ns, digest:
         case None, None, None, None:
             return None

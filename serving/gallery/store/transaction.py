@@ -3,20 +3,20 @@
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import Conflict
-from serving.gallery.item import Item, Source
+from serving.gallery.item import CheckedItem, GalleryItem, Source
 from serving.gallery.store import schema
-from serving.gallery.store.schema import ITEM_COLUMNS, PUBLISHED, UNREADABLE, sound, source_columns, source_of
+from serving.gallery.store.schema import ITEM_COLUMNS, PUBLISHED, sound
 
-__all__ = ["Block", "Reader", "State", "StoredRow", "Writer"]
+__all__ = ["Block", "Reader", "State", "Writer"]
 
 _BLOCK = 4096  # rows fetched at once
 _NOTHING: Mapping[str, int] = {}
@@ -28,7 +28,6 @@ _STATE = (
     " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'items'), 0),"
     " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'removals'), 0), published_checksum FROM state"
 )
-_STATE_KINDS = [int, int, str, str, int, int, int, str, str, float, str, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +48,6 @@ class State:
     previous_id: str
     last_seq: int
     last_removal: int
-
-
-class StoredRow(NamedTuple):
-    """What a hit tells of an item."""
-
-    seq: int
-    key: str
-    label: str
-    uri: str
-    metadata: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,33 +74,27 @@ class Reader:
 
     def state(self) -> State:
         """Return where the gallery stands."""
-        found = self.sql.execute(_STATE)
-        try:
-            *row, checksum = found.fetchone()
-            if [*map(type, row)] != _STATE_KINDS:
-                raise TypeError("a value is of another kind")
-        except UNREADABLE as error:
-            raise schema.unreadable(self.path, "its state", error) from error
+        with sound(self.path, "its state"):
+            *row, checksum = self.sql.execute(_STATE).fetchone()
+            schema.check_kinds(row, State)
         if schema.publication_checksum(*row[2:8]) != checksum:
             raise schema.altered(self.path, "what its state tells of the index")
         return State(*row)
 
-    def rows(self, seqs: Set[int]) -> dict[int, StoredRow]:
-        """Return the items of `seqs`, which are live."""
+    def rows(self, seqs: Set[int]) -> dict[int, tuple[str, str, str, dict[str, Any]]]:
+        """Return key, label, URI and metadata of the items of `seqs`, which are live."""
         found = self.sql.execute(
             "SELECT seq, key, label, uri, metadata FROM items WHERE seq IN (SELECT value FROM json_each(?))",
             (json.dumps(list(seqs)),),
         ).fetchall()
-        try:
+        with sound(self.path, "an item that its index names"):
             every = json.loads(f"[{','.join([row[4] for row in found])}]")  # at once: it is quicker
-            rows = {row[0]: StoredRow._make((*row[:4], each)) for row, each in zip(found, every, strict=True)}
+            rows = {row[0]: (*row[1:4], each) for row, each in zip(found, every, strict=True)}
             if seqs != rows.keys():
                 raise KeyError(*(seqs - rows.keys()))
             kinds = {type(text) for row in found for text in row[1:4]}
             if not kinds <= {str} or not {*map(type, every)} <= {dict}:
                 raise TypeError("a text or its metadata is of another kind")
-        except UNREADABLE as error:
-            raise schema.unreadable(self.path, "an item that its index names", error) from error
         return rows
 
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
@@ -119,12 +102,12 @@ class Reader:
         with sound(self.path, "its keys"):
             return dict(self.sql.execute("SELECT key, seq FROM items" + _OF_KEYS, (_json(keys),)).fetchall())  # noqa: S608
 
-    def items(self, keys: Sequence[str]) -> dict[str, Item]:
+    def items(self, keys: Sequence[str]) -> dict[str, GalleryItem]:
         """Return the items of those keys that are there."""
         found = self.sql.execute(_ITEMS + _OF_KEYS, (_json(keys),))
         return {item.key: item for item in self._items(found)}
 
-    def page(self, *, after: str, limit: int, prefix: str) -> list[Item]:
+    def page(self, *, after: str, limit: int, prefix: str) -> list[GalleryItem]:
         """Return the first items whose keys begin with `prefix` and follow `after`, ascending by key."""
         # Python compares strings by code points, SQLite by their UTF-8 bytes: the order is the same.
         found = self.sql.execute(
@@ -133,8 +116,8 @@ class Reader:
         )
         return list(takewhile(lambda item: item.key.startswith(prefix), self._items(found)))
 
-    def thumbnail(self, key: str) -> bytes | None:
-        """Return the JPEG picture of an item, None where the item or its picture is not there."""
+    def thumbnail(self, key: str) -> bytes:
+        """Return the JPEG picture of an item; empty where the item or its picture is not there."""
         found = self.sql.execute(
             "SELECT jpeg, checksum FROM thumbnails WHERE seq = (SELECT seq FROM items WHERE key = ?)", (key,)
         )
@@ -146,17 +129,7 @@ class Reader:
                 if zlib.crc32(jpeg) != checksum:
                     raise schema.altered(self.path, what)
                 return jpeg
-        return None
-
-    def sources(self, keys: Sequence[str]) -> dict[str, Source]:
-        """Return which file each item of those keys was made from, of those that were made from one."""
-        found = self.sql.execute(
-            "SELECT key, origin, size, mtime, digest FROM items" + _OF_KEYS,  # noqa: S608
-            (_json(keys),),
-        )
-        with sound(self.path, "the source of an item"):
-            pairs = ((key, source_of(*columns)) for key, *columns in found)
-            return {key: source for key, source in pairs if source is not None}
+        return b""
 
     def keys_of(self, origin: str, *, after: str, limit: int) -> list[str]:
         """Return the first keys after `after` of the items made from that data set's files, ascending."""
@@ -222,7 +195,7 @@ class Reader:
         with sound(self.path, "its removals"):
             return np.array([row[0] for row in found], np.int64)
 
-    def _items(self, found: Iterable[Sequence[Any]]) -> Iterator[Item]:
+    def _items(self, found: Iterable[Sequence[Any]]) -> Iterator[GalleryItem]:
         return (schema.item_of(record, self.path, self._dimension) for record in found)
 
 
@@ -233,14 +206,14 @@ class Writer:
         self.reader = reader
         self._sql = reader.sql
 
-    def upsert(self, items: Sequence[Item], expected: Mapping[str, int] = _NOTHING) -> list[int]:
-        """Store checked items; one whose key is there replaces it whole. Returns their versions, in order.
+    def upsert(self, items: Sequence[CheckedItem], expected: Mapping[str, int] = _NOTHING) -> list[int]:
+        """Store items; one whose key is there replaces it whole. Returns their versions, in order.
 
         Raises:
             Conflict: An item is of another version than the one expected; 0 expects that it is not there.
         """
         self._check_versions(expected)
-        self._remove([item.key for item in items])
+        self._remove([item.key for item, _ in items])
         first = self.reader.state().last_seq + 1
         versions = range(first, first + len(items))
         self._sql.executemany(_INSERT, map(schema.record_of, items, versions))
@@ -248,7 +221,7 @@ class Writer:
             "INSERT INTO thumbnails (seq, checksum, jpeg) VALUES (?, ?, ?)",
             (
                 (seq, zlib.crc32(item.thumbnail), item.thumbnail)
-                for seq, item in zip(versions, items, strict=True)
+                for seq, (item, _) in zip(versions, items, strict=True)
                 if item.thumbnail
             ),
         )
@@ -267,7 +240,7 @@ class Writer:
         """Note where files of the same bytes lie now, of those items that still are made from such bytes."""
         self._sql.executemany(
             "UPDATE items SET origin = ?, size = ?, mtime = ?, digest = ? WHERE key = ? AND digest = ?",
-            ((*source_columns(source), key, source.digest) for key, source in sources.items()),
+            ((*astuple(source), key, source.digest) for key, source in sources.items()),
         )
 
     def publish(

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.engine.instances import Prototypes
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
-from serving.gallery.gallery import GalleryInfo
-from serving.gallery.item import Hit, Item, check_item, check_key, check_keys
+from serving.gallery.gallery import GalleryStatus
+from serving.gallery.item import CheckedItem, GalleryItem, Neighbour, check_fields, check_keys, unit_vector
 from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import STAGES, Call
 from serving.rpc.filters import filter_of
@@ -23,27 +23,18 @@ from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import bytes_of, plain_of, vector_of
 
 __all__ = [
-    "Upsert",
-    "check_count",
-    "checked_key",
-    "embed_result",
-    "explain_result",
-    "good_or_refused",
-    "page_size",
-    "read_items",
-    "refuse_if_all_failed",
-    "search_options",
-    "timings_of",
-    "write_hits",
-    "write_info",
+    "Upsert", "check_count", "checked", "embed_result", "explain_result", "good_or_refused", "page_size",
+    "read_items", "refuse_if_all_failed", "search_options", "timings_of", "write_hits", "write_info",
     "write_item",
-]
+]  # fmt: skip
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 MAX_METADATA_MESSAGE = 1_048_576
 """Most bytes of an item's metadata as it travels: 64 KiB of JSON never take as many."""
 
+_NONE = np.empty(0, np.float32)  # the vector of an item that comes as an image
 _NOT_SENT = (ValueError, TypeError, OverflowError, RecursionError, DecodeError)
 
 
@@ -60,10 +51,10 @@ def page_size(wanted: int) -> int:
     return wanted or DEFAULT_PAGE
 
 
-def checked_key(field: str, key: str) -> str:
-    """Return what can be a key or the beginning of one."""
+def checked(field: str, check: Callable[[S], T], value: S) -> T:
+    """Return what a check makes of a field of a request, or refuse the request for it."""
     try:
-        return check_key(key)
+        return check(value)
     except InvalidArgument as error:
         raise Refusal([Violation(field, error)]) from error
 
@@ -88,15 +79,9 @@ def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, An
     if request.exclude_keys:
         if (count := len(request.exclude_keys)) > MAX_EXCLUDED:
             raise refusal("exclude_keys", f"{count} were sent; a call takes at most {MAX_EXCLUDED:,}.")
-        try:
-            options["exclude"] = check_keys(list(request.exclude_keys))
-        except InvalidArgument as error:
-            raise Refusal([Violation("exclude_keys", error)]) from error
+        options["exclude"] = checked("exclude_keys", check_keys, list(request.exclude_keys))
     if request.HasField("filter"):
-        try:
-            options["filter"] = filter_of(request.filter)
-        except InvalidArgument as error:
-            raise Refusal([Violation("filter", error)]) from error
+        options["filter"] = checked("filter", filter_of, request.filter)
     return options
 
 
@@ -104,8 +89,8 @@ def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, An
 class Upsert:
     """The items of one upsert."""
 
-    items: list[Item] = field(default_factory=list)
-    """Those that come as images have a vector that only stands in."""
+    items: list[CheckedItem] = field(default_factory=list)
+    """Those that come as images have no vector yet."""
     images: dict[int, bytes] = field(default_factory=dict)
     """The images, by the position of their items."""
     expected: dict[str, int] = field(default_factory=dict)
@@ -113,15 +98,10 @@ class Upsert:
 
 
 def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, call: Call) -> Upsert:
-    """Check items, each for itself; everything that needs no model.
-
-    Raises:
-        Refusal: if some are bad; names the field of each.
-    """
+    """Check items, each for itself, as far as no model is needed; Refusal names the field of each bad one."""
     read = Upsert()
     violations: list[Violation] = []
     first: dict[str, int] = {}
-    stand_in = np.eye(1, dimension, dtype=np.float32)[0]
     for i, message in enumerate(messages):
         call.check()
         place = f"items[{i}]"
@@ -131,7 +111,8 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
                 violations.append(Violation(f"{place}.key", InvalidArgument(same)))
             if message.metadata.ByteSize() > MAX_METADATA_MESSAGE:
                 raise InvalidArgument("The metadata is more than 64 KiB as JSON; store less with the item.")
-            vector = stand_in
+            item = GalleryItem(message.key, _NONE, message.label, message.uri, plain_of(message.metadata))
+            metadata = check_fields(item)
             match message.WhichOneof("content"):
                 case "image":
                     place, read.images[i] = f"{place}.image", message.image
@@ -139,17 +120,12 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
                         raise BadImage(f"The image has {size:,} bytes; send one of 1 to {MAX_BYTES:,}.")
                 case "vector":
                     place = f"{place}.vector"
-                    vector = vector_of(message.vector)
+                    what = f"the vector of {message.key!r}"
+                    unit = unit_vector(vector_of(message.vector), what, dimension=dimension)
+                    item = replace(item, vector=unit)
                 case _:
                     raise InvalidArgument("The item is empty; give an image or a vector.")
-            item = Item(message.key, vector, message.label, message.uri, plain_of(message.metadata))
-            try:
-                read.items.append(check_item(item, dimension=dimension))
-            except InvalidArgument:
-                content, place = place, f"items[{i}]"
-                check_item(replace(item, vector=stand_in), dimension=dimension)
-                place = content  # as all else is right
-                raise
+            read.items.append(CheckedItem(item, metadata))
             if message.HasField("expected_version"):
                 read.expected[message.key] = message.expected_version
         except CrossbatchError as error:
@@ -163,19 +139,20 @@ def good_or_refused(outcomes: Sequence[T | Exception], field_of: Callable[[int],
     """Return what came of each input, where there is no place for an error.
 
     Raises:
-        Refusal: if some inputs are bad; names the field of each.
-        Exception: another failure, which is not the fault of a field.
+        Refusal: Some inputs are bad; names the field of each.
+        Exception: Another failure, which is not the fault of a field.
     """
     errors = {i: each for i, each in enumerate(outcomes) if isinstance(each, Exception)}
     _refuse(errors, field_of)
     return [each for each in outcomes if not isinstance(each, Exception)]
 
 
-def refuse_if_all_failed(outcomes: Sequence[object], field_of: Callable[[int], str]) -> None:
-    """Fail the call if every input failed, as `good_or_refused` does if one did."""
+def refuse_if_all_failed(outcomes: Sequence[object], field_of: Callable[[int], str]) -> dict[int, Exception]:
+    """Fail the call if every input failed, as `good_or_refused` does if one did; return the errors."""
     errors = {i: each for i, each in enumerate(outcomes) if isinstance(each, Exception)}
     if len(errors) == len(outcomes):
         _refuse(errors, field_of)
+    return errors
 
 
 def _refuse(errors: dict[int, Exception], field_of: Callable[[int], str]) -> None:
@@ -219,17 +196,11 @@ def timings_of(call: Call) -> retrieval_service_pb2.Timings:
 
 
 def write_hits(
-    result: retrieval_service_pb2.SearchResult, hits: Iterable[Hit], known: dict[int, Struct]
+    result: retrieval_service_pb2.SearchResult, hits: Iterable[Neighbour], known: dict[int, Struct]
 ) -> None:
-    """Add the neighbours of one query to its result.
+    """Add the neighbours of one query to its result; BadArtifact if an item's metadata cannot be sent.
 
-    Args:
-        result: Of the query.
-        hits: Its neighbours.
-        known: Metadata as it travels, by version; that of many queries is packed once.
-
-    Raises:
-        BadArtifact: if an item holds metadata that cannot be sent.
+    `known` keeps metadata as it travels, by version, so that what several queries find is packed once.
     """
     add = result.hits.add
     hit = None
@@ -251,12 +222,8 @@ def write_hits(
         raise _unsendable(hit, error) from error
 
 
-def write_item(message: gallery_service_pb2.StoredItem, item: Item, *, with_vector: bool) -> None:
-    """Fill in a stored item.
-
-    Raises:
-        BadArtifact: if it holds metadata that cannot be sent.
-    """
+def write_item(message: gallery_service_pb2.StoredItem, item: GalleryItem, *, with_vector: bool) -> None:
+    """Fill in a stored item; BadArtifact if its metadata cannot be sent."""
     message.key, message.version, message.label, message.uri = item.key, item.version, item.label, item.uri
     try:
         if item.metadata:
@@ -268,7 +235,7 @@ def write_item(message: gallery_service_pb2.StoredItem, item: Item, *, with_vect
         message.vector = bytes_of(item.vector)
 
 
-def write_info(message: gallery_service_pb2.Gallery, info: GalleryInfo, thumbnail_side: int) -> None:
+def write_info(message: gallery_service_pb2.Gallery, info: GalleryStatus, thumbnail_side: int) -> None:
     """Fill in what a gallery tells of itself."""
     message.model_name = info.model_name
     message.model_fingerprint = info.fingerprint
@@ -282,7 +249,7 @@ def write_info(message: gallery_service_pb2.Gallery, info: GalleryInfo, thumbnai
     message.thumbnail_side = thumbnail_side
 
 
-def _unsendable(item: Hit | Item | None, error: Exception) -> BadArtifact:
+def _unsendable(item: Neighbour | GalleryItem | None, error: Exception) -> BadArtifact:
     """Name the item with metadata that was stored past our own checks, too deep or too large to be sent."""
     key = "" if item is None else item.key
     return BadArtifact(f"The item {key!r} of the gallery cannot be sent: {error}")

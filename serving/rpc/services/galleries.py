@@ -12,15 +12,15 @@ from serving.engine.instances import ModelInstances
 from serving.engine.models import ModelRegistry
 from serving.errors import CrossbatchError, Draining, Mismatch, NotFound
 from serving.gallery.gallery import Gallery
+from serving.gallery.item import MAX_METADATA_BYTES, CheckedItem, check_key, unit_vector
 from serving.gallery.store.schema import Meta
-from serving.gallery.validation import MAX_METADATA_BYTES
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_MESSAGE_BYTES
 from serving.rpc.services.convert import (
     Upsert,
     check_count,
-    checked_key,
+    checked,
     good_or_refused,
     page_size,
     read_items,
@@ -158,7 +158,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
 
     def GetItem(self, request: pb.GetItemRequest, call: Call) -> pb.GetItemResponse:  # noqa: N802
         """Read one item whole."""
-        key = checked_key("key", request.key)
+        key = checked("key", check_key, request.key)
 
         def read(gallery: Gallery, _: ModelInstances) -> pb.GetItemResponse:
             (item,) = gallery.get([key], thumbnails=request.with_thumbnail)
@@ -174,7 +174,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         size = page_size(request.page_size)
         for field in ("page_token", "key_prefix"):
             if text := getattr(request, field):
-                checked_key(field, text)
+                checked(field, check_key, text)
         self._admission.admit(call)
         return self._galleries.using(request.gallery, lambda gallery, _: _page(gallery, request, size, call))
 
@@ -206,22 +206,25 @@ def _naming_no_path(galleries: GalleryExecutor) -> Iterator[None]:
 def _complete(upsert: Upsert, model: ModelInstances, thumbnail_side: int, call: Call) -> None:
     """Give the items that came as images their vectors and, with a side, their thumbnails."""
     places, images = list(upsert.images), list(upsert.images.values())
+    if not images:
+        return
     vectors = good_or_refused(model.embed(images, call), lambda at: f"items[{places[at]}].image")
-    for place, vector in zip(places, vectors, strict=True):
-        upsert.items[place] = replace(upsert.items[place], vector=vector)
+    pictures = [b""] * len(images)
     if thumbnail_side:
         made = model.thumbnails(images, thumbnail_side, call)
         pictures = good_or_refused(made, lambda at: f"items[{places[at]}].image")
-        for place, picture in zip(places, pictures, strict=True):
-            upsert.items[place] = replace(upsert.items[place], thumbnail=picture)
+    for place, vector, picture in zip(places, vectors, pictures, strict=True):
+        item, metadata = upsert.items[place]
+        unit = unit_vector(vector, f"the vector of {item.key!r}", dimension=model.spec.dimension)
+        upsert.items[place] = CheckedItem(replace(item, vector=unit, thumbnail=picture), metadata)
 
 
 def _stored(gallery: Gallery, upsert: Upsert) -> list[int]:
     """Store items; return their versions."""
     items = upsert.items
     if not gallery.meta.thumbnail_side:  # that of a gallery which had the name before may have been asked for
-        items = [replace(item, thumbnail=b"") for item in items]
-    return gallery.upsert(items, expected=upsert.expected)
+        items = [CheckedItem(replace(item, thumbnail=b""), metadata) for item, metadata in items]
+    return gallery.upsert_checked(items, expected=upsert.expected)
 
 
 def _page(gallery: Gallery, request: pb.ListItemsRequest, size: int, call: Call) -> pb.ListItemsResponse:

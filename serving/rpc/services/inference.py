@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from math import prod
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,14 +107,16 @@ def _check_version(model: ModelInstances, version: str) -> None:
         )
 
 
-def _checked_input(
-    request: pb.ModelInferRequest, side: int
-) -> tuple[Literal["images", "encoded"], tuple[int, ...]]:
+def _checked_input(request: pb.ModelInferRequest, side: int) -> tuple[str, tuple[int, ...]]:
     """Check the one input of a request but for its elements; return its name and shape."""
-    names = [tensor.name for tensor in request.inputs]
-    _check_names(names)
+    if (count := len(request.inputs)) != 1:
+        raise refusal("inputs", f"{count} tensors were sent; send one, images or encoded.")
     tensor, raw = request.inputs[0], len(request.raw_input_contents)
-    name: Literal["images", "encoded"] = "images" if tensor.name == "images" else "encoded"
+    name = tensor.name
+    if name not in _DATATYPES:
+        raise refusal(
+            "inputs[0].name", f"There is no input {name[:80]!r}; the model takes images or encoded."
+        )
     if tensor.datatype != _DATATYPES[name]:
         raise refusal(
             "inputs[0].datatype",
@@ -123,31 +125,11 @@ def _checked_input(
     shape = _checked_shape(name, tensor.shape, side)
     _check_parameters(f"inputs[0].parameters of {name}", tensor.parameters)
     listed = tensor.HasField("contents")
-    if raw and listed:
+    if raw + listed != 1:
         raise refusal(
-            "inputs[0].contents", f"The tensor {name} is there and in raw_input_contents too; send it once."
+            "inputs[0]", f"The elements of the tensor {name} were sent {raw + listed} times; send them once."
         )
-    if raw > 1:
-        raise refusal(
-            "raw_input_contents", f"{raw} are there for the one tensor {name}; send one for each tensor."
-        )
-    if not raw and not listed:
-        raise refusal("inputs[0]", f"The tensor {name} has no elements; send them in raw_input_contents.")
     return name, shape
-
-
-def _check_names(names: Sequence[str]) -> None:
-    if not names:
-        raise refusal("inputs", "No tensor was sent; send images or encoded.")
-    for i, name in enumerate(names):
-        if name not in _DATATYPES:
-            raise refusal(
-                f"inputs[{i}].name", f"There is no input {name[:80]!r}; the model takes images or encoded."
-            )
-        if name in names[:i]:
-            raise refusal(f"inputs[{i}].name", f"The tensor {name} is there twice; send it once.")
-    if len(names) > 1:
-        raise refusal("inputs", "Both images and encoded were sent; send one of the two.")
 
 
 def _checked_shape(name: str, shape: Sequence[int], side: int) -> tuple[int, ...]:

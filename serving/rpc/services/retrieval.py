@@ -2,13 +2,11 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 from google.protobuf.struct_pb2 import Struct
-from numpy.typing import NDArray
 
 from protos import retrieval_service_pb2 as pb
 from protos import retrieval_service_pb2_grpc
@@ -17,8 +15,8 @@ from serving.engine.instances import ModelInstances, Outcome
 from serving.engine.models import ModelRegistry
 from serving.errors import InvalidArgument, NotFound
 from serving.gallery.gallery import Gallery
+from serving.gallery.item import BadVector
 from serving.gallery.store.schema import Meta
-from serving.gallery.validation import normalize_queries
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_EXPLAINED, MAX_INPUTS, MAX_MESSAGE_BYTES
@@ -87,23 +85,23 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
         queries = list(request.queries)
         options = search_options(request)
         images = {i: query.image for i, query in enumerate(queries) if query.HasField("image")}
+        embedded: dict[int, Outcome] = {}
+        search = partial(_found, queries=queries, embedded=embedded, options=options, call=call)
+        began = 0.0
 
         def embed_and_search(meta: Meta, model: ModelInstances) -> pb.SearchResponse:
-            embedded = dict(zip(images, model.embed(list(images.values()), call), strict=True))
+            nonlocal began
+            embedded.update(zip(images, model.embed(list(images.values()), call), strict=True))
             began = time.monotonic()
-            work = partial(_found, queries=queries, embedded=embedded, options=options, call=call)
-            reply = self._galleries.using(request.gallery, work, model=model)
-            call.stages.spent("gallery", began, time.monotonic() - began)
-            return reply
+            return self._galleries.using(request.gallery, search, model=model)
 
         self._admission.admit(call, len(queries))
         if images:  # the model is looked up before anything is spent on them
             reply = self._galleries.with_model(request.gallery, embed_and_search, model=request.model)
         else:
             began = time.monotonic()
-            work = partial(_found, queries=queries, embedded={}, options=options, call=call)
-            reply = self._galleries.using(request.gallery, work, model=request.model)
-            call.stages.spent("gallery", began, time.monotonic() - began)
+            reply = self._galleries.using(request.gallery, search, model=request.model)
+        call.stages.spent("gallery", began, time.monotonic() - began)
         reply.timings.CopyFrom(timings_of(call))
         return reply
 
@@ -118,10 +116,17 @@ def _found(
     call: Call,
 ) -> pb.SearchResponse:
     """Look for all queries in one gallery; `embedded` has the vectors of those that are images."""
-    vectors = _vectors(gallery, queries, embedded, model.spec.dimension)
-    refuse_if_all_failed(vectors, lambda i: ".".join(filter(None, (f"queries[{i}]", _source(queries[i])))))
+
+    def field_of(i: int) -> str:
+        return f"queries[{i}].{queries[i].WhichOneof('source') or ''}".rstrip(".")
+
+    vectors = [
+        embedded[i] if i in embedded else _given_vector(gallery, query) for i, query in enumerate(queries)
+    ]
     reply = pb.SearchResponse(model_fingerprint=model.spec.fingerprint)
     neighbours(reply, gallery, vectors, options, call)
+    for i, error in refuse_if_all_failed(vectors, field_of).items():
+        reply.results[i].error.CopyFrom(to_status(error))
     if "filter" in options:
         reply.unknown_fields.extend(gallery.unknown_fields(options["filter"]))
     return reply
@@ -130,43 +135,37 @@ def _found(
 def neighbours(
     reply: pb.SearchResponse,
     gallery: Gallery,
-    vectors: Sequence[Outcome],
+    vectors: list[Outcome],
     options: Mapping[str, Any],
     call: Call,
 ) -> None:
-    """Add a result for each query to a reply.
-
-    Args:
-        reply: Takes the results.
-        gallery: Where to look.
-        vectors: Unit vectors (d,), or why there is none.
-        options: What to find for each, as `Gallery.search` takes it.
-        call: That waits for the reply.
+    """Add a result for each query to a reply; an error takes the place of a vector (d,) not of unit norm.
 
     Raises:
-        Refusal: if they are more than a reply may hold, or the filter cannot be applied to this gallery.
-        BadArtifact: if an item holds metadata that cannot be sent.
+        Refusal: They are more than a reply may hold, or the filter cannot be applied to this gallery.
+        BadArtifact: An item holds metadata that cannot be sent.
     """
-    good = []
-    for vector in vectors:
-        if isinstance(vector, Exception):
-            reply.results.add(error=to_status(vector))
-        else:
-            good.append((vector, reply.results.add()))
+    left = []
+    for i, vector in enumerate(vectors):
+        result = reply.results.add()
+        if not isinstance(vector, Exception):
+            left.append((i, vector, result))
     known: dict[int, Struct] = {}
     room = MAX_MESSAGE_BYTES - _SPARE_BYTES
     step = max(1, HITS_AT_ONCE // options["k"])
-    for start in range(0, len(good), step):
-        if start:  # however long the blocks before it took
-            call.check()
-        some = good[start : start + step]
+    while left:
+        some = left[:step]
         try:
-            near = gallery.search(np.stack([vector for vector, _ in some]), **options)
+            near = gallery.search(np.stack([vector for _, vector, _ in some]), **options)
+        except BadVector as error:  # this query's alone
+            vectors[left.pop(error.row)[0]] = error
+            call.check()
+            continue
         except InvalidArgument as error:
             if "filter" not in options:
                 raise
             raise Refusal([Violation("filter", error)]) from error  # all else was checked before
-        for (_, result), hits in zip(some, near, strict=True):
+        for (_, _, result), hits in zip(some, near, strict=True):
             write_hits(result, hits, known)
             room -= result.ByteSize() + _FRAME_BYTES
             if room < 0:
@@ -175,38 +174,22 @@ def neighbours(
                     f"The neighbours and their metadata are more than the {MAX_MESSAGE_BYTES:,} bytes of "
                     "a reply; ask for fewer neighbours or send fewer queries.",
                 )
+        if left := left[step:]:  # however long this block took
+            call.check()
 
 
-def _vectors(
-    gallery: Gallery, queries: Sequence[pb.Query], embedded: Mapping[int, Outcome], dimension: int
-) -> list[Outcome]:
-    """The unit vector (d,) of each query, or why it has none; those of images are there already."""
-    given = [query.vector for query in queries if query.HasField("vector")]
-    if len(given) == len(queries):  # one check of all takes a fraction of the time
-        with suppress(InvalidArgument, ValueError):
-            return list(normalize_queries(np.stack([vector_of(each) for each in given]), dimension=dimension))
-    return [
-        embedded[i] if i in embedded else _given_vector(gallery, dimension, query)
-        for i, query in enumerate(queries)
-    ]
-
-
-def _given_vector(gallery: Gallery, dimension: int, query: pb.Query) -> Outcome:
-    """The unit vector (d,) of a query that is no image, or why it has none."""
+def _given_vector(gallery: Gallery, query: pb.Query) -> Outcome:
+    """The vector (d,) of a query that is no image, or why it has none; the search checks its norm."""
     try:
-        match _source(query):
+        match query.WhichOneof("source"):
             case "vector":
-                rows: NDArray[np.float32] = normalize_queries(
-                    vector_of(query.vector)[None], dimension=dimension
-                )
-                return rows.reshape(dimension)
+                vector, dimension = vector_of(query.vector), gallery.meta.dimension
+                if len(vector) == dimension:
+                    return vector
+                return InvalidArgument(f"The vector has {len(vector)} values; expected {dimension} here.")
             case "key":
                 return gallery.get([query.key])[0].vector
             case _:
                 return InvalidArgument("The query is empty; give an image, a vector or a key.")
     except (InvalidArgument, NotFound) as error:  # this query's alone
         return error
-
-
-def _source(query: pb.Query) -> str:
-    return query.WhichOneof("source") or ""
