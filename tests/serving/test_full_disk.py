@@ -3,16 +3,16 @@
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from serving.errors import Overloaded
+from serving.gallery.archive import snapshot
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
-from serving.gallery.store.store import Store
 
 DIMENSION = 32
 
@@ -79,9 +79,7 @@ def test_copy_to_a_full_disk_is_refused_and_leaves_nothing(small_disk: Path, tmp
     row = np.eye(1, DIMENSION, dtype=np.float32)[0]
     gallery.upsert([GalleryItem(f"{i}", row, "x" * 1000, metadata={"x": "y" * 5000}) for i in range(1000)])
     gallery.close()
-    with closing(Store(tmp_path / "a" / "gallery.sqlite")) as store:
-        with pytest.raises(Overloaded, match=f"{small_disk}.* is full"):
-            store.copy_to(small_disk / "copy")
-        assert list(small_disk.iterdir()) == []
-        store.copy_to(tmp_path / "copy")
-        assert store.check() == []
+    with pytest.raises(Overloaded, match=f"{small_disk}.* is full"):
+        snapshot(tmp_path / "a", small_disk / "copy")
+    assert list(small_disk.iterdir()) == []
+    assert snapshot(tmp_path / "a", tmp_path / "copy") == 1000

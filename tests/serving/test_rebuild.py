@@ -253,9 +253,9 @@ def test_when_a_rebuild_is_due(gallery: Gallery) -> None:
     assert not policy.is_due(state(last_removal=500, index_count=5000))
 
 
-@pytest.mark.parametrize(("cores", "chosen", "threads"), [(7, 0, 3), (1, 0, 1), (7, 2, 2)])
+@pytest.mark.parametrize(("cores", "threads"), [(7, 3), (1, 1)])
 def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, chosen: int, threads: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
 ) -> None:
     seen: list[tuple[int, int, str]] = []
     published = threading.Event()
@@ -269,7 +269,7 @@ def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
     monkeypatch.setattr("serving.gallery.index.rebuild.build_index", watched)
     monkeypatch.setattr("serving.gallery.index.rebuild.usable_cores", lambda: cores)
     mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    with closing(made(tmp_path / "a", RebuildPolicy(least=5, share=0.0, threads=chosen))) as gallery:
+    with closing(made(tmp_path / "a", RebuildPolicy(least=5, share=0.0))) as gallery:
         gallery.upsert(items("k", units(20)))
         assert published.wait(20)
     nice = min(19, mine + 10) if sys.platform == "linux" else mine

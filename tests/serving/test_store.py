@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from serving.errors import (
-    AlreadyExists,
     BadArtifact,
     Conflict,
     CrossbatchError,
@@ -212,8 +211,6 @@ def test_copy_is_one_sound_file_of_one_state_without_an_index(store: Store, tmp_
         assert copy.check() == []
         assert replace(copy.meta, id="") == replace(store.meta, id="")
         assert copy.meta.id != store.meta.id
-    with pytest.raises(AlreadyExists, match="copy"):
-        store.copy_to(target)
     with pytest.raises(Unavailable, match="nowhere"):
         store.copy_to(tmp_path / "nowhere" / "copy")
 

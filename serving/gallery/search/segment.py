@@ -74,7 +74,7 @@ class SealedSegment:
     def barred(self, filter: Filter | None, excluded: NDArray[np.int64]) -> Mask:
         """Tell which items no answer may hold, bool (n,)."""
         barred = self.dead if filter is None else self.dead | ~self.columns.mask(filter)
-        return _marked(barred, self.seqs, excluded) if len(excluded) else barred
+        return _marked(barred, self.seqs, excluded)
 
     def nearest(self, queries: NDArray[np.float32], k: int, barred: Mask, *, by_label: bool) -> list[Near]:
         """Find candidates for the k best items that are not barred (n,), of each query (Q, d).
@@ -181,7 +181,7 @@ class GrowingSegment:
         barred = self.dead
         if filter is not None and self.columns:
             barred = barred | ~np.concatenate([part.mask(filter) for part in self.columns])
-        return _marked(barred, self.seqs, excluded) if len(excluded) else barred
+        return _marked(barred, self.seqs, excluded)
 
     def scores(self, queries: NDArray[np.float32], barred: Mask) -> NDArray[np.float32]:
         """Return the scores of queries (Q, d) with all, (Q, f); minus infinity for the barred (f,)."""
