@@ -34,9 +34,7 @@ from serving.gallery.item import (
     check_key,
     check_keys,
     check_origin,
-    check_source,
     check_text,
-    check_versions,
     check_whole,
     normalize_queries,
 )
@@ -257,35 +255,36 @@ class Gallery:
             Conflict: An item is of another version than the one expected.
         """
         checked = check_items(items, dimension=self.meta.dimension)
-        versions = check_versions(expected)
         pictured = next((item.key for item in checked if item.thumbnail), None)
         if pictured is not None and not self.meta.thumbnail_side:
             raise InvalidArgument(
                 f"the item {pictured!r} has a thumbnail, and the gallery {self.name} keeps none: "
                 "leave it out, or make the gallery with thumbnails"
             )
-        if not checked and not versions:
+        if not checked and not expected:
             return []
         with self._store.write() as writer:
-            stored = writer.upsert(checked, versions)
+            stored = writer.upsert(checked, expected or {})
             state = writer.reader.state()
         self._rebuilder.consider(state)
         return stored
 
     def delete(self, keys: Sequence[str], *, expected: Mapping[str, int] | None = None) -> int:
         """Delete the items of `keys` that are there, on conditions as `upsert`; returns how many were."""
-        checked, versions = check_keys(keys), check_versions(expected)
+        checked = check_keys(keys)
         with self._store.write() as writer:
-            deleted = writer.delete(checked, versions)
+            deleted = writer.delete(checked, expected or {})
             state = writer.reader.state()
         self._rebuilder.consider(state)
         return deleted
 
     def touch(self, sources: Mapping[str, Source]) -> None:
         """Note where files of the same bytes lie now, of those items that still are made from such bytes."""
-        checked = {check_key(key): check_source(source) for key, source in sources.items()}
+        for key, source in sources.items():
+            check_key(key)
+            check_origin(source.origin)
         with self._store.write() as writer:
-            writer.touch(checked)
+            writer.touch(sources)
 
     def find(self, keys: Sequence[str], *, thumbnails: bool = False) -> dict[str, GalleryItem]:
         """Return the items of those `keys` that are there."""

@@ -19,8 +19,8 @@ from serving.gallery.index.metadata import Trial
 __all__ = [
     "JPEG", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS", "MAX_THUMBNAIL_BYTES",
     "MAX_URI_BYTES", "NORM_TOLERANCE", "BadVector", "GalleryItem", "GalleryStatus", "Neighbour", "Source",
-    "check_item", "check_items", "check_key", "check_keys", "check_metadata", "check_origin", "check_source",
-    "check_text", "check_versions", "check_whole", "metadata_text", "normalize_queries",
+    "check_item", "check_items", "check_key", "check_keys", "check_metadata", "check_origin", "check_text",
+    "check_whole", "metadata_text", "normalize_queries",
 ]  # fmt: skip
 
 MAX_K = 2048
@@ -35,7 +35,6 @@ JPEG = b"\xff\xd8\xff"
 NORM_TOLERANCE = 1e-3
 """Of what is accepted as a unit vector; a half-precision model is off by less."""
 _EXACT_TOLERANCE = 1e-6  # within it the bits are kept, so storing what was read changes nothing
-_DIGEST_BYTES = 32
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -155,32 +154,9 @@ def check_keys(keys: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(map(check_key, keys)))
 
 
-def check_versions(expected: Mapping[str, int] | None) -> Mapping[str, int]:
-    """Return the versions that a write expects, by key: 0 (not there) or more."""
-    for key, version in (expected or {}).items():
-        check_key(key)
-        if version < 0:
-            raise InvalidArgument(
-                f"the expected version of {key!r} is {version!r}; expected a whole number, 0 for not there"
-            )
-    return expected or {}
-
-
 def check_origin(origin: str) -> str:
     """Return `origin` if it can name the data set of a source: as a URI, and not empty."""
     return check_text(origin, "origin", least=1, most=MAX_URI_BYTES)
-
-
-def check_source(source: Source) -> Source:
-    """Return `source` if it can be one."""
-    check_origin(source.origin)
-    if not (0 <= source.size < 1 << 63 and -1 << 63 <= source.mtime_ns < 1 << 63):
-        raise InvalidArgument(
-            f"the source has size {source.size} and time {source.mtime_ns}; expected 64-bit numbers"
-        )
-    if len(source.digest) != _DIGEST_BYTES:
-        raise InvalidArgument(f"the digest of the source is no SHA-256; expected {_DIGEST_BYTES} bytes")
-    return source
 
 
 def _check_all_but_norm(item: GalleryItem, dimension: int) -> NDArray[np.floating[Any]]:
@@ -196,7 +172,7 @@ def _check_all_but_norm(item: GalleryItem, dimension: int) -> NDArray[np.floatin
     if item.thumbnail and not item.thumbnail.startswith(JPEG):
         raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
     if item.source is not None:
-        check_source(item.source)
+        check_origin(item.source.origin)
     row = _floats(item.vector, what := f"the vector of {item.key!r}")
     if row.shape != (dimension,):
         raise InvalidArgument(f"{what} has shape {row.shape}; expected ({dimension},) in this gallery")

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from serving.cores import usable_cores
 from serving.errors import BadSetting, Unavailable
-from serving.gallery.disk import file_checksum
-from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
+from serving.gallery.index.metadata import IndexDamaged, IndexMetadata, published
 
 __all__ = [
     "SCORE_ERROR", "GpuMatrix", "Index", "check_gpu", "exact_storage", "load_faiss", "matrix_of", "nearest",
@@ -119,17 +118,12 @@ class Index:
         """
         require_faiss(device)
         faiss = load_faiss()
-        try:
-            found = file_checksum(path)  # first of all: mapping a truncated file ends the process (SIGSEGV)
-            if found != checksum:
-                raise IndexDamaged(f"{path} has the checksum {found}, published was {checksum}")
+        with published(path, checksum):
             # FAISS before 1.11 has no such mapping: it reads the file into memory.
             self._map = faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
             self._index = faiss.downcast_index(self._map.index)
             set_parameters(self._index, facts.parameters)
             self.bytes = path.stat().st_size  # here, as a newer publication may sweep the file at any moment
-        except (OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:  # NUL: ValueError
-            raise IndexDamaged(f"{path} cannot be read: {error}") from error
         self._flat = exact_storage(self._index)
         if self._flat is None:
             raise IndexDamaged(f"{path} holds no exact vectors")

@@ -1,12 +1,16 @@
 """What is known of a gallery's index: its type and what was measured; the FAISS file itself says neither."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter
 
-__all__ = ["AUTOMATIC", "EXACT", "MEASURED_K", "IndexDamaged", "IndexMetadata", "Trial"]
+from serving.gallery.disk import file_checksum
+
+__all__ = ["AUTOMATIC", "EXACT", "MEASURED_K", "IndexDamaged", "IndexMetadata", "Trial", "published"]
 
 AUTOMATIC = "auto"
 EXACT = "exact"
@@ -17,6 +21,18 @@ _AS_WRITTEN = ConfigDict(extra="forbid", strict=True)
 
 class IndexDamaged(Exception):
     """The published index is missing, is not the one that was published, or cannot be made sense of."""
+
+
+@contextmanager
+def published(path: Path, checksum: str) -> Iterator[None]:
+    """Read a file that was published with this checksum; IndexDamaged where that cannot be done."""
+    try:
+        found = file_checksum(path)  # first of all: mapping a truncated file ends the process (SIGSEGV)
+        if found != checksum:
+            raise IndexDamaged(f"{path} has the checksum {found}, published was {checksum}")
+        yield
+    except (OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:  # NUL: ValueError
+        raise IndexDamaged(f"{path} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from serving.gallery.disk import file_checksum, written_aside
-from serving.gallery.index.metadata import IndexDamaged
+from serving.gallery.index.metadata import published
 from serving.gallery.search.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
 
 __all__ = ["Columns", "Mask", "TextTable"]
@@ -107,22 +107,16 @@ class Columns:
     def load(path: Path, checksum: str) -> "Columns":
         """Map the file that was saved with this checksum; IndexDamaged where it is not there."""
         arrays: list[NDArray[Any]] = []
-        try:
-            found = file_checksum(path)  # first of all: mapping a truncated file ends the process
-            if found != checksum:
-                raise IndexDamaged(f"{path} has the checksum {found}, published was {checksum}")
-            with path.open("rb") as file:
-                whole = np.memmap(file, np.uint8, "r")
-                file.seek(0)
-                while file.tell() < len(whole):
-                    npy.read_magic(file)
-                    shape, _, dtype = npy.read_array_header_1_0(file)
-                    start, size = file.tell(), shape[0] * dtype.itemsize
-                    arrays.append(np.asarray(whole[start : start + size]).view(dtype))
-                    file.seek(size, os.SEEK_CUR)
+        with published(path, checksum), path.open("rb") as file:
+            whole = np.memmap(file, np.uint8, "r")
+            file.seek(0)
+            while file.tell() < len(whole):
+                npy.read_magic(file)
+                shape, _, dtype = npy.read_array_header_1_0(file)
+                start, size = file.tell(), shape[0] * dtype.itemsize
+                arrays.append(np.asarray(whole[start : start + size]).view(dtype))
+                file.seek(size, os.SEEK_CUR)
             values, bounds, groups, name_ends, text_ends, positions, label_codes, names, texts = arrays
-        except (OSError, ValueError) as error:
-            raise IndexDamaged(f"{path} cannot be read: {error}") from error
         tables = TextTable(name_ends, names), TextTable(text_ends, texts)
         return Columns(values, bounds, groups, *tables, positions, label_codes)
 
