@@ -164,10 +164,8 @@ class GalleryDirectory:
         self._refuse_closed()
         turn = self._turns[hash(name) % _TURNS]
         if not turn.acquire(timeout=_PATIENCE):
-            raise Overloaded(
-                f"the gallery {name} in {self.path} is being opened for a long time; try again",
-                retry_after=1.0,
-            )
+            busy = f"the gallery {name} in {self.path} is being opened for a long time; try again"
+            raise Overloaded(busy, retry_after=1.0)
         try:
             yield
         finally:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from serving.errors import InvalidArgument, ModelMismatch, NotFound
 from serving.gallery.folder import check_path, made_aside
 from serving.gallery.index.builder import Advance
-from serving.gallery.index.factory import check_recall, check_type
+from serving.gallery.index.choice import check_recall, check_type
 from serving.gallery.index.index import require_faiss
 from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
@@ -46,9 +46,7 @@ from serving.gallery.store.store import Store, create_store
 if TYPE_CHECKING:
     from serving.model.spec import ModelSpec
 
-__all__ = ["MAX_PAGE", "Gallery", "GalleryItem", "GalleryStatus", "MadeFor", "Neighbour", "RebuildPolicy"]
-
-MAX_PAGE = 10_000
+__all__ = ["Gallery", "GalleryItem", "GalleryStatus", "MadeFor", "Neighbour", "RebuildPolicy"]
 
 
 class MadeFor(TypedDict):
@@ -65,10 +63,10 @@ class MadeFor(TypedDict):
 class Gallery:
     """An open gallery: its items, and search over them; every method is thread-safe.
 
-    All that is given is checked, and InvalidArgument tells what is out of bounds. Any call may raise
-    BadArtifact (the gallery file is damaged), NotFound (it is gone) and Unavailable (the disk fails, another
-    gallery has this one's name, or it is closed). A write that fails is undone as a whole, with Overloaded
-    where another writer was too slow or the disk is full, or ReadOnly; one that returns is on disk.
+    What is written or searched for is checked, and InvalidArgument tells what is out of bounds. Any call may
+    raise BadArtifact (the gallery file is damaged), NotFound (it is gone) and Unavailable (the disk fails,
+    another gallery has this one's name, or it is closed). A write that returns is on disk; one that fails is
+    undone as a whole, with Overloaded where another writer was too slow or the disk is full, or ReadOnly.
     """
 
     def __init__(self, path: Path, store: Store, policy: RebuildPolicy, device: str) -> None:
@@ -95,10 +93,9 @@ class Gallery:
         The folder appears complete or not at all. `policy` tells when the index is made anew, the device
         ("cpu", or "cuda" for the first GPU) where it is searched.
         """
-        dimension = check_whole(made_for["dimension"], "the dimension", least=1, most=MAX_DIMENSION)
-        side = made_for.get("thumbnail_side", 0)
-        side = check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
-        made_for["dimension"], made_for["thumbnail_side"] = dimension, side
+        dimension, side = made_for["dimension"], made_for.get("thumbnail_side", 0)
+        check_whole(dimension, "the dimension", least=1, most=MAX_DIMENSION)
+        check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
         check_text(made_for["model_name"], "name of the model", most=MAX_KEY_BYTES)
         check_text(made_for["fingerprint"], "fingerprint of the model", most=MAX_KEY_BYTES)
         _check_wanted(made_for.get("index"), made_for.get("recall"), dimension)
@@ -117,8 +114,6 @@ class Gallery:
         """
         require_faiss(device)
         check_path(path)
-        if not (path / FILE_NAME).is_file():
-            raise NotFound(f"there is no gallery at {path}; create it with crossbatch index")
         gallery = cls(path, Store(path / FILE_NAME), policy or RebuildPolicy(), device)
         try:
             with gallery._snapshots.open():
@@ -307,16 +302,13 @@ class Gallery:
     def keys_of(self, origin: str, *, after: str = "", limit: int = 1000) -> list[str]:
         """Return the first `limit` keys after `after` of items made from a data set's files, ascending."""
         check_origin(origin)
-        most = _check_page(after, limit)
         with self._store.read() as reader:
-            return reader.keys_of(origin, after=after, limit=most)
+            return reader.keys_of(origin, after=after, limit=limit)
 
     def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[GalleryItem]:
         """Return the first `limit` items by key of those that follow `after` and begin with `prefix`."""
-        check_text(prefix, "prefix of keys", most=MAX_KEY_BYTES)
-        most = _check_page(after, limit)
         with self._store.read() as reader:
-            return reader.page(after=after, limit=most, prefix=prefix)
+            return reader.page(after=after, limit=limit, prefix=prefix)
 
     def rebuild(
         self,
@@ -350,11 +342,6 @@ class Gallery:
         self._rebuilder.close()
         self._snapshots.retire()  # a mapped file of columns is an open one
         self._store.close()
-
-
-def _check_page(after: str, limit: int) -> int:
-    check_text(after, "key to begin after", most=MAX_KEY_BYTES)
-    return check_whole(limit, "the limit of a page", least=1, most=MAX_PAGE)
 
 
 def _check_wanted(index: str | None, recall: float | None, dimension: int) -> None:

@@ -9,6 +9,7 @@ Nothing is changed. All is of one state, while writes go on. The memory needed d
 """
 
 import json
+import math
 import zlib
 from collections import Counter
 from contextlib import closing
@@ -33,8 +34,6 @@ from serving.gallery.store.transaction import Reader, State
 __all__ = ["Verification", "verify"]
 
 _MOST = 20  # problems of one kind that are named; the others are counted
-
-StoredItem = tuple[Any, ...]  # a row of `Reader.as_stored`
 
 
 @dataclass(slots=True)
@@ -118,7 +117,7 @@ class _Verifying:
         removals = reader.removals_since(state.covers_removal)
         found.indexed, found.removals, total = len(held), len(removals), reader.count()
         for block in reader.as_stored():
-            faults = _faults(block, dimension)
+            faults = [_fault(row, dimension) for row in block]
             seqs = np.array([row[0] for row in block], np.int64)  # (b,)
             places = np.searchsorted(held, seqs)
             indexed = ended[places] == seqs
@@ -169,23 +168,8 @@ class _Verifying:
                 self.add("faulty thumbnails", f"the thumbnail {seq} {words}")
 
 
-def _faults(block: list[StoredItem], dimension: int) -> list[str]:
-    """Return what is wrong with each item of a block; empty where it is whole."""
-    found = [_fault(row, dimension) for row in block]
-    places = [place for place, words in enumerate(found) if not words]
-    vectors = np.frombuffer(b"".join(block[place][5] for place in places), "<f4").reshape(-1, dimension)
-    with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.sqrt(np.einsum("bd,bd->b", vectors, vectors, dtype=np.float64))  # (b,)
-    for which in np.flatnonzero(~(np.abs(norms - 1.0) <= NORM_TOLERANCE)):  # the negation also finds NaN
-        found[places[which]] = (
-            f"its vector has norm {norms[which]:.6g}, expected 1"
-            if np.isfinite(vectors[which]).all()
-            else "its vector holds a value that is not finite"
-        )
-    return found
-
-
-def _fault(row: StoredItem, dimension: int) -> str:
+def _fault(row: tuple[Any, ...], dimension: int) -> str:
+    """Return what is wrong with an item, a row of `Reader.as_stored`; empty where it is whole."""
     _, key, label, uri, metadata, vector, checksum, sourced = row
     if None in (key, label, uri, metadata, vector):
         return "a part of it is missing"
@@ -201,8 +185,13 @@ def _fault(row: StoredItem, dimension: int) -> str:
         return f"a text of it cannot be read: {error}"
     if len(vector) != 4 * dimension:
         return f"its vector is {len(vector)} bytes long, expected {4 * dimension}"
+    norm = float(np.linalg.norm(np.frombuffer(vector, "<f4").astype(np.float64)))
+    if not math.isfinite(norm):
+        return "its vector holds a value that is not finite"
+    if abs(norm - 1) > NORM_TOLERANCE:
+        return f"its vector has norm {norm:.6g}, expected 1"
     return "" if sourced else "the file it was made from is not noted in full"
 
 
-def _name(row: StoredItem) -> str:
+def _name(row: tuple[Any, ...]) -> str:
     return repr((row[1] or b"").decode(errors="replace"))

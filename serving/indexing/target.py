@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from serving.errors import AlreadyExists, BadSetting, Conflict, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
-from serving.gallery.index.factory import check_type
+from serving.gallery.index.choice import check_type
 from serving.gallery.item import GalleryItem, Source, check_item
 from serving.model.spec import ModelSpec
 

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from serving.gallery.index import choice as module
 from serving.gallery.index.builder import GivenUp, IndexBuilder
-from serving.gallery.index.choice import GroundTruth, build_index, measure_again, measured, tuned
-from serving.gallery.index.factory import is_small
+from serving.gallery.index.choice import GroundTruth, build_index, is_small, measure_again, measured, tuned
 from serving.gallery.index.index import set_parameters
 from serving.gallery.index.metadata import IndexMetadata
 from tests.serving.vectors import clustered, units
@@ -35,7 +34,7 @@ def true_recall(builder: IndexBuilder, rows: NDArray[np.float32], queries: NDArr
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few vectors be many."""
-    monkeypatch.setattr("serving.gallery.index.factory._SMALL", 1 << 15)
+    monkeypatch.setattr("serving.gallery.index.choice._SMALL", 1 << 15)
     monkeypatch.setattr("serving.gallery.index.choice._SAMPLE", 1500)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import InvalidArgument
-from serving.gallery.index.factory import INDEX_TYPES, check_recall, check_type, full_type
+from serving.gallery.index.choice import INDEX_TYPES, check_recall, check_type, full_type
 from serving.gallery.index.metadata import IndexDamaged, IndexMetadata, Trial
 
 GOOD = {

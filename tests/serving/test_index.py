@@ -22,7 +22,7 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.disk import file_checksum
 from serving.gallery.index import index as module
 from serving.gallery.index.builder import IndexBuilder
-from serving.gallery.index.factory import full_type
+from serving.gallery.index.choice import full_type
 from serving.gallery.index.index import SCORE_ERROR, GpuMatrix, Index, load_faiss, require_faiss
 from serving.gallery.index.metadata import EXACT, IndexDamaged, IndexMetadata
 from tests.serving.vectors import units

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.gallery.disk import file_checksum, is_full, written_aside
-from serving.gallery.index.index import exact_storage, load_faiss, matrix_of, nearest
+from serving.gallery.index.index import Found, exact_storage, load_faiss, matrix_of, nearest
 from serving.gallery.index.metadata import EXACT, published
 
 __all__ = ["Advance", "GivenUp", "IndexBuilder", "Untrainable"]
@@ -93,9 +93,7 @@ class IndexBuilder:
         self.index = made
         return time.monotonic() - began
 
-    def search(
-        self, queries: NDArray[np.float32], count: int, *, exact: bool = False
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def search(self, queries: NDArray[np.float32], count: int, *, exact: bool = False) -> Found:
         """Find the `count` nearest, as the published index would or exactly; see `index.nearest`."""
         load_faiss().omp_set_num_threads(self.threads if len(queries) > 1 else 1)
         return nearest(self._exact if exact else self.index, queries, count)

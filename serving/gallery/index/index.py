@@ -20,11 +20,14 @@ from serving.errors import BadSetting, Unavailable
 from serving.gallery.index.metadata import IndexDamaged, IndexMetadata, published
 
 __all__ = [
-    "SCORE_ERROR", "GpuMatrix", "Index", "check_gpu", "exact_storage", "load_faiss", "matrix_of", "nearest",
-    "require_faiss", "set_parameters",
+    "SCORE_ERROR", "Found", "GpuMatrix", "Index", "check_gpu", "exact_storage", "load_faiss", "matrix_of",
+    "nearest", "require_faiss", "set_parameters",
 ]  # fmt: skip
 
 SCORE_ERROR = 1e-5  # float32 inner products of unit vectors are off by less, in any order of summation
+
+Found = tuple[NDArray[np.float32], NDArray[np.int64]]
+"""Scores and positions of the nearest, each (Q, count), best first."""
 
 _MOST_ON_GPU = 2048  # results of one query (faiss#2103)
 _COPIED = 1 << 16  # vectors copied to the GPU at once
@@ -80,13 +83,8 @@ def set_parameters(index: Any, parameters: Mapping[str, float]) -> None:
         space.set_index_parameter(index, name, value)
 
 
-def nearest(
-    index: Any, queries: NDArray[np.float32], count: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Search an index without ids: scores float32 (Q, count), positions int64 (Q, count), best first.
-
-    Where fewer are found, the position is -1 and the score minus infinity.
-    """
+def nearest(index: Any, queries: NDArray[np.float32], count: int) -> Found:
+    """Search an index without ids; where fewer are found, the position is -1, the score minus infinity."""
     scores, positions = index.search(queries, count)
     scores[positions < 0] = -np.inf  # FAISS leaves the least float there
     return scores, positions
@@ -139,9 +137,7 @@ class Index:
     def __len__(self) -> int:
         return len(self.seqs)
 
-    def search(
-        self, queries: NDArray[np.float32], count: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def search(self, queries: NDArray[np.float32], count: int) -> Found:
         """Find the `count` nearest of each query (Q, d) as `nearest` does; exact to within `SCORE_ERROR`."""
         if self._gpu is not None and count <= _MOST_ON_GPU:
             return nearest(self._gpu, queries, count)
@@ -188,10 +184,8 @@ class GpuMatrix:
                 "or in use; search on the CPU"
             ) from error
 
-    def search(
-        self, queries: NDArray[np.float32], count: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Find the `count` <= 2048 nearest of each query (Q, d): scores and positions, each (Q, count)."""
+    def search(self, queries: NDArray[np.float32], count: int) -> Found:
+        """Find the `count` <= 2048 nearest of each query (Q, d)."""
         with _gpu:
             scores, positions = self._index.search(queries, count)
         return scores, positions

@@ -15,8 +15,7 @@ from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Overloaded
 from serving.gallery.disk import disk_error
 from serving.gallery.index.builder import Advance, GivenUp, IndexBuilder
-from serving.gallery.index.choice import build_index, measure_again
-from serving.gallery.index.factory import is_small
+from serving.gallery.index.choice import build_index, is_small, measure_again
 from serving.gallery.index.metadata import AUTOMATIC, EXACT, IndexDamaged, IndexMetadata
 from serving.gallery.lock import alone
 from serving.gallery.search.columns import Columns
@@ -192,14 +191,9 @@ class _Making:
             return IndexMetadata(wanted=wanted, wanted_recall=recall)
         found = build_index(builder, wanted=wanted, wanted_recall=recall, advance=self.advance)
         if found.note or found.recall < recall:
-            _log.warning(
-                "the index of the gallery %s is of type %s and finds %.4f of the 10 nearest, wanted %.4f%s",
-                self.store.path.parent.name,
-                found.type,
-                found.recall,
-                recall,
-                f" ({found.note})" if found.note else "",
-            )
+            name, note = self.store.path.parent.name, f" ({found.note})" if found.note else ""
+            reached = f"finds {found.recall:.4f} of the 10 nearest, wanted {recall:.4f}{note}"
+            _log.warning(f"the index of the gallery {name} is of type {found.type} and {reached}")
         return found
 
     def _extended(self, seen: State, known: IndexMetadata, reader: Reader) -> _Made | None:

@@ -147,16 +147,14 @@ class Columns:
 
     def _evaluated(self, filter: Filter) -> Mask:
         """Return the mask of a filter in an array of its own."""
-        match filter:
-            case AllOf(filters):
-                mask = np.ones(len(self), np.bool_)
-                for each in filters:
-                    mask &= self._evaluated(each)
-                return mask
-            case Not(inner):
-                return ~self._evaluated(inner)
         mask = np.zeros(len(self), np.bool_)
         match filter:
+            case Not(inner):
+                return ~self._evaluated(inner)
+            case AllOf(filters):
+                mask[:] = True
+                for each in filters:
+                    mask &= self._evaluated(each)
             case AnyOf(filters):
                 for each in filters:
                     mask |= self._evaluated(each)

@@ -97,11 +97,9 @@ class SealedSegment:
             step = max(1, _PRODUCTS // count)
             for start in range(0, len(pending), step):
                 asked = pending[start : start + step]
-                all_scores, all_positions = index.search(queries[asked], count)
-                all_live = (all_positions >= 0) & ~barred[all_positions]
-                for number, scores, positions, live in zip(
-                    asked, all_scores, all_positions, all_live, strict=True
-                ):
+                answers = zip(asked, *index.search(queries[asked], count), strict=True)
+                for number, scores, positions in answers:
+                    live = (positions >= 0) & ~barred[positions]
                     found = positions[live]
                     trusted = found if index.exact else found[: math.ceil(len(found) / _DEPTH)]
                     if _is_enough(trusted, labels, k):
@@ -215,11 +213,8 @@ def _marked(dead: Mask, seqs: NDArray[np.int64], removed: NDArray[np.int64]) -> 
 
 
 def _appended(rows: NDArray[T], more: NDArray[T]) -> NDArray[T]:
-    """Return `rows` and `more` in one array with room behind it, so that n appends copy O(n) rows in all.
-
-    Only the newest view may be extended, so that the room behind its rows is free; older ones do not look
-    beyond theirs.
-    """
+    """Return `rows` and `more` in one array with room behind it, so that n appends copy O(n) rows in all."""
+    # Only the newest view is extended: the room behind its rows is free, and older ones look at theirs alone.
     size = len(rows) + len(more)
     whole = rows.base if isinstance(rows.base, np.ndarray) else rows
     if whole.dtype != rows.dtype or whole.shape[1:] != rows.shape[1:] or len(whole) < size:
@@ -237,14 +232,11 @@ def distinct(labels: NDArray[np.int32] | NDArray[np.int64], places: NDArray[np.i
 def _product(
     queries: NDArray[np.float32], vectors: NDArray[np.float32], positions: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return the scores of queries (Q, d) with the vectors (n, d) at ascending positions (c,), (Q, c).
-
-    A block of them is gathered at a time; where they are all there are, none needs to be.
-    """
+    """Return the scores of queries (Q, d) with the vectors (n, d) at ascending positions (c,), (Q, c)."""
     scores = np.empty((len(queries), len(positions)), np.float32)
     for start in range(0, len(positions), _ROWS):
         rows = slice(start, start + _ROWS)
-        block = vectors[rows] if len(positions) == len(vectors) else vectors[positions[rows]]
+        block = vectors[rows] if len(positions) == len(vectors) else vectors[positions[rows]]  # gathered
         scores[:, rows] = queries @ block.T
     return scores
 

@@ -83,7 +83,9 @@ class Store:
             ReadOnly: This process may not write to it, and as it stands it cannot be read without.
         """
         if not path.is_file():
-            raise NotFound(f"there is no gallery file {path}; check the path, or create the gallery first")
+            raise NotFound(
+                f"there is no gallery file {path}; check the path, or make it by crossbatch index"
+            )
         self.path = path
         self._timeout = busy_timeout
         self._writable = is_writable(path)
