@@ -19,9 +19,8 @@ from numpy.typing import ArrayLike
 from serving.errors import InvalidArgument, ModelMismatch, NotFound
 from serving.gallery.folder import check_path, made_aside
 from serving.gallery.index.builder import Advance
-from serving.gallery.index.choice import check_recall, check_type
-from serving.gallery.index.index import require_faiss
-from serving.gallery.index.metadata import IndexMetadata
+from serving.gallery.index.choice import check_type
+from serving.gallery.index.index import IndexMetadata, require_faiss
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.item import (
     MAX_K,
@@ -31,7 +30,6 @@ from serving.gallery.item import (
     Neighbour,
     Source,
     check_items,
-    check_key,
     check_keys,
     check_origin,
     check_text,
@@ -256,8 +254,6 @@ class Gallery:
                 f"the item {pictured!r} has a thumbnail, and the gallery {self.name} keeps none: "
                 "leave it out, or make the gallery with thumbnails"
             )
-        if not checked and not expected:
-            return []
         with self._store.write() as writer:
             stored = writer.upsert(checked, expected or {})
             state = writer.reader.state()
@@ -275,8 +271,8 @@ class Gallery:
 
     def touch(self, sources: Mapping[str, Source]) -> None:
         """Note where files of the same bytes lie now, of those items that still are made from such bytes."""
-        for key, source in sources.items():
-            check_key(key)
+        check_keys(list(sources))
+        for source in sources.values():
             check_origin(source.origin)
         with self._store.write() as writer:
             writer.touch(sources)
@@ -345,8 +341,7 @@ class Gallery:
 
 
 def _check_wanted(index: str | None, recall: float | None, dimension: int) -> None:
-    if recall is not None:
-        check_recall(recall)
+    if recall is not None and not 0.0 < recall <= 1.0:  # NaN too
+        raise InvalidArgument(f"the wanted recall is {recall}; expected more than 0 and at most 1")
     if index is not None:
-        check_text(index, "type of the index", most=MAX_KEY_BYTES)
         check_type(index, dimension=dimension)

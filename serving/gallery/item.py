@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from serving.errors import InvalidArgument
-from serving.gallery.index.metadata import Trial
+from serving.gallery.index.index import Trial
 
 __all__ = [
     "JPEG", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS", "MAX_THUMBNAIL_BYTES",
@@ -23,17 +23,14 @@ __all__ = [
     "check_whole", "metadata_text", "normalize_queries",
 ]  # fmt: skip
 
-MAX_K = 2048
-"""Most neighbours of a query, as many as FAISS returns from a GPU."""
+MAX_K = 2048  # neighbours of a query, as many as FAISS returns from a GPU
 MAX_KEY_BYTES = 1024  # a label has the same bound
 MAX_URI_BYTES = 8192
 MAX_THUMBNAIL_BYTES = 65_536
 MAX_METADATA_BYTES = 65_536
 MAX_METADATA_LEVELS = 30  # Protocol Buffers read 100 levels of messages; one of metadata takes up to three
-JPEG = b"\xff\xd8\xff"
-"""How every JPEG file begins."""
-NORM_TOLERANCE = 1e-3
-"""Of what is accepted as a unit vector; a half-precision model is off by less."""
+JPEG = b"\xff\xd8\xff"  # how every JPEG file begins
+NORM_TOLERANCE = 1e-3  # of what is accepted as a unit vector; a half-precision model is off by less
 _EXACT_TOLERANCE = 1e-6  # within it the bits are kept, so storing what was read changes nothing
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -117,19 +114,15 @@ class GalleryStatus:
 
 def check_items(items: Iterable[GalleryItem], *, dimension: int) -> list[GalleryItem]:
     """Check the items of one call, whose keys differ, and bring their vectors to unit norm, float32 (d,)."""
-    given, rows = [], []
+    given, rows = list(items), []
     first: dict[str, int] = {}
-    for position, item in enumerate(items):
+    for position, item in enumerate(given):
         try:
             rows.append(_check_all_but_norm(item, dimension))
+            if (earlier := first.setdefault(item.key, position)) != position:
+                raise InvalidArgument(f"items[{earlier}] has the same key {item.key!r}; send each key once")
         except InvalidArgument as error:
             raise InvalidArgument(f"items[{position}]: {error}") from error
-        earlier = first.setdefault(item.key, position)
-        if earlier != position:
-            raise InvalidArgument(
-                f"items[{position}]: items[{earlier}] has the same key {item.key!r}; send each key once"
-            )
-        given.append(item)
     if not given:
         return []
     units = _normalize(np.stack(rows), lambda row: f"items[{row}]: the vector of {given[row].key!r}")
@@ -246,11 +239,9 @@ def normalize_queries(vectors: ArrayLike, *, dimension: int) -> NDArray[np.float
 
 
 def _normalize(rows: NDArray[np.floating[Any]], name: Callable[[int], str]) -> NDArray[np.float32]:
-    """Bring rows (n, d) to unit norm; each comes out the same in whichever company it is.
-
-    A norm that differs from 1 by more than 1e-3 is refused by BadVector rather than mended: it shows that the
-    vector is not an embedding of the model. Smaller differences (half precision, other sums) are divided out.
-    """
+    """Bring rows (n, d) to unit norm; each comes out the same in whichever company it is."""
+    # A norm that is farther from 1 shows that the vector is no embedding of the model: it is refused, not
+    # mended. Smaller differences (half precision, other sums) are divided out.
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))  # (n,)
         off = np.abs(norms - 1.0)

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.index.builder import Advance
-from serving.gallery.index.index import Index
-from serving.gallery.index.metadata import IndexDamaged
+from serving.gallery.index.index import Index, IndexDamaged
 from serving.gallery.item import JPEG, NORM_TOLERANCE, check_key
 from serving.gallery.search.segment import SealedSegment
 from serving.gallery.store.schema import FILE_NAME

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from serving.gallery.index import choice as module
 from serving.gallery.index.builder import GivenUp, IndexBuilder
 from serving.gallery.index.choice import GroundTruth, build_index, is_small, measure_again, measured, tuned
-from serving.gallery.index.index import set_parameters
-from serving.gallery.index.metadata import IndexMetadata
+from serving.gallery.index.index import IndexMetadata, set_parameters
 from tests.serving.vectors import clustered, units
 
 Built = tuple[IndexBuilder, IndexMetadata]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.gallery.disk import file_checksum
-from serving.gallery.index.metadata import IndexDamaged
+from serving.gallery.index.index import IndexDamaged
 from serving.gallery.search.columns import Columns
 from serving.gallery.search.filter import (
     LABEL,

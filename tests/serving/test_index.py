@@ -23,8 +23,16 @@ from serving.gallery.disk import file_checksum
 from serving.gallery.index import index as module
 from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.choice import full_type
-from serving.gallery.index.index import SCORE_ERROR, GpuMatrix, Index, load_faiss, require_faiss
-from serving.gallery.index.metadata import EXACT, IndexDamaged, IndexMetadata
+from serving.gallery.index.index import (
+    EXACT,
+    SCORE_ERROR,
+    GpuMatrix,
+    Index,
+    IndexDamaged,
+    IndexMetadata,
+    load_faiss,
+    require_faiss,
+)
 from tests.serving.vectors import units
 
 

@@ -18,7 +18,7 @@ from serving.errors import InvalidArgument, Unavailable
 from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.choice import build_index
-from serving.gallery.index.metadata import IndexMetadata
+from serving.gallery.index.index import IndexMetadata
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Replaced, Store
 from serving.gallery.store.transaction import State

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from serving.errors import InvalidArgument
 from serving.gallery.gallery import Gallery, GalleryItem
 from serving.gallery.index.builder import IndexBuilder
-from serving.gallery.index.index import Index
-from serving.gallery.index.metadata import EXACT, IndexMetadata
+from serving.gallery.index.index import EXACT, Index, IndexMetadata
 from serving.gallery.search import segment as segment_module
 from serving.gallery.search.columns import Columns
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range

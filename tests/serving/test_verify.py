@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from serving.errors import BadArtifact, NotFound
 from serving.gallery.gallery import Gallery, GalleryItem
-from serving.gallery.index.metadata import IndexMetadata
+from serving.gallery.index.index import IndexMetadata
 from serving.gallery.item import Source
 from serving.gallery.search.columns import Columns
 from serving.gallery.store.schema import PUBLISHED, publication_checksum

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.gallery.disk import file_checksum, is_full, written_aside
-from serving.gallery.index.index import Found, exact_storage, load_faiss, matrix_of, nearest
-from serving.gallery.index.metadata import EXACT, published
+from serving.gallery.index.index import EXACT, Found, exact_storage, load_faiss, matrix_of, nearest, published
 
 __all__ = ["Advance", "GivenUp", "IndexBuilder", "Untrainable"]
 

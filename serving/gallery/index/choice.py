@@ -22,12 +22,21 @@ from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument
 from serving.gallery.index.builder import Advance, IndexBuilder, Untrainable
-from serving.gallery.index.index import SCORE_ERROR, exact_storage, load_faiss, set_parameters
-from serving.gallery.index.metadata import AUTOMATIC, EXACT, MEASURED_K, IndexMetadata, Trial
+from serving.gallery.index.index import (
+    AUTOMATIC,
+    EXACT,
+    MEASURED_K,
+    SCORE_ERROR,
+    IndexMetadata,
+    Trial,
+    exact_storage,
+    load_faiss,
+    set_parameters,
+)
 
 __all__ = [
-    "INDEX_TYPES", "GroundTruth", "build_index", "check_recall", "check_type", "full_type", "is_small",
-    "measure_again", "measured", "tuned",
+    "INDEX_TYPES", "GroundTruth", "build_index", "check_type", "full_type", "is_small", "measure_again",
+    "measured", "tuned",
 ]  # fmt: skip
 
 _SMALL = 1 << 22  # components that one thread compares in about a millisecond
@@ -252,12 +261,6 @@ def _unit(rows: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
 def is_small(count: int, dimension: int) -> bool:
     """Tell whether comparing every one of n vectors is fast enough."""
     return count < _FEW or count * max(dimension, 64) <= _SMALL
-
-
-def check_recall(wanted: float) -> None:
-    """Raise InvalidArgument for a wanted recall that is not above 0 and at most 1."""
-    if not 0.0 < wanted <= 1.0:  # NaN too
-        raise InvalidArgument(f"the wanted recall is {wanted}; expected more than 0 and at most 1")
 
 
 def check_type(wanted: str, *, dimension: int) -> str:

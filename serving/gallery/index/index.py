@@ -1,38 +1,108 @@
-"""The FAISS file of a gallery as it is searched: verified, memory-mapped, never changed.
+"""The FAISS file of a gallery as it is searched: verified, memory-mapped, never changed; what is known of it.
 
 The file is derived from the store and may be lost at any time. It is an `IDMap` over an exact inner-product
 index, over a graph whose nodes are the vectors, or over any index refined by the exact vectors: they are
 always in it, so every score is exact, and what an approximate type can miss is candidates. The ids are the
 items' seqs, ascending, so a position in the index is a position in `seqs`. `builder` makes it.
+Its type and what was measured are not in it: they are its metadata.
 """
 
+import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter
 
 from serving.cores import usable_cores
 from serving.errors import BadSetting, Unavailable
-from serving.gallery.index.metadata import IndexDamaged, IndexMetadata, published
+from serving.gallery.disk import file_checksum
 
 __all__ = [
-    "SCORE_ERROR", "Found", "GpuMatrix", "Index", "check_gpu", "exact_storage", "load_faiss", "matrix_of",
-    "nearest", "require_faiss", "set_parameters",
+    "AUTOMATIC", "EXACT", "MEASURED_K", "SCORE_ERROR", "Found", "GpuMatrix", "Index", "IndexDamaged",
+    "IndexMetadata", "Trial", "check_gpu", "exact_storage", "load_faiss", "matrix_of", "nearest",
+    "published", "require_faiss", "set_parameters",
 ]  # fmt: skip
 
+AUTOMATIC = "auto"
+EXACT = "exact"
+MEASURED_K = 10  # the recall of an index is that of the 10 nearest
 SCORE_ERROR = 1e-5  # float32 inner products of unit vectors are off by less, in any order of summation
 
-Found = tuple[NDArray[np.float32], NDArray[np.int64]]
-"""Scores and positions of the nearest, each (Q, count), best first."""
+Found = tuple[NDArray[np.float32], NDArray[np.int64]]  # scores and positions (Q, count), best first
 
 _MOST_ON_GPU = 2048  # results of one query (faiss#2103)
 _COPIED = 1 << 16  # vectors copied to the GPU at once
 _team = threading.Lock()  # held by the one search that may use every core
 _gpu = threading.RLock()  # held by whoever uses the GPU: what all indexes share is of one thread at a time
+
+
+class IndexDamaged(Exception):
+    """The published index is missing, is not the one that was published, or cannot be made sense of."""
+
+
+@contextmanager
+def published(path: Path, checksum: str) -> Iterator[None]:
+    """Read a file that was published with this checksum; IndexDamaged where that cannot be done."""
+    try:
+        found = file_checksum(path)  # first of all: mapping a truncated file ends the process (SIGSEGV)
+        if found != checksum:
+            raise IndexDamaged(f"{path} has the checksum {found}, published was {checksum}")
+        yield
+    except (OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:  # NUL: ValueError
+        raise IndexDamaged(f"{path} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a type did on a sample of the gallery."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    type: str
+    recall: float
+    latency_ms: float
+    build_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMetadata:
+    """How an index was chosen, built and measured."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    type: str = EXACT  # or the FAISS factory string it was made by
+    wanted: str = AUTOMATIC  # the type that was asked for: "auto", "exact" or a factory string
+    wanted_recall: float = 0.99
+    recall: float = 1.0  # the share of the 10 nearest that it finds
+    queries: int = 0  # that the recall was measured with; 0 where nothing was
+    latency_ms: float = 0.0  # median of one query on one thread
+    parameters: Mapping[str, float] = field(default_factory=dict)  # nprobe, efSearch, k_factor_rf
+    trials: tuple[Trial, ...] = ()
+    note: str = ""  # why it is not of the type wanted; empty where it is
+    count: int = 0  # of items when it was last built whole
+    build_seconds: float = 0.0
+    extended: int = 0  # items added since
+    columns_checksum: str = ""  # of the file of its labels and metadata
+
+    def to_json(self) -> str:
+        """Return the JSON object that is stored beside the index's name."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "IndexMetadata":
+        """Read what `to_json` wrote; an empty object stands for an index of which nothing is known."""
+        try:
+            return _STORED.validate_json(text)
+        except ValueError as error:
+            raise IndexDamaged(f"what is known of the index cannot be read: {error}") from error
+
+
+_STORED = TypeAdapter(IndexMetadata)
 
 
 def require_faiss(device: str = "cpu") -> None:

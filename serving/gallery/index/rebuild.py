@@ -16,7 +16,7 @@ from serving.errors import CrossbatchError, Overloaded
 from serving.gallery.disk import disk_error
 from serving.gallery.index.builder import Advance, GivenUp, IndexBuilder
 from serving.gallery.index.choice import build_index, is_small, measure_again
-from serving.gallery.index.metadata import AUTOMATIC, EXACT, IndexDamaged, IndexMetadata
+from serving.gallery.index.index import AUTOMATIC, EXACT, IndexDamaged, IndexMetadata
 from serving.gallery.lock import alone
 from serving.gallery.search.columns import Columns
 from serving.gallery.store.schema import sound
@@ -87,11 +87,11 @@ class Rebuilder:
         """
         try:
             with alone(self._folder, _TURN, waiting=lambda: progress("wait", 0, 0)):
-                self._making(usable_cores(), progress).run(whole=whole)
+                making = _Making(self._store, self.policy, self._stopping, usable_cores(), progress)
+                making.run(whole=whole)
         except GivenUp as error:
-            raise Replaced(
-                f"the gallery {self._folder} was closed while its index was made; open it again"
-            ) from error
+            closed = f"the gallery {self._folder} was closed while its index was made; open it again"
+            raise Replaced(closed) from error
         except OSError as error:
             self._store.check_name()  # or the folder is not there because the gallery was dropped
             raise disk_error(error, f"the index of the gallery {self._folder}") from error
@@ -111,7 +111,8 @@ class Rebuilder:
             with alone(self._folder, 0.0):
                 _log.info("the index of %s is being rebuilt", self._folder)
                 threads = max(1, usable_cores() // 2)
-                self._making(threads, lambda *_: None).run(whole=damaged, only_if_due=not damaged)
+                making = _Making(self._store, self.policy, self._stopping, threads, lambda *_: None)
+                making.run(whole=damaged, only_if_due=not damaged)
             _log.info("the index of %s is rebuilt after %.1f s", self._folder, time.monotonic() - began)
         except Exception as error:
             if self._stopping.is_set():
@@ -127,14 +128,6 @@ class Rebuilder:
             with self._guard:
                 self._not_before = time.monotonic() + _PAUSE
 
-    def _making(self, threads: int, progress: Advance) -> "_Making":
-        def advance(stage: str, done: int, total: int) -> None:
-            if self._stopping.is_set():
-                raise GivenUp
-            progress(stage, done, total)
-
-        return _Making(self._store, self.policy, threads, advance)
-
 
 _Made = tuple[IndexBuilder, Columns, IndexMetadata, int]  # the last: the last removal that it covers
 
@@ -145,8 +138,15 @@ class _Making:
 
     store: Store
     policy: RebuildPolicy
+    stopping: threading.Event
     threads: int  # of FAISS
-    advance: Advance
+    progress: Advance
+
+    def advance(self, stage: str, done: int, total: int) -> None:
+        """Tell how far it is; GivenUp where it is to stop."""
+        if self.stopping.is_set():
+            raise GivenUp
+        self.progress(stage, done, total)
 
     def run(self, *, whole: bool, only_if_due: bool = False) -> None:
         """Add to the published index, where that will do and it need not be `whole`, or make all anew."""

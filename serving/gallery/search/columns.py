@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from serving.gallery.disk import file_checksum, written_aside
-from serving.gallery.index.metadata import published
+from serving.gallery.index.index import published
 from serving.gallery.search.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
 
 __all__ = ["Columns", "Mask", "TextTable"]
@@ -89,7 +89,7 @@ class Columns:
     @staticmethod
     def joined(parts: Sequence["Columns"]) -> "Columns":
         """Return the columns of the items of all parts, one after the other."""
-        return _sorted([part._entries() for part in parts])
+        return _sorted([_read([], []), *(part._entries() for part in parts)])
 
     def save(self, path: Path) -> str:
         """Write a file that `load` maps, whole or not at all, on disk; returns its checksum."""
@@ -259,7 +259,7 @@ def _sorted(parts: Sequence[_Entries]) -> Columns:
         positions.append(part.positions + np.int32(count))
         labels.append(text_map[part.label_codes])
         count += len(part.label_codes)
-    group, value = _concatenated(groups, np.int64), _concatenated(values, np.float64)
+    group, value = np.concatenate(groups), np.concatenate(values)
     order = np.lexsort((value, group))
     distinct, starts = np.unique(group[order], return_index=True)
     return Columns(
@@ -268,10 +268,6 @@ def _sorted(parts: Sequence[_Entries]) -> Columns:
         groups=distinct,
         names=TextTable.of(names),
         label_names=TextTable.of(texts),
-        positions=_concatenated(positions, np.int32)[order],
-        label_codes=_concatenated(labels, np.int32),
+        positions=np.concatenate(positions)[order],
+        label_codes=np.concatenate(labels),
     )
-
-
-def _concatenated(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype)

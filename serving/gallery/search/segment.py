@@ -9,14 +9,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.index.metadata import MEASURED_K, IndexDamaged, IndexMetadata
+from serving.gallery.index.index import MEASURED_K, SCORE_ERROR, Index, IndexDamaged, IndexMetadata
 from serving.gallery.search.columns import Columns, Mask, TextTable
 from serving.gallery.search.filter import Filter
 from serving.gallery.store.schema import sound
 from serving.gallery.store.transaction import Block, State
 
-__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "exact_scores", "kth", "ranked"]
+__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "kth", "ranked", "rescored"]
 
 Near = tuple[NDArray[np.float32], NDArray[np.int64], float]
 """Scores of candidates (c,), their positions (c,), and a bound on the scores of all others allowed."""
@@ -151,10 +150,8 @@ class GrowingSegment:
     @staticmethod
     def empty(dimension: int, known: TextTable) -> "GrowingSegment":
         """Return the segment of no item."""
-        none = np.empty(0, np.int64)
-        return GrowingSegment(
-            np.empty((0, dimension), np.float32), none, np.zeros(0, np.bool_), none.copy(), known
-        )
+        vectors, none = np.empty((0, dimension), np.float32), np.empty(0, np.int64)
+        return GrowingSegment(vectors, none, np.zeros(0, np.bool_), none.copy(), known)
 
     def advanced(self, blocks: Iterable[Block], removed: NDArray[np.int64], path: Path) -> "GrowingSegment":
         """Return these items and newer ones of the file `path`, with the removed seqs dead."""
@@ -241,7 +238,7 @@ def _product(
     return scores
 
 
-def exact_scores(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def rescored(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return inner products of (d,) and (c, d), float32 (c,), summed in float64.
 
     They do not depend on where an item is kept, nor on how many queries came together (FAISS's do:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import Overloaded
-from serving.gallery.index.index import SCORE_ERROR
-from serving.gallery.index.metadata import IndexDamaged
+from serving.gallery.index.index import SCORE_ERROR, IndexDamaged
 from serving.gallery.index.rebuild import Rebuilder
 from serving.gallery.search.columns import Columns, Mask
 from serving.gallery.search.filter import LABEL, Filter
@@ -24,9 +23,9 @@ from serving.gallery.search.segment import (
     Near,
     SealedSegment,
     distinct,
-    exact_scores,
     kth,
     ranked,
+    rescored,
 )
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
@@ -136,7 +135,7 @@ class Snapshot:
             places = np.union1d(places, others[~barred[others]])
         main, rest = places[places < count], places[places >= count] - count
         seqs = np.concatenate([sealed.seqs[main], growing.seqs[rest]])
-        exact = exact_scores(query, np.concatenate([sealed.vectors[main], growing.vectors[rest]]))
+        exact = rescored(query, np.concatenate([sealed.vectors[main], growing.vectors[rest]]))
         order = ranked(exact, k, minimum, self._labels(places) if by_label else None)
         return list(zip(seqs[order].tolist(), exact[order].tolist(), strict=True))
 

@@ -83,9 +83,7 @@ class Store:
             ReadOnly: This process may not write to it, and as it stands it cannot be read without.
         """
         if not path.is_file():
-            raise NotFound(
-                f"there is no gallery file {path}; check the path, or make it by crossbatch index"
-            )
+            raise NotFound(f"there is no gallery file {path}; check the path, or make it by crossbatch index")
         self.path = path
         self._timeout = busy_timeout
         self._writable = is_writable(path)
@@ -125,10 +123,7 @@ class Store:
             self._write_turn.release()
 
     def copy_to(self, path: Path) -> None:
-        """Write one file of a single state, while writes go on: a gallery of its own, without index.
-
-        It is written in place, to a folder of the caller's alone; what a failure leaves there is no gallery.
-        """
+        """Write one file of a single state, while writes go on: a gallery of its own, without index."""
         with self._borrowed() as reader:
             try:
                 reader.sql.execute("VACUUM INTO ?", (str(path),))
