@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.repository import ModelFile
+from serving.engine.repository import ModelFile, ModelRepository
 from serving.errors import BadImage, InvalidArgument
 from serving.server.server import Server
 from serving.settings import Settings
@@ -119,7 +119,7 @@ def source(encoder: Any, name: str = "") -> ModelFile:
 
 
 @dataclass
-class FakeSources:
+class FakeSources(ModelRepository):
     """Encoders by name, to be changed at will between two looks; an empty name is that of the spec."""
 
     models: dict[str, Any]
@@ -141,7 +141,7 @@ def serving(encoder: Any, galleries: Any, **settings: Any) -> Iterator[Server]:
     given = Settings.model_validate(
         {"model": ["model.onnx"], "galleries": Path("galleries"), "port": 0, "threads": 2} | settings
     )
-    server = Server(sources, galleries, given)
+    server = Server(given, sources=sources, directory=galleries)
     server.start()
     try:
         yield server

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.engine.instances import NICENESS, Explanation, InstanceLimits, ModelInstances
+from serving.engine.instances import NICENESS, InstanceLimits, ModelInstances
 from serving.errors import (
     BadImage,
     Cancelled,
@@ -107,7 +107,7 @@ def test_each_image_has_exactly_one_outcome_its_own(
         for images, fate in named:
             call = call_of(-1 if fate == "expired" else 20)
             if fate == "cancelled":
-                call.is_active = lambda: False
+                call.leave()
             asked.append(begin(model.embed, images, call))
         for (images, fate), future in zip(named, asked, strict=True):
             if fate != "wait":
@@ -139,7 +139,7 @@ def test_pixels_are_embedded_as_their_file_is() -> None:
     encoder = FakeEncoder()
     pixels = np.stack([encoder.preprocess(each) for each in (b"one", b"two", b"three")])
     with running(encoder) as model:
-        found = model.encode(pixels, call_of())
+        found = model.embed(list(pixels), call_of())
     np.testing.assert_array_equal(found, [vector_for(each) for each in (b"one", b"two", b"three")])
 
 
@@ -164,7 +164,7 @@ def test_an_image_that_is_alone_has_all_cores_and_waits_for_nobody() -> None:
         call = call_of()
         model.embed([b"alone"], call)
         assert encoder.threads_used == [0]
-        assert call.stages.queue < 1
+        assert call.stages.seconds("queue") < 1
         model.embed([b"a", b"b"], call_of())
     assert encoder.threads_used[1:] != [0, 0]
 
@@ -212,14 +212,14 @@ def test_what_nobody_waits_for_gives_up_its_places_and_is_not_computed(way: str,
         until(lambda: encoder.encoding)
         call = call_of(0.2 if way == "expired" else None)
         if decoded:
-            late = begin(model.encode, np.stack([encoder.preprocess(b"late")] * 4), call)
+            late = begin(model.embed, [encoder.preprocess(b"late")] * 4, call)
         else:
             late = begin(model.embed, [b"late"] * 4, call)
         until(lambda: model.waiting == 4)
         with pytest.raises(Overloaded, match="4 images wait, and 4 is the most"):
             model.embed([b"no place"], call_of())
         if way == "cancelled":
-            call.is_active = lambda: False
+            call.leave()
         with pytest.raises(DeadlineExceeded if way == "expired" else Cancelled):
             late.result(10)
         others = begin(model.embed, [b"o"] * 4, call_of())
@@ -273,14 +273,14 @@ def test_images_are_explained_each_for_itself() -> None:
     with running(encoder) as model:
         call = call_of()
         found = model.explain(images, call)
-    assert [kind for kind in kinds(found) if kind is not Explanation] == [BadImage, BadImage]
+    assert [kind for kind in kinds(found) if kind is not tuple] == [BadImage, BadImage]
     for image, each in zip(images, found, strict=True):
-        if isinstance(each, Explanation):
+        if isinstance(each, tuple):
             histogram, assignments = explanation_for(zlib.crc32(image), 5)
-            np.testing.assert_array_equal(each.histogram, histogram)
-            np.testing.assert_array_equal(each.assignments, assignments)
+            np.testing.assert_array_equal(each[0], histogram)
+            np.testing.assert_array_equal(each[1], assignments)
     assert encoder.explained == 5
-    assert call.stages.encode > 0
+    assert call.stages.seconds("encode") > 0
 
 
 def test_what_cannot_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,8 +306,8 @@ def test_stages_and_runs_are_measured() -> None:
     with running(encoder, instances=1, ran=lambda name, size, seconds: seen.append((name, size))) as model:
         model.embed([b"%d" % i for i in range(16)], call)
     assert seen == [("m", 8)] * 2
-    assert set(call.stages.starts) == {"queue", "decode", "encode"}
-    assert call.stages.starts["queue"] <= call.stages.starts["decode"] <= call.stages.starts["encode"]
+    assert set(call.stages) == {"queue", "decode", "encode"}
+    assert call.stages["queue"] <= call.stages["decode"] <= call.stages["encode"]  # by when they began
 
 
 def test_a_model_that_stops_finishes_what_waits_and_takes_no_more() -> None:

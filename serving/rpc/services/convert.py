@@ -11,12 +11,12 @@ from google.protobuf.struct_pb2 import Struct
 from numpy.typing import NDArray
 
 from protos import gallery_service_pb2, retrieval_service_pb2
-from serving.engine.instances import Explanation
+from serving.engine.instances import Prototypes
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.gallery import GalleryStatus
 from serving.gallery.item import GalleryItem, Neighbour, check_item, check_key, check_keys
 from serving.model.preprocess import MAX_BYTES
-from serving.observability.call import Call
+from serving.observability.call import STAGES, Call
 from serving.rpc.filters import filter_of
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PAGE, MAX_EXCLUDED, MAX_HITS, MAX_INPUTS, MAX_K, MAX_PAGE
 from serving.rpc.status import Refusal, Violation, refusal, to_status
@@ -195,14 +195,15 @@ def embed_result(outcome: NDArray[np.float32] | Exception) -> retrieval_service_
     return retrieval_service_pb2.EmbedResult(vector=bytes_of(outcome))
 
 
-def explain_result(outcome: Explanation | Exception) -> retrieval_service_pb2.ExplainResult:
+def explain_result(outcome: Prototypes) -> retrieval_service_pb2.ExplainResult:
     """Write an explanation, or why there is none."""
     if isinstance(outcome, Exception):
         return retrieval_service_pb2.ExplainResult(error=to_status(outcome))
-    height, width = outcome.assignments.shape
+    histogram, assignments = outcome
+    height, width = assignments.shape
     return retrieval_service_pb2.ExplainResult(
-        histogram=bytes_of(outcome.histogram),
-        assignments=np.ascontiguousarray(outcome.assignments, dtype=np.uint8).tobytes(),
+        histogram=bytes_of(histogram),
+        assignments=np.ascontiguousarray(assignments, dtype=np.uint8).tobytes(),
         height=height,
         width=width,
     )
@@ -210,8 +211,7 @@ def explain_result(outcome: Explanation | Exception) -> retrieval_service_pb2.Ex
 
 def timings_of(call: Call) -> retrieval_service_pb2.Timings:
     """Write where the time of a call went, in whole microseconds."""
-    stages = call.stages
-    seconds = (stages.decode, stages.queue, stages.encode, stages.gallery, time.monotonic() - call.began)
+    seconds = (*map(call.stages.seconds, STAGES), time.monotonic() - call.began)
     decode, queue, encode, gallery, total = (max(0, round(each * 1e6)) for each in seconds)
     return retrieval_service_pb2.Timings(
         decode_us=decode, queue_us=queue, encode_us=encode, gallery_us=gallery, total_us=total
