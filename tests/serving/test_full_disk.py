@@ -3,18 +3,18 @@
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from serving.errors import Overloaded
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery, Item, RebuildPolicy
-from serving.gallery.store.store import Store
+from serving.gallery.gallery import Item
+from tests.serving.vectors import MANUAL, MODEL, units
 
 DIMENSION = 32
+MADE_FOR = {**MODEL, "dimension": DIMENSION}
 
 
 @pytest.fixture
@@ -38,10 +38,9 @@ def small_disk() -> Iterator[Path]:
 def test_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
     filler = small_disk / "filler"
     filler.write_bytes(b"x" * (2 << 20))
-    directory = GalleryDirectory(small_disk, policy=RebuildPolicy(automatic=False))
-    gallery = directory.create("a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION)
-    rows = np.random.default_rng(0).standard_normal((10, DIMENSION)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    directory = GalleryDirectory(small_disk, policy=MANUAL)
+    gallery = directory.create("a", **MADE_FOR)
+    rows = units(10, DIMENSION)
     acknowledged: list[str] = []
 
     def fill() -> None:
@@ -60,7 +59,7 @@ def test_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
     with pytest.raises(Overloaded, match="full"):
         gallery.rebuild()
     with pytest.raises(Overloaded, match="full"):
-        directory.create("b", model_name="m", fingerprint="f" * 64, dimension=DIMENSION)
+        directory.create("b", **MADE_FOR)
     assert directory.names() == ["a"]
     assert len(acknowledged) > 100
     assert {hit.key for hit in gallery.search(rows[:1], 2048)[0]} == set(acknowledged)  # searches go on
@@ -72,16 +71,3 @@ def test_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
     assert gallery.info().items == len(acknowledged)
     gallery.delete(acknowledged[:50])
     directory.close()
-
-
-def test_copy_to_a_full_disk_is_refused_and_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
-    gallery = Gallery.create(tmp_path / "a", model_name="m", fingerprint="f" * 64, dimension=DIMENSION)
-    row = np.eye(1, DIMENSION, dtype=np.float32)[0]
-    gallery.upsert([Item(f"{i}", row, "x" * 1000, metadata={"x": "y" * 5000}) for i in range(1000)])
-    gallery.close()
-    with closing(Store(tmp_path / "a" / "gallery.sqlite")) as store:
-        with pytest.raises(Overloaded, match=f"{small_disk}.* is full"):
-            store.copy_to(small_disk / "copy")
-        assert list(small_disk.iterdir()) == []
-        store.copy_to(tmp_path / "copy")
-        assert store.check() == []

@@ -62,12 +62,8 @@ def test_search_equals_brute_force(
 
 
 @pytest.mark.parametrize(
-    "type_",
-    [
-        "PQ8x4fs", "HNSW8,Flat", "HNSW8,SQ8", "IVF8,Flat", "IVF8,PQ8x4fs,RFlat", "SQ8", "PCA8,SQ8",
-        "PQ2x4,Refine(SQ8)",
-    ],
-)  # fmt: skip
+    "type_", ["PQ8x4fs", "HNSW8,Flat", "HNSW8,SQ8", "IVF8,Flat", "SQ8", "PCA8,SQ8", "PQ2x4,Refine(SQ8)"]
+)
 def test_scores_are_exact_whatever_the_type(tmp_path: Path, type_: str) -> None:
     vectors, seqs = units(700, 16), np.arange(700) * 2 + 1
     index = opened(built(tmp_path, vectors, seqs, type_), 16)
@@ -96,31 +92,6 @@ def test_matrix_outlives_its_index(tmp_path: Path) -> None:
     gc.collect()
     (tmp_path / "index-1.faiss").unlink()
     assert np.array_equal(row, vectors[2999:])
-
-
-@pytest.mark.parametrize(
-    ("type_", "parameters"),
-    [
-        ("exact", {}),
-        ("PQ8x4fs", {"k_factor_rf": 64}),
-        ("HNSW8,SQ8", {"efSearch": 64, "k_factor_rf": 2}),
-        ("HNSW8,Flat", {"efSearch": 64}),
-        ("IVF8,Flat", {"nprobe": 8}),
-    ],
-)
-def test_file_that_was_read_can_be_added_to(tmp_path: Path, type_: str, parameters: dict[str, float]) -> None:
-    vectors = units(900, 16)
-    path = built(tmp_path, vectors[:600], np.arange(600), type_)
-    builder = IndexBuilder.read(path, checksum=file_checksum(path), dimension=16, threads=1)
-    builder.add(np.arange(700, 1000), vectors[600:])
-    builder.save(path)
-    index = opened(path, 16, facts=IndexMetadata(parameters=parameters))
-    assert np.array_equal(index.matrix, vectors)
-    assert index.seqs.tolist() == [*range(600), *range(700, 1000)]
-    _, positions = index.search(vectors, 1)
-    assert (positions[:, 0] == np.arange(900)).mean() > 0.98
-    with pytest.raises(IndexDamaged):
-        IndexBuilder.read(path, checksum="0" * 64, dimension=16, threads=1)
 
 
 def test_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

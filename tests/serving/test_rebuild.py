@@ -7,8 +7,10 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,11 +21,12 @@ from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.choice import build_index
 from serving.gallery.index.metadata import IndexMetadata
+from serving.gallery.search.filter import Range
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Replaced, Store
 from serving.gallery.store.transaction import State
 from serving.gallery.verify import verify
-from tests.serving.vectors import MANUAL, MODEL
+from tests.serving.vectors import MANUAL, created, flip, wait_for
 from tests.serving.vectors import units as units_of
 from tests.test_fixtures import FIXTURES
 
@@ -38,13 +41,9 @@ def items(prefix: str, rows: NDArray[np.float32]) -> list[Item]:
     return [Item(f"{prefix}{i}", row, label=str(i % 3), metadata={"i": i}) for i, row in enumerate(rows)]
 
 
-def made(path: Path, policy: RebuildPolicy = MANUAL) -> Gallery:
-    return Gallery.create(path, **{**MODEL, "dimension": DIMENSION}, policy=policy)
-
-
 @pytest.fixture
 def gallery(tmp_path: Path) -> Iterator[Gallery]:
-    with closing(made(tmp_path / "a")) as gallery:
+    with closing(created(tmp_path / "a", DIMENSION)) as gallery:
         yield gallery
 
 
@@ -98,51 +97,31 @@ def test_adding_gives_what_a_whole_rebuild_gives(gallery: Gallery, type_: str) -
         assert reopened.search(queries, 10) == whole
 
 
-@pytest.mark.parametrize("change", ["deleted", "grown", "wanted", "damaged", "columns", "facts", "none"])
-def test_what_must_be_whole_is_made_whole(gallery: Gallery, change: str) -> None:
+@pytest.mark.parametrize("change", ["deleted", "grown", "wanted", "facts", "of another kind", "none"])
+def test_what_must_be_whole_is_made_whole(
+    gallery: Gallery, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = units(900)
     gallery.upsert(items("k", rows[:300]))
     gallery.rebuild()
-    (faiss,) = gallery.path.glob("index-*.faiss")
     if change == "deleted":
         gallery.delete([f"k{i}" for i in range(100)])
     gallery.upsert(items("n", rows[300 : 900 if change == "grown" else 310]))
-    if change == "wanted":
-        with gallery._store.write() as writer:
+    if change == "of another kind":
+        missed = Mock(return_value=IndexMetadata(recall=0.1))
+        monkeypatch.setattr("serving.gallery.index.rebuild.measure_again", missed)
+    with gallery._store.write() as writer:
+        if change == "wanted":
             writer.want("PQ8x4fs", 0.9)
-    if change == "damaged":
-        faiss.write_bytes(b"other")
-    if change == "columns":
-        faiss.with_suffix(".columns").unlink()
-    if change == "facts":
-        with gallery._store.write() as writer:
+        if change == "facts":
             seen = writer.reader.state()
-            writer.publish(
-                seen,
-                index_file=seen.index_file,
-                checksum=seen.index_checksum,
-                count=300,
-                facts="[]",
-                covers_removal=seen.covers_removal,
-            )
+            named: dict[str, Any] = {"index_file": seen.index_file, "checksum": seen.index_checksum}
+            writer.publish(seen, count=300, facts="[]", covers_removal=seen.covers_removal, **named)
     extend(gallery, least=50)
     facts, info = facts_of(gallery), gallery.info()
     assert (facts.extended == 0) == (change != "none")
     assert (info.items, info.fresh, info.deleted) == (info.index_items, 0, 0)
     assert info.index_type == ("PQ8x4fs,RFlat" if change == "wanted" else "exact")
-
-
-def test_index_of_another_kind_of_items_is_made_whole(
-    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gallery.upsert(items("k", units(300)))
-    gallery.rebuild()
-    gallery.upsert(items("n", units(20, seed=2)))
-    monkeypatch.setattr(
-        "serving.gallery.index.rebuild.measure_again", lambda *_, **__: IndexMetadata(recall=0.1)
-    )
-    extend(gallery)
-    assert facts_of(gallery).extended == 0
 
 
 def test_emptied_gallery_has_no_file(gallery: Gallery) -> None:
@@ -214,7 +193,7 @@ def test_progress_that_raises_leaves_the_old_index_and_what_is_wanted(gallery: G
 def test_folder_that_loses_its_name_meanwhile_leaves_no_file_in_another(
     gallery: Gallery, tmp_path: Path, moment: str
 ) -> None:
-    with closing(made(tmp_path / "b")) as other:
+    with closing(created(tmp_path / "b", DIMENSION)) as other:
         other.upsert(items("o", units(10, seed=3)))
         other.rebuild()
         theirs = files(other)
@@ -267,7 +246,8 @@ def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
     monkeypatch.setattr("serving.gallery.index.rebuild.build_index", watched)
     monkeypatch.setattr("serving.gallery.index.rebuild.usable_cores", lambda: cores)
     mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    with closing(made(tmp_path / "a", RebuildPolicy(least=5, share=0.0, threads=chosen))) as gallery:
+    policy = RebuildPolicy(least=5, share=0.0, threads=chosen)
+    with closing(created(tmp_path / "a", DIMENSION, policy=policy)) as gallery:
         gallery.upsert(items("k", units(20)))
         assert published.wait(20)
     nice = min(19, mine + 10) if sys.platform == "linux" else mine
@@ -275,40 +255,58 @@ def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
 
 
-@pytest.mark.timeout(10)  # to open a pipe that nobody writes to is to wait for ever
-@pytest.mark.parametrize(("end", "put"), [(".faiss", os.mkfifo), (".columns", os.mkdir)])
-def test_a_pipe_or_folder_in_the_place_of_an_index_file_is_damage(
-    gallery: Gallery, end: str, put: Callable[[Path], None]
-) -> None:
-    gallery.upsert(items("k", units(20)))
-    gallery.rebuild()
-    before = gallery.search(units(2), 5)
-    (file,) = gallery.path.glob(f"index-*{end}")
-    gallery.close()
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:50])
+
+
+def last_bit(file: Path) -> None:
+    flip(file, -1)
+
+
+def pipe(file: Path) -> None:
     file.unlink()
-    put(file)
-    with closing(Gallery.open(gallery.path, policy=MANUAL)) as again:
-        assert again.search(units(2), 5) == before
-        assert again.info().index_items == 0
-        again.rebuild(whole=False)
-        assert again.search(units(2), 5) == before
-        assert again.info().index_items == 20
-    assert verify(gallery.path).problems == []
-    assert file.exists() == (put is os.mkdir)  # a folder is not the gallery's
+    os.mkfifo(file)  # to open it would be to wait for ever
 
 
+def folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.timeout(10)
 @pytest.mark.parametrize("suffix", ["faiss", "columns"])
-def test_adding_mends_what_is_damaged(gallery: Gallery, suffix: str) -> None:
-    gallery.upsert(items("k", units(20)))
+@pytest.mark.parametrize("harm", [Path.unlink, cut_short, last_bit, pipe, folder])
+@pytest.mark.parametrize("automatic", [False, True])
+def test_damaged_index_is_made_anew_and_logged(
+    gallery: Gallery,
+    suffix: str,
+    harm: Callable[[Path], None],
+    automatic: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = units(100)
+    gallery.upsert(items("k", rows))
     gallery.rebuild()
+    gallery.delete(["k1"])
+    gallery.upsert([Item("k2", rows[3], metadata={"i": 2})])
+    asked = partial(Gallery.search, vectors=rows, k=5, filter=Range("i", least=2))
+    expected = asked(gallery)
+    gallery.close()
     (file,) = gallery.path.glob(f"index-*.{suffix}")
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    with closing(Gallery.open(gallery.path, policy=MANUAL)) as reopened:
-        assert reopened.info().fresh == 20
-        reopened.rebuild(whole=False)
-        assert (reopened.info().fresh, reopened.info().index_items) == (0, 20)
+    harm(file)
+    with closing(Gallery.open(gallery.path, policy=RebuildPolicy(automatic=automatic))) as again:
+        assert asked(again) == expected  # at once
+        assert "the index of the gallery a is made anew" in caplog.text
+        if automatic:
+            wait_for(lambda: again.info().generation == 2)
+        else:
+            assert again.info().index_items == 0
+            again.rebuild(whole=False)
+        info = again.info()
+        assert (info.items, info.index_items, info.fresh, info.deleted) == (99, 99, 0, 0)
+        assert asked(again) == expected
+    assert verify(gallery.path).problems == []
+    assert file.exists() == (harm is folder)  # which is not the gallery's
 
 
 @pytest.mark.parametrize("whole", [False, True])

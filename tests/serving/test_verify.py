@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from serving.errors import BadArtifact, NotFound
 from serving.gallery.gallery import Gallery, Item
@@ -23,7 +21,7 @@ from serving.gallery.search.columns import Columns
 from serving.gallery.store.schema import PUBLISHED, publication_checksum
 from serving.gallery.store.store import Store
 from serving.gallery.verify import Verification, verify
-from tests.serving.vectors import MANUAL, MODEL, units
+from tests.serving.vectors import MANUAL, created, flip, sql, units
 
 COUNT, DIMENSION = 60, 16
 JPEG = b"\xff\xd8\xffpicture\xff\xd9"
@@ -38,7 +36,7 @@ def items(count: int = COUNT, *, seed: int = 0) -> list[Item]:
 
 
 def made(path: Path) -> Gallery:
-    return Gallery.create(path, **{**MODEL, "dimension": DIMENSION}, thumbnail_side=64, policy=MANUAL)
+    return created(path, DIMENSION, thumbnail_side=64)
 
 
 @pytest.fixture
@@ -60,12 +58,6 @@ def problem(path: Path) -> str:
     return found.problems[0]
 
 
-def sql(path: Path, *statements: str, **values: Any) -> None:
-    with closing(sqlite3.connect(path / "gallery.sqlite", isolation_level=None)) as connection:
-        for statement in statements:
-            connection.execute(statement, values)
-
-
 def publish(path: Path, change: str, **values: Any) -> None:
     """Change what is said of the index, with its right checksum, as a bug would."""
     sql(path, f"UPDATE state SET {change}", **values)
@@ -79,14 +71,6 @@ def sql_value(path: Path, query: str) -> Any:
         return connection.execute(query).fetchone()[0]
 
 
-def flip(file: Path, offset: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(offset)
-        (byte,) = opened.read(1)
-        opened.seek(offset)
-        opened.write(bytes([byte ^ 1]))
-
-
 def test_a_sound_gallery(path: Path) -> None:
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     told: list[tuple[str, int, int]] = []
@@ -97,28 +81,6 @@ def test_a_sound_gallery(path: Path) -> None:
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     with pytest.raises(NotFound):
         verify(path.with_name("none"))
-
-
-@settings(max_examples=20)
-@given(steps=st.lists(st.sampled_from(["upsert", "delete", "rebuild"]), max_size=6), seed=st.integers(0, 99))
-def test_no_sound_gallery_is_accused(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[str], seed: int
-) -> None:
-    path = tmp_path_factory.mktemp("g") / "birds"
-    rng = np.random.default_rng(seed)
-    every = items(20, seed=seed)
-    with closing(made(path)) as gallery:
-        for step in steps:
-            chosen = [every[i] for i in rng.choice(20, 7, replace=False)]
-            if step == "upsert":
-                gallery.upsert(chosen)
-            elif step == "delete":
-                gallery.delete([item.key for item in chosen])
-            else:
-                gallery.rebuild()
-        found = verify(path)
-        assert found.problems == []
-        assert found.items == gallery.info().items
 
 
 def test_a_gallery_in_use_is_not_accused(path: Path) -> None:
@@ -188,14 +150,28 @@ def test_columns_of_other_items(path: Path) -> None:
     assert "holds 52 items, and the labels and metadata of 51" in problem(path)
 
 
-def test_a_missing_removal(path: Path) -> None:
-    sql(path, "DELETE FROM removals WHERE id = 1")
-    assert "holds version 2 of an item, which is gone and not noted as removed" in problem(path)
-
-
-def test_a_removal_too_many(path: Path) -> None:
-    sql(path, "INSERT INTO removals (seq) SELECT seq FROM items WHERE key = 'k7'")
-    assert "'k7' is there, and is noted as removed" in problem(path)
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("DELETE FROM removals WHERE id = 1", "version 2 of an item, which is gone and not noted as removed"),
+        (
+            "INSERT INTO removals (seq) SELECT seq FROM items WHERE key = 'k7'",
+            "'k7' is there, and is noted as removed",
+        ),
+        (
+            "UPDATE state SET covers_seq = covers_seq + 64",
+            "what its state tells of the index has been altered",
+        ),
+        (
+            "UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'items'",
+            "'k3' is newer than the newest there ever was",
+        ),
+        ("UPDATE items SET digest = x'00' WHERE key = 'k8'", "'k8': the file it was made from"),
+    ],
+)
+def test_tables_that_do_not_fit_each_other(path: Path, statement: str, words: str) -> None:
+    sql(path, statement)
+    assert words in problem(path)
 
 
 def altered(path: Path, key: str, vector: np.ndarray) -> None:
@@ -269,16 +245,6 @@ def test_a_state_that_is_wrong(path: Path, change: str, words: str) -> None:
     assert words in " ".join(verify(path).problems)
 
 
-def test_a_state_that_was_altered(path: Path) -> None:
-    sql(path, "UPDATE state SET covers_seq = covers_seq + 64")
-    assert "what its state tells of the index has been altered" in problem(path)
-
-
-def test_a_counter_that_went_back(path: Path) -> None:
-    sql(path, "UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'items'")
-    assert "'k3' is newer than the newest there ever was" in problem(path)
-
-
 def test_thumbnails(path: Path) -> None:
     flip(path / "gallery.sqlite", (path / "gallery.sqlite").read_bytes().index(JPEG) + 4)
     assert "has been altered: its checksum does not match" in problem(path)
@@ -288,11 +254,6 @@ def test_thumbnails(path: Path) -> None:
     assert "thumbnail 8 is no JPEG" in problem(path)
     sql(path, "UPDATE thumbnails SET seq = 1000 WHERE seq = 8")
     assert "thumbnail 1000 belongs to no item" in problem(path)
-
-
-def test_a_source_that_is_not_whole(path: Path) -> None:
-    sql(path, "UPDATE items SET digest = x'00' WHERE key = 'k8'")
-    assert "'k8': the file it was made from" in problem(path)
 
 
 def test_an_index_of_the_tables_that_is_wrong(path: Path) -> None:
