@@ -1,6 +1,5 @@
 """A folder in memory, a server with a fake encoder and a folder of galleries, and its stubs."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,13 @@ from serving.gallery.directory import GalleryDirectory
 from serving.server.server import Server
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected
+from tests.serving.vectors import MEMORY
 
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """An empty folder, in memory where there is such a place: to sync a disk takes most of a write's time."""
-    place = "/dev/shm"
-    with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as name:
+    """An empty folder in which writing is quick."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         yield Path(name)
 
 

@@ -1,6 +1,7 @@
 """Columns against a loop over dictionaries; their file whole, mapped, or refused."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +27,13 @@ from serving.gallery.search.filter import (
 
 # Few of each, so that fields meet values; each kind has a value that another could be taken for.
 NAMES = st.sampled_from(["a", "b", "", "$or", "é", "\U0001f426"]) | st.text(max_size=2)
-SCALARS = st.sampled_from(
-    [
-        True,
-        False,
-        0,
-        1,
-        -0.0,
-        1.0,
-        0.5,
-        2**53,
-        2**53 + 1,
-        10**300,
-        "",
-        "a",
-        "ab",
-        "b",
-        "1",
-        "\uffff",
-        "\U00010000",
-    ]
-) | (st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3))
+SCALARS = (
+    st.sampled_from([True, False, 0, 1, -0.0, 1.0, 0.5, 2**53, 2**53 + 1, 10**300])
+    | st.sampled_from(["", "a", "ab", "b", "1", "\uffff", "\U00010000"])
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=3)
+)
 JSON = st.recursive(
     st.none() | SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=2),
@@ -78,7 +65,7 @@ FILTERS: st.SearchStrategy[Filter] = st.recursive(
 )
 
 
-def elements(label: str, metadata: dict[str, Any], field: str) -> list[Any]:
+def elements(label: str, metadata: Mapping[str, Any], field: str) -> list[Any]:
     held = (label or None) if field == LABEL else metadata.get(field)
     return [each for each in (held if isinstance(held, list) else [held]) if each is not None and each != []]
 
@@ -87,7 +74,7 @@ def comparable(one: Any, other: Any) -> bool:
     return kind_of(one) == kind_of(other)
 
 
-def holds(label: str, metadata: dict[str, Any], filter: Filter) -> bool:
+def holds(label: str, metadata: Mapping[str, Any], filter: Filter) -> bool:
     """The definition, by a loop."""
     match filter:
         case AllOf(filters):
@@ -175,9 +162,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
     path = tmp_path / "columns"
     checksum = columns_of([("x", {"a": [1, "b", True]})]).save(path)
     whole = path.read_bytes()
-    flipped = bytearray(whole)
-    flipped[200] ^= 1
-    for content in (whole[:-1], whole[:30], b"", bytes(flipped)):
+    for content in (whole[:-1], whole[:30], b"", whole.replace(b"b", b"c")):
         path.write_bytes(content)
         with pytest.raises(ColumnsDamaged, match="the checksum"):
             Columns.load(path, checksum)

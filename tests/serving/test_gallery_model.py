@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,13 +19,14 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.gallery.verify import verify
+from tests.serving.test_columns import holds
+from tests.serving.vectors import MEMORY, units
 
 DIMENSION = 8
 NAMES = ("shop", "spring", "autumn")
 KEYS = [f"{letter}/{number}" for letter in "aé" for number in range(8)]
 # Few vectors for many items, so that scores tie; a tie is broken by key.
-POOL = np.random.default_rng(0).standard_normal((6, DIMENSION)).astype(np.float32)
-POOL /= np.linalg.norm(POOL, axis=1, keepdims=True)
+POOL = units(6, DIMENSION)
 
 
 @dataclass
@@ -58,29 +58,6 @@ filters: st.SearchStrategy[Filter] = st.recursive(
 )
 
 
-def holds(condition: Filter, item: Item) -> bool:
-    """The oracle of filters, for the metadata of this test."""
-    fields: Mapping[str, Any] = {**item.metadata, **({"$label": item.label} if item.label else {})}
-    match condition:
-        case Equal(name, value):
-            return name in fields and fields[name] == value
-        case In(name, among):
-            return name in fields and fields[name] in among
-        case Range(name, None, least, below, None):
-            assert least is not None
-            assert below is not None
-            return name in fields and least <= fields[name] < below
-        case Exists(name):
-            return name in fields
-        case AllOf(inner):
-            return all(holds(each, item) for each in inner)
-        case AnyOf(inner):
-            return any(holds(each, item) for each in inner)
-        case Not(inner):
-            return not holds(inner, item)
-    raise AssertionError(condition)
-
-
 def exact(query: NDArray[np.float32], vector: NDArray[np.float32]) -> float:
     return float(np.float32((vector * query.astype(np.float64)).sum()))
 
@@ -93,7 +70,7 @@ class GalleryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
         self.known: dict[str, Known] = {}
         self.open = [self.opened(), self.opened()]
 
@@ -247,7 +224,7 @@ class GalleryMachine(RuleBasedStateMachine):
         scored = [
             (key, exact(query, item.vector))
             for key, item in known.items.items()
-            if key not in exclude and (condition is None or holds(condition, item))
+            if key not in exclude and (condition is None or holds(item.label, item.metadata, condition))
         ]
         right = sorted(scored, key=lambda pair: (-pair[1], pair[0]))
         right = [(key, score) for key, score in right if minimum is None or score >= minimum]

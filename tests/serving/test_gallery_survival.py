@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.verify import verify
+from tests.serving.vectors import MANUAL, created
 
 DIMENSION = 16
 GROUPS, EACH = 8, 10
 KILLS = 200
-MOST_LINES = 16  # that a writer says before it is killed: two a call
+MOST_LINES = 8  # that a writer says before it is killed: two a call
 MOST_SECONDS = 0.01  # that pass from then on
 NAMES = ("new", "old")
 
@@ -156,14 +156,14 @@ def after(state: Contents, kind: str, name: str, group: int, step: int) -> Conte
 
 
 @pytest.mark.timeout(240)
-def test_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
+def test_killed_writer_loses_nothing_acknowledged(memory: Path) -> None:
     for name in NAMES:
-        Gallery.create(tmp_path / name, model_name="m", fingerprint="f" * 64, dimension=DIMENSION).close()
+        created(memory / name, DIMENSION).close()
     expected: Contents = {name: {} for name in NAMES}
     chance, step = random.Random(0), 0
     done = dict.fromkeys(("upsert", "delete", "rebuild", "build", "switch"), 0)
     cut = dict.fromkeys(done, 0)
-    with nursery(tmp_path) as process:
+    with nursery(memory) as process:
         for _ in range(KILLS):
             pending: tuple[str, str, int, int] | None = None
             for event, kind, name, group, number in run_and_kill(process, step, chance):
@@ -172,7 +172,7 @@ def test_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
                 if event == "done":
                     expected = after(expected, kind, name, group, step)
                     done[kind] += 1
-            with closing(GalleryDirectory(tmp_path, policy=RebuildPolicy(automatic=False))) as directory:
+            with closing(GalleryDirectory(memory, policy=MANUAL)) as directory:
                 found = contents(directory)
             if pending is not None:
                 cut[pending[0]] += 1
@@ -181,9 +181,9 @@ def test_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
             assert found == expected
     assert min(done.values()) > 5, done  # it did get to work
     assert sum(cut.values()) > KILLS / 2, cut
-    with closing(GalleryDirectory(tmp_path)) as directory:
+    with closing(GalleryDirectory(memory)) as directory:
         for name in NAMES:
             directory.using(name, lambda gallery: gallery.rebuild())
     for name in NAMES:  # what the dead left behind is gone
-        assert len({path.stem for path in (tmp_path / name).glob("index-*")}) <= 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(NAMES)
+        assert len({path.stem for path in (memory / name).glob("index-*")}) <= 1
+    assert sorted(path.name for path in memory.iterdir()) == sorted(NAMES)
