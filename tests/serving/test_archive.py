@@ -1,7 +1,6 @@
 """A gallery goes into one file and comes back from it, whole, or nothing is left of the attempt."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -26,7 +25,7 @@ from serving.gallery.gallery import Gallery
 from serving.gallery.verify import verify
 from tests.serving.test_full_disk import small_disk
 from tests.serving.test_verify import COUNT, JPEG, items, made
-from tests.serving.vectors import MANUAL, flip, sql
+from tests.serving.vectors import MANUAL, aged, flip, sql
 
 __all__ = ["small_disk"]
 
@@ -165,15 +164,13 @@ def test_an_interruption_leaves_nothing(
 
 
 def test_what_a_crash_left_is_swept(gallery: Gallery, tmp_path: Path) -> None:
-    def leave(name: str, *, age: float) -> None:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file-wal").touch()
-        os.utime(tmp_path / name, (time.time() - age,) * 2)
-
-    leave(".file.new-0123abcd", age=7200)
-    leave(".file.new-ffffffff", age=60)  # somebody may be writing it
-    leave(".other.new-0123abcd", age=7200)
-    leave("file.new-0123abcd", age=7200)
+    for name, age in (
+        (".file.new-0123abcd", 7200),
+        (".file.new-ffffffff", 60),  # somebody may be writing it
+        (".other.new-0123abcd", 7200),
+        ("file.new-0123abcd", 7200),
+    ):
+        aged(tmp_path / name, age)
     snapshot(gallery.path, tmp_path / "file")
     assert names(tmp_path) == [
         ".file.new-ffffffff", ".other.new-0123abcd", "file", "file.new-0123abcd", "galleries",

@@ -1,10 +1,10 @@
 """A folder of galleries, and the command that looks after it."""
 
 import os
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,9 +16,9 @@ from serving.errors import (
     ReadOnly,
     Unavailable,
 )
-from serving.gallery.directory import GalleryDirectory, check_name, split_path
+from serving.gallery.directory import GalleryDirectory, split_path
 from serving.gallery.gallery import Gallery, Item
-from tests.serving.vectors import AXES, MANUAL, MODEL, open_files
+from tests.serving.vectors import AXES, MANUAL, MODEL, aged, open_files
 
 
 @pytest.fixture
@@ -27,13 +27,12 @@ def directory(tmp_path: Path) -> Iterator[GalleryDirectory]:
         yield opened
 
 
-@pytest.mark.parametrize("name", ["a", "0", "birds", "birds-2026.v1_x", "a" * 64, "a."])
-def test_good_names(name: str) -> None:
-    assert check_name(name) == name
-    assert split_path(Path("x/y") / name) == (Path("x/y"), name)
-
-
 BAD_NAMES = ["", ".", "..", "../a", "a/b", "a..b", "A", "é", "-a", ".a", "a" * 65, "a\0", "a\n", "a b", "/e"]
+
+
+def test_good_names() -> None:
+    for name in ("a", "0", "birds", "birds-2026.v1_x", "a" * 64, "a."):
+        assert split_path(Path("x/y") / name) == (Path("x/y"), name)
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -84,9 +83,6 @@ def test_what_others_do_to_the_folder_is_noticed(directory: GalleryDirectory) ->
             directory.get("a")
         other.create("a", **MODEL).upsert([Item("new", AXES[0])])
         assert directory.get("a").search(AXES[:1], 5)[0][0].key == "new"
-        other.drop("a")
-        other.create("a", **MODEL)
-        assert directory.get("a").info().items == 0
 
 
 def test_damaged_gallery_hurts_no_other(directory: GalleryDirectory) -> None:
@@ -125,17 +121,15 @@ def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(tmp_path: Path)
         directory.drop("g1")
         with pytest.raises(NotFound):
             held["g1"].info()
-    with pytest.raises(Unavailable, match="closed"):
-        held["g2"].info()
+    for use in (held["g2"].info, partial(directory.get, "g2")):
+        with pytest.raises(Unavailable, match="closed"):
+            use()
     assert open_files(tmp_path) == 0
 
 
 def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
     def leftover(name: str, *, age: float) -> Path:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "gallery.sqlite").touch()
-        os.utime(tmp_path / name, (time.time() - age,) * 2)
-        return tmp_path / name
+        return aged(tmp_path / name, age)
 
     def leave() -> None:
         leftover(".a.dropped-0123abcd", age=0)
@@ -167,22 +161,13 @@ def test_folder_that_cannot_be_written_says_so_for_good(
 ) -> None:
     directory.create("a", **MODEL)
 
-    def refused(*_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
+    refused = Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr(Path, "mkdir", refused)
     monkeypatch.setattr(Path, "rename", refused)
     with pytest.raises(ReadOnly, match="permission denied"):
         directory.create("b", **MODEL)
     with pytest.raises(ReadOnly, match="permission denied"):
         directory.drop("a")
-
-
-def test_closed_directory_says_so(directory: GalleryDirectory) -> None:
-    directory.create("a", **MODEL)
-    directory.close()
-    with pytest.raises(Unavailable, match="closed"):
-        directory.get("a")
 
 
 def test_file_in_place_of_the_folder(tmp_path: Path) -> None:

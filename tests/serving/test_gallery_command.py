@@ -19,7 +19,6 @@ from serving.gallery.gallery import Item
 from tests.serving.vectors import AXES, MANUAL, MODEL, units
 
 ACTIONS = get_args(Settings.model_fields["action"].annotation)
-BAD_NAMES = ["", ".", "..", "../a", "a/../b", "/etc", "/", "a\0", ".hidden", "a" * 65, "A", "a\n", "-"]
 
 
 @pytest.fixture

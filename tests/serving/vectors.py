@@ -58,6 +58,14 @@ def flip(file: Path, offset: int) -> None:
     file.write_bytes(content)
 
 
+def aged(folder: Path, seconds: float) -> Path:
+    """Make a folder with a file in it, as if that had been so long ago."""
+    folder.mkdir()
+    (folder / "gallery.sqlite").touch()
+    os.utime(folder, (time.time() - seconds,) * 2)
+    return folder
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
