@@ -4,17 +4,15 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from serving.errors import Overloaded
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Item
+from serving.gallery.gallery import Gallery, Item
 from tests.serving.vectors import MANUAL, MODEL, units
-
-DIMENSION = 32
-MADE_FOR = {**MODEL, "dimension": DIMENSION}
 
 
 @pytest.fixture
@@ -38,36 +36,33 @@ def small_disk() -> Iterator[Path]:
 def test_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
     filler = small_disk / "filler"
     filler.write_bytes(b"x" * (2 << 20))
-    directory = GalleryDirectory(small_disk, policy=MANUAL)
-    gallery = directory.create("a", **MADE_FOR)
-    rows = units(10, DIMENSION)
+    rows = units(10, 32)
+    made_for = {**MODEL, "dimension": 32}
     acknowledged: list[str] = []
 
-    def fill() -> None:
+    def fill(gallery: Gallery) -> None:
         for step in range(10_000):
             keys = [f"{step}/{i}" for i in range(10)]
             gallery.upsert([Item(key, row, "x" * 1000) for key, row in zip(keys, rows, strict=True)])
             acknowledged.extend(keys)
 
-    with pytest.raises(Overloaded, match="full") as caught:
-        fill()
-    assert "\n" not in str(caught.value)
-    assert caught.value.retry_after >= 1
-    with suppress(OSError), filler.open("ab", buffering=0) as file:  # to the last byte
-        while True:
-            file.write(b"x" * 4096)
-    with pytest.raises(Overloaded, match="full"):
-        gallery.rebuild()
-    with pytest.raises(Overloaded, match="full"):
-        directory.create("b", **MADE_FOR)
-    assert directory.names() == ["a"]
-    assert len(acknowledged) > 100
-    assert {hit.key for hit in gallery.search(rows[:1], 2048)[0]} == set(acknowledged)  # searches go on
-    directory.close()
+    with GalleryDirectory(small_disk, policy=MANUAL) as directory:
+        gallery = directory.create("a", **made_for)
+        with pytest.raises(Overloaded, match="full") as caught:
+            fill(gallery)
+        assert "\n" not in str(caught.value)
+        assert caught.value.retry_after >= 1
+        with suppress(OSError), filler.open("ab", buffering=0) as file:  # to the last byte
+            while True:
+                file.write(b"x" * 4096)
+        for work in (gallery.rebuild, partial(directory.create, "b", **made_for)):
+            with pytest.raises(Overloaded, match="full"):
+                work()
+        assert directory.names() == ["a"]
+        assert len(acknowledged) > 100
+        assert {hit.key for hit in gallery.search(rows[:1], 2048)[0]} == set(acknowledged)  # searches go on
     filler.unlink()
-    directory = GalleryDirectory(small_disk)
-    gallery = directory.get("a")
-    assert [item.key for item in gallery.get(acknowledged)] == acknowledged
-    assert gallery.info().items == len(acknowledged)
-    gallery.delete(acknowledged[:50])
-    directory.close()
+    with GalleryDirectory(small_disk) as directory:
+        assert [item.key for item in directory.get("a").get(acknowledged)] == acknowledged
+        assert directory.get("a").info().items == len(acknowledged)
+        directory.get("a").delete(acknowledged[:50])

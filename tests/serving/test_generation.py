@@ -51,22 +51,6 @@ def content(directory: GalleryDirectory, name: str) -> str:
     return directory.using(name, lambda gallery: gallery.search(AXES[:1], 1))[0][0].label
 
 
-def test_switch_and_rollback(directory: GalleryDirectory) -> None:
-    made(directory, "birds", "new")
-    directory.switch("birds", "new")
-    assert (content(directory, "birds"), content(directory, "new")) == ("new", "birds")
-    assert directory.names() == ["birds", "new"]
-    with pytest.raises(AlreadyExists, match=r"switched with new already.*rollback birds"):
-        directory.switch("birds", "new")
-    assert content(directory, "birds") == "new"
-    assert directory.rollback("birds") == "new"
-    assert (content(directory, "birds"), content(directory, "new")) == ("birds", "new")
-    with pytest.raises(NotFound, match="did not get its name by a switch"):
-        directory.rollback("birds")
-    directory.switch("birds", "new")  # and again
-    assert content(directory, "birds") == "new"
-
-
 def test_a_name_that_is_free_is_just_taken(directory: GalleryDirectory) -> None:
     made(directory, "new")
     held = directory.get("new")

@@ -1,6 +1,7 @@
 """How many of the nearest an approximate index finds where more are asked for than it was tuned with."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from serving.gallery.gallery import Gallery, Item
 from serving.gallery.search.filter import Equal
-from tests.serving.vectors import MANUAL, MODEL, normalized
+from tests.serving.vectors import created, normalized
 
 DIMENSION, CLUSTERS, EACH = 64, 120, 30
 
@@ -25,19 +26,19 @@ QUERIES = drawn(CENTRES[:40], 2)
 
 @pytest.fixture(scope="module", params=["HNSW16,SQ8,RFlat", "IVF32,PQ16x4fs,RFlat"])
 def gallery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
-    gallery = Gallery.create(
-        tmp_path_factory.mktemp("galleries") / "a",
-        **{**MODEL, "dimension": DIMENSION},
-        index=request.param,
-        recall=0.95,
-        policy=MANUAL,
-    )
-    gallery.upsert(
-        [Item(f"{i}", row, f"label {i // EACH}", metadata={"half": i % 2}) for i, row in enumerate(VECTORS)]
-    )
-    gallery.rebuild()
-    yield gallery
-    gallery.close()
+    path = tmp_path_factory.mktemp("galleries") / "a"
+    with closing(created(path, DIMENSION, index=request.param, recall=0.95)) as gallery:
+        gallery.upsert(
+            Item(f"{i}", row, f"{i // EACH}", metadata={"half": i % 2}) for i, row in enumerate(VECTORS)
+        )
+        gallery.rebuild()
+        yield gallery
+
+
+def share(found: list[list[int]], scores: NDArray[np.float32], k: int) -> float:
+    """Return which part of the k largest scores (Q, n) was found."""
+    nearest = np.argsort(-scores, axis=1)[:, :k].tolist()
+    return float(np.mean([len({*a} & {*b}) / k for a, b in zip(found, nearest, strict=True)]))
 
 
 @pytest.mark.parametrize("k", [10, 30, 60, 100])
@@ -46,21 +47,11 @@ def test_as_many_are_found_of_more(gallery: Gallery, k: int, half: bool) -> None
     scores = QUERIES @ VECTORS.T
     if half:
         scores[:, 1::2] = -2
-    nearest = np.argsort(-scores, axis=1)[:, :k]
     found = gallery.search(QUERIES, k, filter=Equal("half", 0) if half else None)
-    shares = [
-        len({int(hit.key) for hit in hits} & set(row.tolist())) / k
-        for hits, row in zip(found, nearest, strict=True)
-    ]
-    assert np.mean(shares) > 0.93
+    assert share([[int(hit.key) for hit in hits] for hits in found], scores, k) > 0.93
 
 
 def test_as_many_labels_are_found(gallery: Gallery) -> None:
     best = (QUERIES @ VECTORS.T).reshape(len(QUERIES), CLUSTERS, EACH).max(axis=2)
-    nearest = np.argsort(-best, axis=1)[:, :10]
     found = gallery.search(QUERIES, 10, group_by_label=True)
-    shares = [
-        len({int(hit.label.split()[1]) for hit in hits} & set(row.tolist())) / 10
-        for hits, row in zip(found, nearest, strict=True)
-    ]
-    assert np.mean(shares) > 0.93
+    assert share([[int(hit.label) for hit in hits] for hits in found], best, 10) > 0.93
