@@ -12,7 +12,6 @@ import pytest
 from serving.errors import (
     AlreadyExists,
     BadArtifact,
-    CrossbatchError,
     InvalidArgument,
     NotFound,
     Overloaded,
@@ -81,12 +80,10 @@ def test_nothing_is_written_over(gallery: Gallery, tmp_path: Path, monkeypatch: 
     with pytest.raises(AlreadyExists, match=r"already something at .*file"):
         snapshot(gallery.path, file)
     monkeypatch.setattr(os.path, "lexists", lambda _: False)  # it comes while the snapshot is written
-    for fails in (False, True):
-        with monkeypatch.context() as patched:
-            if fails:
-                patched.setattr(os, "link", no_link)
-            with pytest.raises(AlreadyExists, match=r"already something at .*file"):
-                snapshot(gallery.path, file)
+    for link in (os.link, no_link):
+        monkeypatch.setattr(os, "link", link)
+        with pytest.raises(AlreadyExists, match=r"already something at .*file"):
+            snapshot(gallery.path, file)
     assert file.read_text() == "mine"
     assert names(tmp_path) == ["file", "galleries"]
     with pytest.raises(AlreadyExists, match="birds"):
@@ -111,6 +108,10 @@ def test_a_damaged_gallery_gives_no_snapshot(gallery: Gallery, tmp_path: Path) -
         snapshot(gallery.path, tmp_path / "none" / "file")
 
 
+def newer(file: Path) -> None:
+    sql(file, "UPDATE meta SET value = 99 WHERE name = 'format_version'")
+
+
 def flipped(content: bytes) -> Callable[[Path], None]:
     return lambda file: flip(file, file.read_bytes().index(content) + 5)
 
@@ -122,25 +123,16 @@ def flipped(content: bytes) -> Callable[[Path], None]:
         (flipped(JPEG), BadArtifact, r"the thumbnail \d+ has been altered"),
         (lambda file: file.write_bytes(file.read_bytes()[:-9000]), BadArtifact, "damaged"),
         (flipped(items()[9].vector.tobytes()), BadArtifact, "'k9': its checksum.*use another one"),
-        (
-            lambda file: sql(file, "UPDATE meta SET value = 99 WHERE name = 'format_version'"),
-            BadArtifact,
-            "format version 99.*upgrade crossbatch",
-        ),
+        (newer, BadArtifact, "format version 99.*upgrade crossbatch"),
         (lambda file: file.write_bytes(b""), BadArtifact, "not a gallery"),
         (lambda file: Path(f"{file}-wal").touch(), InvalidArgument, "a gallery in use"),
         (lambda file: file.unlink(), NotFound, "no snapshot"),
     ],
 )
 def test_what_cannot_be_restored(
-    gallery: Gallery,
-    tmp_path: Path,
-    change: Callable[[Path], object],
-    kind: type[CrossbatchError],
-    words: str,
+    gallery: Gallery, tmp_path: Path, change: Callable[[Path], object], kind: type[Exception], words: str
 ) -> None:
-    file = tmp_path / "file"
-    snapshot(gallery.path, file)
+    snapshot(gallery.path, file := tmp_path / "file")
     change(file)
     with pytest.raises(kind, match=words) as caught:
         restore(file, tmp_path / "galleries" / "again")
@@ -207,14 +199,7 @@ def test_a_full_disk_leaves_nothing(gallery: Gallery, tmp_path: Path, small_disk
 def test_a_folder_that_cannot_be_written(
     gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot(gallery.path, tmp_path / "file")
-
-    refused = Mock(side_effect=PermissionError(13, "Permission denied"))
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "mkdir", refused)
-        with pytest.raises(ReadOnly, match="permission denied"):
-            restore(tmp_path / "file", tmp_path / "galleries" / "again")
-    monkeypatch.setattr(archive, "_put", refused)
-    with pytest.raises(ReadOnly, match="second"):
+    monkeypatch.setattr(archive, "_put", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(ReadOnly, match=r"second.*permission denied"):
         snapshot(gallery.path, tmp_path / "second")
-    assert names(tmp_path) == ["file", "galleries"]
+    assert names(tmp_path) == ["galleries"]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.errors import InvalidArgument
-from serving.gallery.index.factory import INDEX_TYPES, check_recall, check_type, full_type
+from serving.gallery.index.factory import INDEX_TYPES, check_type, full_type
 from serving.gallery.index.metadata import IndexDamaged, IndexMetadata, Trial
 
 GOOD = {
@@ -85,12 +85,6 @@ def test_the_types_that_are_chosen_from_fit_any_dimension(dimension: int, count:
     for each in INDEX_TYPES:
         type_ = each.factory_string(dimension, count)
         assert full_type(type_, dimension=dimension) == type_
-
-
-@pytest.mark.parametrize("recall", [0.0, -0.1, 1.01, float("nan")])
-def test_recall_out_of_range_is_refused(recall: float) -> None:
-    with pytest.raises(InvalidArgument, match="wanted recall"):
-        check_recall(recall)
 
 
 METADATA = IndexMetadata(

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +30,7 @@ NAMES = ("new", "old")
 # has been acknowledged, in whole lines. A call writes a whole group of items, so that a half would show.
 NURSERY = """
 import json, os, sys, threading
+os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 from pathlib import Path
 from serving.gallery.directory import GalleryDirectory
@@ -84,21 +84,6 @@ for line in sys.stdin:
     os.waitpid(child, 0)
     say("gone", child)
 """
-
-
-@contextmanager
-def nursery(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def run_and_kill(process: subprocess.Popen[str], step: int, chance: random.Random) -> list[list[Any]]:
@@ -163,7 +148,8 @@ def test_killed_writer_loses_nothing_acknowledged(memory: Path) -> None:
     chance, step = random.Random(0), 0
     done = dict.fromkeys(("upsert", "delete", "rebuild", "build", "switch"), 0)
     cut = dict.fromkeys(done, 0)
-    with nursery(memory) as process:
+    words = [sys.executable, "-c", NURSERY, str(memory)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         for _ in range(KILLS):
             pending: tuple[str, str, int, int] | None = None
             for event, kind, name, group, number in run_and_kill(process, step, chance):

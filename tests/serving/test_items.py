@@ -135,25 +135,14 @@ def test_write_on_condition_is_done_whole_or_not_at_all(gallery: Gallery) -> Non
     with pytest.raises(Conflict, match=rf"'a' is of version {first}.*birds.*expected that it is not there"):
         gallery.upsert([Item("b", ONE), Item("a", ONE, "two")], expected={"a": 0})
     with pytest.raises(Conflict, match=r"'b' is not there.*expected that it is of version 7: read it again"):
-        gallery.upsert([Item("b", ONE)], expected={"b": 7})
+        gallery.upsert([Item("c", ONE)], expected={"b": 7})  # a key that is not itself written
     with pytest.raises(Conflict, match=f"version {first}.*version {first + 1}"):
         gallery.delete(["a"], expected={"a": first + 1})
     assert [(item.key, item.label) for item in gallery.list()] == [("a", "one")]
-    second, _ = gallery.upsert([Item("a", ONE, "two"), Item("b", ONE)], expected={"a": first, "b": 0})
-    with pytest.raises(Conflict):  # by a key that is not itself written
-        gallery.upsert([Item("c", ONE)], expected={"a": first})
-    assert gallery.delete(["a", "b"], expected={"a": second}) == 2
+    assert gallery.delete(["a"], expected={"a": first}) == 1
     assert gallery.delete(["a"], expected={"a": 0}) == 0
-    assert gallery.list() == []
-
-
-def test_bad_version_is_refused(gallery: Gallery) -> None:
-    for write in (
-        lambda: gallery.upsert([Item("a", ONE)], expected={"a": -1}),
-        lambda: gallery.delete(["a"], expected={"a": -1}),
-    ):
-        with pytest.raises(InvalidArgument, match="expected version of 'a'"):
-            write()
+    with pytest.raises(InvalidArgument, match="expected version of 'a'"):
+        gallery.upsert([Item("a", ONE)], expected={"a": -1})
     with pytest.raises(InvalidArgument, match="NUL"):
         gallery.delete(["a"], expected={"a\0": 1})
 
@@ -192,15 +181,11 @@ def test_two_processes_that_write_on_condition_lose_no_update(gallery: Gallery) 
 
 
 def test_pages_and_their_bounds(gallery: Gallery) -> None:
-    gallery.upsert([Item(key, ONE) for key in ("b/2", "a", "b/1", "c", "b")])
-    assert [item.key for item in gallery.list()] == ["a", "b", "b/1", "b/2", "c"]
-    assert [item.key for item in gallery.list(prefix="b/", limit=1)] == ["b/1"]
+    gallery.upsert([Item(key, ONE) for key in ("b/2", "a", "b/1", "c", "\U0010ffff", "\uffff", "é")])
     assert [item.key for item in gallery.list(prefix="b/", after="b/1")] == ["b/2"]
-    assert [item.key for item in gallery.list(prefix="b", after="a", limit=2)] == ["b", "b/1"]
+    assert [item.key for item in gallery.list(prefix="b", after="a", limit=1)] == ["b/1"]
     assert gallery.list(prefix="a", after="b") == []
-    assert gallery.list(after="c") == []
-    gallery.upsert([Item(key, ONE) for key in ("\U0010ffff", "\uffff", "é")])  # by code points, as in UTF-8
-    assert [item.key for item in gallery.list(after="c")] == ["é", "\uffff", "\U0010ffff"]
+    assert [item.key for item in gallery.list(after="c")] == ["é", "\uffff", "\U0010ffff"]  # by code points
     for limit in (0, -1, MAX_PAGE + 1):
         for ask in (gallery.list, partial(gallery.keys_of, "o")):
             with pytest.raises(InvalidArgument, match="limit of a page"):
@@ -251,10 +236,8 @@ def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
     assert gallery.keys_of("elsewhere") == []
     version = gallery.get(["a"])[0].version
     moved = replace(SOURCE, mtime_ns=-1, size=(1 << 63) - 1)
-    other = replace(SOURCE, digest=b"\2" * 32)
-    gallery.touch(
-        {"a": moved, "nothing": moved, "b": other, "plain": SOURCE}
-    )  # only what is made of those bytes
+    other = replace(SOURCE, digest=b"\2" * 32)  # and only what is made of the same bytes is touched
+    gallery.touch({"a": moved, "nothing": moved, "b": other, "plain": SOURCE})
     assert gallery.sources(["a", "b", "nothing", "plain"]) == {"a": moved, "b": SOURCE}
     assert gallery.get(["a"])[0].version == version
     with pytest.raises(InvalidArgument, match="origin"):
@@ -264,15 +247,12 @@ def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
 def test_create_keeps_what_is_wanted_and_refuses_what_cannot_be(tmp_path: Path) -> None:
     with closing(created(tmp_path / "a", index="exact", recall=0.9)) as made:
         assert (made.info().wanted_index, made.info().wanted_recall) == ("exact", 0.9)
-    for wrong in (
-        {"thumbnail_side": -1},
-        {"thumbnail_side": MAX_THUMBNAIL_SIDE + 1},
-        {"recall": 0.0},
-        {"recall": 1.01},
-        {"recall": float("nan")},
-    ):
-        with pytest.raises(InvalidArgument, match="expected"):
-            created(tmp_path / "b", **wrong)
+    for recall in (0.0, -0.1, 1.01, float("nan")):
+        with pytest.raises(InvalidArgument, match="wanted recall"):
+            created(tmp_path / "b", recall=recall)
+    for side in (-1, MAX_THUMBNAIL_SIDE + 1):
+        with pytest.raises(InvalidArgument, match="side of thumbnails"):
+            created(tmp_path / "b", thumbnail_side=side)
     assert not (tmp_path / "b").exists()
 
 

@@ -1,7 +1,6 @@
 """Each kind of damage is done to a gallery, and verifying names it; a sound gallery is never accused."""
 
 import dataclasses
-import sqlite3
 import zlib
 from collections.abc import Callable
 from contextlib import closing
@@ -18,8 +17,9 @@ from serving.gallery.index.metadata import IndexMetadata
 from serving.gallery.item import Source
 from serving.gallery.search.columns import Columns
 from serving.gallery.search.segment import SealedSegment
-from serving.gallery.store.schema import PUBLISHED, publication_checksum
+from serving.gallery.store.schema import PUBLISHED, item_checksum, publication_checksum
 from serving.gallery.store.store import Store
+from serving.gallery.store.transaction import State
 from serving.gallery.verify import Verification, verify
 from tests.serving.vectors import MANUAL, created, flip, sql, units
 
@@ -52,23 +52,23 @@ def path(tmp_path: Path) -> Path:
 
 
 def problem(path: Path) -> str:
-    found = verify(path)
-    assert len(found.problems) == 1, found.problems
-    assert "\n" not in found.problems[0]
-    return found.problems[0]
+    (found,) = verify(path).problems
+    assert "\n" not in found
+    return found
+
+
+def state_of(path: Path) -> State:
+    with closing(Store(path / "gallery.sqlite")) as store, store.read() as reader:
+        return reader.state()
 
 
 def publish(path: Path, change: str, **values: Any) -> None:
     """Change what is said of the index, with its right checksum, as a bug would."""
-    sql(path, f"UPDATE state SET {change}", **values)
-    with closing(sqlite3.connect(path / "gallery.sqlite", isolation_level=None)) as connection:
-        said = connection.execute(f"SELECT {PUBLISHED} FROM state").fetchone()
-        connection.execute("UPDATE state SET published_checksum = ?", (publication_checksum(*said),))
-
-
-def sql_value(path: Path, query: str) -> Any:
-    with closing(sqlite3.connect(path / "gallery.sqlite")) as connection:
-        return connection.execute(query).fetchone()[0]
+    with closing(Store(path / "gallery.sqlite")) as store, store.write() as writer:
+        execute = writer.reader.sql.execute
+        execute(f"UPDATE state SET {change}", values)
+        said = execute(f"SELECT {PUBLISHED} FROM state").fetchone()
+        execute("UPDATE state SET published_checksum = ?", (publication_checksum(*said),))
 
 
 def test_a_sound_gallery(path: Path) -> None:
@@ -118,7 +118,7 @@ def test_bytes_of_a_text(path: Path, put: bytes) -> None:
 
 
 def index_file(path: Path) -> Path:
-    return path / str(sql_value(path, "SELECT index_file FROM state"))
+    return path / state_of(path).index_file
 
 
 def changed(file: Path) -> None:
@@ -139,7 +139,7 @@ def test_an_index_file_that_is_not_what_was_published(
 
 def test_columns_of_other_items(path: Path) -> None:
     columns = Columns.of([f"label{i % 5}" for i in range(51)], [f'{{"i":{i}}}' for i in range(51)])
-    facts = IndexMetadata.from_json(sql_value(path, "SELECT index_facts FROM state"))
+    facts = IndexMetadata.from_json(state_of(path).index_facts)
     checksum = columns.save(index_file(path).with_suffix(".columns"))
     publish(
         path, "index_facts = :facts", facts=dataclasses.replace(facts, columns_checksum=checksum).to_json()
@@ -173,19 +173,13 @@ def test_tables_that_do_not_fit_each_other(path: Path, statement: str, words: st
 
 def altered(path: Path, key: str, vector: np.ndarray) -> None:
     """Write another vector with its right checksum, as a bug would."""
-    with closing(Store(path / "gallery.sqlite")) as store, store.read() as reader:
-        ((seq, name, label, uri, metadata, *_),) = (
-            row for block in reader.as_stored() for row in block if row[1] == key.encode()
-        )
     blob = vector.astype("<f4").tobytes()
-    checksum = zlib.crc32(blob, zlib.crc32(b"\0".join((name, label, uri, metadata))))
-    sql(
-        path,
-        "UPDATE items SET vector = :vector, checksum = :checksum WHERE seq = :seq",
-        vector=blob,
-        checksum=checksum,
-        seq=seq,
-    )
+    with closing(Store(path / "gallery.sqlite")) as store, store.write() as writer:
+        execute = writer.reader.sql.execute
+        texts: tuple[str, str, str, str]
+        texts = execute("SELECT key, label, uri, metadata FROM items WHERE key = ?", (key,)).fetchone()
+        checksum = item_checksum(*texts, blob)
+        execute("UPDATE items SET vector = ?, checksum = ? WHERE key = ?", (blob, checksum, key))
 
 
 @pytest.mark.parametrize("key", ["k5", "k55"])
@@ -219,7 +213,7 @@ def test_an_index_of_other_vectors_with_its_right_checksum(path: Path, tmp_path:
         other.upsert(items(seed=1)[:52])
         other.rebuild()
     index_file(path).write_bytes(index_file(tmp_path / "other").read_bytes())
-    checksum = sql_value(tmp_path / "other", "SELECT index_checksum FROM state")
+    checksum = state_of(tmp_path / "other").index_checksum
     publish(path, "index_checksum = :checksum", checksum=checksum)
     found = verify(path).problems
     assert len(found) == 21
