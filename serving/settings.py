@@ -77,7 +77,7 @@ class Settings(BaseModel):
         default=0,
         ge=0,
         le=1_024,
-        description="Most images in one run of a model; 0 takes 8 on a CPU and 32 on a GPU.",
+        description="Most images in one run of a model; 0 takes 4 on a CPU and 32 on a GPU.",
     )
     max_wait_ms: float = Field(
         default=0.0,

@@ -31,7 +31,7 @@ Outcome: TypeAlias = NDArray[np.float32] | Exception
 """A unit vector float32 (d,), or why there is none."""
 
 LOOK_SECONDS = 0.25
-"""How often a call that waits looks whether anybody waits for it still."""
+"""How often a call that waits for a permit looks whether anybody waits for it still."""
 SMOOTHING = 0.2
 MARGIN = 1.2
 """A wait is taken for so many times as long as it looks: a call that ends just too late is lost whole."""
@@ -234,8 +234,8 @@ class ModelInstances:
         work = Work(images, call)
         self._queue.put(work)
         try:
-            while not work.done.wait(call.remaining(LOOK_SECONDS)):
-                call.check()
+            while len(work.outcomes) < len(images):
+                call.wait(work.done)
         except BaseException:
             self._queue.withdraw(work)
             raise
@@ -352,6 +352,8 @@ class ModelInstances:
             finally:
                 call.stages.spent("decode", began, time.monotonic() - began)
             call.check()  # anew, as decoding takes time
+        except CrossbatchError as error:
+            return error.with_traceback(None)  # it leads to frames that hold the image, and lead back to it
         except Exception as error:  # whatever it is, it is this image's alone
             return error
         return pixels

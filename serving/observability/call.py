@@ -1,5 +1,6 @@
 """A call while it passes through the server: who makes it, how long he waits, where its time goes."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -10,6 +11,8 @@ from serving.errors import Cancelled, CrossbatchError, DeadlineExceeded
 
 __all__ = ["STAGES", "Call", "Stages", "current_call"]
 
+EARLY_SECONDS = 0.01
+"""gRPC's clock may find a deadline passed by so much before ours does."""
 STAGES = ("decode", "queue", "encode", "gallery")
 
 
@@ -49,8 +52,19 @@ class Call:
     admitted: float = 0.0  # the time.monotonic() at which they were
     stages: Stages = field(default_factory=Stages)
     began: float = field(default_factory=time.monotonic)
-    ended: CrossbatchError | None = None  # why nobody waits, where the server itself gave the call up
-    is_active: Callable[[], bool] = lambda: True  # whether the caller still waits, as far as gRPC knows
+    ended: Callable[[], CrossbatchError] | None = None  # makes the error that tells why nobody waits any more
+    waits_for: threading.Event | None = None  # set when the call ends, too
+
+    def end(self, why: Callable[[], CrossbatchError]) -> None:
+        """Let the call's next check fail; a thread that waits for it makes that check at once."""
+        self.ended = self.ended or why
+        if self.waits_for is not None:
+            self.waits_for.set()
+
+    def leave(self) -> None:
+        """Note that the caller is gone; gRPC also says so at the end of a call that was answered."""
+        late = self.deadline is not None and time.monotonic() > self.deadline - EARLY_SECONDS
+        self.end(_late if late else _gone)
 
     def check(self) -> None:
         """Raise why nobody waits any more, if that is so.
@@ -60,16 +74,29 @@ class Call:
             Cancelled: The caller left.
             Draining: The server has no more time for the call.
         """
-        if self.ended is not None:
-            raise self.ended
         if self.deadline is not None and time.monotonic() >= self.deadline:
-            raise DeadlineExceeded("The deadline passed before the work was done; give the call more time.")
-        if not self.is_active():
-            raise Cancelled("The caller left before the reply.")
+            raise _late()
+        if self.ended is not None:
+            raise self.ended()
+
+    def wait(self, event: threading.Event) -> None:
+        """Wait for an event, or until nobody waits for the call any more; raises then as `check` does."""
+        self.waits_for = event
+        self.check()
+        if not event.wait(self.remaining(threading.TIMEOUT_MAX)):
+            self.check()
 
     def remaining(self, longest: float) -> float:
         """Return the seconds that a wait may last: until the deadline, and `longest` at most."""
         return longest if self.deadline is None else max(0.0, min(longest, self.deadline - time.monotonic()))
+
+
+def _late() -> CrossbatchError:
+    return DeadlineExceeded("The deadline passed before the work was done; give the call more time.")
+
+
+def _gone() -> CrossbatchError:
+    return Cancelled("The caller left before the reply.")
 
 
 current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)

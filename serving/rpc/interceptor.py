@@ -110,7 +110,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         """End every call in progress at its next check; each is told that the server stopped."""
         with self._changed:
             for call in self._running:
-                call.ended = Draining("The server stopped before the call was done; try another one.")
+                call.end(_stopped)
 
     def _known(self, name: str, handler: Handler) -> _Method:
         ours, probe = name.startswith(OURS), name in PROBES
@@ -125,6 +125,8 @@ class CallInterceptor(grpc.ServerInterceptor):
         return self._methods[name]
 
     def _refusal(self, call: Call, error: CrossbatchError) -> Handler:
+        error.__traceback__ = None  # it leads to frames that lead back here
+
         def refuse(_: object, context: grpc.ServicerContext) -> NoReturn:
             call.peer = context.peer()
             self._log.metrics.began(call)
@@ -173,11 +175,12 @@ class CallInterceptor(grpc.ServerInterceptor):
         call.peer = context.peer()
         left = context.time_remaining()
         call.deadline = None if left is None else time.monotonic() + left
-        call.is_active = context.is_active
         context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
         self._log.metrics.began(call)
         with self._changed:
             self._running.add(call)
+        if not context.add_callback(call.leave):
+            call.leave()
         try:
             if call.method not in PROBES:
                 self._admission.receive(call, len(data))
@@ -211,6 +214,10 @@ class CallInterceptor(grpc.ServerInterceptor):
             with self._changed:
                 self._running.discard(call)
                 self._changed.notify_all()
+
+
+def _stopped() -> CrossbatchError:
+    return Draining("The server stopped before the call was done; try another one.")
 
 
 def _checked(handler: Handler) -> Handler:
