@@ -22,11 +22,8 @@ from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.verify import verify
-from tests.serving.test_full_disk import small_disk
 from tests.serving.test_verify import COUNT, JPEG, items, made
 from tests.serving.vectors import MANUAL, aged, flip, sql
-
-__all__ = ["small_disk"]
 
 no_link = Mock(side_effect=PermissionError(1, "Operation not permitted"))
 

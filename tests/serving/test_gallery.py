@@ -89,19 +89,19 @@ def test_empty_gallery_answers_and_rebuilds(gallery: Gallery) -> None:
         gallery.get(["b", "c"])
 
 
-def model(name: str, fingerprint: str, fp32_fingerprint: str | None, dimension: int) -> ModelSpec:
-    given: dict[str, Any] = {"name": name, "fingerprint": fingerprint, "fp32_fingerprint": fp32_fingerprint}
+def model(fingerprint: str, fp32_fingerprint: str | None = None, dimension: int = 16) -> ModelSpec:
     sight: dict[str, Any] = {"image_size": 8, "crop_fraction": 1.0, "resampling": "bilinear", "prototypes": 0}
-    return ModelSpec(dimension=dimension, **given, **sight)
+    prints = {"fingerprint": fingerprint, "fp32_fingerprint": fp32_fingerprint}
+    return ModelSpec(name="other", dimension=dimension, **prints, **sight)
 
 
 def test_model_must_be_the_gallerys_own_or_made_from_it(gallery: Gallery) -> None:
-    gallery.check_model(model("m", "f" * 64, None, 16))
-    gallery.check_model(model("m int8", "e" * 64, "f" * 64, 16))
+    gallery.check_model(model("f" * 64))
+    gallery.check_model(model("e" * 64, "f" * 64))
     with pytest.raises(ModelMismatch, match=r"birds .*model m .*ffffffffffff.*other .*aaaaaaaaaaaa"):
-        gallery.check_model(model("other", "a" * 64, None, 16))
+        gallery.check_model(model("a" * 64))
     with pytest.raises(ModelMismatch, match=r"dimension 16.*dimension 8"):
-        gallery.check_model(model("m", "f" * 64, None, 8))
+        gallery.check_model(model("f" * 64, dimension=8))
 
 
 ONE = units(1)[0]
@@ -169,67 +169,64 @@ def before_loading(monkeypatch: pytest.MonkeyPatch, what: Callable[[Path], None]
 
 
 def test_index_published_while_another_is_opened_is_taken_instead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = created(tmp_path / "a")
-    second = Gallery.open(tmp_path / "a", policy=MANUAL)
-    first.upsert([Item("k0", ONE)])
-    first.rebuild()
     opened: list[Path] = []
 
     def overtaken(path: Path) -> None:
         opened.append(path)
         if len(opened) == 1:
-            first.upsert([Item("k1", ONE)])
-            first.rebuild()  # and the file that was about to be opened is gone
+            gallery.upsert([Item("k1", ONE)])
+            gallery.rebuild()  # and the file that was about to be opened is gone
 
-    before_loading(monkeypatch, overtaken)
-    assert [hit.key for hit in second.search(ONE[None], 5)[0]] == ["k0", "k1"]
-    assert second.info().index_items == 2
+    with closing(Gallery.open(gallery.path, policy=MANUAL)) as other:
+        gallery.upsert([Item("k0", ONE)])
+        gallery.rebuild()
+        before_loading(monkeypatch, overtaken)
+        assert [hit.key for hit in other.search(ONE[None], 5)[0]] == ["k0", "k1"]
+        assert other.info().index_items == 2
     assert len(set(opened)) == 2
     assert caplog.records == []
-    first.close()
-    second.close()
 
 
 def test_searches_go_on_while_one_loads_a_new_index(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = Gallery.open(gallery.path, policy=MANUAL)
     vectors = units(6)
     gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(vectors)])
     gallery.rebuild()
     assert gallery.info().index_items == 6
+    five = {f"k{i}" for i in range(1, 6)}
     loading, loaded = threading.Event(), threading.Event()
 
     def wait(_: Path) -> None:
         loading.set()
         assert loaded.wait(20)
 
-    writer.delete(["k0"])  # which the new index covers
-    writer.upsert([Item("k1", vectors[2])])
-    writer.rebuild()
-    writer.info()
-    before_loading(monkeypatch, wait)
-    first: list[Any] = []
-    loader = threading.Thread(target=lambda: first.extend(gallery.search(vectors[:1], 10)[0]))
-    loader.start()
-    try:
-        assert loading.wait(20)
-        assert {hit.key for hit in gallery.search(vectors[:1], 10)[0]} == {f"k{i}" for i in range(1, 6)}
-        writer.delete(["k3"])  # which it does not cover
-        writer.upsert([Item("new", vectors[0])])
-        assert gallery.search(vectors[:1], 10) == writer.search(vectors[:1], 10)
-        assert gallery.search(vectors[:1], 1)[0][0].key == "new"
-        assert loader.is_alive()
-    finally:
-        loaded.set()
-        loader.join()
-    assert {hit.key for hit in first} == {f"k{i}" for i in range(1, 6)}  # the state at which it began
-    assert gallery.search(vectors, 10) == writer.search(vectors, 10)
-    assert gallery.info() == writer.info()
-    assert gallery.info().index_items == 5
-    writer.close()
+    def found() -> set[str]:
+        return {hit.key for hit in gallery.search(vectors[:1], 10)[0]}
+
+    with closing(Gallery.open(gallery.path, policy=MANUAL)) as writer, ThreadPoolExecutor(1) as threads:
+        writer.delete(["k0"])  # which the new index covers
+        writer.upsert([Item("k1", vectors[2])])
+        writer.rebuild()
+        writer.info()
+        before_loading(monkeypatch, wait)
+        first = threads.submit(found)
+        try:
+            assert loading.wait(20)
+            assert found() == five
+            writer.delete(["k3"])  # which it does not cover
+            writer.upsert([Item("new", vectors[0])])
+            assert gallery.search(vectors[:1], 10) == writer.search(vectors[:1], 10)
+            assert gallery.search(vectors[:1], 1)[0][0].key == "new"
+            assert not first.done()
+        finally:
+            loaded.set()
+        assert first.result() == five  # the state at which it began
+        assert gallery.search(vectors, 10) == writer.search(vectors, 10)
+        assert gallery.info() == writer.info()
+        assert gallery.info().index_items == 5
 
 
 def test_who_is_two_publications_behind_waits_for_the_index_with_a_limit(
@@ -239,15 +236,14 @@ def test_who_is_two_publications_behind_waits_for_the_index_with_a_limit(
     vectors = units(30)
     gallery.upsert([Item(f"k{i}", vector) for i, vector in enumerate(vectors)])
     gallery.rebuild()
-    behind = Gallery.open(gallery.path, policy=MANUAL)
-    gallery.delete([f"k{i}" for i in range(10)])
-    gallery.rebuild()
-    gallery.rebuild()
-    monkeypatch.setattr("serving.gallery.search.snapshot._PATIENCE", 0.05)
-    with behind._snapshots._loading, pytest.raises(Overloaded, match="being loaded"):
-        behind.search(vectors[:1], 30)
-    assert len(behind.search(vectors[:1], 30)[0]) == 20
-    behind.close()
+    with closing(Gallery.open(gallery.path, policy=MANUAL)) as behind:
+        gallery.delete([f"k{i}" for i in range(10)])
+        gallery.rebuild()
+        gallery.rebuild()
+        monkeypatch.setattr("serving.gallery.search.snapshot._PATIENCE", 0.05)
+        with behind._snapshots._loading, pytest.raises(Overloaded, match="being loaded"):
+            behind.search(vectors[:1], 30)
+        assert len(behind.search(vectors[:1], 30)[0]) == 20
 
 
 def test_gallery_that_was_dropped_tells_so_whatever_it_is_asked(gallery: Gallery) -> None:

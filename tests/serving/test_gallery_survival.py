@@ -1,4 +1,4 @@
-"""What a folder of galleries keeps when whoever writes to it is killed: at 200 random moments."""
+"""What galleries keep when whoever writes is killed, at 200 random moments, and when their disk is full."""
 
 import json
 import os
@@ -7,16 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import pytest
 
+from serving.errors import Overloaded
 from serving.gallery.directory import GalleryDirectory
+from serving.gallery.gallery import Gallery, Item
 from serving.gallery.verify import verify
-from tests.serving.vectors import MANUAL, created
+from tests.serving.vectors import MANUAL, MODEL, created, units
 
 DIMENSION = 16
 GROUPS, EACH = 8, 10
@@ -173,3 +176,38 @@ def test_killed_writer_loses_nothing_acknowledged(memory: Path) -> None:
     for name in NAMES:  # what the dead left behind is gone
         assert len({path.stem for path in (memory / name).glob("index-*")}) <= 1
     assert sorted(path.name for path in memory.iterdir()) == sorted(NAMES)
+
+
+def test_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (2 << 20))
+    rows = units(10, 32)
+    made_for = {**MODEL, "dimension": 32}
+    acknowledged: list[str] = []
+
+    def fill(gallery: Gallery) -> None:
+        for step in range(10_000):
+            keys = [f"{step}/{i}" for i in range(10)]
+            gallery.upsert([Item(key, row, "x" * 1000) for key, row in zip(keys, rows, strict=True)])
+            acknowledged.extend(keys)
+
+    with GalleryDirectory(small_disk, policy=MANUAL) as directory:
+        gallery = directory.create("a", **made_for)
+        with pytest.raises(Overloaded, match="full") as caught:
+            fill(gallery)
+        assert "\n" not in str(caught.value)
+        assert caught.value.retry_after >= 1
+        with suppress(OSError), filler.open("ab", buffering=0) as file:  # to the last byte
+            while True:
+                file.write(b"x" * 4096)
+        for work in (gallery.rebuild, partial(directory.create, "b", **made_for)):
+            with pytest.raises(Overloaded, match="full"):
+                work()
+        assert directory.names() == ["a"]
+        assert len(acknowledged) > 100
+        assert {hit.key for hit in gallery.search(rows[:1], 2048)[0]} == set(acknowledged)  # searches go on
+    filler.unlink()
+    with GalleryDirectory(small_disk) as directory:
+        assert [item.key for item in directory.get("a").get(acknowledged)] == acknowledged
+        assert directory.get("a").info().items == len(acknowledged)
+        directory.get("a").delete(acknowledged[:50])

@@ -1,14 +1,17 @@
-"""A gallery takes another's name while threads and processes use both, and are killed at any moment."""
+"""A gallery takes another's name, or goes, while others use it."""
 
 import errno
 import itertools
 import os
+import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from serving.errors import (
     AlreadyExists,
     BadArtifact,
+    CrossbatchError,
     InvalidArgument,
     Mismatch,
     NotFound,
@@ -230,3 +234,76 @@ def test_a_lock_is_that_of_the_gallery_which_has_the_name(tmp_path: Path) -> Non
         assert not held.wait(0.2)  # what has the name by now is locked, too
     thread.join()
     assert held.is_set()
+
+
+# -- many at once
+
+
+DESERVED = (NotFound, AlreadyExists, Mismatch, Overloaded, Replaced)
+STEPS, THREADS = 120, 6
+
+WORK: list[Callable[[GalleryDirectory, str, str], Any]] = [
+    lambda directory, name, _: directory.create(name, **MODEL),
+    lambda directory, name, _: directory.drop(name),
+    lambda directory, name, other: directory.switch(name, other, timeout=1.0),
+    lambda directory, name, _: directory.rollback(name, timeout=1.0),
+    lambda directory, name, _: directory.using(name, upsert),
+    lambda directory, name, _: directory.using(name, lambda gallery: gallery.search(AXES[:1], 1)),
+    lambda directory, name, _: directory.using(name, Gallery.rebuild),
+]
+
+
+def upsert(gallery: Gallery) -> None:
+    gallery.upsert([Item("k", AXES[0])])
+
+
+def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(tmp_path: Path) -> None:
+    done, failures = Counter[str](), list[CrossbatchError]()
+
+    def use(seed: int) -> None:
+        chance = random.Random(seed)
+        # Each thread as a process of its own, whose turns the others do not see.
+        with GalleryDirectory(tmp_path, policy=MANUAL) as directory:
+            for _ in range(STEPS):
+                try:
+                    chance.choice(WORK)(directory, *chance.sample("abc", 2))
+                    done["well"] += 1
+                except DESERVED:
+                    done["late"] += 1
+                except CrossbatchError as error:
+                    failures.append(error)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(use, range(THREADS)))
+    assert failures == []
+    assert done["well"] > STEPS
+    assert done["well"] + done["late"] == STEPS * THREADS
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda directory: directory.switch("a", "b"),
+        lambda directory: directory.switch("free", "b"),
+        lambda directory: directory.drop("b"),
+    ],
+)
+def test_a_gallery_that_goes_before_its_name_changes_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[GalleryDirectory], None]
+) -> None:
+    before = names_change
+
+    @contextmanager
+    def too_late(path: Path) -> Iterator[None]:
+        if (path / "b").exists():
+            (path / "b").rename(path / ".b.dropped-00000000")  # by another process
+        with before(path):
+            yield
+
+    with GalleryDirectory(tmp_path, policy=MANUAL) as directory:
+        for name in "ab":
+            directory.create(name, **MODEL)
+        monkeypatch.setattr("serving.gallery.folder.names_change", too_late)
+        with pytest.raises(NotFound):
+            work(directory)
+        assert directory.names() == ["a"]

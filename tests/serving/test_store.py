@@ -283,18 +283,18 @@ def test_reader_without_rights_sees_every_write_or_is_refused() -> None:
             assert rest.count("\n") == 1
 
 
-@pytest.fixture
-def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have stores take every folder for one on a read-only file system; SQLite beside them writes."""
+def test_each_read_of_a_file_that_nobody_can_write_is_of_the_file_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stores take every folder for one on a read-only file system; SQLite beside them writes."""
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
     monkeypatch.setattr("serving.gallery.store.store.is_writable", lambda _: False)
-
-
-@pytest.mark.usefixtures("read_only")
-def test_each_read_of_a_settled_file_is_of_the_file_as_it_stands(tmp_path: Path) -> None:
     path = made(tmp_path)
-    values = "(key, label, uri, metadata, checksum, vector) VALUES ('{}', '', '', '{{}}', 0, zeroblob(16))"
-    sql(path, f"INSERT INTO items {values.format('a')}", f"INSERT INTO items {values.format('b')}")
+    for key in "ab":
+        values = (
+            f"(key, label, uri, metadata, checksum, vector) VALUES ('{key}', '', '', '', 0, zeroblob(16))"
+        )
+        sql(path, f"INSERT INTO items {values}")
     with closing(Store(path)) as store:
         assert not path.with_name(f"{path.name}-shm").exists()  # nobody has it open who may write
         assert set(seqs(store, "ab")) == {"a", "b"}
