@@ -353,7 +353,9 @@ class ModelInstances:
                 call.stages.spent("decode", began, time.monotonic() - began)
             call.check()  # anew, as decoding takes time
         except CrossbatchError as error:
-            return error.with_traceback(None)  # it leads to frames that hold the image, and lead back to it
+            # Tracebacks lead to frames that hold the image, and from there back to the error.
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
         except Exception as error:  # whatever it is, it is this image's alone
             return error
         return pixels

@@ -235,7 +235,10 @@ def _checked(handler: Handler) -> Handler:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, told)
 
     def unary(data: bytes, context: grpc.ServicerContext) -> Any:
-        return whole(parsed(data, context), context)
+        try:
+            return whole(parsed(data, context), context)
+        except NotImplementedError:  # which gRPC would log as a fault of ours
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "This server does not answer that call.")
 
     def watch(data: bytes, context: grpc.ServicerContext) -> Any:
         return answered(parsed(data, context), context)

@@ -47,6 +47,16 @@ def test_a_probe_finds_every_service_serving_and_no_other(stubs: Stubs) -> None:
     assert failure.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+def test_a_call_of_health_that_is_not_answered_leaves_no_error_in_the_log(
+    stubs: Stubs, caplog: pytest.LogCaptureFixture
+) -> None:
+    call: Any = stubs.channel.unary_unary("/grpc.health.v1.Health/List")
+    with pytest.raises(grpc.RpcError) as failure:
+        call(b"", timeout=10)
+    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not caplog.messages
+
+
 def test_every_probe_says_no_while_the_server_stops(
     stubs: Stubs, running: Server, encoder: FakeEncoder
 ) -> None:
