@@ -41,12 +41,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def told(gallery: Gallery) -> list[tuple[object, ...]]:
-    found = gallery.get([f"k{i}" for i in range(COUNT) if i != 1])
-    return [
-        (each.key, each.label, each.uri, each.metadata, each.source, each.version, each.vector.tobytes())
-        for each in found
-    ]
+def told(gallery: Gallery) -> list[str]:
+    found = gallery.get([f"k{i}" for i in range(COUNT) if i != 1], thumbnails=True)
+    return [f"{each} {each.source} {each.thumbnail!r} {each.vector.tolist()}" for each in found]
 
 
 def test_there_and_back(gallery: Gallery, tmp_path: Path) -> None:
@@ -63,7 +60,6 @@ def test_there_and_back(gallery: Gallery, tmp_path: Path) -> None:
     assert (found.problems, found.items, found.indexed) == ([], COUNT - 1, COUNT - 1)
     with closing(Gallery.open(path, policy=MANUAL)) as again:
         assert told(again) == told(gallery)
-        assert again.thumbnail("k7") == gallery.thumbnail("k7")
         queries = np.stack([item.vector for item in items()[:5]])
         assert again.search(queries, 9) == gallery.search(queries, 9)
         assert again.meta.id != gallery.meta.id  # it is a gallery of its own

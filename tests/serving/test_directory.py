@@ -4,10 +4,11 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, NotFound, Unavailable
+from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, NotFound, ReadOnly, Unavailable
 from serving.gallery.directory import GalleryDirectory, split_path
 from serving.gallery.gallery import Gallery, Item
 from tests.serving.vectors import AXES, MANUAL, MODEL, aged, open_files
@@ -142,6 +143,15 @@ def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
         leave()
         directory.drop("b")
         assert sorted(tmp_path.iterdir()) == sorted(kept)
+
+
+def test_folder_that_cannot_be_written_says_so_for_good(
+    directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.create("a", **MODEL)
+    monkeypatch.setattr(Path, "rename", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(ReadOnly, match="permission denied"):
+        directory.drop("a")
 
 
 def test_file_in_place_of_the_folder(tmp_path: Path) -> None:

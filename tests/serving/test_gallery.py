@@ -251,6 +251,8 @@ def test_gallery_that_was_dropped_tells_so_whatever_it_is_asked(gallery: Gallery
     shutil.rmtree(gallery.path)
     with pytest.raises(NotFound, match="is gone"):
         gallery.info()
+    with pytest.raises(NotFound, match="there is no gallery at"):
+        Gallery.open(gallery.path)
 
 
 def test_folders_made_on_the_way_to_a_gallery_are_on_the_disk(

@@ -58,16 +58,14 @@ def test_a_name_that_is_free_is_just_taken(directory: GalleryDirectory) -> None:
     held = directory.get("new")
     directory.switch("birds", "new")
     assert directory.names() == ["birds"]
-    assert content(directory, "birds") == "new"
     with pytest.raises(NotFound):
         held.upsert([Item("x", AXES[1])])
     with pytest.raises(NotFound, match="nothing to undo"):
         directory.rollback("birds")
-    (directory.path / "taken").mkdir()
-    (directory.path / "taken" / "file").touch()
+    (directory.path / "taken" / "folder").mkdir(parents=True)
     with pytest.raises(AlreadyExists, match="no gallery"):
         directory.switch("taken", "birds")
-    assert directory.names() == ["birds"]
+    assert content(directory, "birds") == "new"
 
 
 def test_what_cannot_be_switched(directory: GalleryDirectory) -> None:
@@ -96,8 +94,6 @@ def test_the_generation_before_is_known_by_its_id(directory: GalleryDirectory) -
     made(directory, "new")
     with pytest.raises(Mismatch, match=r"is not the one that was birds before.*switch birds new"):
         directory.rollback("birds")
-    directory.switch("birds", "new")  # which is another one than before
-    assert directory.rollback("birds") == "new"
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,8 @@ def test_damage_is_found(tmp_path: Path) -> None:
             opened(tmp_path / "other", 4, checksum=file_checksum(path))
     with pytest.raises(IndexDamaged, match="cannot be read"):
         opened(tmp_path / "absent", 4, checksum="0")
+    with pytest.raises(IndexDamaged, match="not the index that was published"):
+        IndexBuilder.read(path, checksum="0", dimension=4, threads=1)
 
 
 def test_missing_faiss_names_the_extras(monkeypatch: pytest.MonkeyPatch) -> None:

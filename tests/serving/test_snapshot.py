@@ -79,22 +79,25 @@ def groups(places: list[int]) -> list[str | int]:
 
 
 def loop(
-    query: NDArray[np.float32], k: int, allowed: list[int], least: float, by_label: bool
+    query: NDArray[np.float32], k: int, allowed: list[int], least: float = -1.0, by_label: bool = False
 ) -> list[tuple[int, float]]:
     """Return all that may be among the k best, by the definition: best first, ties by seq."""
     scores = (VECTORS * query.astype(np.float64)).sum(axis=1).astype(np.float32).tolist()
     order = sorted((at for at in allowed if scores[at] >= least), key=lambda at: -scores[at])
+    counted = [scores[at] for at in order]
     if by_label:
         best: dict[str | int, float] = {}
         for at, group in zip(order, groups(order), strict=True):
             best.setdefault(group, scores[at])
         order = [at for at, group in zip(order, groups(order), strict=True) if scores[at] == best[group]]
         counted = sorted(best.values(), reverse=True)
-    else:
-        counted = [scores[at] for at in order]
     if len(counted) > k:
         order = [at for at in order if scores[at] >= counted[k - 1]]
-    return sorted(((int(SEQS[at]), scores[at]) for at in order), key=lambda pair: (-pair[1], pair[0]))
+    return sorted(((int(SEQS[at]), scores[at]) for at in order), key=by_score)
+
+
+def by_score(pair: tuple[int, float]) -> tuple[float, int]:
+    return -pair[1], pair[0]
 
 
 FILTERS = st.none() | st.sampled_from(
@@ -169,9 +172,9 @@ def test_search_is_what_a_loop_finds(
         expected = loop(query, k, allowed, least, by_label)
         assert [score for _, score in hits] == sorted((score for _, score in hits), reverse=True)
         if type_ in (None, EXACT) or way == "one by one":
-            assert sorted(hits, key=lambda pair: (-pair[1], pair[0])) == expected
+            assert sorted(hits, key=by_score) == expected
             continue
-        every = dict(loop(query, len(VECTORS), allowed, -1.0, False))
+        every = dict(loop(query, len(VECTORS), allowed))
         assert all(every[seq] == score >= least for seq, score in hits)  # exact scores, of allowed items
         assert len({seq for seq, _ in hits}) == len(hits)
         if least == -np.inf:  # or else what it takes for the k best may be below
@@ -188,7 +191,7 @@ def test_k_is_filled_though_the_500_nearest_are_deleted(type_: str, far: bool) -
     dead[order[:500]] = True
     dead[COUNT:] = far
     (hits,) = snapshot_of(type_, dead).search(VECTORS[:1], 10, minimum_score=-np.inf)
-    assert hits[:10] == loop(VECTORS[0], 10, np.flatnonzero(~dead).tolist(), -1.0, False)[:10]
+    assert hits[:10] == loop(VECTORS[0], 10, np.flatnonzero(~dead).tolist())[:10]
 
 
 @pytest.fixture
@@ -219,8 +222,8 @@ def test_no_tie_with_the_last_is_missed(asked: list[tuple[int, int]]) -> None:
     for k in (1, 3, 10):
         found = snapshot_of(EXACT, ALIVE).search(VECTORS[tied], k, minimum_score=-1.0)
         for at, hits in zip(tied, found, strict=True):
-            expected = loop(VECTORS[at], k, list(range(len(VECTORS))), -1.0, False)
-            assert sorted(hits, key=lambda pair: (-pair[1], pair[0])) == expected
+            expected = loop(VECTORS[at], k, list(range(len(VECTORS))))
+            assert sorted(hits, key=by_score) == expected
             assert len(hits) == 40 > k + 16
     assert asked
 
@@ -229,7 +232,7 @@ def test_what_an_approximate_type_does_not_find_is_looked_for(asked: list[tuple[
     dead = np.arange(len(VECTORS)) >= COUNT
     (hits,) = snapshot_of("IVF8,PQ4x4fs,RFlat", dead).search(VECTORS[:1], 200, minimum_score=-1.0)
     assert asked  # and a list of eight has no 200
-    assert hits[:200] == loop(VECTORS[0], 200, list(range(COUNT)), -1.0, False)[:200]
+    assert hits[:200] == loop(VECTORS[0], 200, list(range(COUNT)))[:200]
 
 
 @pytest.fixture

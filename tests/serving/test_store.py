@@ -291,10 +291,8 @@ def test_each_read_of_a_file_that_nobody_can_write_is_of_the_file_as_it_stands(
     monkeypatch.setattr("serving.gallery.store.store.is_writable", lambda _: False)
     path = made(tmp_path)
     for key in "ab":
-        values = (
-            f"(key, label, uri, metadata, checksum, vector) VALUES ('{key}', '', '', '', 0, zeroblob(16))"
-        )
-        sql(path, f"INSERT INTO items {values}")
+        columns = "(key, label, uri, metadata, checksum, vector)"
+        sql(path, f"INSERT INTO items {columns} VALUES ('{key}', '', '', '{{}}', 0, zeroblob(16))")
     with closing(Store(path)) as store:
         assert not path.with_name(f"{path.name}-shm").exists()  # nobody has it open who may write
         assert set(seqs(store, "ab")) == {"a", "b"}

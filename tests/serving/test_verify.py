@@ -101,19 +101,16 @@ def test_an_index_that_is_replaced_before_it_is_opened_is_no_fault(
 
 
 @pytest.mark.parametrize("key", ["k5", "k55"])
-def test_a_byte_of_a_vector(path: Path, key: str) -> None:
-    vector = items()[int(key[1:])].vector.tobytes()
-    at = (path / "gallery.sqlite").read_bytes().index(vector)
-    flip(path / "gallery.sqlite", at + 2)
+def test_a_bit_of_a_vector(path: Path, key: str) -> None:
+    content = (path / "gallery.sqlite").read_bytes()
+    flip(path / "gallery.sqlite", content.index(items()[int(key[1:])].vector.tobytes()) + 2)
     assert f"'{key}': its checksum" in problem(path)
 
 
 @pytest.mark.parametrize("put", [b"x", b"\xff\xfe"])
 def test_bytes_of_a_text(path: Path, put: bytes) -> None:
-    file = path / "gallery.sqlite"
-    content = file.read_bytes()
-    at = content.index(b'k5label0{"i":5}') + 2
-    file.write_bytes(content[:at] + put + content[at + len(put) :])
+    content, text = (path / "gallery.sqlite").read_bytes(), b'label0{"i":5}'
+    (path / "gallery.sqlite").write_bytes(content.replace(text, put + text[len(put) :]))
     assert "'k5': its checksum" in problem(path)
 
 
