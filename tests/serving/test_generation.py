@@ -237,20 +237,15 @@ def test_a_lock_is_that_of_the_gallery_which_has_the_name(tmp_path: Path) -> Non
 
 DESERVED = (NotFound, AlreadyExists, Mismatch, Overloaded, Replaced)
 STEPS, THREADS = 120, 6
-
 WORK: list[Callable[[GalleryDirectory, str, str], Any]] = [
     lambda directory, name, _: directory.create(name, **MODEL),
     lambda directory, name, _: directory.drop(name),
     lambda directory, name, other: directory.switch(name, other, timeout=1.0),
     lambda directory, name, _: directory.rollback(name, timeout=1.0),
-    lambda directory, name, _: directory.using(name, upsert),
+    lambda directory, name, _: directory.using(name, lambda gallery: gallery.upsert([Item("k", AXES[0])])),
     lambda directory, name, _: directory.using(name, lambda gallery: gallery.search(AXES[:1], 1)),
     lambda directory, name, _: directory.using(name, Gallery.rebuild),
 ]
-
-
-def upsert(gallery: Gallery) -> None:
-    gallery.upsert([Item("k", AXES[0])])
 
 
 def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(tmp_path: Path) -> None:
@@ -276,14 +271,14 @@ def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(tmp_path:
     assert done["well"] + done["late"] == STEPS * THREADS
 
 
-@pytest.mark.parametrize(
-    "work",
-    [
-        lambda directory: directory.switch("a", "b"),
-        lambda directory: directory.switch("free", "b"),
-        lambda directory: directory.drop("b"),
-    ],
-)
+LATE: list[Callable[[GalleryDirectory], None]] = [
+    lambda directory: directory.switch("a", "b"),
+    lambda directory: directory.switch("free", "b"),
+    lambda directory: directory.drop("b"),
+]
+
+
+@pytest.mark.parametrize("work", LATE)
 def test_a_gallery_that_goes_before_its_name_changes_is_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[GalleryDirectory], None]
 ) -> None:

@@ -46,13 +46,6 @@ def test_a_short_match_measures_galleries_and_the_server(
     assert gallery["built"]["disk_bytes"] > 2000 * 16 * 4
 
 
-def test_the_main_types_and_all_rivals_are_compared() -> None:
-    assert search.kinds(10_000, 128)[:3] == ["auto", "exact", "PQ64x4fs,RFlat"]
-    assert search.kinds(10_000, 128)[-1] == "IVF400,Flat"
-    some = search.contestants(["auto"], list(search.RIVALS), server=True, recall=0.99, rivals_python="python")
-    assert [each.sort for each in some] == ["crossbatch", "server", "library", "library", "store", "store"]
-
-
 def test_embeddings_are_drawn_alike_each_time_and_split_without_loss(tmp_path: Path) -> None:
     draw(tmp_path / "first.npy", 300, 24)
     draw(tmp_path / "again.npy", 300, 24)

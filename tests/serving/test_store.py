@@ -1,5 +1,6 @@
 """The store alone: one transaction is one state, every refusal is one sentence."""
 
+import gc
 import os
 import resource
 import sqlite3
@@ -109,12 +110,11 @@ def test_write_that_fails_is_undone_whole(store: Store) -> None:
     assert state_of(store).change == 1
 
 
-def test_versions_are_taken_in_order_and_never_twice(store: Store) -> None:
+def test_versions_are_never_taken_twice(store: Store) -> None:
     assert upsert(store, item("b"), item("a")) == [1, 2]
     with store.write() as writer:
         assert writer.delete(["a", "b"]) == 2
     assert upsert(store, item("a")) == [3]
-    assert upsert(store) == []
 
 
 # -- publications
@@ -453,6 +453,7 @@ def test_each_code_is_one_plain_sentence_about_the_file(tmp_path: Path) -> None:
 def test_descriptors_that_are_out_are_named(tmp_path: Path) -> None:
     path = tmp_path / "gallery.sqlite"
     create_store(path, model_name="m", fingerprint="f", dimension=4)
+    gc.collect()  # so that no file of an earlier test is closed meanwhile
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_now = max(map(int, os.listdir("/proc/self/fd"))) + 1
     held: list[int] = []
