@@ -112,7 +112,7 @@ def columns_of(items: list[tuple[str, dict[str, Any]]]) -> Columns:
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(items=ITEMS, filters=st.lists(FILTERS, min_size=1, max_size=4), cut=st.integers(0, 12))
 def test_mask_is_what_a_loop_finds(
     items: list[tuple[str, dict[str, Any]]], filters: list[Filter], cut: int
@@ -141,7 +141,7 @@ def test_mask_is_what_a_loop_finds(
         }
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(parts=st.lists(ITEMS, max_size=5), filter=FILTERS)
 def test_file_gives_what_was_saved(
     tmp_path_factory: pytest.TempPathFactory, parts: list[list[tuple[str, dict[str, Any]]]], filter: Filter

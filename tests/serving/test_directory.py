@@ -117,22 +117,19 @@ def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(tmp_path: Path)
 
 
 def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
-    def leftover(name: str, *, age: float) -> Path:
-        return aged(tmp_path / name, age)
-
     def leave() -> None:
-        leftover(".a.dropped-0123abcd", age=0)
-        leftover(".a.b-c.new-0123abcd", age=7200)
+        aged(tmp_path / ".a.dropped-0123abcd", 0)
+        aged(tmp_path / ".a.b-c.new-0123abcd", 7200)
 
     snapshot = tmp_path / ".a.new-01234567"  # a file: of a snapshot that is written here
     snapshot.touch()
     os.utime(snapshot, (0, 0))
     kept = [
-        leftover(".a.new-ffffffff", age=30),  # somebody may be making it
-        leftover(".git", age=7200),
-        leftover(".a.new-x", age=7200),
+        aged(tmp_path / ".a.new-ffffffff", 30),  # somebody may be making it
+        aged(tmp_path / ".git", 7200),
+        aged(tmp_path / ".a.new-x", 7200),
         snapshot,
-        leftover("a.new-0123abcd", age=7200),  # a gallery of that name
+        aged(tmp_path / "a.new-0123abcd", 7200),  # a gallery of that name
     ]
     leave()
     with GalleryDirectory(tmp_path) as directory:

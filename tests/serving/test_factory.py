@@ -62,7 +62,7 @@ def test_what_cannot_work_is_refused_with_the_reason(wanted: str) -> None:
     assert "/project/" not in text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.text("IVFPQHNSWRx,_()0128fslat\n\0é", max_size=12))
 def test_any_text_is_taken_or_refused(text: str) -> None:
     try:
@@ -71,7 +71,7 @@ def test_any_text_is_taken_or_refused(text: str) -> None:
         assert "\n" not in str(error)  # noqa: PT017
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(dimension=st.integers(1, 600), count=st.sampled_from([1500, 300_000]))
 def test_the_types_that_are_chosen_from_fit_any_dimension(dimension: int, count: int) -> None:
     for each in INDEX_TYPES:

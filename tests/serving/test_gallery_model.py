@@ -21,7 +21,7 @@ from serving.gallery.gallery import Gallery, Item, RebuildPolicy
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.gallery.verify import verify
 from tests.serving.test_columns import holds
-from tests.serving.vectors import MEMORY, units
+from tests.serving.vectors import MEMORY, MODEL, units
 
 DIMENSION = 8
 NAMES = ("shop", "spring", "autumn")
@@ -97,6 +97,10 @@ def ranked(
     return kept
 
 
+def told(item: Item) -> tuple[object, ...]:
+    return item.key, item.version, item.label, item.uri, item.metadata, item.vector.tobytes()
+
+
 class GalleryMachine(RuleBasedStateMachine):
     """Two open folders of the same galleries stand for two processes; each rule is carried out by one."""
 
@@ -124,12 +128,8 @@ class GalleryMachine(RuleBasedStateMachine):
 
     @rule(who=whos, name=names, index=st.sampled_from(["auto", "exact", "HNSW8,Flat"]))
     def create(self, who: int, name: str, index: str) -> None:
-        def make() -> None:
-            self.open[who].create(
-                name, model_name="m", fingerprint="f" * 64, dimension=DIMENSION, index=index
-            )
-
-        if self.known.get(name):
+        make = partial(self.open[who].create, name, **{**MODEL, "dimension": DIMENSION, "index": index})
+        if name in self.known:
             with pytest.raises(AlreadyExists):
                 make()
         else:
@@ -209,26 +209,22 @@ class GalleryMachine(RuleBasedStateMachine):
     @rule(who=whos, name=names, keys=keys)
     def get(self, who: int, name: str, keys: list[str]) -> None:
         if known := self.known.get(name):
+            wanted = partial(self.open[who].using, name, lambda gallery: gallery.get(keys))
             if set(keys) <= known.items.keys():
-                found = self.open[who].using(name, lambda gallery: gallery.get(keys))
-                assert [(item.key, item.version, item.metadata) for item in found] == [
-                    (key, known.items[key].version, known.items[key].metadata) for key in keys
-                ]
+                there = [known.items[key] for key in keys]
+                assert list(map(told, wanted())) == list(map(told, there))
             else:
                 with pytest.raises(NotFound):
-                    self.open[who].using(name, lambda gallery: gallery.get(keys))
+                    wanted()
 
     @rule(who=whos, name=names, limit=st.integers(1, 5), prefix=st.sampled_from(["", "a", "é/"]))
     def pages(self, who: int, name: str, limit: int, prefix: str) -> None:
         if known := self.known.get(name):
-            found: list[str] = []
-            after: str | None = ""
-            while after is not None:
-                page = self.open[who].using(
-                    name, partial(Gallery.list, after=after, limit=limit, prefix=prefix)
-                )
-                found += [item.key for item in page]
-                after = found[-1] if page else None
+            found, page = list[str](), [""]
+            while page:
+                ask = partial(Gallery.list, after=page[-1], limit=limit, prefix=prefix)
+                page = [item.key for item in self.open[who].using(name, ask)]
+                found += page
             assert found == sorted(key for key in known.items if key.startswith(prefix))
 
     @rule(who=whos, name=names)
@@ -250,14 +246,10 @@ class GalleryMachine(RuleBasedStateMachine):
         for path in (self.folder / name).glob("index-*.faiss"):
             path.unlink()
         self.restart(who)
-        self.finds_everything(who, name)
-        self.open[who].using(name, lambda gallery: gallery.rebuild(whole=False))
-
-    def finds_everything(self, who: int, name: str) -> None:
-        known = self.known[name]
         (hits,) = self.open[who].using(name, partial(Gallery.search, vectors=POOL[:1], k=len(KEYS)))
         if known.index not in self.approximate:
             assert [(hit.key, hit.score) for hit in hits] == ranked(known, POOL[0])
+        self.open[who].using(name, lambda gallery: gallery.rebuild(whole=False))
 
     @rule(who=whos, name=names, other=names)
     def switch(self, who: int, name: str, other: str) -> None:
@@ -315,15 +307,8 @@ class ApproximateMachine(GalleryMachine):
 
 
 def run(machine: type[RuleBasedStateMachine], examples: int) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
-    )
+    quiet = settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    run_state_machine_as_test(machine, settings=settings(quiet, stateful_step_count=40))
 
 
 @pytest.mark.timeout(120)

@@ -41,7 +41,7 @@ def built(folder: Path, vectors: NDArray[np.float32], seqs: NDArray[np.int64], t
     return path
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(count=st.integers(1, 200), dimension=st.sampled_from([1, 3, 64]), queries=st.integers(1, 70))
 def test_search_equals_brute_force(
     tmp_path_factory: pytest.TempPathFactory, count: int, dimension: int, queries: int

@@ -1,6 +1,5 @@
 """The store alone: one transaction is one state, every refusal is one sentence."""
 
-import gc
 import os
 import resource
 import sqlite3
@@ -453,11 +452,10 @@ def test_each_code_is_one_plain_sentence_about_the_file(tmp_path: Path) -> None:
 def test_descriptors_that_are_out_are_named(tmp_path: Path) -> None:
     path = tmp_path / "gallery.sqlite"
     create_store(path, model_name="m", fingerprint="f", dimension=4)
-    gc.collect()  # so that no file of an earlier test is closed meanwhile
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_now = max(map(int, os.listdir("/proc/self/fd"))) + 1
     held: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 1, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 8, hard))
     try:
         with suppress(OSError):
             while True:
