@@ -56,37 +56,33 @@ class GalleryExecutor:
         name: str,
         work: Callable[[Gallery, ModelInstances], T],
         *,
-        model: str = "",
+        model: str | ModelInstances = "",
         writes: bool = False,
     ) -> T:
         """Work on the gallery that has a name now, with the model that fits it.
 
         The work is begun anew where another gallery took the name meanwhile, so that a switch fails no call.
-
-        Args:
-            name: Of the gallery.
-            work: What to do.
-            model: Name of the model that must fit; any that is served when empty.
-            writes: Whether the work writes to the gallery.
+        It is this very model that must fit, or the one of that name, or any that is served.
 
         Raises:
             NotFound: There is none of that name, or no such model.
             Mismatch: It belongs to another model or is damaged.
-            CrossbatchError: What the work raises.
         """
+
+        def fitted(gallery: Gallery) -> T:
+            if isinstance(model, str):
+                return work(gallery, self._models.fitting(gallery, model))
+            gallery.check_model(model.spec)
+            return work(gallery, model)
+
         with self._writers if writes else self._readers:
-            return self._named(name, lambda gallery: work(gallery, self._models.fitting(gallery, model)))
+            return self._named(name, fitted)
 
     def with_model(self, name: str, work: Callable[[Meta, ModelInstances], T], *, model: str = "") -> T:
         """Do work with the model that fits a gallery, held meanwhile.
 
-        The work is begun anew if it finds, as `on_gallery_of` does, that the gallery's name has gone to one
-        of another model since: it must not have stored anything then.
-
-        Raises:
-            NotFound: There is no gallery of that name, or no such model.
-            ModelMismatch: No model fits, or the gallery's changed again and again.
-            CrossbatchError: What the work raises.
+        The work is begun anew if it finds, as `using` this very model does, that the gallery's name has gone
+        to one of another since: it must not have stored anything then.
         """
         left = TRIES
         while True:
@@ -101,36 +97,8 @@ class GalleryExecutor:
                 if not left:
                     raise
 
-    def on_gallery_of(
-        self,
-        name: str,
-        instances: ModelInstances,
-        work: Callable[[Gallery, ModelInstances], T],
-        *,
-        writes: bool = False,
-    ) -> T:
-        """Work, as `using` does, on the gallery that has a name now, if it is one of this very model.
-
-        Raises:
-            NotFound: There is none of that name.
-            ModelMismatch: It is one of another model.
-            CrossbatchError: What the work raises.
-        """
-
-        def checked(gallery: Gallery) -> T:
-            gallery.check_model(instances.spec)
-            return work(gallery, instances)
-
-        with self._writers if writes else self._readers:
-            return self._named(name, checked)
-
     def upkeep(self, work: Callable[[], T]) -> T:
-        """Change a gallery as a whole (switch, roll back, remove), which may wait for locks.
-
-        Raises:
-            Overloaded: Too many do so already.
-            CrossbatchError: What the work raises.
-        """
+        """Change a gallery as a whole (switch, roll back, remove); raises Overloaded where too many do."""
         if not self._upkeep.acquire(blocking=False):
             raise Overloaded(f"{MOST_UPKEEP} changes of galleries are under way, the most; try again later.")
         try:
@@ -144,23 +112,16 @@ class GalleryExecutor:
     def building(
         self, name: str, index: str | None, recall: float | None, call: Call
     ) -> Iterator[tuple[str, int, int]]:
-        """Make the index of a gallery anew; leaving the iterator breaks that off.
+        """Make the index of a gallery anew, of the type and recall wanted from now on, or as before (None).
 
         The work is done in a daemon thread: a step of FAISS may take minutes and cannot be broken off, and
-        what is made aside is thrown away when the process ends.
-
-        Args:
-            name: Of the gallery.
-            index: The type wanted from now on; None for that which was wanted before.
-            recall: The recall wanted; likewise.
-            call: Who waits for it.
+        what is made aside is thrown away when the process ends. Leaving the iterator breaks it off.
 
         Yields:
             Several times a second the stage, what is done of it and its total.
 
         Raises:
             Overloaded: Too many are being made.
-            CrossbatchError: It cannot be made, or nobody waits for it any more; it is what it was.
         """
         if not self._builds.acquire(blocking=False):
             raise Overloaded(
@@ -197,11 +158,7 @@ class GalleryExecutor:
         build.result()
 
     def check_kept(self, before: Sequence[ModelInstances], after: Sequence[ModelInstances]) -> None:
-        """Find out whether each gallery that one of the models fits before keeps one that does after.
-
-        Raises:
-            Mismatch: One does not; names the galleries and their models.
-        """
+        """Raise Mismatch if a gallery that one of the models fits before is left without one after."""
 
         def lost_model(gallery: Gallery) -> str:
             try:
@@ -235,10 +192,6 @@ class GalleryExecutor:
             text = self._path.sub(lambda found: "" if found[1] else "the server's folder", str(error))
             error.args = (text,)
         return error
-
-    def close(self) -> None:
-        """Close the galleries."""
-        self.directory.close()
 
     def _named(self, name: str, work: Callable[[Gallery], T]) -> T:
         try:

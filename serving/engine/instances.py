@@ -21,7 +21,7 @@ from serving.model.encoder import Encoder
 from serving.model.preprocess import MAX_BYTES, thumbnail
 from serving.observability.call import Call
 
-__all__ = ["Explanation", "InstanceLimits", "ModelInstances", "Outcome"]
+__all__ = ["InstanceLimits", "ModelInstances", "Outcome", "Prototypes"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,9 @@ Image: TypeAlias = bytes | NDArray[np.uint8]
 """An image file, or its pixels uint8 (S, S, 3), RGB."""
 Outcome: TypeAlias = NDArray[np.float32] | Exception
 """A unit vector float32 (d,), or why there is none."""
+Prototypes: TypeAlias = tuple[NDArray[np.float32], NDArray[np.uint8]] | Exception
+"""The share of each prototype in an image, float32 (m,), which sum to one, and the dominant one at each
+location, uint8 (h, w); or why there are none."""
 
 LOOK_SECONDS = 0.25
 """How often a call that waits for a permit looks whether anybody waits for it still."""
@@ -51,16 +54,6 @@ class InstanceLimits:
     """Most images that wait."""
     max_wait: float = 0.0
     """Longest time in seconds that an image waits for others to join it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Explanation:
-    """What a model sees in an image."""
-
-    histogram: NDArray[np.float32]
-    """Share of each prototype, float32 (m,); sums to one."""
-    assignments: NDArray[np.uint8]
-    """The dominant prototype at each location, uint8 (h, w)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -225,8 +218,7 @@ class ModelInstances:
         Raises:
             Overloaded: Too many wait, or those of other calls would make them late.
             Draining: The model is stopping.
-            Unavailable: The model can embed no image any more.
-            CrossbatchError: Nobody waits for them any more.
+            Unavailable: It can embed no image any more.
         """
         call.check()
         if not images:
@@ -241,13 +233,7 @@ class ModelInstances:
             raise
         return [work.outcomes[number] for number in range(len(images))]
 
-    def encode(self, pixels: NDArray[np.uint8], call: Call) -> list[Outcome]:
-        """Embed images that are decoded already, uint8 (B, S, S, 3), RGB; else as `embed`."""
-        return self.embed(list(pixels), call)
-
-    def explain(
-        self, images: Sequence[bytes] | NDArray[np.uint8], call: Call
-    ) -> list[Explanation | Exception]:
+    def explain(self, images: Sequence[Image], call: Call) -> list[Prototypes]:
         """Tell which prototypes the model sees in each image, and where; raises Mismatch if it has none."""
         if not self.spec.prototypes:
             raise Mismatch(
@@ -258,7 +244,7 @@ class ModelInstances:
         _acquire(self._explaining, call)
         try:
             call.stages.spent("queue", began, time.monotonic() - began)
-            found: list[Explanation | Exception] = []
+            found: list[Prototypes] = []
             for start in range(0, len(images), EXPLAINED_AT_ONCE):
                 call.check()
                 found += self._explained(images[start : start + EXPLAINED_AT_ONCE], call)
@@ -360,17 +346,15 @@ class ModelInstances:
             return error
         return pixels
 
-    def _explained(
-        self, images: Sequence[bytes] | NDArray[np.uint8], call: Call
-    ) -> list[Explanation | Exception]:
+    def _explained(self, images: Sequence[Image], call: Call) -> list[Prototypes]:
         decoded = [self._decoded(image, call) for image in images]
         good = [each for each in decoded if not isinstance(each, Exception)]
         began = time.monotonic()
-        explained: Iterator[Explanation | Exception] = iter(())
+        explained: Iterator[Prototypes] = iter(())
         try:
             if good:
                 found = self.encoder.run(np.stack(good), "histograms", "assignments")
-                explained = map(Explanation, found["histograms"], found["assignments"])
+                explained = zip(found["histograms"], found["assignments"], strict=True)
         except Exception as error:  # whatever it is, it is theirs alone
             explained = itertools.repeat(error)
         call.stages.spent("encode", began, time.monotonic() - began)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from serving.engine.instances import InstanceLimits, ModelInstances
-from serving.engine.repository import ModelFile, ModelSources, served_name
+from serving.engine.repository import ModelFile, ModelRepository, served_name
 from serving.errors import Draining, Mismatch, ModelMismatch, NotFound
 from serving.gallery.gallery import Gallery
 
@@ -48,7 +48,7 @@ class ModelRegistry:
 
     def __init__(
         self,
-        sources: ModelSources,
+        sources: ModelRepository,
         limits: InstanceLimits,
         *,
         ran: Callable[[str, int, float], None] = lambda *_: None,
@@ -64,10 +64,6 @@ class ModelRegistry:
         self._last: Change | Exception = Change((), ())
         self._stopping = False
 
-    def start(self) -> None:
-        """Load every model and warm it up."""
-        self.reload()
-
     def stop(self) -> None:
         """Finish what was accepted and end every model; a load that is under way comes to nothing."""
         with self._guard:
@@ -81,9 +77,7 @@ class ModelRegistry:
         A model that is replaced or gone finishes the calls that hold it, then its memory is free. One reload
         runs at once; all who ask meanwhile share the next.
 
-        Raises:
-            Draining: The server is stopping.
-            CrossbatchError: A model cannot be served, or it is not agreed; everything stays as it was.
+        What it raises leaves everything as it was.
         """
         begun = self._begun
         with self._turn:
@@ -115,12 +109,7 @@ class ModelRegistry:
         return self._get(name).instances
 
     def fitting(self, gallery: Gallery, name: str = "") -> ModelInstances:
-        """Return the model that fits a gallery: the named one, or else the first that does.
-
-        Raises:
-            NotFound: No model has that name.
-            ModelMismatch: None fits; names both sides.
-        """
+        """Return the model that fits a gallery: the named one, or else the first; see `first_fitting`."""
         return first_fitting(gallery, [self.get(name)] if name else self.all())
 
     @contextmanager
@@ -203,7 +192,7 @@ class ModelRegistry:
 
 
 def first_fitting(gallery: Gallery, models: Sequence[ModelInstances]) -> ModelInstances:
-    """Return the first model that can be used with a gallery; raises ModelMismatch, of the first, if none."""
+    """Return the first model that fits a gallery; if none does, raise the first one's ModelMismatch."""
     mismatch: ModelMismatch | None = None
     for instances in models:
         try:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from serving.cores import usable_cores
 from serving.errors import BadArtifact, BadSetting, NotFound
@@ -12,7 +11,7 @@ from serving.model.encoder import Encoder
 from serving.model.spec import ModelSpec
 from serving.settings import Settings
 
-__all__ = ["ModelFile", "ModelRepository", "ModelSources", "served_name"]
+__all__ = ["ModelFile", "ModelRepository", "served_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +25,6 @@ class ModelFile:
     stamp: Hashable
     """What is another when the file is another."""
     load: Callable[[], Encoder]
-
-
-class ModelSources(Protocol):
-    """Where a server finds its models."""
-
-    def look(self) -> Sequence[ModelFile]:
-        """Tell which models there are now, in the order in which they are served."""
-
-    def hide(self, text: str) -> str:
-        """Take out of a message where the models lie, which a caller need not know."""
 
 
 class ModelRepository:

@@ -23,7 +23,7 @@ from serving.cores import usable_cores
 from serving.engine.galleries import GalleryExecutor
 from serving.engine.instances import InstanceLimits
 from serving.engine.models import Change, ModelRegistry
-from serving.engine.repository import ModelRepository, ModelSources
+from serving.engine.repository import ModelRepository
 from serving.errors import Draining, Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.access_log import AccessLog, AuditLog
@@ -70,7 +70,7 @@ class Server:
 
     def __init__(
         self,
-        sources: ModelSources,
+        sources: ModelRepository,
         directory: GalleryDirectory,
         settings: Settings,
         *,
@@ -155,7 +155,7 @@ class Server:
             self._grpc.stop(FLUSH_SECONDS).wait()
         self._stops.close()
         self.models.stop()
-        self.galleries.close()
+        self.galleries.directory.close()
         if self._tracer is not None:
             self._tracer.close(max(FLUSH_SECONDS, deadline - time.monotonic()))
         if self.models.is_loading:
@@ -191,7 +191,7 @@ class Server:
                     lambda: metrics.refresh(self.admission, self.models.all(), self.galleries.directory)
                 )
             )
-        self.models.start()
+        self.models.reload()
         self.galleries.report()
 
     def _listen(self, number: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.repository import ModelFile
+from serving.engine.repository import ModelFile, ModelRepository
 from serving.errors import BadImage, InvalidArgument
 from serving.server.server import Server
 from serving.settings import Settings
@@ -119,7 +119,7 @@ def source(encoder: Any, name: str = "") -> ModelFile:
 
 
 @dataclass
-class FakeSources:
+class FakeSources(ModelRepository):
     """Encoders by name, to be changed at will between two looks; an empty name is that of the spec."""
 
     models: dict[str, Any]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.engine.instances import NICENESS, Explanation, InstanceLimits, ModelInstances
+from serving.engine.instances import NICENESS, InstanceLimits, ModelInstances
 from serving.errors import (
     BadImage,
     Cancelled,
@@ -139,7 +139,7 @@ def test_pixels_are_embedded_as_their_file_is() -> None:
     encoder = FakeEncoder()
     pixels = np.stack([encoder.preprocess(each) for each in (b"one", b"two", b"three")])
     with running(encoder) as model:
-        found = model.encode(pixels, call_of())
+        found = model.embed(list(pixels), call_of())
     np.testing.assert_array_equal(found, [vector_for(each) for each in (b"one", b"two", b"three")])
 
 
@@ -212,7 +212,7 @@ def test_what_nobody_waits_for_gives_up_its_places_and_is_not_computed(way: str,
         until(lambda: encoder.encoding)
         call = call_of(0.2 if way == "expired" else None)
         if decoded:
-            late = begin(model.encode, np.stack([encoder.preprocess(b"late")] * 4), call)
+            late = begin(model.embed, [encoder.preprocess(b"late")] * 4, call)
         else:
             late = begin(model.embed, [b"late"] * 4, call)
         until(lambda: model.waiting == 4)
@@ -273,12 +273,12 @@ def test_images_are_explained_each_for_itself() -> None:
     with running(encoder) as model:
         call = call_of()
         found = model.explain(images, call)
-    assert [kind for kind in kinds(found) if kind is not Explanation] == [BadImage, BadImage]
+    assert [kind for kind in kinds(found) if kind is not tuple] == [BadImage, BadImage]
     for image, each in zip(images, found, strict=True):
-        if isinstance(each, Explanation):
+        if isinstance(each, tuple):
             histogram, assignments = explanation_for(zlib.crc32(image), 5)
-            np.testing.assert_array_equal(each.histogram, histogram)
-            np.testing.assert_array_equal(each.assignments, assignments)
+            np.testing.assert_array_equal(each[0], histogram)
+            np.testing.assert_array_equal(each[1], assignments)
     assert encoder.explained == 5
     assert call.stages.encode > 0
 

@@ -11,7 +11,7 @@ from google.protobuf.struct_pb2 import Struct
 from numpy.typing import NDArray
 
 from protos import gallery_service_pb2, retrieval_service_pb2
-from serving.engine.instances import Explanation
+from serving.engine.instances import Prototypes
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.gallery import GalleryInfo
 from serving.gallery.item import Hit, Item, check_item, check_key, check_keys
@@ -195,14 +195,15 @@ def embed_result(outcome: NDArray[np.float32] | Exception) -> retrieval_service_
     return retrieval_service_pb2.EmbedResult(vector=bytes_of(outcome))
 
 
-def explain_result(outcome: Explanation | Exception) -> retrieval_service_pb2.ExplainResult:
+def explain_result(outcome: Prototypes) -> retrieval_service_pb2.ExplainResult:
     """Write an explanation, or why there is none."""
     if isinstance(outcome, Exception):
         return retrieval_service_pb2.ExplainResult(error=to_status(outcome))
-    height, width = outcome.assignments.shape
+    histogram, assignments = outcome
+    height, width = assignments.shape
     return retrieval_service_pb2.ExplainResult(
-        histogram=bytes_of(outcome.histogram),
-        assignments=np.ascontiguousarray(outcome.assignments, dtype=np.uint8).tobytes(),
+        histogram=bytes_of(histogram),
+        assignments=np.ascontiguousarray(assignments, dtype=np.uint8).tobytes(),
         height=height,
         width=width,
     )

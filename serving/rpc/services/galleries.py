@@ -127,8 +127,8 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
             _complete(upsert, model, meta.thumbnail_side, call)
             call.check()
             began = time.monotonic()
-            versions = self._galleries.on_gallery_of(
-                request.gallery, model, lambda gallery, _: _stored(gallery, upsert), writes=True
+            versions = self._galleries.using(
+                request.gallery, lambda gallery, _: _stored(gallery, upsert), model=model, writes=True
             )
             call.stages.spent("gallery", began, time.monotonic() - began)
             return versions

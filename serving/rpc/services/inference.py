@@ -248,12 +248,12 @@ def _computed(
     """The named outputs of some images, in that order; a tensor has no place for an error."""
     found: dict[str, NDArray[Any]] = {}
     if "embeddings" in names:
-        outcomes = model.embed(images, call) if isinstance(images, list) else model.encode(images, call)
+        outcomes = model.embed(list(images), call)
         found["embeddings"] = np.stack(good_or_refused(outcomes, "encoded[{}]".format))
     if set(names) - {"embeddings"}:
-        explanations = good_or_refused(model.explain(images, call), "encoded[{}]".format)
-        found["histograms"] = np.stack([each.histogram for each in explanations])
-        found["assignments"] = np.stack([each.assignments for each in explanations])
+        explanations = good_or_refused(model.explain(list(images), call), "encoded[{}]".format)
+        found["histograms"] = np.stack([histogram for histogram, _ in explanations])
+        found["assignments"] = np.stack([assignments for _, assignments in explanations])
     return {name: found[name] for name in names}
 
 

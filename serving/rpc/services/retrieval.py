@@ -92,7 +92,7 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             embedded = dict(zip(images, model.embed(list(images.values()), call), strict=True))
             began = time.monotonic()
             work = partial(_found, queries=queries, embedded=embedded, options=options, call=call)
-            reply = self._galleries.on_gallery_of(request.gallery, model, work)
+            reply = self._galleries.using(request.gallery, work, model=model)
             call.stages.spent("gallery", began, time.monotonic() - began)
             return reply
 
