@@ -115,6 +115,9 @@ def test_snapshot_and_restore(directory: GalleryDirectory, tmp_path: Path) -> No
     assert told.startswith(f"wrote the 1 items of the gallery birds to {file} (0.")
     assert command(directory, "restore", file, "again") == f"made the gallery again with 1 items of {file}"
     assert directory.get("again").get(["k"])[0].label == "birds"
+    for name in ("../a", "/etc", ".hidden", "a/b"):
+        with pytest.raises(InvalidArgument, match="cannot name a gallery"):
+            command(directory, "restore", file, name)
     with GalleryDirectory(tmp_path / "elsewhere") as elsewhere:
         command(elsewhere, "restore", file, "birds")  # on a new machine: the folder is made
         assert elsewhere.names() == ["birds"]

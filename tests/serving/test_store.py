@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +115,23 @@ def test_versions_are_never_taken_twice(store: Store) -> None:
     with store.write() as writer:
         assert writer.delete(["a", "b"]) == 2
     assert upsert(store, item("a")) == [3]
+
+
+def test_each_connection_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, said = sqlite3.connect, list[list[str]]()
+
+    def traced(*given: Any, **more: Any) -> sqlite3.Connection:
+        said.append([])
+        connection = connect(*given, **more)
+        connection.set_trace_callback(said[-1].append)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    with closing(Store(made(tmp_path))) as store:
+        upsert(store, item("a"))
+        store.copy_to(tmp_path / "copy")
+    assert len(said) == 3  # to make it, to use it, and to finish the copy
+    assert all("PRAGMA synchronous=FULL" in statements for statements in said)
 
 
 # -- publications
