@@ -141,6 +141,18 @@ def test_mask_is_what_a_loop_finds(
         }
 
 
+@pytest.mark.parametrize("values", [[1, 2, 3], ["a", "b", "c"]])
+def test_a_bound_holds_for_what_equals_it_or_not(values: list[Any]) -> None:
+    columns = columns_of([("", {"a": value}) for value in values])
+    for bound, found in (
+        ("above", [False, False, True]),
+        ("least", [False, True, True]),
+        ("below", [True, False, False]),
+        ("most", [True, True, False]),
+    ):
+        assert columns.mask(Range("a", **{bound: values[1]})).tolist() == found
+
+
 @settings(max_examples=12)
 @given(parts=st.lists(ITEMS, max_size=5), filter=FILTERS)
 def test_file_gives_what_was_saved(
