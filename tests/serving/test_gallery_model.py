@@ -2,8 +2,8 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.gallery.verify import verify
+from tests.serving.test_columns import holds
+from tests.serving.vectors import MEMORY, MODEL, units
 
 DIMENSION = 8
 NAMES = ("shop", "spring", "autumn")
 KEYS = [f"{letter}/{number}" for letter in "aé" for number in range(8)]
 # Few vectors for many items, so that scores tie; a tie is broken by key.
-POOL = np.random.default_rng(0).standard_normal((6, DIMENSION)).astype(np.float32)
-POOL /= np.linalg.norm(POOL, axis=1, keepdims=True)
+POOL = units(6, DIMENSION)
 
 
 @dataclass
@@ -40,6 +41,17 @@ class Known:
 
 keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8, unique=True)
 names = st.sampled_from(NAMES)
+whos = st.integers(0, 1)
+items = st.builds(
+    GalleryItem,
+    st.sampled_from(KEYS),
+    st.sampled_from(list(POOL)),
+    st.sampled_from(["", "x", "y"]),
+    st.sampled_from(["", "a.jpg"]),
+    st.fixed_dictionaries(
+        {}, optional={"colour": st.sampled_from(["red", "blue"]), "price": st.integers(0, 3)}
+    ),
+)
 conditions: st.SearchStrategy[Filter] = st.one_of(
     st.builds(Equal, st.just("colour"), st.sampled_from(["red", "blue", "green"])),
     st.builds(Equal, st.just("$label"), st.sampled_from(["x", "y"])),
@@ -58,31 +70,35 @@ filters: st.SearchStrategy[Filter] = st.recursive(
 )
 
 
-def holds(condition: Filter, item: GalleryItem) -> bool:
-    """The oracle of filters, for the metadata of this test."""
-    fields: Mapping[str, Any] = {**item.metadata, **({"$label": item.label} if item.label else {})}
-    match condition:
-        case Equal(name, value):
-            return name in fields and fields[name] == value
-        case In(name, among):
-            return name in fields and fields[name] in among
-        case Range(name, None, least, below, None):
-            assert least is not None
-            assert below is not None
-            return name in fields and least <= fields[name] < below
-        case Exists(name):
-            return name in fields
-        case AllOf(inner):
-            return all(holds(each, item) for each in inner)
-        case AnyOf(inner):
-            return any(holds(each, item) for each in inner)
-        case Not(inner):
-            return not holds(inner, item)
-    raise AssertionError(condition)
+def ranked(
+    known: Known,
+    query: NDArray[np.float32],
+    minimum_score: float = -2.0,
+    exclude: Sequence[str] = (),
+    filter: Filter | None = None,
+    group_by_label: bool = False,
+) -> list[tuple[str, float]]:
+    """Return all that a search may find, best first."""
+    right = []
+    for key, item in known.items.items():
+        score = float(np.float32((item.vector * query.astype(np.float64)).sum()))
+        held = filter is None or holds(item.label, item.metadata, filter)
+        if held and key not in exclude and score >= minimum_score:
+            right.append((key, score))
+    right.sort(key=lambda pair: (-pair[1], pair[0]))
+    if not group_by_label:
+        return right
+    seen, kept = set[str](), []
+    for key, score in right:
+        label = known.items[key].label
+        if not label or label not in seen:
+            kept.append((key, score))
+        seen.add(label)
+    return kept
 
 
-def exact(query: NDArray[np.float32], vector: NDArray[np.float32]) -> float:
-    return float(np.float32((vector * query.astype(np.float64)).sum()))
+def told(item: GalleryItem) -> tuple[object, ...]:
+    return item.key, item.version, item.label, item.uri, item.metadata, item.vector.tobytes()
 
 
 class GalleryMachine(RuleBasedStateMachine):
@@ -93,7 +109,7 @@ class GalleryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
         self.known: dict[str, Known] = {}
         self.open = [self.opened(), self.opened()]
 
@@ -106,21 +122,14 @@ class GalleryMachine(RuleBasedStateMachine):
             directory.close()
         shutil.rmtree(self.folder)
 
-    def there(self, name: str) -> Known | None:
-        return self.known.get(name)
-
     @initialize(index=st.sampled_from(["auto", "exact", "HNSW8,SQ8,RFlat"]))
     def first(self, index: str) -> None:
         self.create(0, "shop", index)
 
-    @rule(who=st.integers(0, 1), name=names, index=st.sampled_from(["auto", "exact", "HNSW8,Flat"]))
+    @rule(who=whos, name=names, index=st.sampled_from(["auto", "exact", "HNSW8,Flat"]))
     def create(self, who: int, name: str, index: str) -> None:
-        def make() -> None:
-            self.open[who].create(
-                name, model_name="m", fingerprint="f" * 64, dimension=DIMENSION, index=index
-            )
-
-        if self.there(name):
+        make = partial(self.open[who].create, name, **{**MODEL, "dimension": DIMENSION, "index": index})
+        if name in self.known:
             with pytest.raises(AlreadyExists):
                 make()
         else:
@@ -128,197 +137,123 @@ class GalleryMachine(RuleBasedStateMachine):
             self.known[name] = Known(index)
 
     @rule(
-        who=st.integers(0, 1),
+        who=whos,
         name=names,
-        keys=keys,
-        vectors=st.lists(st.integers(0, len(POOL) - 1), min_size=8, max_size=8),
-        labels=st.lists(st.sampled_from(["", "x", "y"]), min_size=8, max_size=8),
-        metadata=st.lists(
-            st.fixed_dictionaries(
-                {}, optional={"colour": st.sampled_from(["red", "blue"]), "price": st.integers(0, 3)}
-            ),
-            min_size=8,
-            max_size=8,
-        ),
+        given=st.lists(items, min_size=1, max_size=8, unique_by=lambda item: item.key),
         expecting=st.sampled_from([None, "right", "wrong"]),
     )
-    def upsert(
-        self,
-        who: int,
-        name: str,
-        keys: list[str],
-        vectors: list[int],
-        labels: list[str],
-        metadata: list[dict[str, Any]],
-        expecting: str | None,
-    ) -> None:
-        items = [
-            GalleryItem(key, POOL[vector], label, f"{key}.jpg", more)
-            for key, vector, label, more in zip(keys, vectors, labels, metadata, strict=False)
-        ]
-        known = self.there(name)
+    def upsert(self, who: int, name: str, given: list[GalleryItem], expecting: str | None) -> None:
+        known = self.known.get(name)
         if known is None:
             with pytest.raises(NotFound):
                 self.open[who].get(name)
             return
         expected = None
         if expecting is not None:
-            expected = {key: known.items[key].version if key in known.items else 0 for key in keys}
-            if expecting == "wrong":
-                expected[keys[-1]] += 1
-        if expecting == "wrong":
+            there = {key: item.version for key, item in known.items.items()}
+            expected = {item.key: there.get(item.key, 0) for item in given}
+        store = partial(Gallery.upsert, items=given, expected=expected)
+        if expected is not None and expecting == "wrong":
+            expected[given[-1].key] += 1
             with pytest.raises(Conflict):
-                self.open[who].using(name, lambda gallery: gallery.upsert(items, expected=expected))
+                self.open[who].using(name, store)
             return
-        versions = self.open[who].using(name, lambda gallery: gallery.upsert(items, expected=expected))
+        versions = self.open[who].using(name, store)
         newest = max((item.version for item in known.items.values()), default=0)
-        assert len(versions) == len(items)
         assert min(versions) > newest
         assert versions == sorted(set(versions))
-        for item, version in zip(items, versions, strict=True):
-            known.items[item.key] = GalleryItem(
-                item.key, item.vector, item.label, item.uri, item.metadata, version=version
-            )
+        for item, version in zip(given, versions, strict=True):
+            known.items[item.key] = replace(item, version=version)
 
-    @rule(who=st.integers(0, 1), name=names, keys=keys)
+    @rule(who=whos, name=names, keys=keys)
     def delete(self, who: int, name: str, keys: list[str]) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
             deleted = self.open[who].using(name, lambda gallery: gallery.delete(keys))
             assert deleted == sum(known.items.pop(key, None) is not None for key in keys)
 
     @rule(
-        who=st.integers(0, 1),
+        who=whos,
         name=names,
         queries=st.lists(st.integers(0, len(POOL) - 1), min_size=1, max_size=3),
         k=st.integers(1, 20),
-        minimum=st.none() | st.floats(-1, 1, width=32),
-        exclude=st.lists(st.sampled_from(KEYS), max_size=3),
-        condition=st.none() | filters,
-        grouped=st.booleans(),
+        asked=st.fixed_dictionaries(
+            {},
+            optional={
+                "minimum_score": st.floats(-1, 1, width=32),
+                "exclude": st.lists(st.sampled_from(KEYS), max_size=3),
+                "filter": filters,
+                "group_by_label": st.booleans(),
+            },
+        ),
     )
-    def search(
-        self,
-        who: int,
-        name: str,
-        queries: list[int],
-        k: int,
-        minimum: float | None,
-        exclude: list[str],
-        condition: Filter | None,
-        grouped: bool,
-    ) -> None:
-        known = self.there(name)
+    def search(self, who: int, name: str, queries: list[int], k: int, asked: dict[str, Any]) -> None:
+        known = self.known.get(name)
         if known is None:
             return
-        search = partial(
-            Gallery.search,
-            vectors=POOL[queries],
-            k=k,
-            minimum_score=minimum,
-            exclude=exclude,
-            filter=condition,
-            group_by_label=grouped,
-        )
+        search = partial(Gallery.search, vectors=POOL[queries], k=k, **asked)
         found = self.open[who].using(name, search)
         assert len(found) == len(queries)
         for query, hits in zip(POOL[queries], found, strict=True):
-            right = self.ranked(known, query, minimum, exclude, condition, grouped)
             if known.index in self.approximate:
-                right = self.ranked(known, query, minimum, exclude, condition, grouped=False)
                 labels = [hit.label for hit in hits if hit.label]
-                assert not grouped or len(labels) == len(set(labels))
-                assert {(hit.key, hit.score) for hit in hits} <= set(right)
+                assert not asked.get("group_by_label") or len(labels) == len(set(labels))
+                every = ranked(known, query, **(asked | {"group_by_label": False}))
+                assert {(hit.key, hit.score) for hit in hits} <= set(every)
                 assert hits == sorted(hits, key=lambda hit: (-hit.score, hit.key))[:k]
             else:
-                assert [(hit.key, hit.score) for hit in hits] == right[:k]
+                assert [(hit.key, hit.score) for hit in hits] == ranked(known, query, **asked)[:k]
             for hit in hits:
                 item = known.items[hit.key]
                 assert (hit.label, hit.uri, hit.metadata) == (item.label, item.uri, item.metadata)
 
-    def ranked(
-        self,
-        known: Known,
-        query: NDArray[np.float32],
-        minimum: float | None,
-        exclude: list[str],
-        condition: Filter | None,
-        grouped: bool,
-    ) -> list[tuple[str, float]]:
-        scored = [
-            (key, exact(query, item.vector))
-            for key, item in known.items.items()
-            if key not in exclude and (condition is None or holds(condition, item))
-        ]
-        right = sorted(scored, key=lambda pair: (-pair[1], pair[0]))
-        right = [(key, score) for key, score in right if minimum is None or score >= minimum]
-        if not grouped:
-            return right
-        seen, kept = set[str](), []
-        for key, score in right:
-            label = known.items[key].label
-            if not label or label not in seen:
-                kept.append((key, score))
-            seen.add(label)
-        return kept
-
-    @rule(who=st.integers(0, 1), name=names, keys=keys)
+    @rule(who=whos, name=names, keys=keys)
     def get(self, who: int, name: str, keys: list[str]) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
+            wanted = partial(self.open[who].using, name, lambda gallery: gallery.get(keys))
             if set(keys) <= known.items.keys():
-                found = self.open[who].using(name, lambda gallery: gallery.get(keys))
-                assert [(item.key, item.version, item.metadata) for item in found] == [
-                    (key, known.items[key].version, known.items[key].metadata) for key in keys
-                ]
+                there = [known.items[key] for key in keys]
+                assert list(map(told, wanted())) == list(map(told, there))
             else:
                 with pytest.raises(NotFound):
-                    self.open[who].using(name, lambda gallery: gallery.get(keys))
+                    wanted()
 
-    @rule(who=st.integers(0, 1), name=names, limit=st.integers(1, 5), prefix=st.sampled_from(["", "a", "é/"]))
+    @rule(who=whos, name=names, limit=st.integers(1, 5), prefix=st.sampled_from(["", "a", "é/"]))
     def pages(self, who: int, name: str, limit: int, prefix: str) -> None:
-        if known := self.there(name):
-            found: list[str] = []
-            after: str | None = ""
-            while after is not None:
-                page = self.open[who].using(
-                    name, partial(Gallery.list, after=after, limit=limit, prefix=prefix)
-                )
-                found += [item.key for item in page]
-                after = found[-1] if page else None
+        if known := self.known.get(name):
+            found, page = list[str](), [""]
+            while page:
+                ask = partial(Gallery.list, after=page[-1], limit=limit, prefix=prefix)
+                page = [item.key for item in self.open[who].using(name, ask)]
+                found += page
             assert found == sorted(key for key in known.items if key.startswith(prefix))
 
-    @rule(who=st.integers(0, 1), name=names)
+    @rule(who=whos, name=names)
     def rebuild(self, who: int, name: str) -> None:
-        if self.there(name):
+        if self.known.get(name):
             self.open[who].using(name, lambda gallery: gallery.rebuild())
 
-    @rule(who=st.integers(0, 1))
+    @rule(who=whos)
     def restart(self, who: int) -> None:
         self.open[who].close()
         self.open[who] = self.opened()
 
-    @rule(who=st.integers(0, 1), name=names)
+    @rule(who=whos, name=names)
     def lose_the_index(self, who: int, name: str) -> None:
         """Files of the index go, and with the memory of `who` all that was read of them."""
-        known = self.there(name)
+        known = self.known.get(name)
         if known is None:
             return
         for path in (self.folder / name).glob("index-*.faiss"):
             path.unlink()
         self.restart(who)
-        self.finds_everything(who, name)
-        self.open[who].using(name, lambda gallery: gallery.rebuild(whole=False))
-
-    def finds_everything(self, who: int, name: str) -> None:
-        known = self.known[name]
         (hits,) = self.open[who].using(name, partial(Gallery.search, vectors=POOL[:1], k=len(KEYS)))
         if known.index not in self.approximate:
-            assert [(hit.key, hit.score) for hit in hits] == self.ranked(
-                known, POOL[0], None, [], None, False
-            )
+            assert [(hit.key, hit.score) for hit in hits] == ranked(known, POOL[0])
+        self.open[who].using(name, lambda gallery: gallery.rebuild(whole=False))
 
-    @rule(who=st.integers(0, 1), name=names, other=names)
+    @rule(who=whos, name=names, other=names)
     def switch(self, who: int, name: str, other: str) -> None:
-        taken, taking = self.there(name), self.there(other)
+        taken, taking = self.known.get(name), self.known.get(other)
         if taking is None or name == other:
             return
         if taken is None:
@@ -334,9 +269,9 @@ class GalleryMachine(RuleBasedStateMachine):
         taking.previous = (other, taken)
         self.known[name], self.known[other] = taking, taken
 
-    @rule(who=st.integers(0, 1), name=names)
+    @rule(who=whos, name=names)
     def rollback(self, who: int, name: str) -> None:
-        current = self.there(name)
+        current = self.known.get(name)
         if current is None:
             return
         if current.previous is None or self.known.get(current.previous[0]) is not current.previous[1]:
@@ -347,7 +282,7 @@ class GalleryMachine(RuleBasedStateMachine):
         assert self.open[who].rollback(name) == other
         self.known[name], self.known[other] = before, current
 
-    @rule(who=st.integers(0, 1), name=st.sampled_from(NAMES[1:]))
+    @rule(who=whos, name=st.sampled_from(NAMES[1:]))
     def drop(self, who: int, name: str) -> None:
         if self.known.pop(name, None) is not None:
             self.open[who].drop(name)
@@ -357,9 +292,9 @@ class GalleryMachine(RuleBasedStateMachine):
         for directory in self.open:
             assert directory.names() == sorted(self.known)
 
-    @rule(who=st.integers(0, 1), name=names)
+    @rule(who=whos, name=names)
     def verified(self, who: int, name: str) -> None:
-        if known := self.there(name):
+        if known := self.known.get(name):
             report = verify(self.folder / name)
             assert report.problems == []
             assert self.open[who].using(name, lambda gallery: gallery.info()).items == len(known.items)
@@ -372,15 +307,8 @@ class ApproximateMachine(GalleryMachine):
 
 
 def run(machine: type[RuleBasedStateMachine], examples: int) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
-    )
+    quiet = settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    run_state_machine_as_test(machine, settings=settings(quiet, stateful_step_count=40))
 
 
 @pytest.mark.timeout(120)
