@@ -114,8 +114,6 @@ def trace(model: Path) -> dict[str, dict[str, int]]:
     Returns:
         By kind of call, `files`, `calls` and `thread_changes`; those of an indexed image are its share.
     """
-    from serving.engine.repository import ModelRepository
-    from serving.gallery.directory import GalleryDirectory
     from serving.indexing import command as index
     from serving.observability.logs import configure_logs
     from serving.server.server import Server
@@ -140,7 +138,7 @@ def trace(model: Path) -> dict[str, dict[str, int]]:
                 index.run(wanted)
             # The share of one image, beside what each run takes.
             found["indexed image"] = {"files": counts["files"], "calls": counts["calls"] // (2 * IMAGES)}
-            server = Server(ModelRepository(settings), GalleryDirectory(settings.galleries), settings)
+            server = Server(settings)
             server.start()
             with grpc.insecure_channel(server.address) as channel:
                 for name, call in calls_of(channel, server.models.get().spec.dimension).items():

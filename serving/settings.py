@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, model_validator
 
 from serving.rpc.limits import DEFAULT_PORT, MAX_INPUTS
 
@@ -119,7 +119,7 @@ class Settings(BaseModel):
     metrics_host: str = Field(
         default="127.0.0.1", description="Address that the metrics are served on; they are plain text."
     )
-    trace: str | None = Field(
+    trace: AnyHttpUrl | None = Field(
         default=None,
         description="URL of an OpenTelemetry collector (OTLP over HTTP) that traces are sent to.",
     )

@@ -119,7 +119,8 @@ def main(folder: str) -> None:
     """Serve the gallery, tell the address, and stop when standard input ends."""
     galleries = GalleryDirectory(Path(folder), policy=RebuildPolicy(automatic=False))
     encoder: Any = _NoEncoder(galleries.get(_NAME).meta.dimension)
-    server = Server(encoder, galleries, Settings(model=("none.onnx",), galleries=Path(folder), port=0))
+    settings = Settings(model=("none.onnx",), galleries=Path(folder), port=0)
+    server = Server(settings, sources=encoder, directory=galleries)
     server.start()
     sys.stdout.write(f"{server.address}\n")
     sys.stdout.flush()

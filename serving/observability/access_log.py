@@ -5,13 +5,13 @@ import logging
 import os
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from serving.gallery.disk import disk_error
 from serving.observability.call import Call
+from serving.observability.logs import timestamp
 from serving.observability.metrics import Metrics
 from serving.observability.tracing import Tracer
 
@@ -43,41 +43,35 @@ class AuditLog:
         self._lost = 0
         if self._path is not None:
             try:
-                _append(self._path, b"")
+                _append(self._path, "")
             except OSError as error:
                 raise disk_error(error, f"the file {path}") from error
 
     def record(self, call: Call, code: str, seconds: float) -> None:
         """Note a write that has ended."""
-        told = {
-            "client": call.client,
-            "peer": told_peer(call.peer),
-            "rpc": call.rpc,
-            **_target(call.request),
-            "code": code,
-            "seconds": round(seconds, 6),
-        }
+        told: dict[str, Any] = {"client": call.client, "peer": told_peer(call.peer), "rpc": call.rpc}
+        told |= {**_target(call.request), "code": code, "seconds": round(seconds, 6)}
         audit_logger.info("%s by %s: %s", call.rpc, call.client or "a caller without a key", code, extra=told)
         if self._path is None:
             return
-        stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = json.dumps({"time": stamp, **told, "request_id": call.request_id}).encode() + b"\n"
+        line = json.dumps({"time": timestamp(time.time()), **told, "request_id": call.request_id})
         try:
             # What a full disk left of a line gets its end first.
-            _append(self._path, b"\n" + line if self._lost else line)
+            _append(self._path, f"\n{line}\n" if self._lost else f"{line}\n")
         except OSError as error:
             if not self._lost:
                 what = "%s cannot be written (%s); calls go on, with their lines in the log"
                 logger.error(what, self._path, error)
             self._lost += 1
-        else:
-            if self._lost:
-                logger.warning("%s is written again; it lacks %d lines", self._path, self._lost)
+            return
+        if self._lost:
+            logger.warning("%s is written again; it lacks %d lines", self._path, self._lost)
             self._lost = 0
 
 
-def _append(path: Path, data: bytes) -> None:
+def _append(path: Path, text: str) -> None:
     """Add to a file, which logrotate may have renamed, by one write, so that processes can share it."""
+    data = text.encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         written = os.write(descriptor, data)
@@ -91,10 +85,7 @@ def _target(request: Any) -> dict[str, Any]:
     """What a request is about: names and numbers, never what it holds."""
     inputs = getattr(request, "items", getattr(request, "keys", None))
     name = getattr(request, "gallery", "") or getattr(request, "name", "")
-    target = {
-        "gallery": name[:_LONGEST_NAME] or None,
-        "count": None if inputs is None else len(inputs),
-    }
+    target = {"gallery": name[:_LONGEST_NAME] or None, "count": None if inputs is None else len(inputs)}
     if other := getattr(request, "other", ""):
         target["other"] = other[:_LONGEST_NAME]
     return target
@@ -147,5 +138,4 @@ class AccessLog:
 
 def told_peer(peer: str) -> str:
     """Write where a call came from as people do: gRPC has `ipv6:%5B::1%5D:50412` for `[::1]:50412`."""
-    kind, _, place = peer.partition(":")
-    return unquote(place) if kind in ("ipv4", "ipv6") else peer
+    return unquote(peer.partition(":")[2])

@@ -16,22 +16,20 @@ EARLY_SECONDS = 0.01
 STAGES = ("decode", "queue", "encode", "gallery")
 
 
-@dataclass(slots=True)
-class Stages:
-    """Seconds that the slowest input of a call spent in each stage."""
+class Stages(dict[str, tuple[float, float]]):
+    """When the slowest input of a call came to each stage, by time.monotonic(), and its seconds there.
 
-    began: float = field(default_factory=time.monotonic)
-    decode: float = 0.0
-    queue: float = 0.0
-    encode: float = 0.0
-    gallery: float = 0.0
-    starts: dict[str, float] = field(default_factory=dict)  # time.monotonic() when that input came to each
+    A thread that does not know yet that the call has ended may still add to it.
+    """
 
     def spent(self, stage: str, began: float, seconds: float) -> None:
         """Note how long one input was in a stage; the slowest one counts."""
-        if seconds >= getattr(self, stage):
-            setattr(self, stage, seconds)
-            self.starts[stage] = began
+        if seconds >= self.seconds(stage):
+            self[stage] = began, seconds
+
+    def seconds(self, stage: str) -> float:
+        """Return how long the slowest input was in a stage; 0 where none came to it."""
+        return self.get(stage, (0.0, 0.0))[1]
 
 
 @dataclass(slots=True, eq=False)

@@ -4,13 +4,14 @@ import json
 import logging
 import sys
 import time
+from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from queue import Queue
 from typing import Any, TextIO
 
 from serving.observability.call import current_call
 
-__all__ = ["configure_logs", "dropped_lines", "flush_logs"]
+__all__ = ["configure_logs", "dropped_lines", "flush_logs", "timestamp"]
 
 MOST_WAITING = 20_000
 """Most lines that wait for a reader; further ones are dropped and counted."""
@@ -43,12 +44,9 @@ def configure_logs(level: str = "INFO", stream: TextIO | None = None, *, worker:
     """Send the logs of the process to a stream, standard error by default, in the form that suits it.
 
     Args:
-        level: The least severe level that is written.
+        level: The least severe level that is written, one that `logging` knows.
         stream: Where to.
         worker: The number of this process among its like, which each line then tells.
-
-    Raises:
-        ValueError: The level is not one that `logging` knows.
     """
     stream = sys.stderr if stream is None else stream
     written = logging.StreamHandler(stream)
@@ -77,13 +75,17 @@ def _handlers() -> list[_Lines]:
     return [each for each in logging.getLogger().handlers if isinstance(each, _Lines)]
 
 
+def timestamp(seconds: float) -> str:
+    """Write a time, in seconds since 1970, as machines read it: 2026-03-01T12:00:00.123Z."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 class _JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, request id, and whatever `extra` holds."""
 
     def format(self, record: logging.LogRecord) -> str:
-        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields = {
-            "time": f"{second}.{int(record.msecs):03d}Z",
+            "time": timestamp(record.created),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),

@@ -3,29 +3,29 @@
 import logging
 import platform
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.multiprocess import MultiProcessCollector
 
-from serving.errors import ModelMismatch, Unavailable
-from serving.observability.call import STAGES, Call
+from serving.errors import Unavailable
+from serving.observability.call import Call
 from serving.observability.logs import dropped_lines
 from serving.rpc.address import written_address
 from serving.rpc.admission import LIMITS, Admission
 
 if TYPE_CHECKING:  # they bring an engine, which whoever imports only the settings does not need
-    from serving.engine.instances import ModelInstances
+    from serving.engine.models import ModelRegistry
     from serving.gallery.directory import GalleryDirectory
     from serving.gallery.gallery import Gallery, GalleryInfo
 
-__all__ = ["MOST_GALLERIES", "OTHERS", "Metrics", "keep_fresh", "serve_metrics"]
+__all__ = ["MOST_GALLERIES", "OTHERS", "Metrics", "keep_fresh", "served_metrics"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,9 @@ MOST_GALLERIES = 100
 """Galleries that are told one by one; the others are told together."""
 OTHERS = "(others)"  # no gallery can be called that
 GONE = float("nan")  # several processes cannot remove what they told, only unsay it
+
+Told: TypeAlias = dict[tuple[str, tuple[str, ...]], float]
+"""What gauges are set to, by name and labels."""
 
 CALL_SECONDS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
@@ -85,7 +88,7 @@ log_lines_dropped | count | worker | Log lines lost by a slow reader.
 build_info | max | version, python | The version that runs; 1.
 """
 
-_OF_GALLERY: "dict[str, Callable[[GalleryInfo], float]]" = {
+OF_GALLERY: "dict[str, Callable[[GalleryInfo], float]]" = {
     "gallery_items": lambda info: info.items,
     "gallery_fresh_items": lambda info: info.fresh,
     "gallery_deleted_items": lambda info: info.deleted,
@@ -108,108 +111,106 @@ class Metrics:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._worker = str(worker)
-        self._of: dict[str, Any] = {}
+        self._made: dict[str, Any] = {}
         for line in TABLE.strip().splitlines():
             name, kind, labels, text = line.split(" | ")
             made = KINDS[kind](f"crossbatch_{name}", text, labels.split(", "), registry=self.registry)
-            self._of[name] = made
-        self._galleries: set[tuple[str, tuple[str, ...]]] = set()  # metrics and labels, as told last
-        self._told = {"worker_cpu_seconds": 0.0, "log_lines_dropped": 0.0}
-        self._of["build_info"].labels(version("crossbatch"), platform.python_version()).set(1)
+            self._made[name] = made
+        # Kept, as prometheus_client takes 1 µs to find it.
+        self._of: Callable[..., Any] = cache(lambda name, *labels: self._made[name].labels(*labels))
+        self._told: Told = {}
+        self._counted = defaultdict[str, float](float)
+        self._of("build_info", version("crossbatch"), platform.python_version()).set(1)
         for reason in ("expired", "cancelled"):  # told from the start, or a rate misses the first one
-            self._of["inputs_given_up"].labels(reason)
+            self._of("inputs_given_up", reason)
         for limit in LIMITS:
-            self._of["admission_refusals"].labels(self._worker, limit)
+            self._of("admission_refusals", self._worker, limit)
         self._process = prometheus_client.ProcessCollector(registry=None)
 
     def began(self, call: Call) -> None:
         """Note that a call has come in."""
-        self._of["calls_in_flight"].labels(self._worker, call.rpc).inc()
+        self._of("calls_in_flight", self._worker, call.rpc).inc()
 
     def ended(self, call: Call, code: str, seconds: float, *, reason: str = "") -> None:
         """Note that it has ended after so long with a status of this name, and all that was learned of it."""
-        self._of["calls_in_flight"].labels(self._worker, call.rpc).dec()
-        self._of["call_duration_seconds"].labels(call.rpc, code).observe(seconds)
+        self._of("calls_in_flight", self._worker, call.rpc).dec()
+        self._of("call_duration_seconds", call.rpc, code).observe(seconds)
         if call.inputs:
-            self._of["inputs"].labels(call.rpc).inc(call.inputs)
+            self._of("inputs", call.rpc).inc(call.inputs)
         if reason:
-            self._of["call_errors"].labels(call.rpc, reason).inc()
+            self._of("call_errors", call.rpc, reason).inc()
         if code in ("DEADLINE_EXCEEDED", "CANCELLED"):
             why = "cancelled" if code == "CANCELLED" else "expired"
-            self._of["inputs_given_up"].labels(why).inc(call.inputs)
-        for stage in STAGES:
-            if took := getattr(call.stages, stage):  # it came to that stage
-                self._of["stage_duration_seconds"].labels(stage).observe(took)
+            self._of("inputs_given_up", why).inc(call.inputs)
+        for stage, (_, took) in call.stages.copy().items():
+            self._of("stage_duration_seconds", stage).observe(took)
 
     def refused(self, limit: str) -> None:
         """Note that a call was refused for a limit of `Admission`."""
-        self._of["admission_refusals"].labels(self._worker, limit).inc()
+        self._of("admission_refusals", self._worker, limit).inc()
 
     def batch(self, model: str, size: int, seconds: float) -> None:
         """Note one run of a model on so many images."""
-        self._of["batch_images"].labels(model).observe(size)
-        self._of["model_run_duration_seconds"].labels(model).observe(seconds)
-        self._of["images_embedded"].labels(model).inc(size)
+        self._of("batch_images", model).observe(size)
+        self._of("model_run_duration_seconds", model).observe(seconds)
+        self._of("images_embedded", model).inc(size)
 
-    def refresh(
-        self, admission: Admission, models: "Sequence[ModelInstances]", galleries: "GalleryDirectory"
-    ) -> None:
+    def refresh(self, admission: Admission, models: "ModelRegistry", galleries: "GalleryDirectory") -> None:
         """Set the gauges to how the server stands now; blocks on the galleries' disk."""
-        process = {each.name: each.value for family in self._process.collect() for each in family.samples}
-        found = {
-            "inputs_in_flight": admission.inputs,
-            "inputs_in_flight_limit": admission.most_inputs,
-            "request_bytes_in_flight": admission.bytes,
-            "request_bytes_in_flight_limit": admission.most_bytes,
-            "worker_threads": threading.active_count(),
-            **{f"worker_{name.removeprefix('process_')}": value for name, value in process.items()},
+        worker = (self._worker,)
+        now: Told = {
+            ("inputs_in_flight", worker): admission.inputs,
+            ("inputs_in_flight_limit", worker): admission.most_inputs,
+            ("request_bytes_in_flight", worker): admission.bytes,
+            ("request_bytes_in_flight_limit", worker): admission.most_bytes,
+            ("worker_threads", worker): threading.active_count(),
         }
-        for name in found.keys() & self._of.keys():
-            self._of[name].labels(self._worker).set(found[name])
-        now = {
-            "worker_cpu_seconds": found.get("worker_cpu_seconds_total", 0.0),
-            "log_lines_dropped": dropped_lines(),
-        }
-        for name, value in now.items():
-            self._of[name].labels(self._worker).inc(max(0.0, value - self._told[name]))
-        self._told = now
-        for model in models:
+        for family in self._process.collect():
+            for sample in family.samples:
+                name = f"worker_{sample.name.removeprefix('process_')}"
+                if name in self._made:
+                    now[name, worker] = sample.value
+        for model in models.all():
             spec = model.spec
-            self._of["queue_images"].labels(self._worker, model.name).set(model.waiting)
-            self._of["model_info"].labels(model.name, spec.fingerprint, spec.precision, spec.dimension).set(1)
-        self._refresh_galleries(models, galleries)
+            now["queue_images", (self._worker, model.name)] = model.waiting
+            now["model_info", (model.name, spec.fingerprint, spec.precision, str(spec.dimension))] = 1
+        now |= _of_galleries(models, galleries)
+        for name, labels in self._told.keys() - now.keys():
+            self._of(name, *labels).set(GONE)
+        for (name, labels), value in now.items():
+            self._of(name, *labels).set(value)
+        self._told = now
+        self._count_up("worker_cpu_seconds", time.process_time())
+        self._count_up("log_lines_dropped", dropped_lines())
 
-    def _refresh_galleries(self, models: "Sequence[ModelInstances]", galleries: "GalleryDirectory") -> None:
-        infos: dict[str, GalleryInfo | None] = {}
-        for name in sorted(galleries.open_names()):
-            infos[name] = None
-            with suppress(Exception):  # whatever it is, the calls to that gallery say it
-                infos[name] = galleries.using(name, partial(_usable_info, models=models))
-        now: dict[tuple[str, tuple[str, ...]], float] = {}
-        for name, info in list(infos.items())[:MOST_GALLERIES]:
-            del infos[name]
+    def _count_up(self, name: str, total: float) -> None:
+        """Bring a counter to what was counted elsewhere."""
+        self._of(name, self._worker).inc(max(0.0, total - self._counted[name]))
+        self._counted[name] = total
+
+
+def _of_galleries(models: "ModelRegistry", galleries: "GalleryDirectory") -> Told:
+    """What the galleries that are open tell of themselves."""
+
+    def usable(gallery: "Gallery") -> "GalleryInfo":
+        models.fitting(gallery)
+        return gallery.info()
+
+    now: Told = defaultdict(float)
+    for number, name in enumerate(sorted(galleries.open_names())):
+        info: GalleryInfo | None = None
+        with suppress(Exception):  # whatever it is, the calls to that gallery say it
+            info = galleries.using(name, usable)
+        told = {metric: 0 if info is None else value(info) for metric, value in OF_GALLERY.items()}
+        if number < MOST_GALLERIES:
             now["gallery_usable", (name,)] = info is not None
             if info is not None:
                 now["gallery_info", (name, info.index_type, info.model_name)] = 1
-            for metric, value in _OF_GALLERY.items():
-                now[metric, (name,)] = 0 if info is None else value(info)
-        if rest := [info for info in infos.values() if info is not None]:
-            for metric in _OF_GALLERY.keys() - {"gallery_generation", "gallery_index_recall"}:
-                now[metric, (OTHERS,)] = sum(map(_OF_GALLERY[metric], rest))
-        for metric, labels in self._galleries - now.keys():
-            self._of[metric].labels(*labels).set(GONE)
-        for (metric, labels), told in now.items():
-            self._of[metric].labels(*labels).set(told)
-        self._galleries = set(now)
-
-
-def _usable_info(gallery: "Gallery", *, models: "Sequence[ModelInstances]") -> "GalleryInfo | None":
-    """What a gallery tells of itself; None where no model fits it."""
-    for model in models:
-        with suppress(ModelMismatch):
-            gallery.check_model(model.spec)
-            return gallery.info()
-    return None
+            now |= {(metric, (name,)): value for metric, value in told.items()}
+        else:
+            for metric in told.keys() - {"gallery_generation", "gallery_index_recall"}:
+                now[metric, (OTHERS,)] += told[metric]
+    return now
 
 
 def keep_fresh(refresh: Callable[[], None]) -> Callable[[], None]:
@@ -217,34 +218,26 @@ def keep_fresh(refresh: Callable[[], None]) -> Callable[[], None]:
     stopped = threading.Event()
 
     def work() -> None:
-        while True:
+        while not stopped.is_set():
             try:
                 refresh()
             except Exception:  # a disk that fails; the next time may do
                 logger.exception("the metrics could not be refreshed")
-            if stopped.wait(REFRESH_SECONDS):
-                return
+            stopped.wait(REFRESH_SECONDS)
 
     threading.Thread(target=work, name="metrics", daemon=True).start()
     return stopped.set
 
 
-def serve_metrics(
-    host: str, port: int, *, registry: CollectorRegistry | None = None, folder: Path | None = None
-) -> tuple[str, Callable[[], None]]:
-    """Serve metrics at /metrics, in threads of its own: those of a registry, or of all workers in a folder.
-
-    Returns:
-        The address as `host:port`, and what ends the serving.
+@contextmanager
+def served_metrics(host: str, port: int, registry: CollectorRegistry) -> Iterator[str]:
+    """Serve metrics at /metrics while the block runs, in threads of its own; yields the address.
 
     Raises:
         Unavailable: It cannot listen there.
     """
-    if registry is None:
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
     try:
-        server, thread = prometheus_client.start_http_server(port, host, registry)
+        server, _ = prometheus_client.start_http_server(port, host, registry)
     except OSError as error:
         raise Unavailable(
             f"Metrics cannot be served on {written_address(host, port)} ({error.strerror or error}); "
@@ -252,10 +245,8 @@ def serve_metrics(
         ) from error
     address = written_address(host, server.server_port)
     logger.info("metrics on http://%s/metrics", address, extra={"address": address})
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return address, stop
+    with server:
+        try:
+            yield address
+        finally:
+            server.shutdown()

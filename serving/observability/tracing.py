@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import grpc
+from pydantic import AnyHttpUrl
 
 from serving.errors import BadSetting
-from serving.observability.call import STAGES, Call
+from serving.observability.call import Call
 
 if TYPE_CHECKING:  # it comes with an extra
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -30,25 +31,23 @@ class Tracer:
 
     def __init__(self, exporter: "SpanExporter") -> None:
         """Keep what sends the spans, of which 2,048 wait at most."""
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry import context, trace
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        attributes = {"service.version": version("crossbatch")}
-        if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
-            attributes["service.name"] = os.environ.get("OTEL_SERVICE_NAME", "crossbatch")
+        ours = Resource.create({"service.name": "crossbatch", "service.version": version("crossbatch")})
+        named = OTELResourceDetector().detect()  # by OpenTelemetry's own environment variables
+        self._trace, self._nothing = trace, context.Context()
         self._exporter = exporter
-        self._provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=ours.merge(named), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("crossbatch", attributes["service.version"])
+        self._tracer = self._provider.get_tracer("crossbatch", version("crossbatch"))
         self._propagator = TraceContextTextMapPropagator()
 
     def record(self, call: Call, code: str, reason: str = "") -> None:
         """Make the spans of a call that has ended just now, below the `traceparent` that it brought."""
-        from opentelemetry.context import Context
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
-
         service, _, name = call.method[1:].rpartition("/")
         epoch = time.time_ns() - time.monotonic_ns()  # from the one clock to the other
         attributes: dict[str, str | int] = {
@@ -64,19 +63,18 @@ class Tracer:
         carrier = {key: str(value) for key, value in call.metadata if key in ("traceparent", "tracestate")}
         span = self._tracer.start_span(
             call.method[1:],
-            context=self._propagator.extract(carrier, context=Context()),
-            kind=SpanKind.SERVER,
+            context=self._propagator.extract(carrier, context=self._nothing),
+            kind=self._trace.SpanKind.SERVER,
             attributes=attributes,
             start_time=epoch + round(call.began * 1e9),
         )
-        within = set_span_in_context(span)
-        for stage in STAGES:
-            if took := getattr(call.stages, stage):
-                start = epoch + round(call.stages.starts[stage] * 1e9)
-                part = self._tracer.start_span(stage, context=within, start_time=start)
-                part.end(start + round(took * 1e9))
+        within = self._trace.set_span_in_context(span)
+        for stage, (began, took) in call.stages.copy().items():
+            start = epoch + round(began * 1e9)
+            part = self._tracer.start_span(stage, context=within, start_time=start)
+            part.end(start + round(took * 1e9))
         if code in FAULTS:
-            span.set_status(Status(StatusCode.ERROR, reason or code))
+            span.set_status(self._trace.StatusCode.ERROR, reason or code)
         span.end(epoch + time.monotonic_ns())
 
     def close(self, seconds: float) -> None:
@@ -88,18 +86,20 @@ class Tracer:
             self._exporter.shutdown()  # breaks off its attempts
 
 
-def tracer_of(url: str | None) -> Tracer | None:
+def tracer_of(url: AnyHttpUrl | None) -> Tracer | None:
     """Make the tracer that sends to a collector, by OTLP over HTTP.
 
     Without a URL OpenTelemetry's own environment variables decide; where they name no collector, None.
 
     Raises:
-        BadSetting: The URL is none, or the extra is not installed.
+        BadSetting: The extra is not installed.
     """
     named = [each for each in ENDPOINTS if os.environ.get(each)]
     if url is None and (not named or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"):
         return None
-    endpoint = None if url is None else _checked(url)
+    endpoint = None if url is None else str(url)
+    if url is not None and url.path == "/":
+        endpoint = urlsplit(str(url))._replace(path=PATH).geturl()
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
@@ -117,14 +117,3 @@ def tracer_of(url: str | None) -> Tracer | None:
 
     logging.getLogger(OTLPSpanExporter.__module__).addFilter(is_due)
     return Tracer(OTLPSpanExporter(endpoint))
-
-
-def _checked(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise BadSetting(f"--trace {url!r} is no URL of a collector; give one such as http://localhost:4318.")
-    return url if parts.path.strip("/") else parts._replace(path=PATH).geturl()

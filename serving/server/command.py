@@ -3,7 +3,6 @@
 import logging
 import resource
 import sys
-import time
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -41,20 +40,16 @@ def run(settings: Settings) -> dict[str, Any]:
     else:  # here, as a supervisor loads no engine, and imports take time in which Ctrl-C must work
         from serving.server.server import Server
 
-        server = Server.of_files(settings)
-    began = time.monotonic()
+        server = Server(settings)
 
     def announce() -> None:
-        nonlocal began
-        began = time.monotonic()
         # Scripts that chose port 0, or that wait for the start, read this line.
         sys.stdout.write(f"serving on {server.address}\n")
         sys.stdout.flush()
         logger.info("serving on %s", server.address, extra={"address": server.address})
 
     try:
-        live(server, signals, settings.grace, serving=announce)
-        seconds = time.monotonic() - began
+        seconds = live(server, signals, settings.grace, serving=announce)
         logger.info("stopped after %.0f s", seconds)
     finally:
         flush_logs()
@@ -75,10 +70,8 @@ def _check_folder(folder: Path) -> None:
         )
     if folder.exists():
         return
-    beside: set[str] = set()
-    with suppress(OSError):
-        beside = {each.parent.parent.name for each in folder.parent.glob(f"*/*/{FILE_NAME}")}
-    if nearest := get_close_matches(folder.name, sorted(beside), 1):
+    beside = sorted(each.parent.parent.name for each in folder.parent.glob(f"*/*/{FILE_NAME}"))
+    if nearest := get_close_matches(folder.name, beside, 1):
         hint = f"did you mean {folder.parent / nearest[0]}? If not, make the folder first: mkdir {folder}"
         raise NotFound(f"--galleries {folder} is not there; {hint}")
     if not folder.absolute().parent.exists():

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -67,8 +68,12 @@ class Signals:
 
 def live(
     server: "Server | Supervisor", signals: Signals, grace: float, *, serving: Callable[[], None]
-) -> None:
-    """Serve until told to stop, then give running calls `grace` seconds; only in the main thread."""
+) -> float:
+    """Serve until told to stop, then give running calls `grace` seconds; only in the main thread.
+
+    Returns:
+        How many seconds it served.
+    """
     _keep_little()
     # Beside this thread, which would hear no signal while an engine loads a model.
     in_daemon(server.start).result()
@@ -77,11 +82,13 @@ def live(
     gc.collect()
     gc.freeze()
     signals.serving = True
+    began = time.monotonic()
     serving()
     while signals.wait() == "reload":
         in_daemon(lambda: reload_safely(server))
     logger.info("draining for up to %g s", grace)
     server.stop(grace)
+    return time.monotonic() - began
 
 
 def in_daemon(work: Callable[[], T]) -> "Future[T]":
@@ -102,10 +109,9 @@ def reload_safely(server: "Server | Supervisor") -> None:
     """Load anew; what fails is logged."""
     try:
         server.reload()
-    except CrossbatchError as error:
-        logger.error("nothing was loaded anew, everything stays as it is: %s", error)
-    except Exception:  # a bug that a reload shows must not end a server that answers
-        logger.exception("nothing was loaded anew, everything stays as it is")
+    except Exception as error:  # a bug that a reload shows must not end a server that answers
+        bug = not isinstance(error, CrossbatchError)
+        logger.error("nothing was loaded anew, everything stays as it is: %s", error, exc_info=bug)
 
 
 def _keep_little() -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, cast
 
-from prometheus_client.multiprocess import mark_process_dead
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Unavailable
 from serving.observability.logs import configure_logs, flush_logs
-from serving.observability.metrics import serve_metrics
+from serving.observability.metrics import served_metrics
 from serving.rpc.address import barred_ipv6, check_host, held_port, written_address
 from serving.server.signals import Signals, in_daemon, live, reload_safely
 from serving.settings import Settings
@@ -30,6 +31,10 @@ __all__ = ["Supervisor", "work"]
 logger = logging.getLogger(__name__)
 
 WORKER = "serving.server.supervisor"
+TOLD = "CROSSBATCH_WORKER"
+"""The environment variable that tells a worker its number, its settings and the file of generations."""
+SERVES = "serves"
+"""What a worker says on standard output when it does; one that cannot start says why."""
 STEADY_SECONDS = 30.0
 """A worker that served this long is replaced at once, and one that did not after a pause that doubles."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
@@ -65,8 +70,9 @@ class Supervisor:
             self._held.enter_context(barred_ipv6(settings.host, port))
             self._settings = settings.model_copy(update={"port": port})
             if settings.metrics_port is not None:
-                place = (settings.metrics_host, settings.metrics_port)
-                self._held.callback(serve_metrics(*place, folder=self._folder)[1])
+                registry, place = CollectorRegistry(), (settings.metrics_host, settings.metrics_port)
+                MultiProcessCollector(registry, str(self._folder))  # type: ignore[no-untyped-call]
+                self._held.enter_context(served_metrics(*place, registry))
             for number in range(1, settings.workers + 1):
                 self._begin(number)
             for number in self._workers:
@@ -100,13 +106,15 @@ class Supervisor:
         self._asked.set()
 
     def _begin(self, number: int) -> None:
-        """Start a worker; its settings travel by a pipe, as other users see a command line."""
-        share = str(max(1, usable_cores() // self._settings.workers))
-        # FAISS would search with every core in every worker. prometheus_client reads the other one.
-        variables = {"OMP_NUM_THREADS": share} | os.environ
-        if self._settings.metrics_port is not None:
+        """Start a worker, which learns that the supervisor is gone by the end of its standard input."""
+        settings = self._settings
+        told = [number, settings.model_dump(mode="json"), str(self._generation)]
+        # Other users would see a command line. FAISS would search with every core in every worker.
+        share = max(1, usable_cores() // settings.workers)
+        variables = {"OMP_NUM_THREADS": str(share), **os.environ, TOLD: json.dumps(told)}
+        if settings.metrics_port is not None:
             variables["PROMETHEUS_MULTIPROC_DIR"] = str(self._folder)
-        process = self._workers[number] = subprocess.Popen(
+        self._workers[number] = subprocess.Popen(
             [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -114,12 +122,6 @@ class Supervisor:
             start_new_session=True,
             env=variables,
         )
-        settings = self._settings.model_dump(mode="json")
-        told = {"worker": number, "settings": settings, "generation": str(self._generation)}
-        stdin = cast(IO[bytes], process.stdin)
-        with suppress(BrokenPipeError):  # one that has ended already is noticed when it should serve
-            stdin.write(json.dumps(told).encode() + b"\n")
-            stdin.flush()
 
     def _await_serving(self, number: int) -> None:
         """Wait until a worker serves; raises Unavailable if it ends before, or takes too long."""
@@ -128,12 +130,11 @@ class Supervisor:
             if not select.select([said], [], [], LOAD_SECONDS)[0]:
                 process.kill()
                 raise Unavailable(f"Worker {number} has not loaded within {LOAD_SECONDS:g} s and is killed.")
-            told = json.loads(said.readline() or b"{}")
-        if "serving" not in told:
+            told = said.readline().decode().rstrip()
+        if told != SERVES:
             status = process.wait()
             raise Unavailable(
-                told.get("failed")
-                or f"Worker {number} ended with status {status} before it served; its log tells more."
+                told or f"Worker {number} ended with status {status} before it served; its log tells more."
             )
         logger.info("worker %d serves", number, extra={"worker": number, "pid": process.pid})
 
@@ -143,7 +144,8 @@ class Supervisor:
         while True:
             began = time.monotonic()
             process = self._workers[number]
-            status = _wait(process)
+            with process:
+                status = process.wait()
             if self._stopping.is_set():
                 return
             mark_process_dead(process.pid, str(self._folder))  # type: ignore[no-untyped-call]
@@ -167,31 +169,30 @@ class Supervisor:
     def _end(self) -> None:
         for process in list(self._workers.values()):
             process.kill()
-            _wait(process)
+            with process:
+                process.wait()
         self._held.close()
 
 
 def work() -> int:
-    """Be a worker: told what to do by a line on standard input, which stays open while the supervisor lives.
+    """Be a worker, as the environment tells.
 
     Returns:
         The exit status: 0, 2 if it could not start, 1 if it cannot embed any more.
     """
     pipe = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what libraries print
-    told = json.loads(sys.stdin.readline() or "{}")
-    if not told:  # the supervisor ended before it said anything
-        return 0
-    settings = Settings.model_validate(told["settings"])
-    configure_logs(settings.log_level, worker=told["worker"])
+    number, told, generation = json.loads(os.environ[TOLD])
+    settings = Settings.model_validate(told)
+    configure_logs(settings.log_level, worker=number)
     signals = Signals(once=True)  # systemd tells every process of a service, and so does the supervisor
     try:
-        return _serve(told["worker"], settings, Path(told["generation"]), signals, pipe)
+        return _serve(number, settings, Path(generation), signals, pipe)
     except (CrossbatchError, OSError) as error:
-        _say(pipe, failed=str(error))
+        _say(pipe, str(error))
+        return 2
     finally:
         flush_logs()
-    return 2
 
 
 def _serve(number: int, settings: Settings, generation: Path, signals: Signals, pipe: int) -> int:
@@ -199,7 +200,7 @@ def _serve(number: int, settings: Settings, generation: Path, signals: Signals, 
     from serving.server.server import Server
 
     seen = generation.stat().st_mtime_ns
-    server = Server.of_files(settings, worker=number, asked_to_reload=lambda: _touch(generation))
+    server = Server(settings, worker=number, asked_to_reload=lambda: _touch(generation))
 
     def reload() -> None:
         with generation.open() as file:  # one process after the other, so that the others have the cores
@@ -220,26 +221,19 @@ def _serve(number: int, settings: Settings, generation: Path, signals: Signals, 
         signals.stop()
 
     in_daemon(attend)
-    live(server, signals, settings.grace, serving=lambda: _say(pipe, serving=server.address))
+    live(server, signals, settings.grace, serving=lambda: _say(pipe, SERVES))
     return int(server.failed.is_set())
 
 
-def _say(pipe: int, **told: str) -> None:
+def _say(pipe: int, text: str) -> None:
     with suppress(BrokenPipeError):  # that the supervisor is gone shows elsewhere
-        os.write(pipe, json.dumps(told).encode() + b"\n")
+        os.write(pipe, f"{text}\n".encode())
 
 
 def _touch(generation: Path) -> None:
     """Let all workers load anew, which watch the time of this file."""
     now = time.time_ns()  # that of the file system goes by ticks
     os.utime(generation, ns=(now, now))
-
-
-def _wait(process: "subprocess.Popen[bytes]") -> int:
-    """Wait until a process has ended, and close the pipes to it."""
-    with suppress(BrokenPipeError), process:  # it may not have taken all that it was told
-        process.wait()
-    return process.returncode
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def serving(encoder: Any, galleries: Any, **settings: Any) -> Iterator[Server]:
     given = Settings.model_validate(
         {"model": ["model.onnx"], "galleries": Path("galleries"), "port": 0, "threads": 2} | settings
     )
-    server = Server(sources, galleries, given)
+    server = Server(given, sources=sources, directory=galleries)
     server.start()
     try:
         yield server

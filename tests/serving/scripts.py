@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf import message_factory
+from google.protobuf import descriptor_pool, message_factory
 from grpc_status import rpc_status
 
-from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import to_status
 
@@ -18,7 +18,7 @@ LARGE = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
 
 
 @dataclass
-class Script:
+class Script(grpc.GenericRpcHandler):
     """What the server answers to each method, by its name; and what it was sent.
 
     An answer is made from the request. An exception that it raises, or a status code in its place, ends the
@@ -35,19 +35,30 @@ class Script:
         """Hang up on everybody at once."""
         self.server.stop(0).wait()
 
-    def handler(self, name: str) -> Callable[[Any, Any], Any]:
-        def answer(request: Any, context: Any) -> Any:
-            self.requests.append(request)
-            self.metadata.append(dict(context.invocation_metadata()))
-            try:
-                reply = self.answers[name](request)
-            except Exception as error:
-                context.abort_with_status(rpc_status.to_status(to_status(error)))
-            if isinstance(reply, grpc.StatusCode):
-                context.abort(reply, "scripted")
-            return reply
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """Find what answers a call, as gRPC asks."""
+        with suppress(KeyError):  # a service of others
+            name = str(details.method)[1:].replace("/", ".")
+            method = descriptor_pool.Default().FindMethodByName(name)
+            if method.name in self.answers:
+                kind = "unary_stream" if method.server_streaming else "unary_unary"
+                return getattr(grpc, f"{kind}_rpc_method_handler")(
+                    partial(self.answer, method.name),
+                    request_deserializer=message_factory.GetMessageClass(method.input_type).FromString,
+                    response_serializer=lambda reply: reply.SerializeToString(),
+                )
+        return None
 
-        return answer
+    def answer(self, name: str, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
+        try:
+            reply = self.answers[name](request)
+        except Exception as error:
+            context.abort_with_status(rpc_status.to_status(to_status(error)))
+        if isinstance(reply, grpc.StatusCode):
+            context.abort(reply, "scripted")
+        return reply
 
 
 @contextmanager
@@ -60,29 +71,10 @@ def scripted(
 ) -> Iterator[Script]:
     """Run a server that answers these methods and knows no others."""
     script = Script(answers)
-    server = grpc.server(ThreadPoolExecutor(8), options=[*LARGE, *options])
-    for module in (retrieval_service_pb2, gallery_service_pb2, model_service_pb2):
-        for service in module.DESCRIPTOR.services_by_name.values():
-            handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-            for method in service.methods:
-                make = (
-                    grpc.unary_stream_rpc_method_handler
-                    if method.server_streaming
-                    else grpc.unary_unary_rpc_method_handler
-                )
-                if method.name in answers:
-                    handlers[method.name] = make(
-                        script.handler(method.name),
-                        request_deserializer=message_factory.GetMessageClass(method.input_type).FromString,
-                        response_serializer=lambda reply: reply.SerializeToString(),
-                    )
-            server.add_generic_rpc_handlers(
-                (grpc.method_handlers_generic_handler(service.full_name, handlers),)
-            )
+    server = script.server = grpc.server(ThreadPoolExecutor(8), [script], options=[*LARGE, *options])
     place = f"127.0.0.1:{port}"
     port = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
     server.start()
-    script.server = server
     script.address = f"127.0.0.1:{port}"
     try:
         yield script

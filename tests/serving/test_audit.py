@@ -12,33 +12,28 @@ import grpc
 import pytest
 
 from protos import gallery_service_pb2 as pb
+from protos.gallery_service_pb2_grpc import GalleryServiceStub
 from serving.errors import CrossbatchError
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.access_log import AuditLog
 from serving.observability.call import Call
 from serving.rpc.keys import add_key
 from tests.serving.rpc_fakes import FakeEncoder, serving
-from tests.serving.stubs import Stubs, connected, item
+from tests.serving.stubs import item
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-class Caller(Stubs):
-    """Makes writes under a key."""
-
-    def __init__(self, channel: grpc.Channel, key: str) -> None:
-        super().__init__(channel)
-        self.metadata = (("x-api-key", key), ("x-request-id", "mine"), ("secret", "value of metadata"))
-
-    def write(self, method: str, request: Any) -> str:
-        """Make a call of GalleryService; return the name of its status."""
-        try:
-            getattr(self.galleries, method)(request, timeout=10, metadata=self.metadata)
-        except grpc.RpcError as error:
-            return str(error.code().name)
-        return "OK"
+def code_of(channel: grpc.Channel, key: str, method: str, request: Any) -> str:
+    """Make a call of GalleryService under a key; return the name of its status."""
+    metadata = (("x-api-key", key), ("x-request-id", "mine"), ("secret", "value of metadata"))
+    try:
+        getattr(GalleryServiceStub(channel), method)(request, timeout=10, metadata=metadata)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
 
 
 @pytest.fixture
@@ -55,41 +50,34 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "audit.jsonl"
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> dict[str, str]:
-    return {role: add_key(tmp_path / "keys.json", f"key-{role}", role) for role in ("read", "write")}
-
-
-@pytest.fixture
-def address(tmp_path: Path, log: Path, made: dict[str, str]) -> Iterator[str]:
-    settings = {"keys": tmp_path / "keys.json", "audit_log": log}
-    with serving(FakeEncoder(), GalleryDirectory(tmp_path / "g"), **settings) as server:
-        yield server.address
-
-
 def test_each_write_has_its_line_by_the_time_it_is_answered(
-    address: str, log: Path, made: dict[str, str], logged: Callable[[], list[Any]]
+    tmp_path: Path, log: Path, logged: Callable[[], list[Any]]
 ) -> None:
-    with grpc.insecure_channel(address) as channel:
-        shop, web = Caller(channel, made["write"]), Caller(channel, made["read"])
-        birds, two = "birds", [item("a"), item("b")]
-        create, upsert, delete = pb.CreateGalleryRequest, pb.UpsertItemsRequest, pb.DeleteItemsRequest
-        nobody = Caller(channel, "cb_no")
-        writes: list[tuple[Caller, str, Any, str, int | None]] = [
-            (shop, "CreateGallery", create(name=birds), "OK", None),
-            (shop, "CreateGallery", create(name=birds), "ALREADY_EXISTS", None),
-            (shop, "UpsertItems", upsert(gallery=birds, items=two), "OK", 2),
-            (shop, "DeleteItems", delete(gallery=birds, keys=["a"]), "OK", 1),
-            (shop, "UpsertItems", upsert(gallery=birds), "INVALID_ARGUMENT", 0),
-            (web, "DeleteItems", delete(gallery=birds, keys=["b"]), "PERMISSION_DENIED", None),
-            (nobody, "CreateGallery", create(name=birds), "UNAUTHENTICATED", None),
+    keys = tmp_path / "keys.json"
+    made = {role: add_key(keys, f"key-{role}", role) for role in ("read", "write")}
+    galleries = GalleryDirectory(tmp_path / "g")
+    with (
+        serving(FakeEncoder(), galleries, keys=keys, audit_log=log) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        shop, web, nobody = made["write"], made["read"], "cb_no"
+        create = pb.CreateGalleryRequest(name="birds")
+        upsert = pb.UpsertItemsRequest(gallery="birds", items=[item("a"), item("b")])
+        delete = pb.DeleteItemsRequest(gallery="birds", keys=["a"])
+        writes: list[tuple[str, str, Any, str, int | None]] = [
+            (shop, "CreateGallery", create, "OK", None),
+            (shop, "CreateGallery", create, "ALREADY_EXISTS", None),
+            (shop, "UpsertItems", upsert, "OK", 2),
+            (shop, "DeleteItems", delete, "OK", 1),
+            (shop, "UpsertItems", pb.UpsertItemsRequest(gallery="birds"), "INVALID_ARGUMENT", 0),
+            (web, "DeleteItems", delete, "PERMISSION_DENIED", None),
+            (nobody, "CreateGallery", create, "UNAUTHENTICATED", None),
         ]
-        for i, (caller, method, request, code, count) in enumerate(writes):
-            assert caller.write(method, request) == code
+        for i, (key, method, request, code, count) in enumerate(writes):
+            assert code_of(channel, key, method, request) == code
             line = lines_of(log)[i]  # without any waiting
             assert (line["rpc"], line["code"], line["count"]) == (f"GalleryService/{method}", code, count)
-        shop.galleries.GetItem(pb.GetItemRequest(gallery="birds", key="b"), metadata=shop.metadata)
-        shop.embed(b"x", metadata=shop.metadata)
+        assert code_of(channel, shop, "GetItem", pb.GetItemRequest(gallery="birds", key="b")) == "OK"
     lines = lines_of(log)
     assert len(lines) == len(writes)
     assert [line["client"] for line in lines] == ["key-write"] * 5 + ["key-read", ""]
@@ -104,19 +92,15 @@ def test_each_write_has_its_line_by_the_time_it_is_answered(
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-def test_without_a_file_the_line_is_in_the_log(tmp_path: Path, logged: Callable[[], list[Any]]) -> None:
-    with (
-        serving(FakeEncoder(), GalleryDirectory(tmp_path)) as server,
-        connected(server.address) as stubs,
-    ):
-        stubs.create("birds")
-    (line,) = logged()
-    assert (line["client"], line["gallery"], line["code"]) == ("", "birds", "OK")
-
-
 def write(audit: AuditLog, gallery: str = "birds", **more: str) -> None:
     request = pb.SwitchGalleryRequest(name=gallery, **more)
     audit.record(Call("GalleryService/SwitchGallery", writes=True, request=request), "OK", 0.1)
+
+
+def test_without_a_file_the_line_is_in_the_log(logged: Callable[[], list[Any]]) -> None:
+    write(AuditLog())
+    (line,) = logged()
+    assert (line["client"], line["gallery"], line["code"]) == ("", "birds", "OK")
 
 
 def test_a_name_of_any_length_and_kind_makes_one_short_line(log: Path) -> None:

@@ -6,17 +6,14 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from serving.gallery.directory import GalleryDirectory
 from serving.observability.call import Call, current_call
 from serving.observability.logs import configure_logs, dropped_lines, flush_logs
-from tests.serving.rpc_fakes import FakeEncoder, serving
-from tests.serving.stubs import connected
+from tests.serving.stubs import Stubs
 
 log = logging.getLogger("serving.x")
 
@@ -63,19 +60,12 @@ def test_a_machine_reads_one_json_object_a_line() -> None:
     assert third["message"] == "file a\udcff"  # what is no Unicode is still a line
 
 
-def test_a_person_reads_plain_lines() -> None:
+def test_a_person_reads_plain_lines_and_no_name_of_a_caller_looks_like_one() -> None:
     stream = Terminal()
     configure_logs("INFO", stream)
     token = current_call.set(Call("", request_id="abc"))
     log.warning("careful", extra={"rpc": "Search"})
     current_call.reset(token)
-    flush_logs()
-    assert stream.getvalue().rstrip().endswith("warning careful  request_id=abc  rpc=Search")
-
-
-def test_nothing_that_a_caller_names_looks_like_a_line_or_reaches_the_terminal() -> None:
-    stream = Terminal()
-    configure_logs("INFO", stream)
     forged = "birds\n12:00:00 info    all is well\x1b[2J\u202e"
     log.warning("no gallery %s", forged, extra={"gallery": forged})
     try:
@@ -83,7 +73,8 @@ def test_nothing_that_a_caller_names_looks_like_a_line_or_reaches_the_terminal()
     except ValueError:
         log.exception("failed")
     flush_logs()
-    first, second, *traceback = stream.getvalue().splitlines()
+    plain, first, second, *traceback = stream.getvalue().splitlines()
+    assert plain.endswith("warning careful  request_id=abc  rpc=Search")
     assert first.count(r"birds\n12:00:00 info    all is well\x1b[2J\u202e") == 2
     assert second.endswith("failed")
     assert all(line.startswith("  ") for line in traceback)
@@ -92,7 +83,7 @@ def test_nothing_that_a_caller_names_looks_like_a_line_or_reaches_the_terminal()
 
 @pytest.fixture
 def unread() -> Iterator[tuple[int, io.TextIOWrapper]]:
-    """A pipe that is full, and the end of it that a log is written to."""
+    """A pipe that is full: its two ends, of which a log is written to the second."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     try:
@@ -106,14 +97,7 @@ def unread() -> Iterator[tuple[int, io.TextIOWrapper]]:
         os.close(reader)  # whoever is held up in a write ends with that
 
 
-def test_a_full_pipe_stops_no_call(tmp_path: Path, unread: tuple[int, io.TextIOWrapper]) -> None:
-    configure_logs("INFO", unread[1])
-    with serving(FakeEncoder(), GalleryDirectory(tmp_path)) as server, connected(server.address) as stubs:
-        for _ in range(50):
-            stubs.embed(b"one", timeout=5)
-
-
-def test_lines_past_the_bound_are_dropped_and_counted(
+def test_a_full_pipe_stops_nobody_and_lines_past_the_bound_are_dropped_and_counted(
     unread: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serving.observability.logs.MOST_WAITING", 100)
@@ -130,13 +114,12 @@ def test_lines_past_the_bound_are_dropped_and_counted(
     assert dropped_lines() == lost
 
 
-def test_a_line_tells_what_a_call_was_and_why_it_failed(tmp_path: Path) -> None:
+def test_a_line_tells_what_a_call_was_and_why_it_failed(stubs: Stubs) -> None:
     stream = io.StringIO()
     configure_logs("INFO", stream, worker=3)
-    with serving(FakeEncoder(), GalleryDirectory(tmp_path)) as server, connected(server.address) as stubs:
-        stubs.embed(b"one", b"two", metadata=(("x-request-id", "mine"),))
-        with pytest.raises(grpc.RpcError) as failure:
-            stubs.embed(b"bad")
+    stubs.embed(b"one", b"two", metadata=(("x-request-id", "mine"),))
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.embed(b"bad")
     good, bad = (each for each in written(stream) if each.get("rpc") == "RetrievalService/Embed")
     assert (good["message"], good["code"]) == ("RetrievalService/Embed OK", "OK")
     assert (good["worker"], good["request_id"], good["inputs"]) == (3, "mine", 2)

@@ -1,28 +1,35 @@
 """What Prometheus reads of a running server, of one worker and of several."""
 
-import subprocess
-import sys
+import math
 import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import Unavailable
 from serving.gallery.directory import GalleryDirectory
-from serving.observability.metrics import MOST_GALLERIES, OTHERS, Metrics, serve_metrics
+from serving.gallery.gallery import Gallery
+from serving.observability.metrics import MOST_GALLERIES, OTHERS, Metrics, served_metrics
+from serving.rpc.address import held_port
 from serving.rpc.admission import Admission
 from serving.server.server import Server
-from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSpec, serving, until
+from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, until
 from tests.serving.stubs import Stubs, connected, image, item
 
 EMBED = "RetrievalService/Embed"
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.observability.metrics.REFRESH_SECONDS", 0.02)
 
 
 def read(address: str) -> str:
@@ -46,7 +53,9 @@ def told(server: Server, name: str) -> float:
 
 
 @contextmanager
-def watched(path: Path, encoder: FakeEncoder, **settings: int) -> Iterator[tuple[Server, Stubs]]:
+def watched(
+    path: Path, encoder: FakeEncoder | FakeSources, **settings: int
+) -> Iterator[tuple[Server, Stubs]]:
     with (
         serving(encoder, GalleryDirectory(path), metrics_port=0, **settings) as server,
         connected(server.address) as stubs,
@@ -54,13 +63,14 @@ def watched(path: Path, encoder: FakeEncoder, **settings: int) -> Iterator[tuple
         yield server, stubs
 
 
-def test_calls_inputs_stages_and_runs_are_counted(tmp_path: Path) -> None:
+def test_what_was_done_is_counted_and_how_the_server_stands_is_told(tmp_path: Path) -> None:
     with watched(tmp_path, FakeEncoder()) as (server, stubs):
         stubs.embed(b"one", b"two")
         with pytest.raises(grpc.RpcError):
             stubs.embed(b"bad")
         stubs.create("shoes")
         stubs.upsert("shoes", item("k"), item("l"))
+        until(lambda: told(server, 'crossbatch_gallery_items{gallery="shoes"}') == 2)
         found = values(read(server.metrics_address))
     assert found[f'crossbatch_call_duration_seconds_count{{code="OK",rpc="{EMBED}"}}'] == 1
     assert found[f'crossbatch_call_duration_seconds_count{{code="INVALID_ARGUMENT",rpc="{EMBED}"}}'] == 1
@@ -75,14 +85,6 @@ def test_calls_inputs_stages_and_runs_are_counted(tmp_path: Path) -> None:
         assert found[f'crossbatch_stage_duration_seconds_count{{stage="{stage}"}}'] == calls
         assert 0 < found[f'crossbatch_stage_duration_seconds_sum{{stage="{stage}"}}'] < 10
     assert found['crossbatch_stage_duration_seconds_count{stage="gallery"}'] == 1
-
-
-def test_the_server_tells_how_it_stands(tmp_path: Path) -> None:
-    with watched(tmp_path, FakeEncoder()) as (server, stubs):
-        stubs.create("shoes")
-        stubs.upsert("shoes", item("k"), item("l"))
-        until(lambda: told(server, 'crossbatch_gallery_items{gallery="shoes"}') == 2)
-        found = values(read(server.metrics_address))
     assert found['crossbatch_gallery_usable{gallery="shoes"}'] == 1
     assert found['crossbatch_gallery_info{gallery="shoes",index_type="exact",model="fake"}'] == 1
     info = f'crossbatch_model_info{{dimension="8",fingerprint="{"a" * 64}",model="fake",precision="fp32"}}'
@@ -103,15 +105,15 @@ def test_what_waits_is_told_while_it_waits(tmp_path: Path) -> None:
             call.start()
         # One is with the model, and the others wait for it.
         until(lambda: told(server, 'crossbatch_queue_images{model="fake",worker="0"}') == 2)
+        until(lambda: told(server, 'crossbatch_inputs_in_flight{worker="0"}') == 3)
         assert told(server, in_flight) == 3
-        assert told(server, 'crossbatch_inputs_in_flight{worker="0"}') == 3
         assert told(server, 'crossbatch_request_bytes_in_flight{worker="0"}') > 0
         encoder.encode_gate.set()
         for call in calls:
             call.join()
-        until(lambda: told(server, 'crossbatch_queue_images{model="fake",worker="0"}') == 0)
         assert told(server, in_flight) == 0
-        assert told(server, 'crossbatch_inputs_in_flight{worker="0"}') == 0
+        until(lambda: told(server, 'crossbatch_inputs_in_flight{worker="0"}') == 0)
+        until(lambda: told(server, 'crossbatch_queue_images{model="fake",worker="0"}') == 0)
 
 
 def test_refused_expired_and_cancelled_calls_are_told_apart(tmp_path: Path) -> None:
@@ -154,19 +156,25 @@ def test_a_gallery_that_is_damaged_or_that_no_model_fits_is_not_usable(tmp_path:
         assert told(server, 'crossbatch_gallery_items{gallery="good"}') == 1
 
 
-def test_a_dropped_gallery_is_told_no_more(tmp_path: Path) -> None:
-    with watched(tmp_path, FakeEncoder()) as (server, stubs):
+def test_what_is_gone_is_told_no_more(tmp_path: Path) -> None:
+    sources = FakeSources({"a": FakeEncoder(), "b": FakeEncoder(FakeSpec(fingerprint="b" * 64))})
+    with watched(tmp_path, sources) as (server, stubs):
         stubs.create("shoes")
-        until(lambda: told(server, 'crossbatch_gallery_items{gallery="shoes"}') == 0)
+        gone = ['crossbatch_gallery_usable{gallery="shoes"}', 'crossbatch_queue_images{model="b",worker="0"}']
+        until(lambda: not any(math.isnan(told(server, each)) for each in gone))
+        del sources.models["b"]
+        server.reload()
         with GalleryDirectory(tmp_path) as elsewhere:
             elsewhere.drop("shoes")
-        name = 'crossbatch_gallery_usable{gallery="shoes"}'
-        until(lambda: told(server, name) != told(server, name))  # NaN
+        until(lambda: all(math.isnan(told(server, each)) for each in gone))
 
 
 def test_galleries_past_a_hundred_are_told_together(tmp_path: Path) -> None:
-    class Model:
-        name, waiting, spec = "fake", 0, FakeSpec()
+    class NoModels:
+        def all(self) -> list[Any]:
+            return []
+
+        def fitting(self, gallery: Gallery) -> None: ...
 
     class Crowd(GalleryDirectory):
         def open_names(self) -> list[str]:
@@ -177,7 +185,7 @@ def test_galleries_past_a_hundred_are_told_together(tmp_path: Path) -> None:
         using = galleries.using
         galleries.using = lambda name, work: using("g", work)  # type: ignore[method-assign]
         metrics = Metrics()
-        metrics.refresh(Admission(10), [Model()], galleries)  # type: ignore[list-item]
+        metrics.refresh(Admission(10), NoModels(), galleries)  # type: ignore[arg-type]
     found = values(generate_latest(metrics.registry).decode())
     names = [name for name in found if name.startswith("crossbatch_gallery_items{")]
     assert len(names) == MOST_GALLERIES + 1
@@ -185,53 +193,7 @@ def test_galleries_past_a_hundred_are_told_together(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_one_sentence() -> None:
-    metrics = Metrics()
-    address, stop = serve_metrics("127.0.0.1", 0, registry=metrics.registry)
-    port = int(address.rpartition(":")[2])
-    with pytest.raises(Unavailable, match=f"127.0.0.1:{port} .*; choose another --metrics-port"):
-        serve_metrics("127.0.0.1", port, registry=metrics.registry)
-    stop()
-
-
-WORKER = """
-import os, sys
-from serving.observability.call import Call
-from serving.observability.metrics import Metrics
-metrics = Metrics(int(sys.argv[1]))
-call = Call("RetrievalService/Embed", inputs=2)
-metrics.began(call)
-metrics.ended(call, "OK", 0.01)
-metrics.began(call)
-print(os.getpid(), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_workers_are_added_up_and_the_counts_of_a_dead_one_stay(tmp_path: Path) -> None:
-    from prometheus_client.multiprocess import mark_process_dead
-
-    pipe = subprocess.PIPE
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(number)],
-            stdin=pipe,
-            stdout=pipe,
-            env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
-        )
-        for number in (1, 2)
-    ]
-    address, stop = serve_metrics("127.0.0.1", 0, folder=tmp_path)
-    pids = [int(worker.stdout.readline()) for worker in workers if worker.stdout]
-    found = values(read(address))
-    count = f'crossbatch_call_duration_seconds_count{{code="OK",rpc="{EMBED}"}}'
-    assert found[count] == 2
-    assert found[f'crossbatch_calls_in_flight{{rpc="{EMBED}",worker="1"}}'] == 1
-    for worker in workers:
-        worker.kill()
-        worker.communicate()
-    mark_process_dead(pids[0], str(tmp_path))  # type: ignore[no-untyped-call]
-    found = values(read(address))
-    stop()
-    assert found[count] == 2
-    assert f'crossbatch_calls_in_flight{{rpc="{EMBED}",worker="1"}}' not in found
-    assert found[f'crossbatch_calls_in_flight{{rpc="{EMBED}",worker="2"}}'] == 1
+    with held_port("127.0.0.1", 0) as port:
+        told = f"127.0.0.1:{port} .*; choose another --metrics-port"
+        with pytest.raises(Unavailable, match=told), served_metrics("127.0.0.1", port, CollectorRegistry()):
+            pass

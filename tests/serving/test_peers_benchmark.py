@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import numpy as np
@@ -60,9 +62,8 @@ def test_requests_hold_what_a_peer_makes_the_same_embeddings_of(
     plain: Plain, order: Order, encoded: bool
 ) -> None:
     model = OnnxModel(replace(order, encoded=encoded))
-    for image, request in zip(
-        plain.images, requests(replace(order, encoded=encoded), plain.images, plain), strict=True
-    ):
+    made = requests(replace(order, encoded=encoded), plain.images, plain)
+    for image, request in zip(plain.images, made, strict=True):
         found = messages.fields(request)
         tensor = messages.fields(found[5][0])
         assert (found[1], tensor[1]) == ([b"model"], [b"images"])
@@ -92,15 +93,13 @@ def field(number: int, data: bytes) -> bytes:
 def made_up(reply: Any) -> Iterator[str]:
     """A server that answers ModelInfer by a function of the request."""
     service, _, name = messages.INFER[1:].partition("/")
-    handlers: dict[str, Any] = {
-        name: grpc.unary_unary_rpc_method_handler(lambda request, context: reply(request, context))
-    }
-    with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool, handlers=[grpc.method_handlers_generic_handler(service, handlers)])
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"127.0.0.1:{port}"
-        server.stop(None).wait()
+    handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(reply)}
+    generic = grpc.method_handlers_generic_handler(service, handlers)
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[generic])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
 
 
 def test_a_peer_with_other_embeddings_or_none_takes_no_part(plain: Plain, order: Order) -> None:
@@ -127,31 +126,23 @@ def test_the_setting_with_the_most_images_a_second_at_all_levels_is_taken(
 ) -> None:
     rates = {8: (10, 90), 16: (40, 60), 32: (50, 50), 64: (90, 10)}
 
-    class Started:
-        def __init__(self, rival: Rival, log: Path) -> None:
-            if rival.order.delay_ms == 5.0:
-                raise Failed("out of memory")
-            self.address = str(rival.order.max_batch)
+    @contextmanager
+    def start(rival: Rival, log: Path) -> Iterator[Any]:
+        if rival.order.delay_ms == 5.0:
+            raise Failed("out of memory")
+        yield SimpleNamespace(address=str(rival.order.max_batch))
 
-        def __enter__(self) -> "Started":
-            return self
+    def closed(target: Any, *, in_flight: int, seconds: float) -> dict[str, Any]:
+        return {"codes": {"OK": rates[int(target.address)][in_flight == 32]}, "seconds": 1.0}
 
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    class Asked:
-        def closed(self, target: Any, *, in_flight: int, seconds: float) -> dict[str, Any]:
-            return {"codes": {"OK": rates[int(target.address)][in_flight == 32]}, "seconds": 1.0}
-
-    monkeypatch.setattr(module, "start", Started)
-    rival, client = Rival("triton", Path("python"), order), Asked()
-    who: Any = client
-    best = tuned(rival, who, tmp_path, tmp_path, in_flight=(1, 32), seconds=0.1)
+    monkeypatch.setattr(module, "start", start)
+    rival, client = Rival("triton", Path("python"), order), MagicMock(closed=closed)
+    best = tuned(rival, client, tmp_path, tmp_path, in_flight=(1, 32), seconds=0.1)
     assert (best.order.max_batch, best.title) == (32, "triton, images")
     assert best.setting == "batches of up to 32, 2 ms"
     monkeypatch.setitem(SETTINGS, "triton", [(8, 5.0, 0)])
     with pytest.raises(Failed, match="out of memory"):
-        tuned(rival, who, tmp_path, tmp_path, in_flight=(1, 32), seconds=0.1)
+        tuned(rival, client, tmp_path, tmp_path, in_flight=(1, 32), seconds=0.1)
 
 
 def test_crossbatch_must_be_ahead_of_peers_that_decode_too() -> None:

@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from serving.errors import BadSetting, Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.rpc.address import barred_ipv6, check_host, held_port
+from serving.server.server import Server
 from tests.serving.rpc_fakes import FakeEncoder, serving
 
 HERE = "127.0.0.1"
@@ -78,15 +80,12 @@ def test_a_port_can_be_had_again_at_once_after_a_server_has_hung_up_on_its_clien
     assert not taken(port, shared=True)
 
 
-def test_a_server_of_others_that_shares_its_port_does_not_share_ours(
-    encoder: FakeEncoder, tmp_path: Path
-) -> None:
-    with serving(encoder, GalleryDirectory(tmp_path)) as running:
-        assert taken(int(running.address.rpartition(":")[2]))
-        other = grpc.server(None)  # type: ignore[arg-type]  # by default it would
-        with pytest.raises(RuntimeError, match="Failed to bind"):
-            other.add_insecure_port(running.address)
-        other.stop(None).wait()
+def test_a_server_of_others_that_shares_its_port_does_not_share_ours(running: Server) -> None:
+    assert taken(int(running.address.rpartition(":")[2]))
+    other = grpc.server(None)  # type: ignore[arg-type]  # by default it would
+    with pytest.raises(RuntimeError, match="Failed to bind"):
+        other.add_insecure_port(running.address)
+    other.stop(None).wait()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -97,18 +96,12 @@ def test_who_asks_for_ipv4_is_not_reached_by_ipv6(tmp_path: Path, workers: int) 
     except OSError:
         pytest.skip("there is no IPv6 here")
     host = "0.0.0.0"
+    settings: dict[str, Any] = {"host": host, "insecure": True, "workers": workers}
     with held_port(host, 0, shared=True) as free:
         port = free if workers > 1 else 0
         with (
             barred_ipv6(host, free),
-            serving(
-                FakeEncoder(),
-                GalleryDirectory(tmp_path),
-                host=host,
-                insecure=True,
-                port=port,
-                workers=workers,
-            ) as running,
+            serving(FakeEncoder(), GalleryDirectory(tmp_path), **settings, port=port) as running,
         ):
             number = int(running.address.rpartition(":")[2])
             socket.create_connection((HERE, number), timeout=5).close()

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import numpy as np
@@ -19,12 +21,12 @@ from protos import model_service_pb2 as pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.engine import galleries as engine_galleries
 from serving.engine.repository import ModelFile
-from serving.errors import BadArtifact, BadSetting, CrossbatchError, Mismatch, NotFound
+from serving.errors import BadArtifact, Mismatch
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.item import Item
 from serving.server.server import Server
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, until, vector_for
-from tests.serving.stubs import Stubs, connected, image, refused
+from tests.serving.stubs import Stubs, connected, image, refusal_of
 
 
 @dataclass
@@ -42,9 +44,8 @@ def sources() -> FakeSources:
 
 
 @pytest.fixture
-def a(sources: FakeSources) -> FakeEncoder:
-    encoder: FakeEncoder = sources.models["a"]
-    return encoder
+def a(sources: FakeSources) -> Any:
+    return sources.models["a"]
 
 
 @pytest.fixture
@@ -65,50 +66,38 @@ def running(sources: FakeSources, galleries: GalleryDirectory) -> Iterator[Serve
         yield running
 
 
-@pytest.fixture
-def stubs(running: Server) -> Iterator[Stubs]:
-    with connected(running.address) as stubs:
-        yield stubs
+def _reload(stubs: Stubs) -> Any:
+    return stubs.models.ReloadModels(pb.ReloadModelsRequest(), timeout=10)
 
 
-def _reload(stubs: Stubs) -> pb.ReloadModelsResponse:
-    reply: pb.ReloadModelsResponse = stubs.models.ReloadModels(pb.ReloadModelsRequest(), timeout=10)
-    return reply
+def _names(stubs: Stubs) -> list[str]:
+    """Names and fingerprints of the models that are served."""
+    models = stubs.models.ListModels(pb.ListModelsRequest()).models
+    return [f"{model.name} {model.fingerprint[0]}" for model in models]
 
 
-def test_a_search_whose_gallery_goes_to_another_model_is_embedded_again(
-    stubs: Stubs, a: FakeEncoder, sources: FakeSources, galleries: GalleryDirectory
+def test_a_call_whose_gallery_goes_to_another_model_is_embedded_again(
+    running: Server, stubs: Stubs, a: FakeEncoder, sources: FakeSources, galleries: GalleryDirectory
 ) -> None:
     a.encode_gate.clear()
     request = retrieval_pb.SearchRequest(gallery="birds", queries=[image(b"x")], k=1)
     search = stubs.retrieval.Search.future(request, timeout=10)
-    until(lambda: a.decoded == [b"x"])
+    new = gallery_pb.UpsertItemsRequest(gallery="birds", items=[gallery_pb.Item(key="new", image=b"n")])
+    upsert = stubs.galleries.UpsertItems.future(new, timeout=10)
+    until(lambda: a.encoding and len(a.decoded) + running.models.get("a").waiting == 2)
     galleries.switch("birds", "next")
     a.encode_gate.set()
 
     reply = search.result()
-
     assert reply.model_fingerprint == "b" * 64
     (hit,) = reply.results[0].hits
     assert (hit.key, round(hit.score, 5)) == ("x of b", 1)
-    assert (a.encoded, sources.models["b"].encoded) == (1, 1)
-
-
-def test_an_upsert_whose_gallery_goes_to_another_model_is_embedded_again(
-    stubs: Stubs, a: FakeEncoder, galleries: GalleryDirectory
-) -> None:
-    a.encode_gate.clear()
-    request = gallery_pb.UpsertItemsRequest(gallery="birds", items=[gallery_pb.Item(key="new", image=b"n")])
-    upsert = stubs.galleries.UpsertItems.future(request, timeout=10)
-    until(lambda: a.decoded == [b"n"])
-    galleries.switch("birds", "next")
-    a.encode_gate.set()
 
     assert upsert.result().stored == 1
-
     (stored,) = galleries.get("birds").get(["new"])
     np.testing.assert_allclose(stored.vector, -vector_for(b"n"), atol=1e-6)
     assert [each.key for each in galleries.get("next").list(limit=9)] == ["x of a"]
+    assert (a.encoded, sources.models["b"].encoded) == (2, 2)
 
 
 def test_a_gallery_that_goes_to_another_model_again_and_again_is_given_up(
@@ -125,25 +114,8 @@ def test_a_gallery_that_goes_to_another_model_again_and_again_is_given_up(
             return encode(images)
 
         monkeypatch.setattr(sources.models[name], "encode", moving)
-    with pytest.raises(grpc.RpcError) as failure:
-        stubs.search("birds", image(b"x"))
-    refused("FAILED_PRECONDITION", failure, "MODEL_MISMATCH")
+    refusal_of(lambda: stubs.search("birds", image(b"x")), "FAILED_PRECONDITION", reason="MODEL_MISMATCH")
     assert len(tries) == engine_galleries.TRIES
-
-
-def test_a_call_that_is_on_its_way_is_finished_by_the_model_it_began_with(
-    stubs: Stubs, a: FakeEncoder, sources: FakeSources
-) -> None:
-    a.encode_gate.clear()
-    request = retrieval_pb.SearchRequest(gallery="birds", queries=[image(b"x")], k=1)
-    search = stubs.retrieval.Search.future(request, timeout=10)
-    until(lambda: a.decoded == [b"x"])
-    quantized = Turned(FakeSpec("a", "c" * 64, "a" * 64, precision="int8"))
-    sources.models = {"a": quantized, "b": sources.models["b"]}
-    assert list(_reload(stubs).loaded) == ["a"]
-    a.encode_gate.set()
-    assert search.result().model_fingerprint == "a" * 64
-    assert stubs.search("birds", image(b"x")).model_fingerprint == "c" * 64
 
 
 def test_models_are_loaded_anew_and_no_call_fails(
@@ -164,10 +136,7 @@ def test_models_are_loaded_anew_and_no_call_fails(
             for letter in "cdefg":
                 sources.models = {"new": FakeEncoder(FakeSpec("new", letter * 64)), "a": a}
                 reply = _reload(stubs)
-                assert [(each.name, each.fingerprint[0]) for each in reply.models] == [
-                    ("new", letter),
-                    ("a", "a"),
-                ]
+                assert _names(stubs) == [f"new {letter}", "a a"]
                 assert list(reply.loaded) == ["new"]
                 assert list(reply.removed) == (["b"] if letter == "c" else [])
                 before = len(seen)
@@ -176,41 +145,20 @@ def test_models_are_loaded_anew_and_no_call_fails(
             done.set()
         assert [each.result(10) for each in asking] == [None] * 3
     assert {letter * 64 for letter in "cdefg"} <= set(seen)
-    assert stubs.models.GetModel(pb.GetModelRequest(name="new")).model.fingerprint == "g" * 64
 
 
 def test_a_reload_that_is_refused_says_why_and_changes_nothing(
-    stubs: Stubs,
-    sources: FakeSources,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    stubs: Stubs, sources: FakeSources, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sources.models = {**sources.models, "": FakeEncoder(FakeSpec("a", "c" * 64))}
-    with pytest.raises(grpc.RpcError) as failure:
-        _reload(stubs)
-    message = refused("FAILED_PRECONDITION", failure, "MISMATCH")
-    assert "a.onnx and a.onnx would both be served as a" in message
-
-    for error in (
-        BadArtifact("/secret/m.onnx is damaged"),
-        NotFound("/secret/m.onnx is not there"),
-        BadSetting("empty"),
-        FileNotFoundError("a bug"),
-    ):
-
-        def look(error: Exception = error) -> list[object]:
-            raise error
-
-        monkeypatch.setattr(sources, "look", look)
+    for error in (BadArtifact("/secret/m.onnx is damaged"), FileNotFoundError("/secret/m.onnx: a bug")):
+        monkeypatch.setattr(sources, "look", MagicMock(side_effect=error))
         with pytest.raises(grpc.RpcError) as failure:
             _reload(stubs)
         assert "secret" not in str(failure.value.details())
-        assert failure.value.code().name == (
-            "FAILED_PRECONDITION" if isinstance(error, CrossbatchError) else "INTERNAL"
-        )
+        expected = "FAILED_PRECONDITION" if isinstance(error, BadArtifact) else "INTERNAL"
+        assert failure.value.code().name == expected
     assert "every model stays as it was: /secret/m.onnx is damaged" in caplog.messages
-    reply = stubs.models.ListModels(pb.ListModelsRequest())
-    assert [(model.name, model.fingerprint[0]) for model in reply.models] == [("a", "a"), ("b", "b")]
+    assert _names(stubs) == ["a a", "b b"]
     stubs.embed(b"x")
 
 
@@ -224,9 +172,7 @@ def test_a_reload_that_would_leave_a_gallery_without_a_model_is_refused(
     retrained = FakeEncoder(FakeSpec("a", "c" * 64, "c" * 64))
     sources.models = {"a": retrained, "b": b}  # in the place of the old file
 
-    with pytest.raises(grpc.RpcError) as failure:
-        _reload(stubs)
-    message = refused("FAILED_PRECONDITION", failure, "MISMATCH")
+    message = refusal_of(lambda: _reload(stubs), "FAILED_PRECONDITION", reason="MISMATCH")
     assert "no model would be served that fits birds (of the model a);" in message
     assert "load the new model beside the old one under another name" in message
     with pytest.raises(Mismatch, match="fits birds"):  # as for SIGHUP
@@ -257,38 +203,34 @@ def test_a_reload_looks_at_the_galleries_again(
     assert list(stubs.search("later", image(b"x")).results[0].hits) == []
 
 
-class Slow:
-    """Sources whose models are loaded when the gate opens."""
+@pytest.fixture
+def slow(sources: FakeSources, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A third model, which is loaded when the gate opens; counts how often."""
+    slow = SimpleNamespace(loads=0, gate=threading.Event())
 
-    def __init__(self, sources: FakeSources, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loads = 0
-        self.gate = threading.Event()
-        files = [*sources.look(), ModelFile("new", "new.onnx", "new", self._load)]
-        monkeypatch.setattr(sources, "look", lambda: files)
-
-    def _load(self) -> Any:
-        self.loads += 1
-        assert self.gate.wait(20)
+    def load() -> Any:
+        slow.loads += 1
+        assert slow.gate.wait(20)
         return FakeEncoder(FakeSpec("new", "c" * 64))
 
+    files = [*sources.look(), ModelFile("new", "new.onnx", "new", load)]
+    monkeypatch.setattr(sources, "look", lambda: files)
+    return slow
 
-def test_a_reload_whose_caller_leaves_is_carried_through(
-    stubs: Stubs, sources: FakeSources, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = Slow(sources, monkeypatch)
+
+def test_a_reload_whose_caller_leaves_is_carried_through(stubs: Stubs, slow: SimpleNamespace) -> None:
     pending = stubs.models.ReloadModels.future(pb.ReloadModelsRequest(), timeout=10)
     until(lambda: slow.loads == 1)
     pending.cancel()
     until(lambda: "CANCELLED" in str(pending.code()))
     time.sleep(0.1)  # the server has noticed
     slow.gate.set()
-    until(lambda: len(stubs.models.ListModels(pb.ListModelsRequest()).models) == 3)
+    until(lambda: len(_names(stubs)) == 3)
 
 
 def test_a_stop_waits_for_no_load_beyond_the_grace_however_many_asked(
-    running: Server, stubs: Stubs, sources: FakeSources, monkeypatch: pytest.MonkeyPatch
+    running: Server, stubs: Stubs, slow: SimpleNamespace
 ) -> None:
-    slow = Slow(sources, monkeypatch)
     calls = [stubs.models.ReloadModels.future(pb.ReloadModelsRequest(), timeout=20) for _ in range(60)]
     until(lambda: slow.loads == 1)
     time.sleep(0.2)  # they wait

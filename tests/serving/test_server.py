@@ -16,23 +16,49 @@ from grpc_status import rpc_status
 
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
-from protos import open_inference_pb2
+from protos import open_inference_pb2 as inference_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery import item as gallery_item
 from serving.gallery import validation
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery
 from serving.model import preprocess
 from serving.rpc import limits
-from serving.rpc.wire import bytes_of
 from serving.server import server
 from serving.server.server import Server
 from serving.settings import Settings
-from tests.serving.rpc_fakes import FakeEncoder, serving, stop, until, vector_for
-from tests.serving.stubs import Stubs, connected, image, item, refused
+from tests.serving.inference_calls import infer, of_files
+from tests.serving.rpc_fakes import FakeEncoder, serving, until
+from tests.serving.stubs import Stubs, connected, image, item, refusal_of, refused
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_when_no_image_can_be_embedded_any_more_health_says_so(
+def watching(stubs: Stubs) -> Any:
+    """What health tells from now on, after the first word."""
+    watch = stubs.health.Watch(health_pb2.HealthCheckRequest())
+    assert next(watch).status == SERVING
+    return watch
+
+
+def probe(stubs: Stubs, model: str) -> set[int]:
+    """What every probe that there is says."""
+    names = ("", *server.SERVICES)
+    told = {stubs.health.Check(health_pb2.HealthCheckRequest(service=name)).status for name in names}
+    calls = stubs.inference
+    assert calls.ServerLive(inference_pb.ServerLiveRequest(), timeout=10).live
+    ready = calls.ServerReady(inference_pb.ServerReadyRequest(), timeout=10).ready
+    assert calls.ModelReady(inference_pb.ModelReadyRequest(name=model), timeout=10).ready == ready
+    return told | {SERVING if ready else NOT_SERVING}
+
+
+def stopping(running: Server, grace: float) -> threading.Thread:
+    thread = threading.Thread(target=running.stop, args=(grace,))
+    thread.start()
+    return thread
+
+
+def test_when_no_image_can_be_embedded_any_more_every_probe_says_so(
     stubs: Stubs,
     running: Server,
     encoder: FakeEncoder,
@@ -42,32 +68,21 @@ def test_when_no_image_can_be_embedded_any_more_health_says_so(
     def die(*_: object, **__: object) -> None:
         raise SystemExit
 
-    watch = stubs.health.Watch(health_pb2.HealthCheckRequest())
-    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    watch = watching(stubs)
+    assert probe(stubs, "fake") == {SERVING}
     monkeypatch.setattr(encoder, "encode", die)
-    with pytest.raises(grpc.RpcError) as failure:
-        stubs.embed(b"1")
-    refused("UNAVAILABLE", failure, "UNAVAILABLE")
-    assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    refusal_of(lambda: stubs.embed(b"1"), "UNAVAILABLE")
+    assert next(watch).status == NOT_SERVING
     assert running.failed.is_set()
-    assert not stubs.inference.ServerReady(open_inference_pb2.ServerReadyRequest()).ready
-    for service in ("", *server.SERVICES):
-        reply = stubs.health.Check(health_pb2.HealthCheckRequest(service=service))
-        assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
-    with pytest.raises(grpc.RpcError):
-        stubs.embed(b"2")
+    assert probe(stubs, "fake") == {NOT_SERVING}
+    refusal_of(lambda: stubs.embed(b"2"), "UNAVAILABLE")
     assert any(record.levelname == "CRITICAL" and record.exc_info for record in caplog.records)
 
 
-def test_health_and_reflection(stubs: Stubs) -> None:
-    for name in (
-        "",
-        "crossbatch.v1.RetrievalService",
-        "crossbatch.v1.GalleryService",
-        "crossbatch.v1.ModelService",
-    ):
-        reply = stubs.health.Check(health_pb2.HealthCheckRequest(service=name))
-        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+def test_a_probe_of_another_service_finds_none_and_reflection_tells_which_there_are(stubs: Stubs) -> None:
+    with pytest.raises(grpc.RpcError) as failure:
+        stubs.health.Check(health_pb2.HealthCheckRequest(service="crossbatch.v1.OtherService"))
+    assert failure.value.code() is grpc.StatusCode.NOT_FOUND
     reflect = reflection_pb2_grpc.ServerReflectionStub(stubs.channel).ServerReflectionInfo
     ask = reflection_pb2.ServerReflectionRequest
     (listed,) = reflect(iter([ask(list_services="")]))
@@ -78,6 +93,16 @@ def test_health_and_reflection(stubs: Stubs) -> None:
         found.file_descriptor_response.file_descriptor_proto[0]
     )
     assert file.package == "crossbatch.v1"
+
+
+def test_a_call_of_health_that_is_not_answered_leaves_no_error_in_the_log(
+    stubs: Stubs, caplog: pytest.LogCaptureFixture
+) -> None:
+    call: Any = stubs.channel.unary_unary("/grpc.health.v1.Health/List")
+    with pytest.raises(grpc.RpcError) as failure:
+        call(b"", timeout=10)
+    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not caplog.messages
 
 
 def test_settings_hold_their_bounds() -> None:
@@ -100,71 +125,42 @@ def test_the_limits_are_those_of_the_parts_behind() -> None:
     assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + validation.MAX_METADATA_BYTES
 
 
-def test_draining_says_so_finishes_what_runs_and_stops(encoder: FakeEncoder, tmp_path: Path) -> None:
-    encoder.encode_gate.clear()
-    with (
-        serving(encoder, GalleryDirectory(tmp_path), grace=20.0) as running,
-        connected(running.address) as stubs,
-    ):
-        watch = stubs.health.Watch(health_pb2.HealthCheckRequest())
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
-        until(lambda: encoder.decoded == [b"1"])
-        stopping = threading.Thread(target=stop, args=(running, 20.0))
-        stopping.start()
-        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        with pytest.raises(grpc.RpcError) as failure:
-            stubs.embed(b"2")
-        refused("UNAVAILABLE", failure, "DRAINING")
-        with pytest.raises(grpc.RpcError) as failure:
-            stubs.models.GetModel(model_pb.GetModelRequest())
-        refused("UNAVAILABLE", failure, "DRAINING")
-        assert stopping.is_alive()
-        encoder.encode_gate.set()
-        assert pending.result().results[0].vector
-        stopping.join(5)
-        assert not stopping.is_alive()
-
-
-def test_what_does_not_finish_within_the_grace_is_cancelled(encoder: FakeEncoder, tmp_path: Path) -> None:
-    encoder.decode_gate.clear()
-    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
-        pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
-        time.sleep(0.1)
-        stopping = threading.Thread(target=stop, args=(running, 0.1))
-        stopping.start()
-        with pytest.raises(grpc.RpcError) as failure:
-            pending.result()
-        refused("UNAVAILABLE", failure, "DRAINING")
-        assert "before the call was done" in str(failure.value)
-        encoder.decode_gate.set()
-        stopping.join(5)
-        assert not stopping.is_alive()
-        assert encoder.encoded == 0
-
-
-def test_a_long_search_ends_soon_after_the_grace(
-    encoder: FakeEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_draining_says_so_finishes_what_runs_and_stops(
+    stubs: Stubs, running: Server, encoder: FakeEncoder
 ) -> None:
-    begun = threading.Event()
+    encoder.encode_gate.clear()
+    watch = watching(stubs)
+    pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
+    until(lambda: encoder.encoding)
+    stop = stopping(running, 20.0)
+    assert next(watch).status == NOT_SERVING
+    until(lambda: running.admission.draining)
+    assert probe(stubs, "fake") == {NOT_SERVING}
+    for call in (
+        lambda: stubs.embed(b"2"),
+        lambda: infer(stubs, of_files(b"2")),
+        lambda: stubs.models.GetModel(model_pb.GetModelRequest()),
+    ):
+        refusal_of(call, "UNAVAILABLE", reason="DRAINING")
+    assert stop.is_alive()
+    encoder.encode_gate.set()
+    assert pending.result().results[0].vector
+    stop.join(5)
+    assert not stop.is_alive()
 
-    def search(gallery: Gallery, vectors: Any, k: int, **options: Any) -> Any:
-        begun.set()
-        time.sleep(0.1)
-        return [[] for _ in vectors]
 
-    monkeypatch.setattr(Gallery, "search", search)
-    queries = [retrieval_pb.Query(vector=bytes_of(vector_for(b"x")))] * 60
-    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
-        stubs.create("birds")
-        request = retrieval_pb.SearchRequest(gallery="birds", queries=queries, k=1024)  # 60 blocks
-        pending = stubs.retrieval.Search.future(request)  # without a deadline
-        assert begun.wait(5)
-        began = time.monotonic()
-        stop(running, 0.2)
-        assert time.monotonic() - began < 2
-        with pytest.raises(grpc.RpcError):
-            pending.result()
+def test_what_does_not_finish_within_the_grace_is_given_up(
+    stubs: Stubs, running: Server, encoder: FakeEncoder
+) -> None:
+    encoder.encode_gate.clear()
+    pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
+    until(lambda: encoder.encoding)
+    stop = stopping(running, 0.1)
+    said = refusal_of(pending.result, "UNAVAILABLE", reason="DRAINING")
+    assert "before the call was done" in said
+    encoder.encode_gate.set()
+    stop.join(5)
+    assert not stop.is_alive()
 
 
 def test_during_the_drain_delay_health_says_not_serving_and_calls_are_taken(
@@ -175,15 +171,12 @@ def test_during_the_drain_delay_health_says_not_serving_and_calls_are_taken(
         serving(encoder, GalleryDirectory(tmp_path), drain_delay=0.4) as running,
         connected(running.address) as stubs,
     ):
-        watch = stubs.health.Watch(health_pb2.HealthCheckRequest())
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        watch = watching(stubs)
         began = time.monotonic()
-        stopping = threading.Thread(target=stop, args=(running, 5.0))
-        stopping.start()
-        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        stop = stopping(running, 5.0)
+        assert next(watch).status == NOT_SERVING
         assert stubs.embed(b"1").results[0].vector
-        stopping.join(5)
-        assert not stopping.is_alive()
+        stop.join(5)
         assert 0.4 <= time.monotonic() - began < 5
 
 
@@ -212,39 +205,30 @@ def test_refusals_are_quick_and_tell_when_to_return_while_every_permit_is_held(
         assert len(stubs.embed(*[b"x"] * 256).results) == 256
 
 
-def test_every_call_that_works_is_admitted(encoder: FakeEncoder, tmp_path: Path) -> None:
-    galleries = GalleryDirectory(tmp_path)
-    with serving(encoder, galleries) as running, connected(running.address) as stubs:
-        stubs.create("birds")
-        calls: list[Callable[[], Any]] = [
-            lambda: stubs.embed(b"x"),
-            lambda: stubs.search("birds", image(b"x")),
-            lambda: stubs.upsert("birds", item("a")),
-            lambda: stubs.create("more"),
-            lambda: stubs.galleries.DeleteItems(gallery_pb.DeleteItemsRequest(gallery="birds", keys=["a"])),
-            lambda: stubs.galleries.GetItem(gallery_pb.GetItemRequest(gallery="birds", key="a")),
-            lambda: stubs.galleries.ListItems(gallery_pb.ListItemsRequest(gallery="birds")),
-            lambda: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name="birds")),
-            lambda: stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()),
-        ]
-        running.admission.inputs = 512
-        for call in calls:
-            with pytest.raises(grpc.RpcError) as failure:
-                call()
-            refused("RESOURCE_EXHAUSTED", failure, "OVERLOADED")
-        running.admission.inputs = 0
+def test_every_call_that_works_is_admitted(stubs: Stubs, running: Server) -> None:
+    stubs.create("birds")
+    calls: list[Callable[[], Any]] = [
+        lambda: stubs.embed(b"x"),
+        lambda: stubs.search("birds", image(b"x")),
+        lambda: stubs.upsert("birds", item("a")),
+        lambda: stubs.create("more"),
+        lambda: stubs.galleries.DeleteItems(gallery_pb.DeleteItemsRequest(gallery="birds", keys=["a"])),
+        lambda: stubs.galleries.GetItem(gallery_pb.GetItemRequest(gallery="birds", key="a")),
+        lambda: stubs.galleries.ListItems(gallery_pb.ListItemsRequest(gallery="birds")),
+        lambda: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name="birds")),
+        lambda: stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()),
+    ]
+    running.admission.inputs = 512
+    for call in calls:
+        refusal_of(call, "RESOURCE_EXHAUSTED", reason="OVERLOADED")
+    running.admission.inputs = 0
 
 
-def test_watchers_of_health_keep_no_call_waiting_and_no_stop(tmp_path: Path) -> None:
-    with (
-        serving(FakeEncoder(), GalleryDirectory(tmp_path), grace=2.0) as running,
-        connected(running.address) as stubs,
-    ):
-        watchers = [stubs.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(200)]
-        assert all(next(each).status == 1 for each in watchers)
-        assert len(stubs.embed(*[b"x"] * 256).results) == 256
-        leaving = threading.Thread(target=lambda: [each.cancel() for each in watchers[:100]])
-        leaving.start()  # while the others are told of the stop
-        stop(running, 2.0)
-        leaving.join()
-        assert all(next(each).status == 2 for each in watchers[100:])  # NOT_SERVING
+def test_watchers_of_health_keep_no_call_waiting_and_no_stop(stubs: Stubs, running: Server) -> None:
+    watchers = [watching(stubs) for _ in range(200)]
+    assert len(stubs.embed(*[b"x"] * 256).results) == 256
+    leaving = threading.Thread(target=lambda: [each.cancel() for each in watchers[:100]])
+    leaving.start()  # while the others are told of the stop
+    running.stop(2.0)
+    leaving.join()
+    assert all(next(each).status == NOT_SERVING for each in watchers[100:])

@@ -1,29 +1,26 @@
 """Several processes on one port: no fork with engines, replaced when they die, spread, told together."""
 
+import logging
 import os
 import signal
-import subprocess
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 
-from protos import model_service_pb2 as model_pb
-from protos import model_service_pb2_grpc
 from serving.client.client import Client
 from serving.errors import CrossbatchError, Unavailable
 from serving.rpc.address import held_port
 from serving.server import supervisor
 from serving.server.supervisor import Supervisor
 from serving.settings import Settings
-from tests.serving.processes import ROOT, Launched, command, launched
+from tests.serving.processes import Launched, launched
 from tests.serving.rpc_fakes import until
+from tests.serving.test_metrics import read, values
 from tests.serving.test_process import picture_of
 from tests.tiny_model import write_tiny_model
 
@@ -99,26 +96,27 @@ def test_new_connections_go_to_every_worker_and_each_line_of_the_log_tells_which
     until(lambda: answering() == {1, 2})
 
 
-def test_the_metrics_of_all_workers_are_read_in_one_place(pair: Launched) -> None:
+def metrics(pair: Launched) -> dict[str, float]:
     (told,) = pair.said("metrics on")  # by the supervisor
+    return values(read(told["address"]))
 
-    def metrics() -> str:
-        with urllib.request.urlopen(f"http://{told['address']}/metrics", timeout=10) as answer:
-            return str(answer.read().decode())
 
+def test_the_metrics_of_all_workers_are_read_in_one_place(pair: Launched) -> None:
     embed(pair.address)
-    until(lambda: metrics().count("crossbatch_worker_threads{") == 2)
-    assert 'crossbatch_images_embedded_total{model="tiny"} ' in metrics()
+    until(lambda: len([name for name in metrics(pair) if name.startswith("crossbatch_worker_threads{")]) == 2)
+    assert metrics(pair)['crossbatch_images_embedded_total{model="tiny"}'] > 0
 
 
 def loads(pair: Launched, text: str = "loaded anew") -> list[int]:
     return [len(pair.said(text, worker=number)) for number in (1, 2)]
 
 
-def test_a_hangup_reaches_all_workers_one_after_the_other_and_drops_no_call(pair: Launched) -> None:
-    with calling(pair.address, 2) as seen:
-        pair.process.send_signal(signal.SIGHUP)
-        until(lambda: loads(pair) == [1, 1])
+@pytest.mark.parametrize("by", ["a hangup", "a call"])
+def test_all_workers_load_anew_by_whatever_tells_one_and_no_call_fails(pair: Launched, by: str) -> None:
+    before = loads(pair)
+    with calling(pair.address, 2) as seen, Client(pair.address) as client:
+        pair.process.send_signal(signal.SIGHUP) if by == "a hangup" else client.reload()
+        until(lambda: all(now > then for now, then in zip(loads(pair), before, strict=True)))
     assert set(seen) == {None}
 
 
@@ -137,17 +135,9 @@ def replace(model: Path, data: bytes) -> None:
     model.with_suffix(".new").replace(model)
 
 
-def test_a_call_that_loads_models_anew_reaches_the_workers_that_did_not_take_it(pair: Launched) -> None:
-    before = loads(pair)
-    with grpc.insecure_channel(pair.address) as channel:
-        model_service_pb2_grpc.ModelServiceStub(channel).ReloadModels(
-            model_pb.ReloadModelsRequest(), timeout=10
-        )
-    until(lambda: min(now - then for now, then in zip(loads(pair), before, strict=True)) > 0)
-
-
 def test_a_worker_that_dies_is_replaced_and_its_clients_see_unavailable_only(pair: Launched) -> None:
-    victim = pair.workers()[0]
+    (last,) = pair.said("ReloadModels OK")
+    victim = pair.said(" serves", worker=last["worker"])[-1]["pid"]
     before = len(pair.said(" serves"))
     with calling(pair.address) as seen:
         os.kill(victim, signal.SIGKILL)
@@ -155,6 +145,10 @@ def test_a_worker_that_dies_is_replaced_and_its_clients_see_unavailable_only(pai
         answered = seen.count(None)
         until(lambda: seen.count(None) > answered + 10)
     assert {type(each) for each in seen} <= {type(None), Unavailable}
+    found = metrics(pair)
+    assert found['crossbatch_call_duration_seconds_count{code="OK",rpc="ModelService/ReloadModels"}'] == 1
+    started = found[f'crossbatch_worker_start_time_seconds{{worker="{last["worker"]}"}}']
+    assert started < time.time()  # counts of the dead one stay, and gauges do not
     assert len(pair.workers()) == 2
     assert victim not in pair.workers()
     assert pair.process.poll() is None
@@ -214,65 +208,32 @@ def test_workers_do_not_outlive_their_supervisor(model: Path, end: str) -> None:
         assert len(pair.said("draining", worker=1)) == 1
 
 
-def test_what_no_worker_can_start_with_is_one_sentence_and_status_2(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "bad.onnx").write_bytes(b"no model")
-    line = command(tmp_path / "bad.onnx", tmp_path / "g", *WORDS)
-    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    sentence = done.stderr.splitlines()[-1]
-    assert sentence.startswith("crossbatch serve: ")
-    assert "bad.onnx" in sentence
-    assert "Traceback" not in done.stderr
-
-
-# A worker whose model is the name of what it does.
-FAKE_WORKER = """
-import json, signal, sys, time
-told = json.loads(sys.stdin.readline())
-if told["settings"]["model"] == ["stuck"]:
-    time.sleep(60)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print(json.dumps({"serving": "here"}), flush=True)
-time.sleep(60)
-"""
-
-
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Supervisor]:
-    """Makes a supervisor of two such workers, for which it has little patience."""
-    (tmp_path / "fake_worker.py").write_text(FAKE_WORKER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(supervisor, "WORKER", "fake_worker")
-    monkeypatch.setattr(supervisor, "LOAD_SECONDS", 1.0)
-    monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
-
-    def make(model: str) -> Supervisor:
-        told = {"model": [model], "galleries": tmp_path, "port": 0, "workers": 2}
-        return Supervisor(Settings.model_validate(told))
-
-    return make
+def workers(model: Path, tmp_path: Path) -> Supervisor:
+    told = {"model": [str(model)], "galleries": tmp_path, "port": 0, "workers": 2}
+    return Supervisor(Settings.model_validate(told))
 
 
-def test_a_worker_that_does_not_load_in_time_is_killed(fakes: Callable[[str], Supervisor]) -> None:
-    with pytest.raises(Unavailable, match="Worker 1 has not loaded within 1 s and is killed"):
-        fakes("stuck").start()
-    assert_no_children()
+def test_a_worker_that_does_not_load_in_time_is_killed(
+    workers: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "LOAD_SECONDS", 0.01)
+    with pytest.raises(Unavailable, match=r"Worker 1 has not loaded within 0\.01 s and is killed"):
+        workers.start()
+    pid = os.getpid()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert not any(b"supervisor" in Path(f"/proc/{each}/cmdline").read_bytes() for each in children)
 
 
 def test_a_worker_that_does_not_drain_in_time_is_killed(
-    fakes: Callable[[str], Supervisor], caplog: pytest.LogCaptureFixture
+    workers: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workers = fakes("deaf")
-    workers.start()
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
+    with caplog.at_level(logging.INFO):
+        workers.start()
+    pids = [vars(each)["pid"] for each in caplog.records if each.getMessage().endswith(" serves")]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     workers.stop(0.1)
     assert "2 workers have not ended after 0.2 s and are killed" in caplog.messages
-    assert_no_children()
-
-
-def assert_no_children() -> None:
-    pid = os.getpid()
-    assert not [
-        each
-        for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if b"fake_worker" in Path(f"/proc/{each}/cmdline").read_bytes()
-    ]
+    assert not any(alive(pid) for pid in pids)

@@ -16,7 +16,7 @@ from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgume
 from serving.gallery.gallery import GalleryInfo
 from serving.gallery.item import Hit, Item, check_item, check_key, check_keys
 from serving.model.preprocess import MAX_BYTES
-from serving.observability.call import Call
+from serving.observability.call import STAGES, Call
 from serving.rpc.filters import filter_of
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PAGE, MAX_EXCLUDED, MAX_HITS, MAX_INPUTS, MAX_K, MAX_PAGE
 from serving.rpc.status import Refusal, Violation, refusal, to_status
@@ -211,8 +211,7 @@ def explain_result(outcome: Prototypes) -> retrieval_service_pb2.ExplainResult:
 
 def timings_of(call: Call) -> retrieval_service_pb2.Timings:
     """Write where the time of a call went, in whole microseconds."""
-    stages = call.stages
-    seconds = (stages.decode, stages.queue, stages.encode, stages.gallery, time.monotonic() - call.began)
+    seconds = (*map(call.stages.seconds, STAGES), time.monotonic() - call.began)
     decode, queue, encode, gallery, total = (max(0, round(each * 1e6)) for each in seconds)
     return retrieval_service_pb2.Timings(
         decode_us=decode, queue_us=queue, encode_us=encode, gallery_us=gallery, total_us=total
