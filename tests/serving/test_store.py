@@ -122,7 +122,7 @@ def test_each_connection_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.
 
     def traced(*given: Any, **more: Any) -> sqlite3.Connection:
         said.append([])
-        connection = connect(*given, **more)
+        connection: sqlite3.Connection = connect(*given, **more)
         connection.set_trace_callback(said[-1].append)
         return connection
 
