@@ -110,6 +110,8 @@ def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(
         for gallery in held.values():
             assert len(gallery.search(AXES[:1], 5)[0]) >= 1
         assert open_files(tmp_path) <= 3 * 5
+        with pytest.raises(NotFound, match=r"it holds g0, g1, g10, .*, g7 and 2 more"):
+            directory.get("none")
         directory.drop("g1")
         with pytest.raises(NotFound):
             held["g1"].info()

@@ -250,13 +250,13 @@ WORK: list[Callable[[GalleryDirectory, str, str], Any]] = [
 ]
 
 
-def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(tmp_path: Path) -> None:
+def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(memory: Path) -> None:
     done, failures = Counter[str](), list[CrossbatchError]()
 
     def use(seed: int) -> None:
         chance = random.Random(seed)
         # Each thread as a process of its own, whose turns the others do not see.
-        with GalleryDirectory(tmp_path, policy=MANUAL) as directory:
+        with GalleryDirectory(memory, policy=MANUAL) as directory:
             for _ in range(STEPS):
                 try:
                     chance.choice(WORK)(directory, *chance.sample("abc", 2))

@@ -264,6 +264,7 @@ def test_a_call_that_would_come_too_late_behind_others_is_refused_at_once() -> N
         until(lambda: model.waiting >= 39)
         encoder.encode_gate.set()
         assert all(kinds(each.result(10)) == [np.ndarray] for each in (*waiting, enough))
+        encoder.encode = encode  # type: ignore[method-assign]
         assert kinds(model.embed([b"alone"], call_of(0.03))) == [np.ndarray]  # nobody is before it
 
 
@@ -304,8 +305,8 @@ def test_stages_and_runs_are_measured() -> None:
     encoder = FakeEncoder()
     call = call_of()
     with running(encoder, instances=1, ran=lambda name, size, seconds: seen.append((name, size))) as model:
-        model.embed([b"%d" % i for i in range(16)], call)
-    assert seen == [("m", 8)] * 2
+        model.embed([b"%d" % i for i in range(8)], call)
+    assert seen == [("m", 8)]
     assert set(call.stages) == {"queue", "decode", "encode"}
     assert call.stages["queue"] <= call.stages["decode"] <= call.stages["encode"]  # by when they began
 
