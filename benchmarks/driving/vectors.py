@@ -16,8 +16,7 @@ from benchmarks.driving.figures import apart, percentile
 from benchmarks.driving.served import Failed
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import RebuildPolicy
-from serving.gallery.index.index import Index
-from serving.gallery.index.metadata import IndexMetadata
+from serving.gallery.index.index import Index, IndexMetadata
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
 from serving.model.spec import ModelSpec

@@ -4,7 +4,6 @@ A snapshot is a gallery file of one state, without an index; what is restored of
 with another id. Both are made aside, verified, and then put in their places at once.
 """
 
-import errno
 import os
 import secrets
 import shutil
@@ -24,7 +23,6 @@ from serving.gallery.verify import verify
 
 __all__ = ["restore", "snapshot"]
 
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _STALE = 3600.0  # seconds
 
 
@@ -113,8 +111,8 @@ def _put(aside: Path, file: Path) -> None:
     """Give a file its name, never that of another file."""
     try:
         os.link(aside, file)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
+    except FileExistsError:
+        raise
+    except OSError:  # the file system has no links
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))  # nobody else takes it now
         os.replace(aside, file)

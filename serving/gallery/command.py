@@ -18,7 +18,6 @@ from serving.progress import stages
 
 __all__ = ["Settings", "complaint", "render", "run"]
 
-_PATIENCE = 60.0  # seconds that a switch waits for a rebuild
 _MOST_FIELDS = 40
 
 
@@ -53,10 +52,7 @@ class Settings(BaseModel):
         "(HNSW16,SQ8)",
     )
     recall: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="rebuild for this share of the true 10 nearest from now on",
+        default=None, gt=0, le=1, description="rebuild for this share of the true 10 nearest from now on"
     )
     yes: bool = Field(default=False, description="drop without being asked")
 
@@ -142,12 +138,12 @@ def _restore(directory: GalleryDirectory, _: Settings, file: str, name: str) -> 
 
 def _switch(directory: GalleryDirectory, _: Settings, name: str, other: str) -> dict[str, Any]:
     previous = check_name(name) in directory.names()
-    directory.switch(name, other, timeout=_PATIENCE)
+    directory.switch(name, other)
     return {"name": name, "other": other, "previous": other if previous else None}
 
 
 def _rollback(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
-    return {"name": name, "other": directory.rollback(name, timeout=_PATIENCE)}
+    return {"name": name, "other": directory.rollback(name)}
 
 
 def _drop(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:

@@ -22,8 +22,7 @@ __all__ = ["MOST_OPEN", "GalleryDirectory", "check_name"]
 MOST_OPEN = 64  # each holds three files or more, and in memory what is newer than its index
 _NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9_.-]{0,63}")
 _SHOWN = 10
-# Seconds until a call whose gallery was switched meanwhile is tried anew.
-_PAUSES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+_PAUSES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)  # seconds until a call is tried anew after a switch
 _PATIENCE = 10.0  # seconds to wait for whoever opens, makes or drops the same gallery
 _TURNS = 64  # locks that the names share
 
@@ -164,10 +163,8 @@ class GalleryDirectory:
         self._refuse_closed()
         turn = self._turns[hash(name) % _TURNS]
         if not turn.acquire(timeout=_PATIENCE):
-            raise Overloaded(
-                f"the gallery {name} in {self.path} is being opened for a long time; try again",
-                retry_after=1.0,
-            )
+            busy = f"the gallery {name} in {self.path} is being opened for a long time; try again"
+            raise Overloaded(busy, retry_after=1.0)
         try:
             yield
         finally:

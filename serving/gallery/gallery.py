@@ -19,9 +19,8 @@ from numpy.typing import ArrayLike
 from serving.errors import InvalidArgument, ModelMismatch, NotFound
 from serving.gallery.folder import check_path, made_aside
 from serving.gallery.index.builder import Advance
-from serving.gallery.index.factory import check_recall, check_type
-from serving.gallery.index.index import require_faiss
-from serving.gallery.index.metadata import IndexMetadata
+from serving.gallery.index.choice import check_type
+from serving.gallery.index.index import IndexMetadata, require_faiss
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.item import (
     MAX_K,
@@ -32,12 +31,9 @@ from serving.gallery.item import (
     Neighbour,
     Source,
     check_items,
-    check_key,
     check_keys,
     check_origin,
-    check_source,
     check_text,
-    check_versions,
     check_whole,
     normalize_queries,
 )
@@ -49,9 +45,7 @@ from serving.gallery.store.store import Store, create_store
 if TYPE_CHECKING:
     from serving.model.spec import ModelSpec
 
-__all__ = ["MAX_PAGE", "Gallery", "GalleryItem", "GalleryStatus", "MadeFor", "Neighbour", "RebuildPolicy"]
-
-MAX_PAGE = 10_000
+__all__ = ["Gallery", "GalleryItem", "GalleryStatus", "MadeFor", "Neighbour", "RebuildPolicy"]
 
 
 class MadeFor(TypedDict):
@@ -68,10 +62,10 @@ class MadeFor(TypedDict):
 class Gallery:
     """An open gallery: its items, and search over them; every method is thread-safe.
 
-    All that is given is checked, and InvalidArgument tells what is out of bounds. Any call may raise
-    BadArtifact (the gallery file is damaged), NotFound (it is gone) and Unavailable (the disk fails, another
-    gallery has this one's name, or it is closed). A write that fails is undone as a whole, with Overloaded
-    where another writer was too slow or the disk is full, or ReadOnly; one that returns is on disk.
+    What is written or searched for is checked, and InvalidArgument tells what is out of bounds. Any call may
+    raise BadArtifact (the gallery file is damaged), NotFound (it is gone) and Unavailable (the disk fails,
+    another gallery has this one's name, or it is closed). A write that returns is on disk; one that fails is
+    undone as a whole, with Overloaded where another writer was too slow or the disk is full, or ReadOnly.
     """
 
     def __init__(self, path: Path, store: Store, policy: RebuildPolicy, device: str) -> None:
@@ -98,10 +92,9 @@ class Gallery:
         The folder appears complete or not at all. `policy` tells when the index is made anew, the device
         ("cpu", or "cuda" for the first GPU) where it is searched.
         """
-        dimension = check_whole(made_for["dimension"], "the dimension", least=1, most=MAX_DIMENSION)
-        side = made_for.get("thumbnail_side", 0)
-        side = check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
-        made_for["dimension"], made_for["thumbnail_side"] = dimension, side
+        dimension, side = made_for["dimension"], made_for.get("thumbnail_side", 0)
+        check_whole(dimension, "the dimension", least=1, most=MAX_DIMENSION)
+        check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
         check_text(made_for["model_name"], "name of the model", most=MAX_KEY_BYTES)
         check_text(made_for["fingerprint"], "fingerprint of the model", most=MAX_KEY_BYTES)
         _check_wanted(made_for.get("index"), made_for.get("recall"), dimension)
@@ -120,8 +113,6 @@ class Gallery:
         """
         require_faiss(device)
         check_path(path)
-        if not (path / FILE_NAME).is_file():
-            raise NotFound(f"there is no gallery at {path}; create it with crossbatch index")
         gallery = cls(path, Store(path / FILE_NAME), policy or RebuildPolicy(), device)
         try:
             with gallery._snapshots.open():
@@ -263,35 +254,34 @@ class Gallery:
         self, items: Sequence[CheckedItem], *, expected: Mapping[str, int] | None = None
     ) -> list[int]:
         """Store, as `upsert` does, items that were checked one by one; no key twice."""
-        versions = check_versions(expected)
         pictured = next((item.key for item, _ in items if item.thumbnail), None)
         if pictured is not None and not self.meta.thumbnail_side:
             raise InvalidArgument(
                 f"the item {pictured!r} has a thumbnail, and the gallery {self.name} keeps none: "
                 "leave it out, or make the gallery with thumbnails"
             )
-        if not items and not versions:
-            return []
         with self._store.write() as writer:
-            stored = writer.upsert(items, versions)
+            stored = writer.upsert(items, expected or {})
             state = writer.reader.state()
         self._rebuilder.consider(state)
         return stored
 
     def delete(self, keys: Sequence[str], *, expected: Mapping[str, int] | None = None) -> int:
         """Delete the items of `keys` that are there, on conditions as `upsert`; returns how many were."""
-        checked, versions = check_keys(keys), check_versions(expected)
+        checked = check_keys(keys)
         with self._store.write() as writer:
-            deleted = writer.delete(checked, versions)
+            deleted = writer.delete(checked, expected or {})
             state = writer.reader.state()
         self._rebuilder.consider(state)
         return deleted
 
     def touch(self, sources: Mapping[str, Source]) -> None:
         """Note where files of the same bytes lie now, of those items that still are made from such bytes."""
-        checked = {check_key(key): check_source(source) for key, source in sources.items()}
+        check_keys(list(sources))
+        for source in sources.values():
+            check_origin(source.origin)
         with self._store.write() as writer:
-            writer.touch(checked)
+            writer.touch(sources)
 
     def find(self, keys: Sequence[str], *, thumbnails: bool = False) -> dict[str, GalleryItem]:
         """Return the items of those `keys` that are there."""
@@ -314,16 +304,13 @@ class Gallery:
     def keys_of(self, origin: str, *, after: str = "", limit: int = 1000) -> list[str]:
         """Return the first `limit` keys after `after` of items made from a data set's files, ascending."""
         check_origin(origin)
-        most = _check_page(after, limit)
         with self._store.read() as reader:
-            return reader.keys_of(origin, after=after, limit=most)
+            return reader.keys_of(origin, after=after, limit=limit)
 
     def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[GalleryItem]:
         """Return the first `limit` items by key of those that follow `after` and begin with `prefix`."""
-        check_text(prefix, "prefix of keys", most=MAX_KEY_BYTES)
-        most = _check_page(after, limit)
         with self._store.read() as reader:
-            return reader.page(after=after, limit=most, prefix=prefix)
+            return reader.page(after=after, limit=limit, prefix=prefix)
 
     def rebuild(
         self,
@@ -359,14 +346,8 @@ class Gallery:
         self._store.close()
 
 
-def _check_page(after: str, limit: int) -> int:
-    check_text(after, "key to begin after", most=MAX_KEY_BYTES)
-    return check_whole(limit, "the limit of a page", least=1, most=MAX_PAGE)
-
-
 def _check_wanted(index: str | None, recall: float | None, dimension: int) -> None:
-    if recall is not None:
-        check_recall(recall)
+    if recall is not None and not 0.0 < recall <= 1.0:  # NaN too
+        raise InvalidArgument(f"the wanted recall is {recall}; expected more than 0 and at most 1")
     if index is not None:
-        check_text(index, "type of the index", most=MAX_KEY_BYTES)
         check_type(index, dimension=dimension)

@@ -14,29 +14,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from serving.errors import InvalidArgument
-from serving.gallery.index.metadata import Trial
+from serving.gallery.index.index import Trial
 
 __all__ = [
     "JPEG", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS", "MAX_THUMBNAIL_BYTES",
     "MAX_URI_BYTES", "NORM_TOLERANCE", "BadVector", "CheckedItem", "GalleryItem", "GalleryStatus",
     "Neighbour", "Source", "check_fields", "check_item", "check_items", "check_key", "check_keys",
-    "check_metadata", "check_origin", "check_source", "check_text", "check_versions", "check_whole",
-    "normalize_queries", "unit_vector",
+    "check_metadata", "check_origin", "check_text", "check_whole", "normalize_queries", "unit_vector",
 ]  # fmt: skip
 
-MAX_K = 2048
-"""Most neighbours of a query, as many as FAISS returns from a GPU."""
+MAX_K = 2048  # neighbours of a query, as many as FAISS returns from a GPU
 MAX_KEY_BYTES = 1024  # a label has the same bound
 MAX_URI_BYTES = 8192
 MAX_THUMBNAIL_BYTES = 65_536
 MAX_METADATA_BYTES = 65_536
 MAX_METADATA_LEVELS = 30  # Protocol Buffers read 100 levels of messages; one of metadata takes up to three
-JPEG = b"\xff\xd8\xff"
-"""How every JPEG file begins."""
-NORM_TOLERANCE = 1e-3
-"""Of what is accepted as a unit vector; a half-precision model is off by less."""
+JPEG = b"\xff\xd8\xff"  # how every JPEG file begins
+NORM_TOLERANCE = 1e-3  # of what is accepted as a unit vector; a half-precision model is off by less
 _EXACT_TOLERANCE = 1e-6  # within it the bits are kept, so storing what was read changes nothing
-_DIGEST_BYTES = 32
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -126,25 +121,22 @@ class GalleryStatus:
 
 def check_items(items: Iterable[GalleryItem], *, dimension: int) -> list[CheckedItem]:
     """Check the items of one call, whose keys differ, and bring their vectors to unit norm, float32 (d,)."""
-    given, rows = [], []
+    checked, rows = list[CheckedItem](), []
     first: dict[str, int] = {}
     for position, item in enumerate(items):
         try:
-            given.append(CheckedItem(item, check_fields(item)))
+            checked.append(CheckedItem(item, check_fields(item)))
             rows.append(_row(item.vector, f"the vector of {item.key!r}", dimension))
+            if (earlier := first.setdefault(item.key, position)) != position:
+                raise InvalidArgument(f"items[{earlier}] has the same key {item.key!r}; send each key once")
         except InvalidArgument as error:
             raise InvalidArgument(f"items[{position}]: {error}") from error
-        earlier = first.setdefault(item.key, position)
-        if earlier != position:
-            raise InvalidArgument(
-                f"items[{position}]: items[{earlier}] has the same key {item.key!r}; send each key once"
-            )
-    if not given:
+    if not checked:
         return []
-    units = _normalize(np.stack(rows), lambda row: f"items[{row}]: the vector of {given[row].item.key!r}")
+    units = _normalize(np.stack(rows), lambda row: f"items[{row}]: the vector of {checked[row].item.key!r}")
     return [
         CheckedItem(replace(item, vector=unit), metadata)
-        for (item, metadata), unit in zip(given, units, strict=True)
+        for (item, metadata), unit in zip(checked, units, strict=True)
     ]
 
 
@@ -167,7 +159,7 @@ def check_fields(item: GalleryItem) -> str:
     if item.thumbnail and not item.thumbnail.startswith(JPEG):
         raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
     if item.source is not None:
-        check_source(item.source)
+        check_origin(item.source.origin)
     return _json_of(item.metadata)
 
 
@@ -183,32 +175,9 @@ def check_keys(keys: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(map(check_key, keys)))
 
 
-def check_versions(expected: Mapping[str, int] | None) -> Mapping[str, int]:
-    """Return the versions that a write expects, by key: 0 (not there) or more."""
-    for key, version in (expected or {}).items():
-        check_key(key)
-        if version < 0:
-            raise InvalidArgument(
-                f"the expected version of {key!r} is {version!r}; expected a whole number, 0 for not there"
-            )
-    return expected or {}
-
-
 def check_origin(origin: str) -> str:
     """Return `origin` if it can name the data set of a source: as a URI, and not empty."""
     return check_text(origin, "origin", least=1, most=MAX_URI_BYTES)
-
-
-def check_source(source: Source) -> Source:
-    """Return `source` if it can be one."""
-    check_origin(source.origin)
-    if not (0 <= source.size < 1 << 63 and -1 << 63 <= source.mtime_ns < 1 << 63):
-        raise InvalidArgument(
-            f"the source has size {source.size} and time {source.mtime_ns}; expected 64-bit numbers"
-        )
-    if len(source.digest) != _DIGEST_BYTES:
-        raise InvalidArgument(f"the digest of the source is no SHA-256; expected {_DIGEST_BYTES} bytes")
-    return source
 
 
 def check_text(text: str, what: str, *, least: int = 0, most: int) -> str:
@@ -288,11 +257,9 @@ def _row(vector: ArrayLike, what: str, dimension: int) -> NDArray[np.floating[An
 
 
 def _normalize(rows: NDArray[np.floating[Any]], name: Callable[[int], str]) -> NDArray[np.float32]:
-    """Bring rows (n, d) to unit norm; each comes out the same in whichever company it is.
-
-    A norm that differs from 1 by more than 1e-3 is refused by BadVector rather than mended: it shows that the
-    vector is not an embedding of the model. Smaller differences (half precision, other sums) are divided out.
-    """
+    """Bring rows (n, d) to unit norm; each comes out the same in whichever company it is."""
+    # A norm that is farther from 1 shows that the vector is no embedding of the model: it is refused, not
+    # mended. Smaller differences (half precision, other sums) are divided out.
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))  # (n,)
         off = np.abs(norms - 1.0)

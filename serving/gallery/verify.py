@@ -9,10 +9,12 @@ Nothing is changed. All is of one state, while writes go on. The memory needed d
 """
 
 import json
+import math
 import zlib
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,8 @@ from numpy.typing import NDArray
 
 from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.index.builder import Advance
-from serving.gallery.index.index import Index
-from serving.gallery.index.metadata import IndexDamaged
-from serving.gallery.item import check_key
+from serving.gallery.index.index import Index, IndexDamaged
+from serving.gallery.item import JPEG, NORM_TOLERANCE, check_key
 from serving.gallery.search.segment import SealedSegment
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
@@ -31,11 +32,7 @@ from serving.gallery.store.transaction import Reader, State
 
 __all__ = ["Verification", "verify"]
 
-_JPEG = b"\xff\xd8\xff"
 _MOST = 20  # problems of one kind that are named; the others are counted
-_NORM_TOLERANCE = 1e-3  # of what is accepted as a unit vector
-
-StoredItem = tuple[Any, ...]  # a row of `Reader.as_stored`
 
 
 @dataclass(slots=True)
@@ -53,142 +50,125 @@ class Verification:
 def verify(path: Path, *, advance: Advance = lambda *_: None) -> Verification:
     """Verify a gallery in a folder, or a snapshot in a file; raises what opening one does."""
     file = path / FILE_NAME if path.is_dir() else path
-    found, problems = Verification(), _Problems()
     with closing(Store(file)) as store:
+        verifying = _Verifying(store, advance)
         for line in store.check():
-            problems.add("faults of the file", f"SQLite finds in {file.name}: {line}")
+            verifying.add("faults of the file", f"SQLite finds in {file.name}: {line}")
         try:
-            while not _verify_state(store, found, problems, advance):
+            while not verifying.state():
                 pass  # the index was replaced by a newer one before it could be opened
         except BadArtifact as error:  # SQLite cannot read on
-            problems.add("faults of the file", f"after {found.items:,} items: {error}")
-    found.problems = problems.sentences()
-    return found
+            verifying.add("faults of the file", f"after {verifying.found.items:,} items: {error}")
+    return verifying.told()
 
 
-class _Problems:
-    """Sentences by kind; after some of a kind they are only counted, so that a great many are no burden."""
+class _Verifying:
+    """One verification; a great many problems of a kind are only counted, so that they are no burden."""
 
-    def __init__(self) -> None:
-        self._found: dict[str, list[str]] = {}
+    def __init__(self, store: Store, advance: Advance) -> None:
+        self.found = Verification()
+        self._store = store
+        self._advance = advance
+        self._problems: dict[str, list[str]] = {}
         self._more = Counter[str]()
 
     def add(self, kind: str, sentence: str) -> None:
-        named = self._found.setdefault(kind, [])
+        """Note a problem."""
+        named = self._problems.setdefault(kind, [])
         if len(named) < _MOST:
             named.append(sentence)
         else:
             self._more[kind] += 1
 
-    def sentences(self) -> list[str]:
-        more = [f"{count:,} more {kind}" for kind, count in self._more.items()]
-        return [sentence for named in self._found.values() for sentence in named] + more
+    def told(self) -> Verification:
+        """Return what was read, with all problems."""
+        self.found.problems = [sentence for named in self._problems.values() for sentence in named]
+        self.found.problems += [f"{count:,} more {kind}" for kind, count in self._more.items()]
+        return self.found
+
+    def state(self) -> bool:
+        """Read all of one state; returns False where its index is gone because a newer one was published."""
+        store = self._store
+        with store.read() as reader:
+            state = reader.state()
+            index: Index | None = None
+            try:
+                if state.index_file:
+                    file = store.path.parent / state.index_file
+                    index = SealedSegment.load(file, state, store.meta.dimension).index
+            except IndexDamaged as error:
+                store.check_name()
+                with store.read() as newer:
+                    if newer.state().generation != state.generation:
+                        return False
+                self.add("faults of the index", f"the index is lost: {error}")
+            self._items(reader, state, index)
+            self._thumbnails(reader)
+        return True
+
+    def _items(self, reader: Reader, state: State, index: Index | None) -> None:
+        """Look at each item, and whether the index holds what it is said to cover, as it is stored."""
+        found, dimension = self.found, self._store.meta.dimension
+        held: NDArray[np.int64] = np.empty(0, np.int64) if index is None else index.seqs  # (n,)
+        ended = np.append(held, -1)  # no item's, for those that would stand behind the last
+        met = np.zeros(len(held), np.bool_)  # which of them are items
+        readable = index is not None or not state.index_file
+        removals = reader.removals_since(state.covers_removal)
+        found.indexed, found.removals, total = len(held), len(removals), reader.count()
+        for block in reader.as_stored():
+            faults = [_fault(row, dimension) for row in block]
+            seqs = np.array([row[0] for row in block], np.int64)  # (b,)
+            places = np.searchsorted(held, seqs)
+            indexed = ended[places] == seqs
+            met[places[indexed]] = True
+            newer = seqs > state.covers_seq
+            differs = np.zeros(len(block), np.bool_)
+            if index is not None:
+                pairs = zip(compress(block, indexed), index.matrix[places[indexed]], strict=True)
+                differs[indexed] = [row[5] != vector.astype("<f4").tobytes() for row, vector in pairs]
+            for row, fault in zip(block, faults, strict=True):
+                if fault:
+                    self.add("damaged items", f"the item {_name(row)}: {fault}")
+            whole = np.array([not fault for fault in faults])
+            for words, wrong in (
+                ("is there, and is noted as removed", np.isin(seqs, removals)),
+                ("is newer than the newest there ever was", seqs > state.last_seq),
+                ("is missing from the index", ~indexed & ~newer & readable),
+                ("has another vector in the index", indexed & whole & differs),
+            ):
+                for at in np.flatnonzero(wrong):
+                    self.add(f"items, each of which {words}", f"the item {_name(block[at])} {words}")
+            found.items += len(block)
+            found.fresh += int(newer.sum())
+            self._advance("verify", found.items, total)
+        if state.covers_seq > state.last_seq or state.covers_removal > state.last_removal:
+            self.add("faults of the index", "the index is said to cover writes that never were")
+        if readable and state.index_count != len(held):
+            words = f"the index holds {len(held)} items, and is said to hold {state.index_count}"
+            self.add("faults of the index", words)
+        if (held > state.covers_seq).any() or (np.diff(held) <= 0).any():
+            words = "the index holds items that are said to be newer than it is, or holds them in no order"
+            self.add("faults of the index", words)
+        for seq in held[~met & ~np.isin(held, removals)]:
+            words = f"the index holds version {seq} of an item, which is gone and not noted as removed"
+            self.add("items in the index that are gone and not noted as removed", words)
+
+    def _thumbnails(self, reader: Reader) -> None:
+        for seq, jpeg, checksum, owned in reader.thumbnails_as_stored():
+            self.found.thumbnails += 1
+            words = ""
+            if not owned:
+                words = "belongs to no item"
+            elif zlib.crc32(jpeg) != checksum:
+                words = "has been altered: its checksum does not match"
+            elif not jpeg.startswith(JPEG):
+                words = "is no JPEG"
+            if words:
+                self.add("faulty thumbnails", f"the thumbnail {seq} {words}")
 
 
-def _verify_state(store: Store, found: Verification, problems: _Problems, advance: Advance) -> bool:
-    """Read all of one state; returns False where its index is gone because a newer one was published."""
-    with store.read() as reader:
-        state = reader.state()
-        index: Index | None = None
-        try:
-            if state.index_file:
-                file = store.path.parent / state.index_file
-                index = SealedSegment.load(file, state, store.meta.dimension).index
-        except IndexDamaged as error:
-            store.check_name()
-            with store.read() as newer:
-                if newer.state().generation != state.generation:
-                    return False
-            problems.add("faults of the index", f"the index is lost: {error}")
-        _verify_items(store, reader, state, index, found, problems, advance)
-        _verify_thumbnails(reader, found, problems)
-    return True
-
-
-def _verify_items(
-    store: Store,
-    reader: Reader,
-    state: State,
-    index: Index | None,
-    found: Verification,
-    problems: _Problems,
-    advance: Advance,
-) -> None:
-    """Look at each item, and whether the index holds what it is said to cover, as it is stored."""
-    held: NDArray[np.int64] = np.empty(0, np.int64) if index is None else index.seqs  # (n,)
-    met = np.zeros(len(held), np.bool_)  # which of them are items
-    readable = index is not None or not state.index_file
-    removals = np.sort(reader.removals_since(state.covers_removal))
-    found.indexed, found.removals, total = len(held), len(removals), reader.count()
-    for block in reader.as_stored():
-        faults = _faults(block, store.meta.dimension)
-        seqs = np.array([row[0] for row in block], np.int64)  # (b,)
-        indexed, places = _places(seqs, held)
-        met[places[indexed]] = True
-        newer = seqs > state.covers_seq
-        differs = np.zeros(len(block), np.bool_)
-        if index is not None and len(held):
-            vectors = index.matrix[places].astype("<f4")  # (b, d)
-            differs |= [row[5] != each.tobytes() for row, each in zip(block, vectors, strict=True)]
-        whole = np.array([not fault for fault in faults])
-        for row, fault in zip(block, faults, strict=True):
-            if fault:
-                problems.add("damaged items", f"the item {_name(row)}: {fault}")
-        for words, wrong in (
-            ("is there, and is noted as removed", _places(seqs, removals)[0]),
-            ("is newer than the newest there ever was", seqs > state.last_seq),
-            ("is missing from the index", ~indexed & ~newer & readable),
-            ("has another vector in the index", indexed & whole & differs),
-        ):
-            for at in np.flatnonzero(wrong):
-                problems.add(f"items, each of which {words}", f"the item {_name(block[at])} {words}")
-        found.items += len(block)
-        found.fresh += int(newer.sum())
-        advance("verify", found.items, total)
-    if state.covers_seq > state.last_seq or state.covers_removal > state.last_removal:
-        problems.add("faults of the index", "the index is said to cover writes that never were")
-    if readable and state.index_count != len(held):
-        words = f"the index holds {len(held)} items, and is said to hold {state.index_count}"
-        problems.add("faults of the index", words)
-    if (held > state.covers_seq).any() or (np.diff(held) <= 0).any():
-        words = "the index holds items that are said to be newer than it is, or holds them in no order"
-        problems.add("faults of the index", words)
-    for seq in held[~met & ~_places(held, removals)[0]]:
-        words = f"the index holds version {seq} of an item, which is gone and not noted as removed"
-        problems.add("items in the index that are gone and not noted as removed", words)
-
-
-def _verify_thumbnails(reader: Reader, found: Verification, problems: _Problems) -> None:
-    for seq, jpeg, checksum, owned in reader.thumbnails_as_stored():
-        found.thumbnails += 1
-        words = ""
-        if not owned:
-            words = "belongs to no item"
-        elif zlib.crc32(jpeg) != checksum:
-            words = "has been altered: its checksum does not match"
-        elif not jpeg.startswith(_JPEG):
-            words = "is no JPEG"
-        if words:
-            problems.add("faulty thumbnails", f"the thumbnail {seq} {words}")
-
-
-def _faults(block: list[StoredItem], dimension: int) -> list[str]:
-    """Return what is wrong with each item of a block; empty where it is whole."""
-    found = [_fault(row, dimension) for row in block]
-    places = [place for place, words in enumerate(found) if not words]
-    vectors = np.frombuffer(b"".join(block[place][5] for place in places), "<f4").reshape(-1, dimension)
-    with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.sqrt(np.einsum("bd,bd->b", vectors, vectors, dtype=np.float64))  # (b,)
-    for which in np.flatnonzero(~(np.abs(norms - 1.0) <= _NORM_TOLERANCE)):  # the negation also finds NaN
-        found[places[which]] = (
-            f"its vector has norm {norms[which]:.6g}, expected 1"
-            if np.isfinite(vectors[which]).all()
-            else "its vector holds a value that is not finite"
-        )
-    return found
-
-
-def _fault(row: StoredItem, dimension: int) -> str:
+def _fault(row: tuple[Any, ...], dimension: int) -> str:
+    """Return what is wrong with an item, a row of `Reader.as_stored`; empty where it is whole."""
     _, key, label, uri, metadata, vector, checksum, sourced = row
     if None in (key, label, uri, metadata, vector):
         return "a part of it is missing"
@@ -204,16 +184,13 @@ def _fault(row: StoredItem, dimension: int) -> str:
         return f"a text of it cannot be read: {error}"
     if len(vector) != 4 * dimension:
         return f"its vector is {len(vector)} bytes long, expected {4 * dimension}"
+    norm = float(np.linalg.norm(np.frombuffer(vector, "<f4").astype(np.float64)))
+    if not math.isfinite(norm):
+        return "its vector holds a value that is not finite"
+    if abs(norm - 1) > NORM_TOLERANCE:
+        return f"its vector has norm {norm:.6g}, expected 1"
     return "" if sourced else "the file it was made from is not noted in full"
 
 
-def _name(row: StoredItem) -> str:
+def _name(row: tuple[Any, ...]) -> str:
     return repr((row[1] or b"").decode(errors="replace"))
-
-
-def _places(seqs: NDArray[np.int64], every: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return which of `seqs` (b,) are among the ascending `every` (n,), bool (b,), and where, int64 (b,)."""
-    if not len(every):
-        return np.zeros(len(seqs), np.bool_), np.zeros(len(seqs), np.int64)
-    positions = np.minimum(np.searchsorted(every, seqs), len(every) - 1).astype(np.int64)
-    return every[positions] == seqs, positions

@@ -176,7 +176,9 @@ def _place(settings: Settings) -> tuple[Path, str]:
             f"{name} alone may be a folder here or a gallery elsewhere; give ./{name}, or {name} and the"
             " folder that holds it by --galleries"
         )
-    return (folder, check_name(name)) if folder else (Path(name).parent, check_name(Path(name).name))
+    if folder is None:
+        folder, name = Path(name).parent, Path(name).name
+    return folder, check_name(name)
 
 
 def _check_report(path: Path) -> None:

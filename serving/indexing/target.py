@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from serving.errors import AlreadyExists, BadSetting, Conflict, CrossbatchError, NotFound
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
-from serving.gallery.index.factory import check_type
+from serving.gallery.index.choice import check_type
 from serving.gallery.item import GalleryItem, Source
 from serving.model.spec import ModelSpec
 
@@ -176,7 +176,5 @@ class Storing:
 
 def _with_picture(gallery: Gallery, item: GalleryItem) -> GalleryItem:
     """Return an item that is told anew with the thumbnail that it has."""
-    if not gallery.meta.thumbnail_side:
-        return item
     stored = gallery.find([item.key], thumbnails=True).get(item.key)
     return replace(item, thumbnail=stored.thumbnail) if stored else item

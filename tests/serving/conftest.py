@@ -1,5 +1,7 @@
-"""A server with a fake encoder and a folder of galleries, and its stubs; a model file and pictures."""
+"""Folders in memory, a server with a fake encoder and galleries, and its stubs; a model file and pictures."""
 
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,33 @@ from serving.server.server import Server
 from tests.serving.indexed import fill
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected
+from tests.serving.vectors import MEMORY
 from tests.tiny_model import write_tiny_model
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """An empty folder in which writing is quick."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp())  # pytest cannot clean up a mounted folder of its own
+    mount = ["mount", "-t", "tmpfs", "-o", "size=5m", "none", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        folder.rmdir()
+        pytest.skip("no right to mount a small disk here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()
 
 
 @pytest.fixture

@@ -1,18 +1,19 @@
 """The index that is chosen: it reaches the recall that is wanted, on data of any kind and dimension."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from serving.gallery.gallery import Gallery, GalleryItem
 from serving.gallery.index import choice as module
 from serving.gallery.index.builder import GivenUp, IndexBuilder
-from serving.gallery.index.choice import GroundTruth, build_index, measure_again, measured, tuned
-from serving.gallery.index.factory import is_small
-from serving.gallery.index.index import set_parameters
-from serving.gallery.index.metadata import IndexMetadata
-from tests.serving.vectors import clustered, units
+from serving.gallery.index.choice import GroundTruth, build_index, is_small, measured, tuned
+from serving.gallery.index.index import IndexMetadata
+from serving.gallery.search.filter import Equal
+from tests.serving.vectors import clustered, created, normalized, units
 
 Built = tuple[IndexBuilder, IndexMetadata]
 
@@ -35,7 +36,7 @@ def true_recall(builder: IndexBuilder, rows: NDArray[np.float32], queries: NDArr
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few vectors be many."""
-    monkeypatch.setattr("serving.gallery.index.factory._SMALL", 1 << 15)
+    monkeypatch.setattr("serving.gallery.index.choice._SMALL", 1 << 15)
     monkeypatch.setattr("serving.gallery.index.choice._SAMPLE", 1500)
 
 
@@ -71,13 +72,10 @@ def test_few_vectors_stay_exact() -> None:
     for count in (1, 2, 11, 300):
         _, facts = built(clustered(count, 16))
         assert (facts.type, facts.recall, facts.parameters, facts.trials) == ("exact", 1.0, {}, ())
-    for count, dimension, small in (
-        (65_000, 1, True),
-        (8000, 512, True),
-        (9000, 512, False),
-        (70_000, 1, False),
-    ):
-        assert is_small(count, dimension) == small
+    assert is_small(65_000, 1)
+    assert is_small(8000, 512)
+    assert not is_small(9000, 512)
+    assert not is_small(70_000, 1)
 
 
 def test_given_type_is_built_as_given_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,16 +136,6 @@ def test_cheapest_parameters_that_reach_are_taken() -> None:
     assert measured(builder, truth, low.parameters) == low.recall
 
 
-def test_adding_others_measures_again() -> None:
-    rows = clustered(2500, 16)
-    builder, facts = built(rows[:2000], "IVF32,Flat")
-    builder.add(np.arange(2000, 2500), rows[2000:])
-    set_parameters(builder.index, {"nprobe": 1})
-    after = measure_again(builder, facts, added=500)
-    assert (after.extended, after.count, after.type) == (500, 2000, facts.type)
-    assert after.recall >= 0.95
-
-
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("last", ["try", "train", "add", "measure"])
 @pytest.mark.parametrize("wanted", ["auto", "PQ4x4fs", "HNSW8,SQ8"])
@@ -160,3 +148,53 @@ def test_work_ends_wherever_it_is_told_to(last: str, wanted: str) -> None:
     if (last == "try") == (wanted == "auto"):
         with pytest.raises(GivenUp):
             build_index(builder, wanted=wanted, wanted_recall=0.9, advance=advance)
+
+
+# -- where more are asked for than an index was tuned with
+
+
+DIMENSION, CLUSTERS, EACH = 64, 120, 30
+
+
+def drawn(centres: NDArray[np.float64], seed: int) -> NDArray[np.float32]:
+    """Vectors close about centres, of which the next ones are far away: the hard case beyond EACH."""
+    return normalized(centres + 0.25 * np.random.default_rng(seed).standard_normal(centres.shape))
+
+
+CENTRES = np.random.default_rng(0).standard_normal((CLUSTERS, DIMENSION))
+VECTORS = drawn(np.repeat(CENTRES, EACH, axis=0), 1)
+QUERIES = drawn(CENTRES[:40], 2)
+
+
+@pytest.fixture(scope="module", params=["HNSW16,SQ8,RFlat", "IVF32,PQ16x4fs,RFlat"])
+def gallery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
+    path = tmp_path_factory.mktemp("galleries") / "a"
+    with closing(created(path, DIMENSION, index=request.param, recall=0.95)) as gallery:
+        gallery.upsert(
+            GalleryItem(f"{i}", row, f"{i // EACH}", metadata={"half": i % 2})
+            for i, row in enumerate(VECTORS)
+        )
+        gallery.rebuild()
+        yield gallery
+
+
+def share(found: list[list[int]], scores: NDArray[np.float32], k: int) -> float:
+    """Return which part of the k largest scores (Q, n) was found."""
+    nearest = np.argsort(-scores, axis=1)[:, :k].tolist()
+    return float(np.mean([len({*a} & {*b}) / k for a, b in zip(found, nearest, strict=True)]))
+
+
+@pytest.mark.parametrize("k", [10, 30, 60, 100])
+@pytest.mark.parametrize("half", [False, True])
+def test_as_many_are_found_of_more(gallery: Gallery, k: int, half: bool) -> None:
+    scores = QUERIES @ VECTORS.T
+    if half:
+        scores[:, 1::2] = -2
+    found = gallery.search(QUERIES, k, filter=Equal("half", 0) if half else None)
+    assert share([[int(hit.key) for hit in hits] for hits in found], scores, k) > 0.93
+
+
+def test_as_many_labels_are_found(gallery: Gallery) -> None:
+    best = (QUERIES @ VECTORS.T).reshape(len(QUERIES), CLUSTERS, EACH).max(axis=2)
+    found = gallery.search(QUERIES, 10, group_by_label=True)
+    assert share([[int(hit.label) for hit in hits] for hits in found], best, 10) > 0.93

@@ -1,6 +1,7 @@
 """Columns against a loop over dictionaries; their file whole, mapped, or refused."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.gallery.disk import file_checksum
-from serving.gallery.index.metadata import IndexDamaged
+from serving.gallery.index.index import IndexDamaged
 from serving.gallery.search.columns import Columns
 from serving.gallery.search.filter import (
     LABEL,
@@ -27,27 +28,13 @@ from serving.gallery.search.filter import (
 
 # Few of each, so that fields meet values; each kind has a value that another could be taken for.
 NAMES = st.sampled_from(["a", "b", "", "$or", "é", "\U0001f426"]) | st.text(max_size=2)
-SCALARS = st.sampled_from(
-    [
-        True,
-        False,
-        0,
-        1,
-        -0.0,
-        1.0,
-        0.5,
-        2**53,
-        2**53 + 1,
-        10**300,
-        "",
-        "a",
-        "ab",
-        "b",
-        "1",
-        "\uffff",
-        "\U00010000",
-    ]
-) | (st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3))
+SCALARS = (
+    st.sampled_from([True, False, 0, 1, -0.0, 1.0, 0.5, 2**53, 2**53 + 1, 10**300])
+    | st.sampled_from(["", "a", "ab", "b", "1", "\uffff", "\U00010000"])
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=3)
+)
 JSON = st.recursive(
     st.none() | SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=2),
@@ -79,7 +66,7 @@ FILTERS: st.SearchStrategy[Filter] = st.recursive(
 )
 
 
-def elements(label: str, metadata: dict[str, Any], field: str) -> list[Any]:
+def elements(label: str, metadata: Mapping[str, Any], field: str) -> list[Any]:
     held = (label or None) if field == LABEL else metadata.get(field)
     return [each for each in (held if isinstance(held, list) else [held]) if each is not None and each != []]
 
@@ -88,7 +75,7 @@ def comparable(one: Any, other: Any) -> bool:
     return kind_of(one) == kind_of(other)
 
 
-def holds(label: str, metadata: dict[str, Any], filter: Filter) -> bool:
+def holds(label: str, metadata: Mapping[str, Any], filter: Filter) -> bool:
     """The definition, by a loop."""
     match filter:
         case AllOf(filters):
@@ -126,7 +113,7 @@ def columns_of(items: list[tuple[str, dict[str, Any]]]) -> Columns:
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(items=ITEMS, filters=st.lists(FILTERS, min_size=1, max_size=4), cut=st.integers(0, 12))
 def test_mask_is_what_a_loop_finds(
     items: list[tuple[str, dict[str, Any]]], filters: list[Filter], cut: int
@@ -155,7 +142,19 @@ def test_mask_is_what_a_loop_finds(
         }
 
 
-@settings(max_examples=12, deadline=None)
+@pytest.mark.parametrize("values", [[1, 2, 3], ["a", "b", "c"]])
+def test_a_bound_holds_for_what_equals_it_or_not(values: list[Any]) -> None:
+    columns = columns_of([("", {"a": value}) for value in values])
+    for bound, found in (
+        ("above", [False, False, True]),
+        ("least", [False, True, True]),
+        ("below", [True, False, False]),
+        ("most", [True, True, False]),
+    ):
+        assert columns.mask(Range("a", **{bound: values[1]})).tolist() == found
+
+
+@settings(max_examples=12)
 @given(parts=st.lists(ITEMS, max_size=5), filter=FILTERS)
 def test_file_gives_what_was_saved(
     tmp_path_factory: pytest.TempPathFactory, parts: list[list[tuple[str, dict[str, Any]]]], filter: Filter
@@ -175,19 +174,13 @@ def test_file_gives_what_was_saved(
 def test_damage_is_found(tmp_path: Path) -> None:
     path = tmp_path / "columns"
     checksum = columns_of([("x", {"a": [1, "b", True]})]).save(path)
-    whole = path.read_bytes()
-    flipped = bytearray(whole)
-    flipped[200] ^= 1
-    for content in (whole[:-1], whole[:30], b"", bytes(flipped)):
-        path.write_bytes(content)
-        with pytest.raises(IndexDamaged, match="the checksum"):
-            Columns.load(path, checksum)
     with pytest.raises(IndexDamaged, match="cannot be read"):
         Columns.load(tmp_path / "absent", checksum)
-    junk = tmp_path / "junk"
-    junk.write_bytes(b"no columns")
+    path.write_bytes(b"no columns")
+    with pytest.raises(IndexDamaged, match="the checksum"):
+        Columns.load(path, checksum)
     with pytest.raises(IndexDamaged, match="cannot be read"):
-        Columns.load(junk, file_checksum(junk))
+        Columns.load(path, file_checksum(path))
 
 
 def test_save_that_fails_leaves_nothing(tmp_path: Path) -> None:

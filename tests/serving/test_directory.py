@@ -1,24 +1,17 @@
 """A folder of galleries, and the command that looks after it."""
 
 import os
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from serving.errors import (
-    AlreadyExists,
-    BadArtifact,
-    InvalidArgument,
-    NotFound,
-    ReadOnly,
-    Unavailable,
-)
+from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, NotFound, ReadOnly, Unavailable
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.gallery import Gallery, GalleryItem
-from tests.serving.vectors import AXES, MANUAL, MODEL, open_files
+from tests.serving.vectors import AXES, MANUAL, MODEL, aged, open_files
 
 
 @pytest.fixture
@@ -27,13 +20,12 @@ def directory(tmp_path: Path) -> Iterator[GalleryDirectory]:
         yield opened
 
 
-@pytest.mark.parametrize("name", ["a", "0", "birds", "birds-2026.v1_x", "a" * 64, "a."])
-def test_good_names(name: str) -> None:
-    assert check_name(name) == name
-    assert check_name(name) == name
-
-
 BAD_NAMES = ["", ".", "..", "../a", "a/b", "a..b", "A", "é", "-a", ".a", "a" * 65, "a\0", "a\n", "a b", "/e"]
+
+
+def test_good_names() -> None:
+    for name in ("a", "0", "birds", "birds-2026.v1_x", "a" * 64, "a."):
+        assert check_name(name) == name
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -63,17 +55,13 @@ def test_create_get_names_drop(directory: GalleryDirectory) -> None:
     assert directory.get("b") is made
     with pytest.raises(AlreadyExists):
         directory.create("b", **MODEL)
-    made.upsert([GalleryItem("k", AXES[0])])
     directory.drop("b")
-    assert directory.names() == ["a"]
     assert [path.name for path in directory.path.iterdir()] == ["a"]
-    with pytest.raises(NotFound, match=r"'b'.*it holds a"):
-        directory.get("b")
-    with pytest.raises(NotFound):
-        directory.drop("b")
+    for use in (directory.get, directory.drop):
+        with pytest.raises(NotFound, match=r"'b'.*it holds a"):
+            use("b")
     with pytest.raises(Unavailable, match="closed"):
         made.search(AXES[:1], 1)
-    assert directory.create("b", **MODEL).info().items == 0
 
 
 def test_what_others_do_to_the_folder_is_noticed(directory: GalleryDirectory) -> None:
@@ -84,9 +72,6 @@ def test_what_others_do_to_the_folder_is_noticed(directory: GalleryDirectory) ->
             directory.get("a")
         other.create("a", **MODEL).upsert([GalleryItem("new", AXES[0])])
         assert directory.get("a").search(AXES[:1], 5)[0][0].key == "new"
-        other.drop("a")
-        other.create("a", **MODEL)
-        assert directory.get("a").info().items == 0
 
 
 def test_damaged_gallery_hurts_no_other(directory: GalleryDirectory) -> None:
@@ -125,34 +110,31 @@ def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(
         for gallery in held.values():
             assert len(gallery.search(AXES[:1], 5)[0]) >= 1
         assert open_files(tmp_path) <= 3 * 5
+        with pytest.raises(NotFound, match=r"it holds g0, g1, g10, .*, g7 and 2 more"):
+            directory.get("none")
         directory.drop("g1")
         with pytest.raises(NotFound):
             held["g1"].info()
-    with pytest.raises(Unavailable, match="closed"):
-        held["g2"].info()
+    for use in (held["g2"].info, partial(directory.get, "g2")):
+        with pytest.raises(Unavailable, match="closed"):
+            use()
     assert open_files(tmp_path) == 0
 
 
 def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
-    def leftover(name: str, *, age: float) -> Path:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "gallery.sqlite").touch()
-        os.utime(tmp_path / name, (time.time() - age,) * 2)
-        return tmp_path / name
-
     def leave() -> None:
-        leftover(".a.dropped-0123abcd", age=0)
-        leftover(".a.b-c.new-0123abcd", age=7200)
+        aged(tmp_path / ".a.dropped-0123abcd", 0)
+        aged(tmp_path / ".a.b-c.new-0123abcd", 7200)
 
     snapshot = tmp_path / ".a.new-01234567"  # a file: of a snapshot that is written here
     snapshot.touch()
     os.utime(snapshot, (0, 0))
     kept = [
-        leftover(".a.new-ffffffff", age=30),  # somebody may be making it
-        leftover(".git", age=7200),
-        leftover(".a.new-x", age=7200),
+        aged(tmp_path / ".a.new-ffffffff", 30),  # somebody may be making it
+        aged(tmp_path / ".git", 7200),
+        aged(tmp_path / ".a.new-x", 7200),
         snapshot,
-        leftover("a.new-0123abcd", age=7200),  # a gallery of that name
+        aged(tmp_path / "a.new-0123abcd", 7200),  # a gallery of that name
     ]
     leave()
     with GalleryDirectory(tmp_path) as directory:
@@ -169,23 +151,9 @@ def test_folder_that_cannot_be_written_says_so_for_good(
     directory: GalleryDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory.create("a", **MODEL)
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "mkdir", refused)
-    monkeypatch.setattr(Path, "rename", refused)
-    with pytest.raises(ReadOnly, match="permission denied"):
-        directory.create("b", **MODEL)
+    monkeypatch.setattr(Path, "rename", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(ReadOnly, match="permission denied"):
         directory.drop("a")
-
-
-def test_closed_directory_says_so(directory: GalleryDirectory) -> None:
-    directory.create("a", **MODEL)
-    directory.close()
-    with pytest.raises(Unavailable, match="closed"):
-        directory.get("a")
 
 
 def test_file_in_place_of_the_folder(tmp_path: Path) -> None:

@@ -109,6 +109,9 @@ def test_other_json_is_refused_with_its_place(given: Any, message: str) -> None:
         (In("a", tuple(range(1001))), "more than 1000 conditions"),
         (AllOf(tuple(Equal("a", 1) for _ in range(1001))), "more than 1000 conditions"),
         (AnyOf((AllOf(()),) * 1001), "more than 1000 conditions"),
+        (Equal("a", "x" * 70_000), "65536 bytes of text"),
+        (In("a", ("y" * 40_000, "z" * 40_000)), "65536 bytes of text"),
+        (Exists("f" * 70_000), "65536 bytes of text"),
         (nested(31), "more than 30 levels"),
         (nested(3000), "more than 30 levels"),
     ],
@@ -118,9 +121,9 @@ def test_filter_out_of_bounds_is_refused(filter: Any, message: str) -> None:
         check_filter(filter)
 
 
-@pytest.mark.parametrize("filter", [In("a", tuple(range(MAX_CONDITIONS))), nested(30), AllOf(()), AnyOf(())])
-def test_filter_at_the_bounds_is_taken(filter: Filter) -> None:
-    assert check_filter(filter) is filter
+def test_filter_at_the_bounds_is_taken() -> None:
+    for filter in (In("a", tuple(range(MAX_CONDITIONS))), nested(30), AllOf(()), AnyOf(())):
+        assert check_filter(filter) is filter
 
 
 KINDS = {"brand": frozenset({"string"}), "price": frozenset({"number", "string"}), "box": frozenset[str]()}
@@ -139,15 +142,11 @@ def test_kind_that_no_item_has_is_refused(filter: Filter, message: str) -> None:
         check_kinds(filter, KINDS.get)
 
 
-@pytest.mark.parametrize(
-    "filter",
-    [
-        *(Exists("x"), Equal("price", "a"), Range("price", most=3), AllOf(())),
-        *(Equal("gone", True), Not(Equal("gone", 1)), Range("gone", most="a"), In("gone", (1, "a"))),
-    ],
-)
-def test_what_can_be_answered_is_taken_though_no_item_has_the_field(filter: Filter) -> None:
-    check_kinds(filter, KINDS.get)
+def test_what_can_be_answered_is_taken_though_no_item_has_the_field() -> None:
+    for held in (Exists("x"), Equal("price", "a"), Range("price", most=3), AllOf(())):
+        check_kinds(held, KINDS.get)
+    for gone in (Equal("gone", True), Not(Equal("gone", 1)), Range("gone", most="a"), In("gone", (1, "a"))):
+        check_kinds(gone, KINDS.get)
 
 
 def test_fields_that_no_item_has_are_told_once_each() -> None:
@@ -155,11 +154,3 @@ def test_fields_that_no_item_has_are_told_once_each() -> None:
         (Not(Equal("brnd", "a")), AnyOf((Exists("a"), In("brnd", ()))), Equal("brand", "a"), AnyOf(()))
     )
     assert unknown_fields(filter, KINDS.get) == ("a", "brnd")
-
-
-@pytest.mark.parametrize(
-    "filter", [Equal("a", "x" * 70_000), In("a", ("y" * 40_000, "z" * 40_000)), Exists("f" * 70_000)]
-)
-def test_text_of_a_filter_is_bounded(filter: Filter) -> None:
-    with pytest.raises(InvalidArgument, match="65536 bytes of text"):
-        check_filter(filter)

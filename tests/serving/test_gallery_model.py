@@ -2,8 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +20,14 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.gallery.verify import verify
+from tests.serving.test_columns import holds
+from tests.serving.vectors import MEMORY, MODEL, units
 
 DIMENSION = 8
 NAMES = ("shop", "spring", "autumn")
 KEYS = [f"{letter}/{number}" for letter in "aé" for number in range(8)]
 # Few vectors for many items, so that scores tie; a tie is broken by key.
-POOL = np.random.default_rng(0).standard_normal((6, DIMENSION)).astype(np.float32)
-POOL /= np.linalg.norm(POOL, axis=1, keepdims=True)
+POOL = units(6, DIMENSION)
 
 
 @dataclass
@@ -41,16 +41,16 @@ class Known:
 
 keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8, unique=True)
 names = st.sampled_from(NAMES)
-processes = st.integers(0, 1)
-metadata = st.fixed_dictionaries(
-    {}, optional={"colour": st.sampled_from(["red", "blue"]), "price": st.integers(0, 3)}
-)
+whos = st.integers(0, 1)
 items = st.builds(
-    lambda key, vector, label, more: GalleryItem(key, POOL[vector], label, f"{key}.jpg", more),
+    GalleryItem,
     st.sampled_from(KEYS),
-    st.integers(0, len(POOL) - 1),
+    st.sampled_from(list(POOL)),
     st.sampled_from(["", "x", "y"]),
-    metadata,
+    st.sampled_from(["", "a.jpg"]),
+    st.fixed_dictionaries(
+        {}, optional={"colour": st.sampled_from(["red", "blue"]), "price": st.integers(0, 3)}
+    ),
 )
 conditions: st.SearchStrategy[Filter] = st.one_of(
     st.builds(Equal, st.just("colour"), st.sampled_from(["red", "blue", "green"])),
@@ -59,57 +59,46 @@ conditions: st.SearchStrategy[Filter] = st.one_of(
     st.builds(Range, st.just("price"), least=st.integers(0, 3), below=st.integers(0, 4)),
     st.builds(Exists, st.sampled_from(["colour", "price", "nobody"])),
 )
-several = st.lists(conditions | st.builds(Not, conditions), max_size=3).map(tuple)
-searches = st.fixed_dictionaries(
-    {
-        "k": st.integers(1, 20),
-        "minimum_score": st.none() | st.floats(-1, 1, width=32),
-        "exclude": st.lists(st.sampled_from(KEYS), max_size=3),
-        "filter": st.none() | conditions | st.builds(AllOf, several) | st.builds(AnyOf, several),
-        "group_by_label": st.booleans(),
-    }
+filters: st.SearchStrategy[Filter] = st.recursive(
+    conditions,
+    lambda inner: st.one_of(
+        st.builds(Not, inner),
+        st.builds(AllOf, st.lists(inner, max_size=3).map(tuple)),
+        st.builds(AnyOf, st.lists(inner, max_size=3).map(tuple)),
+    ),
+    max_leaves=4,
 )
 
 
-def holds(condition: Filter, item: GalleryItem) -> bool:
-    """The oracle of filters, for the metadata of this test."""
-    fields: Mapping[str, Any] = {**item.metadata, **({"$label": item.label} if item.label else {})}
-    match condition:
-        case Equal(name, value):
-            return name in fields and fields[name] == value
-        case In(name, among):
-            return name in fields and fields[name] in among
-        case Range(name, None, least, below, None):
-            assert least is not None
-            assert below is not None
-            return name in fields and least <= fields[name] < below
-        case Exists(name):
-            return name in fields
-        case AllOf(inner):
-            return all(holds(each, item) for each in inner)
-        case AnyOf(inner):
-            return any(holds(each, item) for each in inner)
-        case Not(inner):
-            return not holds(inner, item)
-    raise AssertionError(condition)
-
-
-def ranked(known: Known, query: NDArray[np.float32], **asked: Any) -> list[tuple[str, float]]:
-    """The oracle of searches: every item that is asked for, best first."""
-    condition, minimum = asked.get("filter"), asked.get("minimum_score")
-    scored = [
-        (key, float(np.float32((item.vector * query.astype(np.float64)).sum())))
-        for key, item in known.items.items()
-        if key not in asked.get("exclude", ()) and (condition is None or holds(condition, item))
-    ]
-    right = sorted(scored, key=lambda pair: (-pair[1], pair[0]))
-    right = [(key, score) for key, score in right if minimum is None or score >= minimum]
-    if not asked.get("group_by_label"):
+def ranked(
+    known: Known,
+    query: NDArray[np.float32],
+    minimum_score: float = -2.0,
+    exclude: Sequence[str] = (),
+    filter: Filter | None = None,
+    group_by_label: bool = False,
+) -> list[tuple[str, float]]:
+    """Return all that a search may find, best first."""
+    right = []
+    for key, item in known.items.items():
+        score = float(np.float32((item.vector * query.astype(np.float64)).sum()))
+        held = filter is None or holds(item.label, item.metadata, filter)
+        if held and key not in exclude and score >= minimum_score:
+            right.append((key, score))
+    right.sort(key=lambda pair: (-pair[1], pair[0]))
+    if not group_by_label:
         return right
-    best: dict[str, tuple[str, float]] = {}
+    seen, kept = set[str](), []
     for key, score in right:
-        best.setdefault(known.items[key].label or f"without {key}", (key, score))
-    return list(best.values())
+        label = known.items[key].label
+        if not label or label not in seen:
+            kept.append((key, score))
+        seen.add(label)
+    return kept
+
+
+def told(item: GalleryItem) -> tuple[object, ...]:
+    return item.key, item.version, item.label, item.uri, item.metadata, item.vector.tobytes()
 
 
 class GalleryMachine(RuleBasedStateMachine):
@@ -120,7 +109,7 @@ class GalleryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
         self.known: dict[str, Known] = {}
         self.open = [self.opened(), self.opened()]
 
@@ -137,22 +126,23 @@ class GalleryMachine(RuleBasedStateMachine):
     def first(self, index: str) -> None:
         self.create(0, "shop", index)
 
-    @rule(who=processes, name=names, index=st.sampled_from(["auto", "exact", "HNSW8,Flat"]))
+    @rule(who=whos, name=names, index=st.sampled_from(["auto", "exact", "HNSW8,Flat"]))
     def create(self, who: int, name: str, index: str) -> None:
-        expected = pytest.raises(AlreadyExists) if name in self.known else nullcontext()
-        with expected:
-            self.open[who].create(
-                name, model_name="m", fingerprint="f" * 64, dimension=DIMENSION, index=index
-            )
+        make = partial(self.open[who].create, name, **{**MODEL, "dimension": DIMENSION, "index": index})
+        if name in self.known:
+            with pytest.raises(AlreadyExists):
+                make()
+        else:
+            make()
             self.known[name] = Known(index)
 
     @rule(
-        who=processes,
+        who=whos,
         name=names,
-        items=st.lists(items, min_size=1, max_size=8, unique_by=lambda item: item.key),
+        given=st.lists(items, min_size=1, max_size=8, unique_by=lambda item: item.key),
         expecting=st.sampled_from([None, "right", "wrong"]),
     )
-    def upsert(self, who: int, name: str, items: list[GalleryItem], expecting: str | None) -> None:
+    def upsert(self, who: int, name: str, given: list[GalleryItem], expecting: str | None) -> None:
         known = self.known.get(name)
         if known is None:
             with pytest.raises(NotFound):
@@ -160,47 +150,55 @@ class GalleryMachine(RuleBasedStateMachine):
             return
         expected = None
         if expecting is not None:
-            there = known.items
-            expected = {each.key: there[each.key].version if each.key in there else 0 for each in items}
-        upsert = partial(Gallery.upsert, items=items, expected=expected)
-        if expected and expecting == "wrong":
-            expected[items[-1].key] += 1
+            there = {key: item.version for key, item in known.items.items()}
+            expected = {item.key: there.get(item.key, 0) for item in given}
+        store = partial(Gallery.upsert, items=given, expected=expected)
+        if expected is not None and expecting == "wrong":
+            expected[given[-1].key] += 1
             with pytest.raises(Conflict):
-                self.open[who].using(name, upsert)
+                self.open[who].using(name, store)
             return
-        versions = self.open[who].using(name, upsert)
+        versions = self.open[who].using(name, store)
         newest = max((item.version for item in known.items.values()), default=0)
-        assert len(versions) == len(items)
         assert min(versions) > newest
         assert versions == sorted(set(versions))
-        for item, version in zip(items, versions, strict=True):
+        for item, version in zip(given, versions, strict=True):
             known.items[item.key] = replace(item, version=version)
 
-    @rule(who=processes, name=names, keys=keys)
+    @rule(who=whos, name=names, keys=keys)
     def delete(self, who: int, name: str, keys: list[str]) -> None:
         if known := self.known.get(name):
             deleted = self.open[who].using(name, lambda gallery: gallery.delete(keys))
             assert deleted == sum(known.items.pop(key, None) is not None for key in keys)
 
     @rule(
-        who=processes,
+        who=whos,
         name=names,
         queries=st.lists(st.integers(0, len(POOL) - 1), min_size=1, max_size=3),
-        asked=searches,
+        k=st.integers(1, 20),
+        asked=st.fixed_dictionaries(
+            {},
+            optional={
+                "minimum_score": st.floats(-1, 1, width=32),
+                "exclude": st.lists(st.sampled_from(KEYS), max_size=3),
+                "filter": filters,
+                "group_by_label": st.booleans(),
+            },
+        ),
     )
-    def search(self, who: int, name: str, queries: list[int], asked: dict[str, Any]) -> None:
+    def search(self, who: int, name: str, queries: list[int], k: int, asked: dict[str, Any]) -> None:
         known = self.known.get(name)
         if known is None:
             return
-        k, grouped = asked["k"], asked["group_by_label"]
-        found = self.open[who].using(name, partial(Gallery.search, vectors=POOL[queries], **asked))
+        search = partial(Gallery.search, vectors=POOL[queries], k=k, **asked)
+        found = self.open[who].using(name, search)
         assert len(found) == len(queries)
         for query, hits in zip(POOL[queries], found, strict=True):
             if known.index in self.approximate:
-                right = ranked(known, query, **asked | {"group_by_label": False})
                 labels = [hit.label for hit in hits if hit.label]
-                assert not grouped or len(labels) == len(set(labels))
-                assert {(hit.key, hit.score) for hit in hits} <= set(right)
+                assert not asked.get("group_by_label") or len(labels) == len(set(labels))
+                every = ranked(known, query, **(asked | {"group_by_label": False}))
+                assert {(hit.key, hit.score) for hit in hits} <= set(every)
                 assert hits == sorted(hits, key=lambda hit: (-hit.score, hit.key))[:k]
             else:
                 assert [(hit.key, hit.score) for hit in hits] == ranked(known, query, **asked)[:k]
@@ -208,42 +206,52 @@ class GalleryMachine(RuleBasedStateMachine):
                 item = known.items[hit.key]
                 assert (hit.label, hit.uri, hit.metadata) == (item.label, item.uri, item.metadata)
 
-    @rule(who=processes, name=names, keys=keys)
+    @rule(who=whos, name=names, keys=keys)
     def get(self, who: int, name: str, keys: list[str]) -> None:
         if known := self.known.get(name):
+            wanted = partial(self.open[who].using, name, lambda gallery: gallery.get(keys))
             if set(keys) <= known.items.keys():
-                found = self.open[who].using(name, lambda gallery: gallery.get(keys))
-                assert [(item.key, item.version, item.metadata) for item in found] == [
-                    (key, known.items[key].version, known.items[key].metadata) for key in keys
-                ]
+                there = [known.items[key] for key in keys]
+                assert list(map(told, wanted())) == list(map(told, there))
             else:
                 with pytest.raises(NotFound):
-                    self.open[who].using(name, lambda gallery: gallery.get(keys))
+                    wanted()
 
-    @rule(who=processes, name=names, limit=st.integers(1, 5), prefix=st.sampled_from(["", "a", "é/"]))
+    @rule(who=whos, name=names, limit=st.integers(1, 5), prefix=st.sampled_from(["", "a", "é/"]))
     def pages(self, who: int, name: str, limit: int, prefix: str) -> None:
         if known := self.known.get(name):
-            found: list[str] = []
-            after: str | None = ""
-            while after is not None:
-                page = self.open[who].using(
-                    name, partial(Gallery.list, after=after, limit=limit, prefix=prefix)
-                )
-                found += [item.key for item in page]
-                after = found[-1] if page else None
+            found, page = list[str](), [""]
+            while page:
+                ask = partial(Gallery.list, after=page[-1], limit=limit, prefix=prefix)
+                page = [item.key for item in self.open[who].using(name, ask)]
+                found += page
             assert found == sorted(key for key in known.items if key.startswith(prefix))
 
-    @rule(who=processes, name=names)
+    @rule(who=whos, name=names)
     def rebuild(self, who: int, name: str) -> None:
         if self.known.get(name):
             self.open[who].using(name, lambda gallery: gallery.rebuild())
 
-    @rule(who=processes)
+    @rule(who=whos)
     def restart(self, who: int) -> None:
         self.open[who].close()
         self.open[who] = self.opened()
 
-    @rule(who=processes, name=names, other=names)
+    @rule(who=whos, name=names)
+    def lose_the_index(self, who: int, name: str) -> None:
+        """Files of the index go, and with the memory of `who` all that was read of them."""
+        known = self.known.get(name)
+        if known is None:
+            return
+        for path in (self.folder / name).glob("index-*.faiss"):
+            path.unlink()
+        self.restart(who)
+        (hits,) = self.open[who].using(name, partial(Gallery.search, vectors=POOL[:1], k=len(KEYS)))
+        if known.index not in self.approximate:
+            assert [(hit.key, hit.score) for hit in hits] == ranked(known, POOL[0])
+        self.open[who].using(name, lambda gallery: gallery.rebuild(whole=False))
+
+    @rule(who=whos, name=names, other=names)
     def switch(self, who: int, name: str, other: str) -> None:
         taken, taking = self.known.get(name), self.known.get(other)
         if taking is None or name == other:
@@ -261,7 +269,7 @@ class GalleryMachine(RuleBasedStateMachine):
         taking.previous = (other, taken)
         self.known[name], self.known[other] = taking, taken
 
-    @rule(who=processes, name=names)
+    @rule(who=whos, name=names)
     def rollback(self, who: int, name: str) -> None:
         current = self.known.get(name)
         if current is None:
@@ -274,7 +282,7 @@ class GalleryMachine(RuleBasedStateMachine):
         assert self.open[who].rollback(name) == other
         self.known[name], self.known[other] = before, current
 
-    @rule(who=processes, name=st.sampled_from(NAMES[1:]))
+    @rule(who=whos, name=st.sampled_from(NAMES[1:]))
     def drop(self, who: int, name: str) -> None:
         if self.known.pop(name, None) is not None:
             self.open[who].drop(name)
@@ -284,7 +292,7 @@ class GalleryMachine(RuleBasedStateMachine):
         for directory in self.open:
             assert directory.names() == sorted(self.known)
 
-    @rule(who=processes, name=names)
+    @rule(who=whos, name=names)
     def verified(self, who: int, name: str) -> None:
         if known := self.known.get(name):
             report = verify(self.folder / name)
@@ -299,15 +307,8 @@ class ApproximateMachine(GalleryMachine):
 
 
 def run(machine: type[RuleBasedStateMachine], examples: int) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
-    )
+    quiet = settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    run_state_machine_as_test(machine, settings=settings(quiet, stateful_step_count=40))
 
 
 @pytest.mark.timeout(120)

@@ -1,4 +1,4 @@
-"""What a folder of galleries keeps when whoever writes to it is killed: at 200 random moments."""
+"""What galleries keep when whoever writes is killed, at 200 random moments, and when their disk is full."""
 
 import json
 import os
@@ -7,22 +7,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import pytest
 
+from serving.errors import Overloaded
 from serving.gallery.directory import GalleryDirectory
-from serving.gallery.gallery import Gallery, RebuildPolicy
+from serving.gallery.gallery import Gallery, GalleryItem
 from serving.gallery.verify import verify
+from tests.serving.vectors import MANUAL, MODEL, created, units
 
 DIMENSION = 16
 GROUPS, EACH = 8, 10
 KILLS = 200
-MOST_LINES = 16  # that a writer says before it is killed: two a call
+MOST_LINES = 8  # that a writer says before it is killed: two a call
 MOST_SECONDS = 0.01  # that pass from then on
 NAMES = ("new", "old")
 
@@ -31,6 +33,7 @@ NAMES = ("new", "old")
 # has been acknowledged, in whole lines. A call writes a whole group of items, so that a half would show.
 NURSERY = """
 import json, os, sys, threading
+os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 from pathlib import Path
 from serving.gallery.directory import GalleryDirectory
@@ -85,21 +88,6 @@ for line in sys.stdin:
     os.waitpid(child, 0)
     say("gone", child)
 """
-
-
-@contextmanager
-def nursery(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def run_and_kill(process: subprocess.Popen[str], step: int, chance: random.Random) -> list[list[Any]]:
@@ -157,14 +145,15 @@ def after(state: Contents, kind: str, name: str, group: int, step: int) -> Conte
 
 
 @pytest.mark.timeout(240)
-def test_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
+def test_killed_writer_loses_nothing_acknowledged(memory: Path) -> None:
     for name in NAMES:
-        Gallery.create(tmp_path / name, model_name="m", fingerprint="f" * 64, dimension=DIMENSION).close()
+        created(memory / name, DIMENSION).close()
     expected: Contents = {name: {} for name in NAMES}
     chance, step = random.Random(0), 0
     done = dict.fromkeys(("upsert", "delete", "rebuild", "build", "switch"), 0)
     cut = dict.fromkeys(done, 0)
-    with nursery(tmp_path) as process:
+    words = [sys.executable, "-c", NURSERY, str(memory)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         for _ in range(KILLS):
             pending: tuple[str, str, int, int] | None = None
             for event, kind, name, group, number in run_and_kill(process, step, chance):
@@ -173,7 +162,7 @@ def test_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
                 if event == "done":
                     expected = after(expected, kind, name, group, step)
                     done[kind] += 1
-            with closing(GalleryDirectory(tmp_path, policy=RebuildPolicy(automatic=False))) as directory:
+            with closing(GalleryDirectory(memory, policy=MANUAL)) as directory:
                 found = contents(directory)
             if pending is not None:
                 cut[pending[0]] += 1
@@ -182,9 +171,44 @@ def test_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
             assert found == expected
     assert min(done.values()) > 5, done  # it did get to work
     assert sum(cut.values()) > KILLS / 2, cut
-    with closing(GalleryDirectory(tmp_path)) as directory:
+    with closing(GalleryDirectory(memory)) as directory:
         for name in NAMES:
             directory.using(name, lambda gallery: gallery.rebuild())
     for name in NAMES:  # what the dead left behind is gone
-        assert len({path.stem for path in (tmp_path / name).glob("index-*")}) <= 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(NAMES)
+        assert len({path.stem for path in (memory / name).glob("index-*")}) <= 1
+    assert sorted(path.name for path in memory.iterdir()) == sorted(NAMES)
+
+
+def test_full_disk_loses_nothing_acknowledged(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (2 << 20))
+    rows = units(10, 32)
+    made_for = {**MODEL, "dimension": 32}
+    acknowledged: list[str] = []
+
+    def fill(gallery: Gallery) -> None:
+        for step in range(10_000):
+            keys = [f"{step}/{i}" for i in range(10)]
+            gallery.upsert([GalleryItem(key, row, "x" * 1000) for key, row in zip(keys, rows, strict=True)])
+            acknowledged.extend(keys)
+
+    with GalleryDirectory(small_disk, policy=MANUAL) as directory:
+        gallery = directory.create("a", **made_for)
+        with pytest.raises(Overloaded, match="full") as caught:
+            fill(gallery)
+        assert "\n" not in str(caught.value)
+        assert caught.value.retry_after >= 1
+        with suppress(OSError), filler.open("ab", buffering=0) as file:  # to the last byte
+            while True:
+                file.write(b"x" * 4096)
+        for work in (gallery.rebuild, partial(directory.create, "b", **made_for)):
+            with pytest.raises(Overloaded, match="full"):
+                work()
+        assert directory.names() == ["a"]
+        assert len(acknowledged) > 100
+        assert {hit.key for hit in gallery.search(rows[:1], 2048)[0]} == set(acknowledged)  # searches go on
+    filler.unlink()
+    with GalleryDirectory(small_disk) as directory:
+        assert [item.key for item in directory.get("a").get(acknowledged)] == acknowledged
+        assert directory.get("a").info().items == len(acknowledged)
+        directory.get("a").delete(acknowledged[:50])

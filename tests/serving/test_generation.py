@@ -1,16 +1,18 @@
-"""A gallery takes another's name while threads and processes use both, and are killed at any moment."""
+"""A gallery takes another's name, or goes, while others use it."""
 
 import errno
+import itertools
 import os
-import subprocess
-import sys
+import random
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,8 +36,8 @@ from tests.serving.vectors import AXES, MANUAL, MODEL
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[GalleryDirectory]:
-    with GalleryDirectory(tmp_path, policy=MANUAL) as opened:
+def directory(memory: Path) -> Iterator[GalleryDirectory]:
+    with GalleryDirectory(memory, policy=MANUAL) as opened:
         yield opened
 
 
@@ -51,48 +53,19 @@ def content(directory: GalleryDirectory, name: str) -> str:
     return directory.using(name, lambda gallery: gallery.search(AXES[:1], 1))[0][0].label
 
 
-def test_switch_and_rollback(directory: GalleryDirectory) -> None:
-    made(directory, "birds", "new")
-    directory.switch("birds", "new")
-    assert (content(directory, "birds"), content(directory, "new")) == ("new", "birds")
-    assert directory.names() == ["birds", "new"]
-    with pytest.raises(AlreadyExists, match=r"switched with new already.*rollback birds"):
-        directory.switch("birds", "new")
-    assert content(directory, "birds") == "new"
-    assert directory.rollback("birds") == "new"
-    assert (content(directory, "birds"), content(directory, "new")) == ("birds", "new")
-    with pytest.raises(NotFound, match="did not get its name by a switch"):
-        directory.rollback("birds")
-    directory.switch("birds", "new")  # and again
-    assert content(directory, "birds") == "new"
-
-
-def test_a_chain_of_switches_rolls_back_one_by_one(directory: GalleryDirectory) -> None:
-    made(directory, "birds", "second", "third")
-    directory.switch("birds", "second")
-    directory.switch("birds", "third")
-    assert [content(directory, name) for name in ("birds", "second", "third")] == ["third", "birds", "second"]
-    assert directory.rollback("birds") == "third"
-    assert content(directory, "birds") == "second"
-    assert directory.rollback("birds") == "second"
-    assert [content(directory, name) for name in ("birds", "second", "third")] == ["birds", "second", "third"]
-
-
 def test_a_name_that_is_free_is_just_taken(directory: GalleryDirectory) -> None:
     made(directory, "new")
     held = directory.get("new")
     directory.switch("birds", "new")
     assert directory.names() == ["birds"]
-    assert content(directory, "birds") == "new"
     with pytest.raises(NotFound):
         held.upsert([GalleryItem("x", AXES[1])])
     with pytest.raises(NotFound, match="nothing to undo"):
         directory.rollback("birds")
-    (directory.path / "taken").mkdir()
-    (directory.path / "taken" / "file").touch()
+    (directory.path / "taken" / "folder").mkdir(parents=True)
     with pytest.raises(AlreadyExists, match="no gallery"):
         directory.switch("taken", "birds")
-    assert directory.names() == ["birds"]
+    assert content(directory, "birds") == "new"
 
 
 def test_what_cannot_be_switched(directory: GalleryDirectory) -> None:
@@ -121,8 +94,6 @@ def test_the_generation_before_is_known_by_its_id(directory: GalleryDirectory) -
     made(directory, "new")
     with pytest.raises(Mismatch, match=r"is not the one that was birds before.*switch birds new"):
         directory.rollback("birds")
-    directory.switch("birds", "new")  # which is another one than before
-    assert directory.rollback("birds") == "new"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +101,7 @@ def test_the_generation_before_is_known_by_its_id(directory: GalleryDirectory) -
     [
         (errno.EINVAL, Unavailable, "file system of .*birds cannot exchange two folders.*keep the galleries"),
         (errno.ENOSYS, Unavailable, "cannot exchange"),
-        (errno.ENOENT, NotFound, "birds or new is not there any more|new or birds is not there any more"),
+        (errno.ENOENT, NotFound, "(birds or new|new or birds) is not there any more"),
         (errno.EACCES, ReadOnly, "permission denied"),
         (errno.ENOSPC, Overloaded, "full"),
         (errno.EIO, Unavailable, "check permissions and disk"),
@@ -140,14 +111,11 @@ def test_a_switch_that_the_system_refuses_is_none(
     directory: GalleryDirectory,
     monkeypatch: pytest.MonkeyPatch,
     number: int,
-    kind: type[CrossbatchError],
+    kind: type[Exception],
     words: str,
 ) -> None:
     made(directory, "birds", "new")
-
-    def refused(*_: Path) -> None:
-        raise OSError(number, os.strerror(number))
-
+    refused = Mock(side_effect=OSError(number, os.strerror(number)))
     with monkeypatch.context() as patched:
         patched.setattr("serving.gallery.folder.exchange_names", refused)
         with pytest.raises(kind, match=words) as caught:
@@ -185,95 +153,48 @@ def test_no_call_fails_while_its_gallery_is_switched(
 ) -> None:
     made(directory, "birds", "new")
     for name in ("birds", "new"):
-        more = [GalleryItem(f"{name}{i}", AXES[0], name) for i in range(20)]
-        directory.get(name).upsert(more)
-    done = threading.Event()
+        directory.get(name).upsert([GalleryItem(f"{name}{i}", AXES[0], name) for i in range(20)])
+    done, steps = threading.Event(), itertools.count()
     written: list[tuple[str, str]] = []
     searched: list[int] = []
 
-    def write(seed: int) -> None:
-        step = 0
+    def write(gallery: Gallery) -> None:
+        gallery.upsert([GalleryItem(key := f"{next(steps)}", AXES[1])])
+        written.append((key, gallery.meta.id))
+
+    def search(gallery: Gallery) -> None:
+        (hits,) = gallery.search(AXES[:1], 21)
+        assert len({hit.label for hit in hits}) == 1
+        searched.append(len(hits))
+
+    def rebuild(gallery: Gallery) -> None:
+        gallery.rebuild()
+        time.sleep(0.01)
+
+    def go_on(work: Callable[[Gallery], None]) -> None:
         while not done.is_set():
-            step += 1
-            key = f"{seed}/{step}"
+            directory.using("birds", work)
 
-            def store(gallery: Gallery, key: str = key) -> str:
-                gallery.upsert([GalleryItem(key, AXES[1])])
-                return gallery.meta.id
-
-            written.append((key, directory.using("birds", store)))
-
-    def search() -> None:
-        while not done.is_set():
-            (hits,) = directory.using("birds", lambda gallery: gallery.search(AXES[:1], 21))
-            assert len(hits) == 21
-            assert len({hit.label for hit in hits}) == 1
-            searched.append(len(hits))
-
-    def rebuild() -> None:
-        while not done.is_set():
-            directory.using("birds", Gallery.rebuild)
-            time.sleep(0.01)
-
-    def switch() -> None:
+    with ThreadPoolExecutor(6) as threads, GalleryDirectory(directory.path, policy=MANUAL) as other:
+        running = [threads.submit(go_on, work) for work in (write, write, search, search, rebuild)]
         try:
-            with GalleryDirectory(directory.path, policy=MANUAL) as other:
-                for _ in range(15):
-                    other.switch("birds", "new")
-                    time.sleep(0.005)
-                    other.rollback("birds")
-                    time.sleep(0.005)
+            for _ in range(15):
+                other.switch("birds", "new")
+                time.sleep(0.005)
+                other.rollback("birds")
+                time.sleep(0.005)
         finally:
             done.set()
-
-    with ThreadPoolExecutor(6) as threads:
-        running = [threads.submit(work) for work in (switch, partial(write, 0), partial(write, 1))]
-        running += [threads.submit(work) for work in (search, search, rebuild)]
-    assert [each.exception() for each in running] == [None] * 6
+    assert [each.exception() for each in running] == [None] * 5
     assert len(written) > 20
     assert len(searched) > 20
+    assert {*searched} == {21}
     assert caplog.text == ""  # no index was looked for in the other gallery, or removed there
-    stored = {}
     for name in ("birds", "new"):
         gallery = directory.get(name)
-        assert gallery.info().items == 21 + sum(gallery.meta.id == there for _, there in written)
-        stored[gallery.meta.id] = gallery
-    for key, there in written:
-        stored[there].get([key])
-
-
-OTHER = """
-import sys
-import numpy as np
-from pathlib import Path
-from serving.gallery.directory import GalleryDirectory
-
-with GalleryDirectory(Path(sys.argv[1])) as directory:
-    for _ in sys.stdin:
-        (hits,) = directory.using("birds", lambda gallery: gallery.search(np.eye(1, 4, dtype=np.float32), 1))
-        print(hits[0].label, flush=True)
-"""
-
-
-def test_another_process_sees_a_switch_at_its_next_call(directory: GalleryDirectory) -> None:
-    made(directory, "birds", "new")
-    words = [sys.executable, "-c", OTHER, str(directory.path)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def asked() -> str:
-            process.stdin.write("\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
-            return process.stdout.readline().strip()  # type: ignore[union-attr]
-
-        assert asked() == "birds"
-        for _ in range(3):
-            directory.switch("birds", "new")
-            assert asked() == "new"
-            directory.rollback("birds")
-            assert asked() == "birds"
-        process.stdin.close()
+        keys = [key for key, there in written if there == gallery.meta.id]
+        assert gallery.info().items == 21 + len(keys)
+        gallery.get(keys)
 
 
 def test_names_stay_while_a_gallery_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,3 +230,73 @@ def test_a_lock_is_that_of_the_gallery_which_has_the_name(tmp_path: Path) -> Non
         assert not held.wait(0.2)  # what has the name by now is locked, too
     thread.join()
     assert held.is_set()
+
+
+# -- many at once
+
+
+DESERVED = (NotFound, AlreadyExists, Mismatch, Overloaded, Replaced)
+STEPS, THREADS = 120, 6
+WORK: list[Callable[[GalleryDirectory, str, str], Any]] = [
+    lambda directory, name, _: directory.create(name, **MODEL),
+    lambda directory, name, _: directory.drop(name),
+    lambda directory, name, other: directory.switch(name, other, timeout=1.0),
+    lambda directory, name, _: directory.rollback(name, timeout=1.0),
+    lambda directory, name, _: directory.using(
+        name, lambda gallery: gallery.upsert([GalleryItem("k", AXES[0])])
+    ),
+    lambda directory, name, _: directory.using(name, lambda gallery: gallery.search(AXES[:1], 1)),
+    lambda directory, name, _: directory.using(name, Gallery.rebuild),
+]
+
+
+def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(memory: Path) -> None:
+    done, failures = Counter[str](), list[CrossbatchError]()
+
+    def use(seed: int) -> None:
+        chance = random.Random(seed)
+        # Each thread as a process of its own, whose turns the others do not see.
+        with GalleryDirectory(memory, policy=MANUAL) as directory:
+            for _ in range(STEPS):
+                try:
+                    chance.choice(WORK)(directory, *chance.sample("abc", 2))
+                    done["well"] += 1
+                except DESERVED:
+                    done["late"] += 1
+                except CrossbatchError as error:
+                    failures.append(error)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(use, range(THREADS)))
+    assert failures == []
+    assert done["well"] > STEPS
+    assert done["well"] + done["late"] == STEPS * THREADS
+
+
+LATE: list[Callable[[GalleryDirectory], None]] = [
+    lambda directory: directory.switch("a", "b"),
+    lambda directory: directory.switch("free", "b"),
+    lambda directory: directory.drop("b"),
+]
+
+
+@pytest.mark.parametrize("work", LATE)
+def test_a_gallery_that_goes_before_its_name_changes_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[[GalleryDirectory], None]
+) -> None:
+    before = names_change
+
+    @contextmanager
+    def too_late(path: Path) -> Iterator[None]:
+        if (path / "b").exists():
+            (path / "b").rename(path / ".b.dropped-00000000")  # by another process
+        with before(path):
+            yield
+
+    with GalleryDirectory(tmp_path, policy=MANUAL) as directory:
+        for name in "ab":
+            directory.create(name, **MODEL)
+        monkeypatch.setattr("serving.gallery.folder.names_change", too_late)
+        with pytest.raises(NotFound):
+            work(directory)
+        assert directory.names() == ["a"]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from benchmarks import search
 from benchmarks.contenders import match
-from benchmarks.contenders.contender import SHARDS, shard_of
+from benchmarks.contenders.contender import SHARDS
 from benchmarks.contenders.embeddings import draw, nearest, recall, shards, split
 from benchmarks.contenders.match import Contestant, Match, Row, Rules
 from benchmarks.contenders.process import Failed, Process
 from benchmarks.contenders.table import ratios, tables
+from tests.serving.vectors import units
 
 
 def test_a_short_match_measures_galleries_and_the_server(
@@ -36,30 +38,12 @@ def test_a_short_match_measures_galleries_and_the_server(
         assert row["plain"]["64"]["p99_ms"] >= row["plain"]["64"]["p50_ms"] > 0
         assert row["memory"]["anonymous_bytes"] > 1e6
         assert f"| {title} |" in shown
-        assert {percent: one["recall"] > 0.9 for percent, one in row["filtered"].items()} == {
-            "1": True,
-            "10": True,
-            "50": True,
-        }
+        assert list(row["filtered"]) == ["1", "10", "50"]
+        assert all(one["recall"] > 0.9 for one in row["filtered"].values())
     assert gallery["changed"]["recall"] > 0.9
     assert not server["changed"]
     assert gallery["built"]["about"] == "HNSW16,SQ8,RFlat"
     assert gallery["built"]["disk_bytes"] > 2000 * 16 * 4
-
-
-def test_the_sizes_are_those_of_the_bounds_and_the_main_types_are_compared() -> None:
-    assert search.SIZES == ((60_000, 512), (1_000_000, 128))
-    assert search.kinds(1_000_000, 128) == [
-        "auto",
-        "exact",
-        "PQ64x4fs,RFlat",
-        "HNSW16,SQ8,RFlat",
-        "HNSW32,SQ8,RFlat",
-        "IVF4000,PQ64x4fs,RFlat",
-        "IVF4000,Flat",
-    ]
-    some = search.contestants(["auto"], list(search.RIVALS), server=True, recall=0.99, rivals_python="python")
-    assert [each.sort for each in some] == ["crossbatch", "server", "library", "library", "store", "store"]
 
 
 def test_embeddings_are_drawn_alike_each_time_and_split_without_loss(tmp_path: Path) -> None:
@@ -77,17 +61,16 @@ def test_embeddings_are_drawn_alike_each_time_and_split_without_loss(tmp_path: P
 
 
 def test_recall_counts_what_exact_search_among_the_allowed_finds() -> None:
-    random = np.random.default_rng(0)
-    vectors, queries = (random.normal(size=(n, 8)).astype(np.float32) for n in (500, 9))
+    vectors, queries = units(500, 8), units(9, 8, seed=1)
     allowed = shards(500) < 30
     wanted = nearest(vectors, queries, allowed, k=10)
-    order = [[i for i in np.argsort(-(vectors @ query)).tolist() if allowed[i]] for query in queries]
+    every = [np.argsort(-(vectors @ query)).tolist() for query in queries]
+    order = [[i for i in row if allowed[i]] for row in every]
     assert recall([row[:10] for row in order], vectors, queries, wanted) == 1
     assert recall([row[1:11] for row in order], vectors, queries, wanted) == pytest.approx(0.9)
     assert recall([row[:1] * 10 for row in order], vectors, queries, wanted) == pytest.approx(0.1)
-    forbidden = [np.argsort(-(vectors @ query)).tolist() for query in queries]
-    among_all = [[i for i in row if not allowed[i]][:10] for row in forbidden]
-    assert recall(among_all, vectors, queries, wanted) == 0
+    among_others = [[i for i in row if not allowed[i]][:10] for row in every]
+    assert recall(among_others, vectors, queries, wanted) == 0
 
 
 def test_equal_scores_are_equally_right() -> None:
@@ -100,7 +83,6 @@ def test_equal_scores_are_equally_right() -> None:
 
 def test_shards_are_of_equal_size() -> None:
     assert np.bincount(shards(1000)).tolist() == [10] * SHARDS
-    assert [shard_of(number) for number in range(250)] == shards(250).tolist()
 
 
 class MadeUp:
@@ -136,45 +118,43 @@ def contestant(title: str, sort: str = "store") -> Contestant:
     return Contestant(title, sort, title, title, "python", False, False)
 
 
-def played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, some: list[Contestant], wanted: float
-) -> list[Row]:
+Play = Callable[[list[Contestant], float], list[Row]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """A match in which items 0 to 9 are the nearest to every query."""
-    vectors = np.zeros((30, 2), np.float32)
-    vectors[:, 1] = 1
-    vectors[:10] = [1, 0]
-    np.save(tmp_path / "items.npy", vectors)
+    np.save(tmp_path / "items.npy", np.array([[1, 0]] * 10 + [[0, 1]] * 20, np.float32))
     np.save(tmp_path / "queries.npy", np.array([[1, 0]] * 3, np.float32))
     monkeypatch.setattr(match, "Process", MadeUp)
-    rules = Rules(recall=wanted, rounds=3, seconds=0.1, cores=1, patience=1, highest=9, brief=True)
-    files = tmp_path / "items.npy", tmp_path / "queries.npy"
-    return Match(tmp_path, *files, fresh=5, rules=rules, tell=lambda _: None).play(some)
+
+    def play(some: list[Contestant], wanted: float) -> list[Row]:
+        rules = Rules(recall=wanted, rounds=3, seconds=0.1, cores=1, patience=1, highest=9, brief=True)
+        files = tmp_path / "items.npy", tmp_path / "queries.npy"
+        return Match(tmp_path, *files, fresh=5, rules=rules, tell=lambda _: None).play(some)
+
+    return play
 
 
-def test_a_rival_is_set_to_the_least_that_reaches_the_recall(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (one, other) = played(tmp_path, monkeypatch, [contestant("one"), contestant("other")], 0.7)
-    assert (one.plain["setting"], one.plain["recall"]) == (8, 0.8)
-    assert (other.plain["setting"], other.plain["recall"]) == (8, 0.8)  # 0.7 is wanted, which 8 reaches first
-    (one,) = played(tmp_path, monkeypatch, [contestant("one")], 1.1)
+def test_a_rival_is_set_to_the_least_that_reaches_the_recall(play: Play) -> None:
+    for row in play([contestant("one"), contestant("other")], 0.7):
+        assert (row.plain["setting"], row.plain["recall"]) == (8, 0.8)  # which 8 reaches first
+    (one,) = play([contestant("one")], 1.1)
     assert (one.plain["setting"], one.plain["recall"]) == (8, 0.8)  # the highest allowed, where none does
 
 
 @pytest.mark.parametrize(("wanted", "setting"), [(0.9, 6), (0.3, 4)])
 def test_rivals_need_reach_no_more_than_the_first_and_no_more_than_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: float, setting: int
+    play: Play, wanted: float, setting: int
 ) -> None:
-    first, rival = played(tmp_path, monkeypatch, [contestant("tuned"), contestant("rival")], wanted)
+    first, rival = play([contestant("tuned"), contestant("rival")], wanted)
     assert (first.plain["setting"], first.plain["recall"]) == (None, 0.5)
     assert rival.plain["setting"] == setting
 
 
 @pytest.mark.parametrize("step", ["build", "open", "set", "answer", "memory", "time"])
-def test_one_that_fails_has_a_row_that_says_why_and_stops_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    rows = played(tmp_path, monkeypatch, [contestant(step), contestant("well")], 0.5)
+def test_one_that_fails_has_a_row_that_says_why_and_stops_nobody(play: Play, step: str) -> None:
+    rows = play([contestant(step), contestant("well")], 0.5)
     assert [row.failed for row in rows] == [f"{step}: out of luck", ""]
     assert rows[1].plain["1"]["queries_per_second"] == 600
     shown = tables(rows)
@@ -183,18 +163,17 @@ def test_one_that_fails_has_a_row_that_says_why_and_stops_nobody(
 
 
 def test_a_package_that_is_missing_and_a_request_that_takes_too_long_are_told(tmp_path: Path) -> None:
-    with (
-        Process("no_such_rival", tmp_path / "a", python=sys.executable, cores=1, patience=60) as process,
-        pytest.raises(Failed, match=r"build: not installed \(No module named .*no_such_rival"),
+    for name, patience, words in (
+        ("no_such_rival", 60, r"build: not installed \(No module named .*no_such_rival"),
+        ("gallery=auto@0.9", 0.01, r"build took longer than 0\.01 s"),
     ):
-        process.ask("build", vectors="none.npy", count=1)
-    with (
-        Process("gallery=auto@0.9", tmp_path / "b", python=sys.executable, cores=1, patience=0.01) as process,
-        pytest.raises(Failed, match=r"build took longer than 0\.01 s"),
-    ):
-        process.ask("build", vectors="none.npy", count=1)
+        with (
+            Process(name, tmp_path / name, python=sys.executable, cores=1, patience=patience) as process,
+            pytest.raises(Failed, match=words),
+        ):
+            process.ask("build", vectors="none.npy", count=1)
     with pytest.raises(Failed, match="no-python cannot be run"):
-        Process("gallery=auto@0.9", tmp_path / "c", python="no-python", cores=1, patience=1)
+        Process("gallery=auto@0.9", tmp_path, python="no-python", cores=1, patience=1)
 
 
 def test_the_bound_is_told_against_the_faster_store() -> None:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.gallery.disk import file_checksum, is_full, written_aside
-from serving.gallery.index.index import exact_storage, load_faiss, matrix_of, nearest
-from serving.gallery.index.metadata import EXACT, IndexDamaged
+from serving.gallery.index.index import EXACT, Found, exact_storage, load_faiss, matrix_of, nearest, published
 
 __all__ = ["Advance", "GivenUp", "IndexBuilder", "Untrainable"]
 
@@ -53,13 +52,9 @@ class IndexBuilder:
         """Begin with a published file, read into memory; IndexDamaged if it is another, or missing."""
         builder = cls(dimension, threads=threads)
         faiss = load_faiss()
-        try:
-            if file_checksum(path) != checksum:
-                raise IndexDamaged(f"{path} is not the index that was published")
+        with published(path, checksum):
             builder._file = faiss.read_index(str(path))
-        except (OSError, RuntimeError) as error:
-            raise IndexDamaged(f"{path} cannot be read: {error}") from error
-        builder.index = faiss.downcast_index(builder._file.index)
+            builder.index = faiss.downcast_index(builder._file.index)
         builder._exact = exact_storage(builder.index)
         return builder
 
@@ -97,9 +92,7 @@ class IndexBuilder:
         self.index = made
         return time.monotonic() - began
 
-    def search(
-        self, queries: NDArray[np.float32], count: int, *, exact: bool = False
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def search(self, queries: NDArray[np.float32], count: int, *, exact: bool = False) -> Found:
         """Find the `count` nearest, as the published index would or exactly; see `index.nearest`."""
         load_faiss().omp_set_num_threads(self.threads if len(queries) > 1 else 1)
         return nearest(self._exact if exact else self.index, queries, count)

@@ -1,36 +1,108 @@
-"""The FAISS file of a gallery as it is searched: verified, memory-mapped, never changed.
+"""The FAISS file of a gallery as it is searched: verified, memory-mapped, never changed; what is known of it.
 
 The file is derived from the store and may be lost at any time. It is an `IDMap` over an exact inner-product
 index, over a graph whose nodes are the vectors, or over any index refined by the exact vectors: they are
 always in it, so every score is exact, and what an approximate type can miss is candidates. The ids are the
 items' seqs, ascending, so a position in the index is a position in `seqs`. `builder` makes it.
+Its type and what was measured are not in it: they are its metadata.
 """
 
+import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter
 
 from serving.cores import usable_cores
 from serving.errors import BadSetting, Unavailable
 from serving.gallery.disk import file_checksum
-from serving.gallery.index.metadata import IndexDamaged, IndexMetadata
 
 __all__ = [
-    "SCORE_ERROR", "GpuMatrix", "Index", "check_gpu", "exact_storage", "load_faiss", "matrix_of", "nearest",
-    "require_faiss", "set_parameters",
+    "AUTOMATIC", "EXACT", "MEASURED_K", "SCORE_ERROR", "Found", "GpuMatrix", "Index", "IndexDamaged",
+    "IndexMetadata", "Trial", "check_gpu", "exact_storage", "load_faiss", "matrix_of", "nearest",
+    "published", "require_faiss", "set_parameters",
 ]  # fmt: skip
 
+AUTOMATIC = "auto"
+EXACT = "exact"
+MEASURED_K = 10  # the recall of an index is that of the 10 nearest
 SCORE_ERROR = 1e-5  # float32 inner products of unit vectors are off by less, in any order of summation
+
+Found = tuple[NDArray[np.float32], NDArray[np.int64]]  # scores and positions (Q, count), best first
 
 _MOST_ON_GPU = 2048  # results of one query (faiss#2103)
 _COPIED = 1 << 16  # vectors copied to the GPU at once
 _team = threading.Lock()  # held by the one search that may use every core
 _gpu = threading.RLock()  # held by whoever uses the GPU: what all indexes share is of one thread at a time
+
+
+class IndexDamaged(Exception):
+    """The published index is missing, is not the one that was published, or cannot be made sense of."""
+
+
+@contextmanager
+def published(path: Path, checksum: str) -> Iterator[None]:
+    """Read a file that was published with this checksum; IndexDamaged where that cannot be done."""
+    try:
+        found = file_checksum(path)  # first of all: mapping a truncated file ends the process (SIGSEGV)
+        if found != checksum:
+            raise IndexDamaged(f"{path} has the checksum {found}, published was {checksum}")
+        yield
+    except (OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:  # NUL: ValueError
+        raise IndexDamaged(f"{path} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a type did on a sample of the gallery."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    type: str
+    recall: float
+    latency_ms: float
+    build_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMetadata:
+    """How an index was chosen, built and measured."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    type: str = EXACT  # or the FAISS factory string it was made by
+    wanted: str = AUTOMATIC  # the type that was asked for: "auto", "exact" or a factory string
+    wanted_recall: float = 0.99
+    recall: float = 1.0  # the share of the 10 nearest that it finds
+    queries: int = 0  # that the recall was measured with; 0 where nothing was
+    latency_ms: float = 0.0  # median of one query on one thread
+    parameters: Mapping[str, float] = field(default_factory=dict)  # nprobe, efSearch, k_factor_rf
+    trials: tuple[Trial, ...] = ()
+    note: str = ""  # why it is not of the type wanted; empty where it is
+    count: int = 0  # of items when it was last built whole
+    build_seconds: float = 0.0
+    extended: int = 0  # items added since
+    columns_checksum: str = ""  # of the file of its labels and metadata
+
+    def to_json(self) -> str:
+        """Return the JSON object that is stored beside the index's name."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "IndexMetadata":
+        """Read what `to_json` wrote; an empty object stands for an index of which nothing is known."""
+        try:
+            return _STORED.validate_json(text)
+        except ValueError as error:
+            raise IndexDamaged(f"what is known of the index cannot be read: {error}") from error
+
+
+_STORED = TypeAdapter(IndexMetadata)
 
 
 def require_faiss(device: str = "cpu") -> None:
@@ -81,13 +153,8 @@ def set_parameters(index: Any, parameters: Mapping[str, float]) -> None:
         space.set_index_parameter(index, name, value)
 
 
-def nearest(
-    index: Any, queries: NDArray[np.float32], count: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Search an index without ids: scores float32 (Q, count), positions int64 (Q, count), best first.
-
-    Where fewer are found, the position is -1 and the score minus infinity.
-    """
+def nearest(index: Any, queries: NDArray[np.float32], count: int) -> Found:
+    """Search an index without ids; where fewer are found, the position is -1, the score minus infinity."""
     scores, positions = index.search(queries, count)
     scores[positions < 0] = -np.inf  # FAISS leaves the least float there
     return scores, positions
@@ -119,17 +186,12 @@ class Index:
         """
         require_faiss(device)
         faiss = load_faiss()
-        try:
-            found = file_checksum(path)  # first of all: mapping a truncated file ends the process (SIGSEGV)
-            if found != checksum:
-                raise IndexDamaged(f"{path} has the checksum {found}, published was {checksum}")
+        with published(path, checksum):
             # FAISS before 1.11 has no such mapping: it reads the file into memory.
             self._map = faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
             self._index = faiss.downcast_index(self._map.index)
             set_parameters(self._index, facts.parameters)
             self.bytes = path.stat().st_size  # here, as a newer publication may sweep the file at any moment
-        except (OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:  # NUL: ValueError
-            raise IndexDamaged(f"{path} cannot be read: {error}") from error
         self._flat = exact_storage(self._index)
         if self._flat is None:
             raise IndexDamaged(f"{path} holds no exact vectors")
@@ -145,9 +207,7 @@ class Index:
     def __len__(self) -> int:
         return len(self.seqs)
 
-    def search(
-        self, queries: NDArray[np.float32], count: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def search(self, queries: NDArray[np.float32], count: int) -> Found:
         """Find the `count` nearest of each query (Q, d) as `nearest` does; exact to within `SCORE_ERROR`."""
         if self._gpu is not None and count <= _MOST_ON_GPU:
             return nearest(self._gpu, queries, count)
@@ -194,10 +254,8 @@ class GpuMatrix:
                 "or in use; search on the CPU"
             ) from error
 
-    def search(
-        self, queries: NDArray[np.float32], count: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Find the `count` <= 2048 nearest of each query (Q, d): scores and positions, each (Q, count)."""
+    def search(self, queries: NDArray[np.float32], count: int) -> Found:
+        """Find the `count` <= 2048 nearest of each query (Q, d)."""
         with _gpu:
             scores, positions = self._index.search(queries, count)
         return scores, positions

@@ -15,9 +15,8 @@ from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Overloaded
 from serving.gallery.disk import disk_error
 from serving.gallery.index.builder import Advance, GivenUp, IndexBuilder
-from serving.gallery.index.choice import build_index, measure_again
-from serving.gallery.index.factory import is_small
-from serving.gallery.index.metadata import AUTOMATIC, EXACT, IndexDamaged, IndexMetadata
+from serving.gallery.index.choice import build_index, is_small, measure_again
+from serving.gallery.index.index import AUTOMATIC, EXACT, IndexDamaged, IndexMetadata
 from serving.gallery.lock import alone
 from serving.gallery.search.columns import Columns
 from serving.gallery.store.schema import sound
@@ -29,6 +28,7 @@ __all__ = ["RebuildPolicy", "Rebuilder"]
 _NICE = 10  # steps; each gives about a tenth less of a busy core
 _PAUSE = 30.0  # seconds until a background rebuild that failed is tried again
 _PATIENCE = 0.5  # seconds
+_TURN = 600.0  # seconds that one who asks for a rebuild waits for another's
 _GROWTH = 2  # times the items that an index was built and measured on: then it is built whole again
 
 _log = logging.getLogger(__name__)
@@ -36,13 +36,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RebuildPolicy:
-    """When the index is made anew without being asked for, and how much of the machine that takes."""
+    """When the index is made anew without being asked for."""
 
     least: int = 4096  # changes below which it never is; so many items are searched in a plain matrix
     share: float = 0.1  # the part of the index's items that may have changed before it is
     most: int = 32_768  # new items above which it is, however large the index
     automatic: bool = True  # whether it is at all
-    threads: int = 0  # that it takes, at lowered priority; 0 stands for half the cores
 
     def is_due(self, state: State) -> bool:
         """Tell whether so much is newer than the index, or deleted from it, that searches are slowed."""
@@ -81,18 +80,18 @@ class Rebuilder:
             )
             self._thread.start()
 
-    def run(self, *, whole: bool = True, timeout: float = 600.0, progress: Advance = lambda *_: None) -> None:
+    def run(self, *, whole: bool, progress: Advance) -> None:
         """Bring the index to every item there is and publish it; where it need not be `whole`, by adding.
 
-        Overloaded tells that a rebuild by another took longer than `timeout` seconds, or the disk is full.
+        Overloaded tells that a rebuild by another does not end, or the disk is full.
         """
         try:
-            with alone(self._folder, timeout, waiting=lambda: progress("wait", 0, 0)):
-                self._making(usable_cores(), progress).run(whole=whole)
+            with alone(self._folder, _TURN, waiting=lambda: progress("wait", 0, 0)):
+                making = _Making(self._store, self.policy, self._stopping, usable_cores(), progress)
+                making.run(whole=whole)
         except GivenUp as error:
-            raise Replaced(
-                f"the gallery {self._folder} was closed while its index was made; open it again"
-            ) from error
+            closed = f"the gallery {self._folder} was closed while its index was made; open it again"
+            raise Replaced(closed) from error
         except OSError as error:
             self._store.check_name()  # or the folder is not there because the gallery was dropped
             raise disk_error(error, f"the index of the gallery {self._folder}") from error
@@ -111,11 +110,10 @@ class Rebuilder:
         try:
             with alone(self._folder, 0.0):
                 _log.info("the index of %s is being rebuilt", self._folder)
-                threads = self.policy.threads or max(1, usable_cores() // 2)
-                self._making(threads, lambda *_: None).run(whole=damaged, only_if_due=not damaged)
+                threads = max(1, usable_cores() // 2)
+                making = _Making(self._store, self.policy, self._stopping, threads, lambda *_: None)
+                making.run(whole=damaged, only_if_due=not damaged)
             _log.info("the index of %s is rebuilt after %.1f s", self._folder, time.monotonic() - began)
-        except GivenUp:
-            return
         except Exception as error:
             if self._stopping.is_set():
                 return
@@ -130,14 +128,6 @@ class Rebuilder:
             with self._guard:
                 self._not_before = time.monotonic() + _PAUSE
 
-    def _making(self, threads: int, progress: Advance) -> "_Making":
-        def advance(stage: str, done: int, total: int) -> None:
-            if self._stopping.is_set():
-                raise GivenUp
-            progress(stage, done, total)
-
-        return _Making(self._store, self.policy, threads, advance)
-
 
 _Made = tuple[IndexBuilder, Columns, IndexMetadata, int]  # the last: the last removal that it covers
 
@@ -148,8 +138,15 @@ class _Making:
 
     store: Store
     policy: RebuildPolicy
+    stopping: threading.Event
     threads: int  # of FAISS
-    advance: Advance
+    progress: Advance
+
+    def advance(self, stage: str, done: int, total: int) -> None:
+        """Tell how far it is; GivenUp where it is to stop."""
+        if self.stopping.is_set():
+            raise GivenUp
+        self.progress(stage, done, total)
 
     def run(self, *, whole: bool, only_if_due: bool = False) -> None:
         """Add to the published index, where that will do and it need not be `whole`, or make all anew."""
@@ -167,9 +164,9 @@ class _Making:
             made = self._extended(seen, known, reader) if known and seen.index_file else None
             if made is None:
                 builder, parts = IndexBuilder(self.store.meta.dimension, threads=self.threads), []
-                for block in self._blocks(seen, reader, since=0):
+                for block, columns in self._blocks(seen, reader, since=0):
                     builder.add(block.seqs, block.vectors)
-                    parts.append(self._columns(block))
+                    parts.append(columns)
         if made is None:
             made = builder, Columns.joined(parts), self._built(builder, seen), seen.last_removal
         file = folder / f"index-{seen.last_seq}-{secrets.token_hex(4)}.faiss"
@@ -194,21 +191,16 @@ class _Making:
             return IndexMetadata(wanted=wanted, wanted_recall=recall)
         found = build_index(builder, wanted=wanted, wanted_recall=recall, advance=self.advance)
         if found.note or found.recall < recall:
-            _log.warning(
-                "the index of the gallery %s is of type %s and finds %.4f of the 10 nearest, wanted %.4f%s",
-                self.store.path.parent.name,
-                found.type,
-                found.recall,
-                recall,
-                f" ({found.note})" if found.note else "",
-            )
+            name, note = self.store.path.parent.name, f" ({found.note})" if found.note else ""
+            reached = f"finds {found.recall:.4f} of the 10 nearest, wanted {recall:.4f}{note}"
+            _log.warning(f"the index of the gallery {name} is of type {found.type} and {reached}")
         return found
 
     def _extended(self, seen: State, known: IndexMetadata, reader: Reader) -> _Made | None:
         """Return the published index with what is newer; None where it has to be built whole."""
         dimension, file = self.store.meta.dimension, self.store.path.parent / seen.index_file
         blocks = list(self._blocks(seen, reader, since=seen.covers_seq))
-        added = sum(len(block.seqs) for block in blocks)
+        added = sum(len(block.seqs) for block, _ in blocks)
         count = seen.index_count + added
         automatic = known.wanted == AUTOMATIC
         small = automatic and known.type == EXACT and is_small(known.count, dimension)
@@ -221,9 +213,9 @@ class _Making:
             )
         except IndexDamaged:
             return None
-        for block in blocks:
+        for block, _ in blocks:
             builder.add(block.seqs, block.vectors)
-        columns = Columns.joined([columns, *map(self._columns, blocks)])
+        columns = Columns.joined([columns, *(newer for _, newer in blocks)])
         after = measure_again(builder, known, added=added)
         if automatic and after.recall < known.wanted_recall <= known.recall:
             return None  # what came is of another kind than what it was chosen for
@@ -248,14 +240,12 @@ class _Making:
             )
             return writer.reader.state().index_file  # of another, where it was faster
 
-    def _blocks(self, seen: State, reader: Reader, *, since: int) -> Iterator[Block]:
+    def _blocks(self, seen: State, reader: Reader, *, since: int) -> Iterator[tuple[Block, Columns]]:
         for block in reader.blocks_since(since):
             self.advance("read", int(block.seqs[-1]) - since, seen.last_seq - since)
-            yield block
-
-    def _columns(self, block: Block) -> Columns:
-        with sound(self.store.path, "the metadata in it"):
-            return Columns.of(block.labels, block.metadata)
+            with sound(self.store.path, "the metadata in it"):
+                columns = Columns.of(block.labels, block.metadata)
+            yield block, columns
 
 
 def _remove(files: Iterable[Path], *, but: str) -> None:

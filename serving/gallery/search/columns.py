@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from serving.gallery.disk import file_checksum, written_aside
-from serving.gallery.index.metadata import IndexDamaged
+from serving.gallery.index.index import published
 from serving.gallery.search.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
 
 __all__ = ["Columns", "Mask", "TextTable"]
@@ -89,7 +89,7 @@ class Columns:
     @staticmethod
     def joined(parts: Sequence["Columns"]) -> "Columns":
         """Return the columns of the items of all parts, one after the other."""
-        return _sorted([part._entries() for part in parts])
+        return _sorted([_read([], []), *(part._entries() for part in parts)])
 
     def save(self, path: Path) -> str:
         """Write a file that `load` maps, whole or not at all, on disk; returns its checksum."""
@@ -107,22 +107,16 @@ class Columns:
     def load(path: Path, checksum: str) -> "Columns":
         """Map the file that was saved with this checksum; IndexDamaged where it is not there."""
         arrays: list[NDArray[Any]] = []
-        try:
-            found = file_checksum(path)  # first of all: mapping a truncated file ends the process
-            if found != checksum:
-                raise IndexDamaged(f"{path} has the checksum {found}, published was {checksum}")
-            with path.open("rb") as file:
-                whole = np.memmap(file, np.uint8, "r")
-                file.seek(0)
-                while file.tell() < len(whole):
-                    npy.read_magic(file)
-                    shape, _, dtype = npy.read_array_header_1_0(file)
-                    start, size = file.tell(), shape[0] * dtype.itemsize
-                    arrays.append(np.asarray(whole[start : start + size]).view(dtype))
-                    file.seek(size, os.SEEK_CUR)
+        with published(path, checksum), path.open("rb") as file:
+            whole = np.memmap(file, np.uint8, "r")
+            file.seek(0)
+            while file.tell() < len(whole):
+                npy.read_magic(file)
+                shape, _, dtype = npy.read_array_header_1_0(file)
+                start, size = file.tell(), shape[0] * dtype.itemsize
+                arrays.append(np.asarray(whole[start : start + size]).view(dtype))
+                file.seek(size, os.SEEK_CUR)
             values, bounds, groups, name_ends, text_ends, positions, label_codes, names, texts = arrays
-        except (OSError, ValueError) as error:
-            raise IndexDamaged(f"{path} cannot be read: {error}") from error
         tables = TextTable(name_ends, names), TextTable(text_ends, texts)
         return Columns(values, bounds, groups, *tables, positions, label_codes)
 
@@ -153,16 +147,14 @@ class Columns:
 
     def _evaluated(self, filter: Filter) -> Mask:
         """Return the mask of a filter in an array of its own."""
-        match filter:
-            case AllOf(filters):
-                mask = np.ones(len(self), np.bool_)
-                for each in filters:
-                    mask &= self._evaluated(each)
-                return mask
-            case Not(inner):
-                return ~self._evaluated(inner)
         mask = np.zeros(len(self), np.bool_)
         match filter:
+            case Not(inner):
+                return ~self._evaluated(inner)
+            case AllOf(filters):
+                mask[:] = True
+                for each in filters:
+                    mask &= self._evaluated(each)
             case AnyOf(filters):
                 for each in filters:
                     mask |= self._evaluated(each)
@@ -267,7 +259,7 @@ def _sorted(parts: Sequence[_Entries]) -> Columns:
         positions.append(part.positions + np.int32(count))
         labels.append(text_map[part.label_codes])
         count += len(part.label_codes)
-    group, value = _concatenated(groups, np.int64), _concatenated(values, np.float64)
+    group, value = np.concatenate(groups), np.concatenate(values)
     order = np.lexsort((value, group))
     distinct, starts = np.unique(group[order], return_index=True)
     return Columns(
@@ -276,10 +268,6 @@ def _sorted(parts: Sequence[_Entries]) -> Columns:
         groups=distinct,
         names=TextTable.of(names),
         label_names=TextTable.of(texts),
-        positions=_concatenated(positions, np.int32)[order],
-        label_codes=_concatenated(labels, np.int32),
+        positions=np.concatenate(positions)[order],
+        label_codes=np.concatenate(labels),
     )
-
-
-def _concatenated(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype)

@@ -19,14 +19,11 @@ __all__ = [
     "unknown_fields",
 ]  # fmt: skip
 
-
 LABEL = "$label"
 """The field that stands for an item's label; an item whose label is empty has none."""
 
-MAX_LEVELS = 30
-"""Most levels of filters within filters."""
-MAX_CONDITIONS = 1000
-"""Most conditions in one filter; each value that a field may be among is one."""
+MAX_LEVELS = 30  # of filters within filters
+MAX_CONDITIONS = 1000  # in one filter; each value that a field may be among is one
 MAX_FILTER_BYTES = 65_536  # of all fields and strings of one; no metadata is longer
 _TOO_DEEP = f"the filter is nested more than {MAX_LEVELS} levels deep; make it flatter"
 _RANGES = {"$gt": "above", "$gte": "least", "$lt": "below", "$lte": "most"}
@@ -116,7 +113,11 @@ def check_filter(filter: Filter) -> Filter:
         if isinstance(condition, AllOf | AnyOf):
             continue
         for value in values:
-            _check_value(value, condition.field)
+            if not isinstance(value, str) and not abs(value) <= sys.float_info.max:  # NaN too
+                raise InvalidArgument(
+                    f"the filter compares the field {condition.field!r} with a number that is not finite or "
+                    "is larger than a double; expected a finite one"
+                )
         texts = (text for text in (condition.field, *values) if isinstance(text, str))
         size += sum(len(text.encode(errors="replace")) for text in texts)
         if size > MAX_FILTER_BYTES:
@@ -181,14 +182,6 @@ def _values(condition: Equal | In | Range | Exists | AllOf | AnyOf) -> list[Valu
     return []
 
 
-def _check_value(value: Value, field: str) -> None:
-    if not isinstance(value, str) and not abs(value) <= sys.float_info.max:  # NaN too
-        raise InvalidArgument(
-            f"the filter compares the field {field!r} with a number that is not finite or is larger than a "
-            "double; expected a finite one"
-        )
-
-
 def _check_bounds(bounds: list[Value], field: str) -> None:
     kinds = {kind_of(bound) for bound in bounds}
     if not kinds:
@@ -213,7 +206,9 @@ def parse_filter(given: object, *, where: str = "filter") -> Filter:
 def _parsed(given: object, where: str, left: int) -> Filter:
     if not left:
         raise InvalidArgument(_TOO_DEEP)
-    found = [_part(name, value, f"{where}.{name}", left) for name, value in _object(given, where).items()]
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise InvalidArgument(f'{where} is {_shown(given)}; expected a JSON object, as {{"brand": "acme"}}')
+    found = [_part(name, value, f"{where}.{name}", left) for name, value in given.items()]
     return found[0] if len(found) == 1 else AllOf(tuple(found))
 
 
@@ -262,12 +257,6 @@ def _condition(field: str, operator: object, operand: object, where: str) -> Fil
                 raise InvalidArgument(f"{where} is {_shown(operand)}; expected true or false")
             return Exists(field) if operand else Not(Exists(field))
     raise InvalidArgument(f"{where} is unknown; {_nearest(str(operator), _OPERATORS)}")
-
-
-def _object(given: object, where: str) -> Mapping[str, object]:
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise InvalidArgument(f'{where} is {_shown(given)}; expected a JSON object, as {{"brand": "acme"}}')
-    return given
 
 
 def _value(value: object, where: str) -> Value:

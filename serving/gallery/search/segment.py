@@ -9,14 +9,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.gallery.index.index import SCORE_ERROR, Index
-from serving.gallery.index.metadata import MEASURED_K, IndexDamaged, IndexMetadata
+from serving.gallery.index.index import MEASURED_K, SCORE_ERROR, Index, IndexDamaged, IndexMetadata
 from serving.gallery.search.columns import Columns, Mask, TextTable
 from serving.gallery.search.filter import Filter
 from serving.gallery.store.schema import sound
 from serving.gallery.store.transaction import Block, State
 
-__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "exact_scores", "kth", "ranked"]
+__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "kth", "ranked", "rescored"]
 
 Near = tuple[NDArray[np.float32], NDArray[np.int64], float]
 """Scores of candidates (c,), their positions (c,), and a bound on the scores of all others allowed."""
@@ -74,7 +73,7 @@ class SealedSegment:
     def barred(self, filter: Filter | None, excluded: NDArray[np.int64]) -> Mask:
         """Tell which items no answer may hold, bool (n,)."""
         barred = self.dead if filter is None else self.dead | ~self.columns.mask(filter)
-        return _marked(barred, self.seqs, excluded) if len(excluded) else barred
+        return _marked(barred, self.seqs, excluded)
 
     def nearest(self, queries: NDArray[np.float32], k: int, barred: Mask, *, by_label: bool) -> list[Near]:
         """Find candidates for the k best items that are not barred (n,), of each query (Q, d).
@@ -97,11 +96,9 @@ class SealedSegment:
             step = max(1, _PRODUCTS // count)
             for start in range(0, len(pending), step):
                 asked = pending[start : start + step]
-                all_scores, all_positions = index.search(queries[asked], count)
-                all_live = (all_positions >= 0) & ~barred[all_positions]
-                for number, scores, positions, live in zip(
-                    asked, all_scores, all_positions, all_live, strict=True
-                ):
+                answers = zip(asked, *index.search(queries[asked], count), strict=True)
+                for number, scores, positions in answers:
+                    live = (positions >= 0) & ~barred[positions]
                     found = positions[live]
                     trusted = found if index.exact else found[: math.ceil(len(found) / _DEPTH)]
                     if _is_enough(trusted, labels, k):
@@ -153,10 +150,8 @@ class GrowingSegment:
     @staticmethod
     def empty(dimension: int, known: TextTable) -> "GrowingSegment":
         """Return the segment of no item."""
-        none = np.empty(0, np.int64)
-        return GrowingSegment(
-            np.empty((0, dimension), np.float32), none, np.zeros(0, np.bool_), none.copy(), known
-        )
+        vectors, none = np.empty((0, dimension), np.float32), np.empty(0, np.int64)
+        return GrowingSegment(vectors, none, np.zeros(0, np.bool_), none.copy(), known)
 
     def advanced(self, blocks: Iterable[Block], removed: NDArray[np.int64], path: Path) -> "GrowingSegment":
         """Return these items and newer ones of the file `path`, with the removed seqs dead."""
@@ -181,7 +176,7 @@ class GrowingSegment:
         barred = self.dead
         if filter is not None and self.columns:
             barred = barred | ~np.concatenate([part.mask(filter) for part in self.columns])
-        return _marked(barred, self.seqs, excluded) if len(excluded) else barred
+        return _marked(barred, self.seqs, excluded)
 
     def scores(self, queries: NDArray[np.float32], barred: Mask) -> NDArray[np.float32]:
         """Return the scores of queries (Q, d) with all, (Q, f); minus infinity for the barred (f,)."""
@@ -215,11 +210,8 @@ def _marked(dead: Mask, seqs: NDArray[np.int64], removed: NDArray[np.int64]) -> 
 
 
 def _appended(rows: NDArray[T], more: NDArray[T]) -> NDArray[T]:
-    """Return `rows` and `more` in one array with room behind it, so that n appends copy O(n) rows in all.
-
-    Only the newest view may be extended, so that the room behind its rows is free; older ones do not look
-    beyond theirs.
-    """
+    """Return `rows` and `more` in one array with room behind it, so that n appends copy O(n) rows in all."""
+    # Only the newest view is extended: the room behind its rows is free, and older ones look at theirs alone.
     size = len(rows) + len(more)
     whole = rows.base if isinstance(rows.base, np.ndarray) else rows
     if whole.dtype != rows.dtype or whole.shape[1:] != rows.shape[1:] or len(whole) < size:
@@ -237,19 +229,16 @@ def distinct(labels: NDArray[np.int32] | NDArray[np.int64], places: NDArray[np.i
 def _product(
     queries: NDArray[np.float32], vectors: NDArray[np.float32], positions: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return the scores of queries (Q, d) with the vectors (n, d) at ascending positions (c,), (Q, c).
-
-    A block of them is gathered at a time; where they are all there are, none needs to be.
-    """
+    """Return the scores of queries (Q, d) with the vectors (n, d) at ascending positions (c,), (Q, c)."""
     scores = np.empty((len(queries), len(positions)), np.float32)
     for start in range(0, len(positions), _ROWS):
         rows = slice(start, start + _ROWS)
-        block = vectors[rows] if len(positions) == len(vectors) else vectors[positions[rows]]
+        block = vectors[rows] if len(positions) == len(vectors) else vectors[positions[rows]]  # gathered
         scores[:, rows] = queries @ block.T
     return scores
 
 
-def exact_scores(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def rescored(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return inner products of (d,) and (c, d), float32 (c,), summed in float64.
 
     They do not depend on where an item is kept, nor on how many queries came together (FAISS's do:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import Overloaded
-from serving.gallery.index.index import SCORE_ERROR
-from serving.gallery.index.metadata import IndexDamaged
+from serving.gallery.index.index import SCORE_ERROR, IndexDamaged
 from serving.gallery.index.rebuild import Rebuilder
 from serving.gallery.search.columns import Columns, Mask
 from serving.gallery.search.filter import LABEL, Filter
@@ -24,9 +23,9 @@ from serving.gallery.search.segment import (
     Near,
     SealedSegment,
     distinct,
-    exact_scores,
     kth,
     ranked,
+    rescored,
 )
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
@@ -52,7 +51,6 @@ class Snapshot:
     sealed: SealedSegment  # what the published index covers
     growing: GrowingSegment  # the f items newer than that
     damaged: bool = False  # the published files could not be read, and everything is in `growing`
-    due: bool = False  # a rebuild is due
 
     @property
     def dead(self) -> Mask:
@@ -137,7 +135,7 @@ class Snapshot:
             places = np.union1d(places, others[~barred[others]])
         main, rest = places[places < count], places[places >= count] - count
         seqs = np.concatenate([sealed.seqs[main], growing.seqs[rest]])
-        exact = exact_scores(query, np.concatenate([sealed.vectors[main], growing.vectors[rest]]))
+        exact = rescored(query, np.concatenate([sealed.vectors[main], growing.vectors[rest]]))
         order = ranked(exact, k, minimum, self._labels(places) if by_label else None)
         return list(zip(seqs[order].tolist(), exact[order].tolist(), strict=True))
 
@@ -170,8 +168,7 @@ class SnapshotCache:
             with self._store.read() as reader:
                 snapshot = self._current(reader)
                 if snapshot is not None:
-                    if snapshot.due:
-                        self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)
+                    self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)
                     yield snapshot, reader
                     return
 
@@ -181,11 +178,9 @@ class SnapshotCache:
             self._retired, self._snapshot = True, None
 
     def _current(self, reader: Reader) -> Snapshot | None:
-        """Return the snapshot of the reader's state; None if it is to look again in a new transaction.
-
-        A newly published index is loaded by one caller, outside the lock, since verifying it takes long. The
-        others go on with the index before it, brought to their own state, so that they miss no write.
-        """
+        """Return the snapshot of the reader's state; None if it is to look again in a new transaction."""
+        # A newly published index is loaded by one caller, outside the lock, since verifying it takes long.
+        # The others go on with the one before it, brought to their own state, so that they miss no write.
         with self._guard:
             known = self._snapshot  # read before the store, so that it is never of a later state
             settled = known is not None and known.generation == known.state.generation
@@ -196,7 +191,7 @@ class SnapshotCache:
                 # A change that was counted back shows that an older file was put in this one's place. The
                 # store keeps the removals since the publication before the last: one can be passed.
                 ahead = known.state.change < state.change and state.generation - known.generation <= 1
-                known = self._judged(known.advanced(state, reader)) if ahead else None
+                known = known.advanced(state, reader) if ahead else None
             if known is not None and known is not self._snapshot:
                 self._keep(known)
         if known is not None and known.generation == state.generation:
@@ -204,10 +199,8 @@ class SnapshotCache:
         if not self._loading.acquire(timeout=0 if known else _PATIENCE):
             if known is not None:
                 return known
-            raise Overloaded(
-                f"the index of {self._store.path.parent} is being loaded for a long time; try again",
-                retry_after=1.0,
-            )
+            busy = f"the index of {self._store.path.parent} is being loaded for a long time; try again"
+            raise Overloaded(busy, retry_after=1.0)
         try:
             with self._guard:
                 newest = self._snapshot
@@ -220,9 +213,6 @@ class SnapshotCache:
             return loaded
         finally:
             self._loading.release()
-
-    def _judged(self, snapshot: Snapshot) -> Snapshot:
-        return replace(snapshot, due=snapshot.damaged or self._rebuilder.policy.is_due(snapshot.state))
 
     def _keep(self, snapshot: Snapshot) -> None:
         if not self._retired:
@@ -248,5 +238,4 @@ class SnapshotCache:
         last_seq = 0 if sealed.index is None else state.covers_seq
         covered = replace(state, last_seq=last_seq, last_removal=state.covers_removal)
         growing = GrowingSegment.empty(self._store.meta.dimension, sealed.columns.label_names)
-        loaded = Snapshot(covered, state.generation, sealed, growing, damaged).advanced(state, reader)
-        return self._judged(loaded)
+        return Snapshot(covered, state.generation, sealed, growing, damaged).advanced(state, reader)

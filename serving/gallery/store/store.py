@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from serving.errors import AlreadyExists, BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
-from serving.gallery.disk import TOO_MANY_OPEN, are_descriptors_out, disk_error, is_full
+from serving.errors import BadArtifact, NotFound, Overloaded, ReadOnly, Unavailable
+from serving.gallery.disk import TOO_MANY_OPEN, are_descriptors_out, is_full
 from serving.gallery.lock import names_stay
 from serving.gallery.store.schema import DETACH, FORMAT_VERSION, SCHEMA, damaged, read_meta
 from serving.gallery.store.transaction import Reader, Writer
@@ -83,7 +83,7 @@ class Store:
             ReadOnly: This process may not write to it, and as it stands it cannot be read without.
         """
         if not path.is_file():
-            raise NotFound(f"there is no gallery file {path}; check the path, or create the gallery first")
+            raise NotFound(f"there is no gallery file {path}; check the path, or make it by crossbatch index")
         self.path = path
         self._timeout = busy_timeout
         self._writable = is_writable(path)
@@ -124,27 +124,17 @@ class Store:
 
     def copy_to(self, path: Path) -> None:
         """Write one file of a single state, while writes go on: a gallery of its own, without index."""
-        try:
-            path.touch(exist_ok=False)  # so that nobody else's file is written or removed
-        except FileExistsError as error:
-            raise AlreadyExists(f"there is already something at {path}; choose another name") from error
-        except OSError as error:
-            raise disk_error(error, f"the copy {path}") from error
-        try:
-            with self._borrowed() as reader:
-                try:
-                    reader.sql.execute("VACUUM INTO ?", (str(path),))
-                    with closing(sqlite3.connect(path, isolation_level=None)) as copy:
-                        copy.execute("PRAGMA journal_mode=WAL")
-                        copy.execute("PRAGMA synchronous=FULL")
-                        copy.executescript(f"BEGIN; {DETACH} COMMIT")
-                except sqlite3.Error as error:
-                    if _code(error) in _OF_COPY:
-                        raise refusal(error, path) from error
-                    raise
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        with self._borrowed() as reader:
+            try:
+                reader.sql.execute("VACUUM INTO ?", (str(path),))
+                with closing(sqlite3.connect(path, isolation_level=None)) as copy:
+                    copy.execute("PRAGMA journal_mode=WAL")
+                    copy.execute("PRAGMA synchronous=FULL")
+                    copy.executescript(f"BEGIN; {DETACH} COMMIT")
+            except sqlite3.Error as error:
+                if _code(error) in _OF_COPY:
+                    raise refusal(error, path) from error
+                raise
 
     def check(self) -> list[str]:
         """Return what SQLite's own integrity check finds wrong; nothing where the file is sound."""
@@ -204,17 +194,14 @@ class Store:
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-                self._give_back(connection)
+                with self._guard:
+                    kept = self._writable and not self._retired
+                    if kept:
+                        self._idle.append(connection)
+                if not kept:
+                    connection.close()
         except _FAILURES as error:
             raise self._refusal(error) from error
-
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        with self._guard:
-            keeping = self._writable and not self._retired
-            if keeping:
-                self._idle.append(connection)
-        if not keeping:
-            connection.close()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -247,24 +234,22 @@ class Store:
 
 def refusal(error: Exception, path: Path) -> Exception:
     """Return what is raised in the place of an error of SQLite about a file."""
-    code = _code(error)
+    code, file = _code(error), f"the gallery file {path}"
     if code in _BUSY:
         return _busy(path)
     if code in _DAMAGE:
         return damaged(path, error)
     if code in _UNWRITABLE:
-        return ReadOnly(f"the gallery file {path} cannot be written ({error}); check its permissions")
+        return ReadOnly(f"{file} cannot be written ({error}); check its permissions")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and are_descriptors_out():
-        return Unavailable(f"the gallery file {path} cannot be opened: {TOO_MANY_OPEN}")
+        return Unavailable(f"{file} cannot be opened: {TOO_MANY_OPEN}")
     if code == sqlite3.SQLITE_CANTOPEN:
-        return Unavailable(f"the gallery file {path} cannot be opened ({error}); check its permissions")
+        return Unavailable(f"{file} cannot be opened ({error}); check its permissions")
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and is_full(path.parent)):
-        return Overloaded(
-            f"the disk that holds the gallery file {path} is full, and nothing was stored; free some space",
-            retry_after=30.0,
-        )
+        full = f"the disk that holds {file} is full, and nothing was stored; free some space"
+        return Overloaded(full, retry_after=30.0)
     if code == sqlite3.SQLITE_IOERR:
-        return Unavailable(f"the gallery file {path} cannot be read or written ({error}); check the disk")
+        return Unavailable(f"{file} cannot be read or written ({error}); check the disk")
     return error  # a bug of ours
 
 

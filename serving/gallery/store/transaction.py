@@ -111,8 +111,7 @@ class Reader:
         """Return the first items whose keys begin with `prefix` and follow `after`, ascending by key."""
         # Python compares strings by code points, SQLite by their UTF-8 bytes: the order is the same.
         found = self.sql.execute(
-            _ITEMS + " WHERE key >= ? AND key <> ? ORDER BY key LIMIT ?",
-            (max(after, prefix), after, limit),
+            _ITEMS + " WHERE key >= ? AND key <> ? ORDER BY key LIMIT ?", (max(after, prefix), after, limit)
         )
         return list(takewhile(lambda item: item.key.startswith(prefix), self._items(found)))
 
@@ -217,13 +216,10 @@ class Writer:
         first = self.reader.state().last_seq + 1
         versions = range(first, first + len(items))
         self._sql.executemany(_INSERT, map(schema.record_of, items, versions))
+        pairs = zip(versions, (item.thumbnail for item, _ in items), strict=True)
         self._sql.executemany(
             "INSERT INTO thumbnails (seq, checksum, jpeg) VALUES (?, ?, ?)",
-            (
-                (seq, zlib.crc32(item.thumbnail), item.thumbnail)
-                for seq, (item, _) in zip(versions, items, strict=True)
-                if item.thumbnail
-            ),
+            ((seq, zlib.crc32(jpeg), jpeg) for seq, jpeg in pairs if jpeg),
         )
         self._sql.execute("UPDATE state SET change = change + 1")
         return list(versions)
@@ -284,13 +280,12 @@ class Writer:
         for key, version in expected.items():
             there = found.get(key, 0)
             if there != version:
-                raise Conflict(
-                    f"the item {key!r} {_stands(there)} in the gallery {self.reader.path.parent.name}; the "
-                    f"write expected that it {_stands(version)}: read it again, then decide",
-                    key=key,
-                    expected=version,
-                    found=there,
+                gallery = self.reader.path.parent.name
+                told = (
+                    f"the item {key!r} {_stands(there)} in the gallery {gallery}; the write expected that it "
+                    f"{_stands(version)}: read it again, then decide"
                 )
+                raise Conflict(told, key=key, expected=version, found=there)
 
     def _remove(self, keys: Sequence[str]) -> int:
         seqs = [(seq,) for seq in self.reader.seqs(keys).values()]
