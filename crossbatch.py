@@ -66,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "--help"
     _mend_streams()
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         return _run(name, words[1:])
@@ -80,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+    finally:  # no handler of ours stays: whoever calls this may close what is standard error now
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def parser_of(name: str, settings: "type[BaseModel]") -> argparse.ArgumentParser:
@@ -185,7 +190,8 @@ def _sentence(error: "ValidationError", settings: "type[BaseModel]", variable: s
     info = settings.model_fields[field]
     name = variable or spelled(field, info)
     if first["type"] == "missing":
-        return f"{name} is missing: {str(info.description).partition('. ')[0].rstrip('.')}."
+        told = " ".join(str(info.description).split())
+        return f"{name} is missing: {told.partition('. ')[0].rstrip('.')}."
     reason = first["msg"].removeprefix("Value error, ")
     return f"{name} cannot be {first['input']!r}: {reason[:1].lower()}{reason[1:]}."
 

@@ -29,7 +29,7 @@ from training.data.feature_cache import cache_features
 from training.data.partition import Partition, divide
 from training.data.pictures import embed_pictures
 from training.evaluation.fitted import fitted_figures
-from training.evaluation.protocol import measure_retrieval
+from training.evaluation.metrics import retrieval_metrics
 from training.loop.fit import fit
 from training.loop.processes import processes
 from training.loop.trainee import build_network, freeze_weights, start_trainee
@@ -88,8 +88,8 @@ def compare_variants(data: Path, *, runs: int, extra: Sequence[str]) -> Iterator
         partition = divide(catalog, recipe)
         embedder = _train(recipe, partition, cells=cells)
         embeddings, _, labels = _embed(embedder, recipe, partition.validation)
-        figures = measure_retrieval(embeddings, labels)
-        scores = {"map_at_r": figures["map_at_r"], "recall_at_1": figures["recall_at"]["1"]}
+        figures = retrieval_metrics(embeddings, labels)
+        scores = {"map_at_r": figures.map_at_r, "recall_at_1": figures.recall_at[1]}
         yield {"head": head, "variant": variant, "fold": fold, **scores}
 
 
@@ -111,7 +111,7 @@ def compare_criteria(data: Path, *, runs: int, extra: Sequence[str]) -> Iterator
             embedder = _train(recipe, partition)
             told.append(_criteria(embedder, recipe, partition.validation))
             embeddings, _, labels = _embed(embedder, recipe, select(catalog, "test", recipe.split))
-            unseen.append(measure_retrieval(embeddings, labels)["map_at_r"])
+            unseen.append(retrieval_metrics(embeddings, labels).map_at_r)
         best = int(np.argmax(unseen))
         yield {"criterion": "the best there is", "seed": seed, "map_at_r": unseen[best], "correlation": 1}
         for name in told[0]:
@@ -140,7 +140,7 @@ def _train(recipe: Recipe, partition: Partition, *, cells: int = 0) -> Embedder:
 def _criteria(embedder: Embedder, recipe: Recipe, rows: Sequence[Row]) -> dict[str, float]:
     """Measure validation classes; of each figure, the more the better."""
     embeddings, histograms, labels = _embed(embedder, recipe, rows)
-    figures = measure_retrieval(embeddings, labels)
+    figures = retrieval_metrics(embeddings, labels)
     fitted = fitted_figures(histograms, embeddings, labels, draws=100)
     loss = build_loss(recipe.loss, classes=1, dimension=recipe.dimension, **recipe.loss_options)
     halves = torch.Generator().manual_seed(0)
@@ -151,8 +151,8 @@ def _criteria(embedder: Embedder, recipe: Recipe, rows: Sequence[Row]) -> dict[s
         for _ in range(_HALVINGS)
     ]
     return {
-        "MAP@R": figures["map_at_r"],
-        "R@1": figures["recall_at"]["1"],
+        "MAP@R": figures.map_at_r,
+        "R@1": figures.recall_at[1],
         "MAP_x": fitted["map_x"],
         "L_XML": -float(torch.stack(xml).mean()),
     }

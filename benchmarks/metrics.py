@@ -148,7 +148,11 @@ def _ours() -> Measure:
     def measure(
         queries: Tensor, labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor | None
     ) -> dict[str, float]:
-        found = retrieval_metrics(queries, labels, gallery_embeddings=gallery, gallery_labels=gallery_labels)
+        roles = None
+        if gallery is not None and gallery_labels is not None:
+            roles = ["query"] * len(queries) + ["gallery"] * len(gallery)
+            queries, labels = torch.cat((queries, gallery)), torch.cat((labels, gallery_labels))
+        found = retrieval_metrics(queries, labels, roles=roles)
         return dict(zip(FIGURES, (found.recall_at[1], found.r_precision, found.map_at_r), strict=True))
 
     return measure

@@ -17,8 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from serving.catalog.catalog import read_listed
-from serving.catalog.published import Listed
+from serving.catalog.published import Listed, parse
 
 Counts = Mapping[str, tuple[int, int]]
 """Images and classes by split; the split of what is of no class is empty. The devkit's are by folder."""
@@ -100,7 +99,7 @@ def main(folder: str, published: Mapping[tuple[str, str], Counts] = PUBLISHED) -
             if name == "Cars196" and not any(root.glob("**/cars_annos.mat")):
                 make_cars_annos(root, Path(made))
                 root, note = Path(made), ", by a cars_annos.mat made from the derived lists"
-            listed = read_listed(root, format)
+            _, listed = parse(root, format)
             lines, equal = compare(count(by_folder(listed) if root.name == "devkit" else listed), counts)
             print(f"{name} as {format}{note}: {'as published' if equal else 'DIFFERENT'}", *lines, sep="\n")
             checked, all_equal = checked + 1, all_equal and equal

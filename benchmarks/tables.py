@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.evaluation.paired import interval, paired
+from training.evaluation.paired import interval
 
 __all__ = ["PAGES", "TABLES", "Figure", "Table", "main", "stale"]
 
@@ -259,7 +259,7 @@ def _difference(
     first, second = (_values(table, groups[each], column, pairs) for each in (group, other))
     if not first or not second:
         return "–"
-    mean, half = paired(first, second)
+    mean, half = interval(first, second)
     decimals = table.figures[column].decimals
     ends = "" if half is None else f" ({mean - half:+.{decimals}f} to {mean + half:+.{decimals}f})"
     return f"{mean:+.{decimals}f}{ends}"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -80,12 +79,7 @@ def look(name: str, folder: Path, *, data: Path | None, halvings: int, images: i
     rows = [row for row in select(read_own(run.record, data=data), "test", run.recipe.split) if row.label]
     found = embed_split(rows, run.embedder, run.recipe, batch=64)
     measured = measure(found)
-    fitted = fitted_figures(
-        torch.from_numpy(found.histograms),
-        torch.from_numpy(found.embeddings),
-        found.labels,
-        draws=halvings,
-    )
+    fitted = fitted_figures(found.histograms, found.embeddings, found.labels, draws=halvings)
     firsts = np.unique(found.labels, return_index=True)[1]  # an image of each class
     chosen = firsts[(np.arange(images) * len(firsts)) // max(images, 1)].tolist()
     mapped, assignments = find_assignments([found.rows[i] for i in chosen], run.embedder, run.recipe)

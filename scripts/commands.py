@@ -51,7 +51,7 @@ def page() -> str:
 def _table(first: str, rows: list[tuple[str, FieldInfo]]) -> str:
     lines = [f"| {first} | default | range | what it says |", "| --- | --- | --- | --- |"]
     for name, info in rows:
-        told = str(info.description).rstrip(".").replace("|", "\\|")
+        told = " ".join(str(info.description).split()).rstrip(".").replace("|", "\\|")
         lines.append(f"| `{name}` | {_default(info)} | {_range(info)} | {told} |")
     return "\n".join(lines) + "\n"
 

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
@@ -23,17 +23,14 @@ def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: 
         return tqdm(items, total=total, disable=True)
     if sys.stderr.isatty():
         return tqdm(items, desc=label, total=total, unit=unit, file=sys.stderr, dynamic_ncols=True)
-    return _Logged(
-        items,
-        desc=label,
-        total=total,
-        unit=unit,
-        file=_Lines(sys.stderr),
-        bar_format="{desc}: {n_fmt} of {total_fmt}, {pace}, {elapsed} gone, {remaining} left",
-        mininterval=60.0,
-        maxinterval=60.0,
-        delay=1e-9,  # no line before the first step
-    )
+    layout = "{desc}: {n_fmt} of {total_fmt}, {pace}, {elapsed} gone, {remaining} left"
+    seldom: dict[str, Any] = {
+        "mininterval": 60.0,
+        "maxinterval": 60.0,
+        "delay": 1e-9,
+    }  # and not before the first step
+    log = _LineStream(sys.stderr)
+    return _Logged(items, desc=label, total=total, unit=unit, file=log, bar_format=layout, **seldom)
 
 
 @contextmanager
@@ -43,19 +40,15 @@ def stages(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     Yields what is to be called with a stage's name, how many steps of it are done, and of how many.
     """
     bars: dict[str, tqdm[Any]] = {}
+    with ExitStack() as shown:
 
-    def advance(stage: str, done: int, total: int) -> None:
-        if stage not in bars:
-            for bar in bars.values():
-                bar.close()
-            bars[stage] = progress((), stage, total=total, unit=unit)
-        bars[stage].update(done - bars[stage].n)
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in bars:
+                shown.close()
+                bars[stage] = shown.enter_context(progress((), stage, total=total, unit=unit))
+            bars[stage].update(done - bars[stage].n)
 
-    try:
         yield advance
-    finally:
-        for bar in bars.values():
-            bar.close()
 
 
 class _Logged(tqdm):  # type: ignore[type-arg]  # it takes no parameter when it runs
@@ -76,7 +69,7 @@ def _pace(rate: float, unit: str) -> str:
     return f"{float(f'{value:.3g}'):,.15g} {per}"
 
 
-class _Lines:
+class _LineStream:
     """A stream on which a bar that is drawn over and over becomes lines."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -87,8 +87,7 @@ class Settings(BaseModel):
 def run(settings: Settings) -> dict[str, Any]:
     """Ask the server: gives what was searched for and its hits, nearest first."""
     photo, key = settings.photo, settings.key
-    same = ("tls", "ca", "certificate", "private_key", "insecure", "timeout")
-    options = {name: getattr(settings, name) for name in same}
+    options = settings.model_dump(include={"tls", "ca", "certificate", "private_key", "insecure", "timeout"})
     options["retries"] = 2  # less than a second: a person is told soon that no server is there
     if settings.api_key is not None:
         options["api_key"] = settings.api_key.get_secret_value()
@@ -128,25 +127,15 @@ def render(result: dict[str, Any]) -> str:
         sought = result["photo"] or result["key"]
         return f"the gallery {result['gallery']} holds no item{passing}, or none near enough to {sought}"
     shown = result["show"]
-    rows = [("rank", "score", "label", *shown, "key")]
-    rows += [
-        (
-            str(hit["rank"]),
-            f"{hit['score']:.4f}",
-            hit["label"],
-            *(_worded(hit["metadata"].get(field, "")) for field in shown),
-            hit["key"] if hit["uri"] in ("", hit["key"]) else f"{hit['key']}  {hit['uri']}",
-        )
-        for hit in result["hits"]
-    ]
+    rows = [["rank", "score", "label", *shown, "key"]]
+    for hit in result["hits"]:
+        named = hit["key"] if hit["uri"] in ("", hit["key"]) else f"{hit['key']}  {hit['uri']}"
+        cells = [_worded(hit["metadata"].get(field, "")) for field in shown]
+        rows.append([str(hit["rank"]), f"{hit['score']:.4f}", hit["label"], *cells, named])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     signs = (">", ">", *"<" * (len(widths) - 2))  # the two numbers go to the right
-    return "\n".join(
-        "  ".join(
-            f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+    line = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
+    return "\n".join(line.format(*row).rstrip() for row in rows)
 
 
 def remark(result: dict[str, Any]) -> str | None:
@@ -163,24 +152,24 @@ def remark(result: dict[str, Any]) -> str | None:
 def _in_words_of_the_command(error: CrossbatchError, settings: Settings) -> str:
     """Name the photo where the client counts inputs, and flags for its arguments (`ca=...`)."""
     variable = "CROSSBATCH_SEARCH_API_KEY"
-    if isinstance(error, Unauthenticated) and settings.api_key:
-        return (
-            f"The server does not know the API key that {variable} or --api-key gives, or it was revoked; "
-            "`crossbatch keys` lists and makes them where the server is."
-        )
+    unknown = (
+        f"The server does not know the API key that {variable} or --api-key gives, or it was revoked; "
+        "`crossbatch keys` lists and makes them where the server is."
+    )
+    lacking = (
+        f"The server wants an API key, and none was given; put it into the variable {variable} (or give "
+        "--api-key, which other users of the machine can see)."
+    )
     if isinstance(error, Unauthenticated):
-        return (
-            f"The server wants an API key, and none was given; put it into the variable {variable} (or give "
-            "--api-key, which other users of the machine can see)."
-        )
+        return unknown if settings.api_key else lacking
     names = "|".join(Settings.model_fields)
-    text = re.sub(rf"\b({names})=(True\b|\.\.\.|(?=['\"]))", _flag, str(error))
+    text = re.sub(
+        rf"\b({names})=(True\b|\.\.\.|(?=['\"]))",
+        lambda found: f"--{found[1].replace('_', '-')}{'' if found[2] else ' '}",
+        str(error),
+    )
     bare = text.removeprefix("input 0: ")
     return f"{settings.photo}: {bare}" if settings.photo and bare != text else bare
-
-
-def _flag(found: re.Match[str]) -> str:
-    return f"--{found[1].replace('_', '-')}{'' if found[2] else ' '}"
 
 
 def _worded(value: Any) -> str:

@@ -1,7 +1,5 @@
 """Oracles: each formula again as naive float64 loops, or by `lstsq`, with nothing taken from the product."""
 
-import itertools
-
 import numpy as np
 import numpy.typing as npt
 
@@ -202,28 +200,3 @@ def expressed(histograms: Floats, embeddings: Floats, fitted: Ints, measured: In
     unit = np.array([y / np.linalg.norm(y) for y in embeddings])
     v = ridge(histograms[fitted], unit[fitted], penalty)
     return np.array([v @ histograms[i] for i in measured])
-
-
-def mutual_information(clusters: Ints, labels: Ints) -> float:
-    """I = Σ p(a, b) log(p(a, b) / (p(a) p(b)))."""
-    total, n = 0.0, len(labels)
-    for a in set(clusters.tolist()):
-        for b in set(labels.tolist()):
-            both = sum(clusters[i] == a and labels[i] == b for i in range(n)) / n
-            if both > 0:
-                total += both * np.log(both / (np.mean(clusters == a) * np.mean(labels == b)))
-    return float(total)
-
-
-def normalised_information(clusters: Ints, labels: Ints) -> float:
-    """NMI: I over the mean entropy; the entropy of a partition is its I with itself."""
-    entropy = (mutual_information(clusters, clusters) + mutual_information(labels, labels)) / 2
-    return mutual_information(clusters, labels) / entropy
-
-
-def adjusted_information(clusters: Ints, labels: Ints) -> float:
-    """AMI with the expected I taken as the mean over all orders of the labels; for a few images only."""
-    orders = list(itertools.permutations(labels.tolist()))
-    expected = float(np.mean([mutual_information(clusters, np.array(order)) for order in orders]))
-    entropy = (mutual_information(clusters, clusters) + mutual_information(labels, labels)) / 2
-    return (mutual_information(clusters, labels) - expected) / (entropy - expected)

@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import io
 import json
+import logging
 import os
 import re
 import subprocess
@@ -31,10 +32,13 @@ def sentence(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return printed.err
 
 
-def test_without_words_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert crossbatch.main([]) == 0
-    listed = capsys.readouterr().out
-    assert all(name in listed for name in crossbatch.COMMANDS)
+def test_without_words_the_commands_are_listed_and_the_version_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert crossbatch.main([]) == crossbatch.main(["--version"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in crossbatch.COMMANDS)
+    assert told.endswith(f"\ncrossbatch {importlib.metadata.version('crossbatch')}\n")
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -77,6 +81,15 @@ def test_what_is_wrong_is_told_with_what_is_right(
     assert re.search(says, sentence(capsys, *words.split()))
 
 
+@pytest.mark.parametrize("command", ["gallery list", "serve --model m.onnx"])
+def test_a_command_leaves_no_handler_on_a_stream_that_its_caller_may_close(
+    command: str, tmp_path: Path
+) -> None:
+    before = logging.getLogger().handlers[:]
+    crossbatch.main([*command.split(), "--galleries", str(tmp_path)])
+    assert logging.getLogger().handlers == before
+
+
 def test_a_variable_gives_a_setting_and_a_flag_overrides_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,19 +100,19 @@ def test_a_variable_gives_a_setting_and_a_flag_overrides_it(
 
 
 @pytest.mark.parametrize(
-    ("variable", "says"),
+    ("name", "says"),
     [
-        ("CROSSBATCH_SERVE_MAXBATCH", "did you mean CROSSBATCH_SERVE_MAX_BATCH? "),
-        ("CROSSBATCH_SERVE_MODELS", "did you mean CROSSBATCH_SERVE_MODEL? "),
-        ("CROSSBATCH_SERVE_ZZZZZZZZZZZZZZZZZZZZZZZZZZZ", "no setting; `crossbatch serve --help` lists all."),
+        ("MAXBATCH", "did you mean CROSSBATCH_SERVE_MAX_BATCH? "),
+        ("MODELS", "did you mean CROSSBATCH_SERVE_MODEL? "),
+        ("Z" * 27, "no setting; `crossbatch serve --help` lists all."),
     ],
 )
 def test_a_variable_that_is_no_setting_of_the_command_names_the_nearest(
-    variable: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(variable, "8")
+    monkeypatch.setenv(f"CROSSBATCH_SERVE_{name}", "8")
     said = sentence(capsys, "serve", "--model", "m.onnx", "--galleries", "g")
-    assert variable in said
+    assert f"CROSSBATCH_SERVE_{name}" in said
     assert says in said
 
 
@@ -130,11 +143,6 @@ def test_variables_of_other_commands_of_other_programs_and_of_kubernetes_are_pas
         monkeypatch.setenv(name, value)
     assert crossbatch.main(["gallery", "list", "--galleries", str(tmp_path)]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
-    assert crossbatch.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"crossbatch {importlib.metadata.version('crossbatch')}\n"
 
 
 def test_json_goes_to_standard_output_alone(tmp_path: Path) -> None:

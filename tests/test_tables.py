@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.tables import PAGES, TABLES, Figure, Table
-from training.evaluation.paired import interval, paired
+from training.evaluation.paired import interval
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,16 +28,14 @@ TABLE = Table(
 )
 
 
-def page(tmp_path: Path, text: str, runs: str = RUNS) -> Path:
+WHOLE = "<!-- table arms --><!-- end -->"
+
+
+def made(tmp_path: Path, text: str = WHOLE, runs: str = RUNS, table: Table = TABLE) -> str:
     (tmp_path / "benchmarks/results").mkdir(parents=True, exist_ok=True)
     (tmp_path / "benchmarks/results/arms.csv").write_text(runs)
     (tmp_path / "page.md").write_text(text)
-    return tmp_path / "page.md"
-
-
-def made(tmp_path: Path, text: str, runs: str = RUNS, table: Table = TABLE) -> str:
-    where = page(tmp_path, text, runs)
-    return tables.stale(tmp_path, {"arms": table}, ["page.md"])[where]
+    return tables.stale(tmp_path, {"arms": table}, ["page.md"])[tmp_path / "page.md"]
 
 
 def cells(text: str) -> list[list[str]]:
@@ -57,10 +55,8 @@ def test_each_table_stands_on_a_page() -> None:
 
 
 def test_a_broken_copy_is_named_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (
-        *PAGES,
-        *{table.source or f"benchmarks/results/{name}.csv" for name, table in TABLES.items()},
-    ):
+    sources = {table.source or f"benchmarks/results/{name}.csv" for name, table in TABLES.items()}
+    for path in (*PAGES, *sources):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
     broken = tmp_path / PAGES[0]
@@ -79,11 +75,11 @@ def test_a_broken_copy_is_named_and_mended(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_rows_are_means_with_intervals_and_paired_differences(tmp_path: Path) -> None:
-    head, rule, plain, better, one, worse = cells(made(tmp_path, "<!-- table arms --><!-- end -->"))
+    head, rule, plain, better, one, worse = cells(made(tmp_path))
     assert head == ["loss", "λ", "runs", "MAP@R", "Δ MAP@R", "MAP_c", "Δ MAP_c", "seconds", "Δ seconds"]
     assert rule == ["---", "---", *["---:"] * 7]
     mean, half = interval([48, 48.8, 47])
-    difference, reach = paired([48, 48.8, 47], [46, 47, 45])  # by seed, whatever the order of the file
+    difference, reach = interval([48, 48.8, 47], [46, 47, 45])  # by seed, whatever the order of the file
     assert half is not None
     assert reach is not None
     assert plain == ["contrastive", "0", "3", "46.0 ± 2.5", "", "–", "", "11 ± 2", ""]
@@ -104,17 +100,13 @@ def test_single_figures_stand_in_a_sentence(tmp_path: Path) -> None:
 
 def test_some_runs_alone_can_be_shown_and_pairs_can_share_another_column(tmp_path: Path) -> None:
     shown = {"xml_weight": "λ"}, {"map_at_r": Figure("MAP@R")}
-    alone = made(tmp_path, "<!-- table arms --><!-- end -->", table=Table(*shown, where={"loss": "triplet"}))
+    alone = made(tmp_path, table=Table(*shown, where={"loss": "triplet"}))
     assert cells(alone)[2:] == [["0", "1", "40.0"], ["0.3", "1", "39.0"]]
     table = Table(*shown, baseline={"xml_weight": "0"}, where={"seed": "0"}, pair="loss")
-    runs = RUNS.replace(",7,", ",0,")
-    text = made(tmp_path, "<!-- table arms --><!-- end -->", runs, table)
-    difference, reach = paired([48, 39], [46, 40])
+    text = made(tmp_path, runs=RUNS.replace(",7,", ",0,"), table=table)
+    difference, reach = interval([48, 39], [46, 40])
     assert reach is not None
     assert cells(text)[3][3] == f"{difference:+.1f} ({difference - reach:+.1f} to {difference + reach:+.1f})"
-
-
-WHOLE = "<!-- table arms --><!-- end -->"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +125,5 @@ WHOLE = "<!-- table arms --><!-- end -->"
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, runs: str, told: str) -> None:
-    page(tmp_path, text, runs)
     with pytest.raises(ValueError, match=told):
-        tables.stale(tmp_path, {"arms": TABLE}, ["page.md"])
+        made(tmp_path, text, runs)

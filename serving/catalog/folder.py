@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from serving.catalog.picture import File
-from serving.catalog.rows import SPLITS, Catalog, Row, make_catalog, path_text
+from serving.catalog.rows import SPLITS, Catalog, Row, path_text
 from serving.catalog.walk import SUFFIXES, walk
 from serving.errors import BadData
 
@@ -52,34 +52,28 @@ def read(root: Path, format: str = "auto") -> Catalog:
         return Row(key, File(root / path), path_text(folder) if folder.parts else "", split)
 
     empty = [below(path) for path, kind in found if kind == "empty folder"]
-    return make_catalog(
+    return Catalog(
         root / wrapper,
         "cifar10" if has_splits else "folder",
-        [row(path) for path in images],
-        empty=[path_text(path) for path in empty if path.parts],
-        absent=[row(path) for path in dangling],
+        rows=tuple(map(row, images)),
+        empty=tuple(path_text(path) for path in empty if path.parts),
+        absent=tuple(map(row, dangling)),
     )
 
 
 def _wrapper(images: Sequence[PurePosixPath]) -> PurePosixPath:
     """Return the folder that wraps every class folder and says nothing about any, such as CUB's `images`."""
-    folders = {path.parent.parts for path in images}
-    depth = 0
-    while len(tops := {parts[depth] for parts in folders if len(parts) > depth}) == 1:
-        if (top := tops.pop()).lower() not in _WRAPPERS:
-            break
-        depth += 1
-        folders = {parts for parts in folders if parts[depth - 1 : depth] == (top,)}
-    return PurePosixPath(*next(iter(folders))[:depth])
+    wrapper, folders = PurePosixPath(), {path.parent.parts for path in images}
+    while len(tops := {parts[0] for parts in folders if parts}) == 1 and min(tops).lower() in _WRAPPERS:
+        wrapper /= tops.pop()
+        folders = {parts[1:] for parts in folders if parts}
+    return wrapper
 
 
 def _has_splits(root: Path, classes: set[PurePosixPath], format: str) -> bool:
-    """Tell whether there are two split folders or more, and class folders in one at least.
-
-    One alone may be a class of vehicles. Class folders beside several are refused.
-    """
+    """Tell whether there are split folders with class folders; one alone may be a class of vehicles."""
     tops = sorted({each.parts[0] for each in classes})
-    others = [top for top in tops if top.lower() not in SPLITS]
+    others = [path_text(top) for top in tops if top.lower() not in SPLITS]
     splits = [top for top in tops if top.lower() in SPLITS]
     deep = any(len(each.parts) > 1 and each.parts[0] in splits for each in classes)
     if not deep or len({top.lower() for top in splits}) < 2:
@@ -87,16 +81,11 @@ def _has_splits(root: Path, classes: set[PurePosixPath], format: str) -> bool:
             return False
         raise BadData(
             f"{root} is not laid out as train/<class>/ and test/<class>/: its images lie below "
-            f"{_named(tops) or 'no folder'}; read it as folder"
+            f"{', '.join([*splits, *others][:5]) or 'no folder'}; read it as folder"
         )
     if others:
         raise BadData(
-            f"{root} holds the split folders {_named(splits)} and beside them the folders {_named(others)}:"
-            " move these into one of those, or away (or read it as folder, where train/a and test/a are two"
-            " classes)"
+            f"{root} holds the split folders {', '.join(splits)} and beside them {', '.join(others[:5])}:"
+            " move these away (or read it as folder, where train/a and test/a are two classes)"
         )
     return True
-
-
-def _named(folders: list[str]) -> str:
-    return ", ".join(map(path_text, folders[:5])) + (" and others" if len(folders) > 5 else "")

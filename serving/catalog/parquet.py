@@ -1,9 +1,8 @@
 """The format `parquet`: tables whose rows hold an image's bytes, or its path, and what belongs to it.
 
 Labels, keys and metadata are read with the catalogue; images when they are asked for, a run of rows at a
-time, of which the last few are kept. A parquet file has no way to one row: whoever asks for rows in order
-reads each run once; whoever jumps about in more than what is kept, each time anew from the beginning of a
-row group. pyarrow is imported in this file alone.
+time, of which the last few are kept. A parquet file has no way to one row: rows that are asked for out of
+order are read anew from the beginning of a row group.
 """
 
 import json
@@ -15,18 +14,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from serving.catalog.picture import File, Picture, check_length
-from serving.catalog.rows import Catalog, Row, known_split, make_catalog
-from serving.catalog.table import plain_value, with_one_type
-from serving.catalog.walk import Shard, find_shards, sort_out
+from serving.catalog.rows import Catalog, Row, known_split
+from serving.catalog.table import make_one_type, plain_values
+from serving.catalog.walk import Shard, find_shards, path_below, sort_out
 from serving.errors import BadData, BadImage, BadSetting, CrossbatchError, cause_of
 
-__all__ = ["ENDINGS", "KEPT_BYTES", "RUN_BYTES", "Cell", "Column", "read"]
+__all__ = ["ENDINGS", "KEPT_BYTES", "RUN_BYTES", "Cell", "Group", "read"]
 
 ENDINGS: Final[tuple[str, ...]] = (".parquet",)
 RUN_BYTES: Final = 32 << 20
 """How many bytes of images are read in one go: about, as a row group says only what all of it has."""
 KEPT_BYTES: Final = 64 << 20
-_MOST_STREAMS: Final = 8  # row groups that are being read
+_MOST_LEFT: Final = 8  # row groups that are being read
 _BUFFER: Final = 1 << 20  # bytes read at once; without it a whole column of a row group is
 _IMAGES: Final = ("image", "img", "path")
 _KINDS: Final = {  # by pyarrow's names of types
@@ -42,7 +41,7 @@ def read(root: Path, only: Path | None = None) -> Catalog:
     rows, absent = list[Row](), list[Row]()
     for shard in find_shards(root, only, ENDINGS):
         try:
-            found = _rows(shard)
+            found = _rows(shard, root)
         except CrossbatchError:
             raise
         except Exception as error:  # pyarrow may raise anything on bytes that it did not expect
@@ -50,22 +49,21 @@ def read(root: Path, only: Path | None = None) -> Catalog:
                 f"the parquet file {shard.path} cannot be read, or is damaged: {cause_of(error)}"
             ) from error
         if found and isinstance(found[0].image, File):
-            found, gone = sort_out(root, found, shard.path)
+            found, gone = sort_out(found)
             absent += gone
         rows += found
     if not rows:
         told = f"none of their {len(absent)} images is there ({absent[0].image})" if absent else ""
         raise BadData(f"the parquet files of {only or root} give no image: {told or 'they have no rows'}")
-    return make_catalog(root, "parquet", with_one_type(rows), absent=absent, table=only)
+    make_one_type(rows)
+    return Catalog(root, "parquet", tuple(rows), table=only, absent=tuple(absent))
 
 
-def _rows(shard: Shard) -> list[Row]:
+def _rows(shard: Shard, root: Path) -> list[Row]:
     path, stat = shard.path, os.stat(shard.path)
     with _open(path) as file:
-        schema, count = file.schema_arrow, file.metadata.num_rows
+        schema, footer = file.schema_arrow, file.metadata
         types = {field.name: field.type for field in schema}
-        if len(types) < len(schema):
-            raise BadData(f"the parquet file {path} has two columns of one name; give each its own")
         kinds = {name: _kind(of) for name, of in types.items()}
         image = _image_column(types, kinds, path)
         singles = [name for name, kind in kinds.items() if kind in ("number", "text", "value")]
@@ -80,23 +78,24 @@ def _rows(shard: Shard) -> list[Row]:
                 f"the column {name} of {path} is of the type {types[name]}; give text or whole numbers"
             )
     classes = _class_names(schema, label)
-    leaf = f"{image}.bytes" if types[image].num_fields else image
-    column = Column(path, leaf, stat.st_size, stat.st_mtime_ns)
+    column = f"{image}.bytes" if types[image].num_fields else image
+    cells, first = list[Cell](), 0
+    for group in range(footer.num_row_groups):
+        of = Group(path, column, group, first, stat.st_size, stat.st_mtime_ns)
+        first += footer.row_group(group).num_rows
+        cells += (Cell(of, row) for row in range(of.first, first))
     rows = []
-    for number in range(count):
+    for number, cell in enumerate(cells):
         where, own = f"row {number} of {path}", {name: cells[number] for name, cells in values.items()}
         own_key = _text(own.pop(key)) if key else f"{shard.name}/{number:08}"
         if not own_key:
             raise BadData(f"{where} has an empty key; each row needs its own key")
-        picture: Picture = Cell(column, number)
+        picture: Picture = cell
         if image in own:
-            if not (given := own.pop(image)) or "\0" in given:
-                raise BadData(f"{where} has the path {given!r}; give that of an image")
-            picture = File(Path(os.path.normpath(path.parent / given)))
+            picture = File(path_below(root, path.parent, own.pop(image) or "", where))
         side = known_split(_text(own.pop(split)), where) if split else shard.split
-        of_class = _label(own.pop(label), classes, where) if label else ""
-        metadata = {name: value for name, value in own.items() if value is not None}
-        rows.append(Row(own_key, picture, of_class, side, metadata))
+        of_class = _label(own.pop(label), classes) if label else ""
+        rows.append(Row(own_key, picture, of_class, side, plain_values(own)))
     return rows
 
 
@@ -114,12 +113,10 @@ def _image_column(types: Mapping[str, Any], kinds: Mapping[str, str], path: Path
     )
 
 
-def _label(value: object, classes: Sequence[str], where: str) -> str:
+def _label(value: object, classes: Sequence[str]) -> str:
     """Return a class's name, empty where there is none: null or, among whole numbers, below 0."""
     if not isinstance(value, int):
         return _text(value)
-    if classes and value >= len(classes):
-        raise BadData(f"{where} has the label {value}, and the file names {len(classes)} classes")
     return "" if value < 0 else classes[value] if classes else str(value)
 
 
@@ -161,7 +158,7 @@ def _kind(of: Any) -> str:
 
 
 def _python(column: Any) -> list[Any]:
-    """Return a column as values that JSON has a form for, None where there is none."""
+    """Return a column as values of Python, None where there is none."""
     import pyarrow
     from pyarrow import types
 
@@ -170,39 +167,52 @@ def _python(column: Any) -> list[Any]:
         column = column.cast(pyarrow.timestamp("us", of.tz), safe=False)
     elif types.is_time64(of):
         column = column.cast(pyarrow.time64("us"), safe=False)
-    values = column.to_pylist()
-    if types.is_temporal(of):
-        return [None if value is None else value.isoformat() for value in values]
-    if types.is_decimal(of):
-        values = [None if value is None else float(value) for value in values]
-    return [plain_value(value) for value in values]
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """The images of one file, of that size and time of change when its rows were listed."""
+class Group:
+    """The images of a row group, in a file of that size and time of change when its rows were listed."""
 
     file: Path
-    name: str
+    column: str
     """With the field's name behind a point, where it is one of a struct."""
+    number: int
+    first: int
+    """Its first row, as the rows of the file are counted."""
     size: int
     mtime_ns: int
+
+    def runs(self) -> Iterator[Any]:
+        """Yield the images as arrays of binaries, each of a run of rows."""
+        stat = os.stat(self.file)
+        if (stat.st_size, stat.st_mtime_ns) != (self.size, self.mtime_ns):
+            raise OSError(f"{self.file} has changed since its rows were listed")
+        file = _open(self.file)
+        about = file.metadata.row_group(self.number)
+        chunks = map(about.column, range(about.num_columns))
+        size = sum(each.total_uncompressed_size for each in chunks if each.path_in_schema == self.column)
+        rows = max(1, min(about.num_rows, RUN_BYTES * about.num_rows // max(size, 1)))
+        for run in file.iter_batches(rows, row_groups=[self.number], columns=[self.column]):
+            images = run.column(0)
+            yield images.flatten()[0] if images.type.num_fields else images
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """An image that is a cell of a parquet file."""
 
-    column: Column
+    group: Group
     row: int
 
     def __str__(self) -> str:
-        return f"row {self.row} of {self.column.file}"
+        return f"row {self.row} of {self.group.file}"
 
     @property
     def path(self) -> Path:
         """The file's path and, as if it were a folder, the number of the row."""
-        return self.column.file / f"{self.row:08}"
+        return self.group.file / f"{self.row:08}"
 
     def read_bytes(self) -> bytes:
         """Return the bytes of the cell, if the file is the one that was listed."""
@@ -220,35 +230,7 @@ class Cell:
 
     def stamp(self) -> tuple[int, int]:
         """Return size and time of change of the file."""
-        return self.column.size, self.column.mtime_ns
-
-
-class _Stream:
-    """The runs of the row group that holds a cell; row `at` comes next, and `end` is behind the last."""
-
-    def __init__(self, cell: Cell) -> None:
-        self.column = column = cell.column
-        stat = os.stat(column.file)
-        if (stat.st_size, stat.st_mtime_ns) != (column.size, column.mtime_ns):
-            raise OSError(f"{column.file} has changed since its rows were listed")
-        file = _open(column.file)
-        self.at = group = 0
-        while self.at + (about := file.metadata.row_group(group)).num_rows <= cell.row:
-            self.at, group = self.at + about.num_rows, group + 1
-        self.end = self.at + about.num_rows
-        chunks = map(about.column, range(about.num_columns))
-        size = sum(each.total_uncompressed_size for each in chunks if each.path_in_schema == column.name)
-        rows = max(1, min(about.num_rows, RUN_BYTES * about.num_rows // max(size, 1)))
-        self._runs: Iterator[Any] = file.iter_batches(rows, row_groups=[group], columns=[column.name])
-
-    def next(self) -> Any:
-        """Return the images of the next run, an array of binaries."""
-        run = next(self._runs, None)
-        if run is None:
-            raise OSError(f"its row group ends at row {self.at} and not {self.end}")
-        self.at += run.num_rows
-        images = run.column(0)
-        return images.flatten()[0] if images.type.num_fields else images
+        return self.group.size, self.group.mtime_ns
 
 
 class _Runs:
@@ -260,38 +242,41 @@ class _Runs:
     def forget(self) -> None:
         """Begin anew, as a forked child must, with a lock and files of its own."""
         self._lock = threading.Lock()
-        self._kept: dict[tuple[Column, int], Any] = {}  # by their first row
-        self._streams: list[_Stream] = []
+        self._kept: dict[tuple[Group, int], Any] = {}  # by their first row
+        self._left: dict[Group, tuple[int, Iterator[Any]]] = {}  # what comes next, and at which row
 
     def read(self, cell: Cell) -> bytes | None:
         """Return the bytes of a cell, None where it is null."""
         with self._lock:
-            start, run = self._find(cell) or self._read_on(cell)
+            for (group, start), run in reversed(self._kept.items()):  # rows come mostly in order
+                if 0 <= cell.row - start < len(run) and group == cell.group:
+                    break
+            else:
+                start, run = self._read_on(cell)
         data = run[cell.row - start].as_buffer()
         if data is None:
             return None
         check_length(data.size)
         return bytes(data)
 
-    def _find(self, cell: Cell) -> tuple[int, Any] | None:
-        for (column, start), run in reversed(self._kept.items()):  # rows come mostly in order
-            if 0 <= cell.row - start < len(run) and column == cell.column:
-                return start, run
-        return None
-
     def _read_on(self, cell: Cell) -> tuple[int, Any]:
-        ours = (it for it in self._streams if it.column == cell.column and it.at <= cell.row < it.end)
-        stream = next(ours, None) or _Stream(cell)
-        # Left out while it is used: one that fails is opened anew by whoever comes next.
-        self._streams = [it for it in self._streams if it is not stream]
-        start, run = 0, ()
-        while stream.at <= cell.row:
-            start, run = stream.at, stream.next()
-            self._kept[cell.column, start] = run  # those on the way, too: another thread is after them
+        group = cell.group
+        # Left out while it is used: one that fails is begun anew by whoever comes next.
+        end, runs = self._left.pop(group, (0, iter(())))
+        if not group.first < end <= cell.row:
+            end, runs = group.first, group.runs()
+        start, run = end, None
+        while end <= cell.row:
+            start, run = end, next(runs, None)
+            if run is None:
+                raise OSError(f"its row group ends at row {end}")
+            end += len(run)
+            self._kept[group, start] = run  # those on the way, too: another thread is after them
+        self._left[group] = end, runs
         while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
             del self._kept[next(iter(self._kept))]
-        if stream.at < stream.end:
-            self._streams = [*self._streams, stream][-_MOST_STREAMS:]
+        if len(self._left) > _MOST_LEFT:
+            del self._left[next(iter(self._left))]
         return start, run
 
 

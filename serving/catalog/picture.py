@@ -19,12 +19,7 @@ class Picture(Protocol):
         """Absolute; of a part of a file as if that file were a folder."""
 
     def read_bytes(self) -> bytes:
-        """Return the whole image file.
-
-        Raises:
-            BadImage: It is longer than `MAX_BYTES`.
-            OSError: It cannot be read, or what holds it has changed since it was listed.
-        """
+        """Return the whole file; BadImage if longer than `MAX_BYTES`, OSError if unreadable or changed."""
 
     def stamp(self) -> tuple[int, int]:
         """Return size in bytes and time of change in nanoseconds; of a part, the time is that of its file."""

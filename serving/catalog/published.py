@@ -1,37 +1,34 @@
-"""The published lists of `cub`, `sop` and `inshop`: read as text, checked, and held against the disk.
+"""The published lists of `cub`, `cars`, `sop` and `inshop`: read, checked, and held against the disk.
 
 - `cub`, CUB-200-2011: `images.txt` and `image_class_labels.txt` beside the folder `images/`. Classes 1 to 100
-  train and 101 to 200 test. `train_test_split.txt` is not read: it is the split of classification, in which
-  every class is on both sides.
+  train and 101 to 200 test. `train_test_split.txt` is not read: it is the split of classification.
+- `cars`, Cars196: `cars_annos.mat` beside `car_ims/`, or the devkit beside `cars_train/` and `cars_test/`,
+  which are the split of classification, too. Classes 1 to 98 train and 99 to 196 test.
 - `sop`, Stanford Online Products: `Ebay_train.txt` and `Ebay_test.txt` beside the images.
 - `inshop`, DeepFashion In-shop Clothes Retrieval: one list says train, query or gallery, in the folder `Eval`
   or in the folder itself; the images lie below `img/` or `Img/img/`.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from serving.catalog.picture import File
-from serving.catalog.rows import Catalog, Row, make_catalog
+from serving.catalog.rows import Catalog, Row, known_split
 from serving.catalog.table import read_text
 from serving.catalog.walk import sort_out
-from serving.errors import BadData
+from serving.errors import BadData, BadSetting, cause_of
 
-__all__ = [
-    "Listed", "check", "find_cub", "find_inshop", "find_sop", "locate", "parse_cub", "parse_inshop",
-    "parse_sop", "published_number",
-]  # fmt: skip
+__all__ = ["Listed", "find", "parse", "read"]
 
-_CUB_CLASSES: Final = 200
 _CUB_LINE: Final = re.compile(rb"^(?:\xef\xbb\xbf)?\d+ +\d{3}\.[^\s/]+/\S+\s*$", re.MULTILINE)
 _CUB_BESIDE: Final = ("image_class_labels.txt", "train_test_split.txt", "bounding_boxes.txt")
-_MOST_IMAGES: Final = 10**8
+_CARS_WHOLE: Final = "cars_annos.mat"
+_CARS_TRAIN: Final = "cars_train_annos.mat"
+_CARS_TEST: Final = ("cars_test_annos_withlabels.mat", "cars_test_annos.mat")  # the latter without classes
 _SOP_LISTS: Final = {"train": "Ebay_train.txt", "test": "Ebay_test.txt"}
-_SOP_CLASSES: Final = 99_999  # as many digits as a label has, so that sorted labels are in the numbers' order
-_INSHOP_LISTS: Final = ("Eval/list_eval_partition.txt", "list_eval_partition.txt")
-_INSHOP_ITEM: Final = re.compile("id_([0-9]{1,8})")
+_INSHOP_LIST: Final = "list_eval_partition.txt"
 
 
 class Listed(NamedTuple):
@@ -44,84 +41,178 @@ class Listed(NamedTuple):
     split: str
 
 
-def find_cub(root: Path) -> Path | None:
-    """Return the folder of CUB's lists, if there is one: `root`, or CUB_200_2011 in it.
+def find(root: Path) -> dict[str, Path]:
+    """Return the formats whose lists are in a folder, or in its folder of the published name, and where."""
+    return {format: home for format in _KNOWN if (home := _home(root, format)) is not None}
 
-    Others have files of these names too, so a line of `images.txt` must look as it does here.
-    """
-    for folder in (root, root / "CUB_200_2011"):
-        images = folder / "images.txt"
-        if images.is_file() and any((folder / name).is_file() for name in _CUB_BESIDE):
-            with open(images, "rb") as file:
-                if _CUB_LINE.search(file.read(4096)):
-                    return folder
+
+def parse(root: Path, format: str) -> tuple[Path, list[Listed]]:
+    """Return the folder of the lists and the images that they name; BadData where they do not hold."""
+    home = _home(root, format) or root
+    listed = _KNOWN[format].parse(home)
+    if not listed:
+        raise BadData(f"the lists of {home} name no image; take the published ones")
+    is_trained, seen = dict[str, bool](), set[str]()
+    for path, label, split in listed:
+        if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):  # "/a" begins with an empty part
+            raise BadData(f"{home} names the image {path!r}, which is no plain path below its folder")
+        if path in seen:
+            raise BadData(f"{home} names the image {path!r} twice; each image may be there once")
+        seen.add(path)
+        if label and is_trained.setdefault(label, split == "train") != (split == "train"):
+            raise BadData(
+                f"{home} has the class {label!r} both in train and in test; take the published list"
+            )
+    return home, listed
+
+
+def read(root: Path, format: str) -> Catalog:
+    """Return the listed images that are on disk as rows, and the others as absent."""
+    home, listed = parse(root, format)
+    places = [home / folder for folder in _KNOWN[format].images]
+    for place in places:  # the first that any image is in counts
+        rows = [Row(path, File(place / path), label, split) for path, label, split in listed]
+        found, absent = sort_out(rows)
+        if found:
+            return Catalog(home, format, tuple(found), absent=tuple(absent))
+    raise BadData(
+        f"none of the {len(listed)} images that the lists of {home} name is there: looked below"
+        f" {' and '.join(map(str, places))} for {', '.join(each.path for each in listed[:3])}"
+        f"{' and so on' if len(listed) > 3 else ''}"
+    )
+
+
+def _home(root: Path, format: str) -> Path | None:
+    known = _KNOWN[format]
+    for home in (root, root / known.folder):
+        if _file(home, *known.lists) and (format != "cub" or _is_cub(home)):
+            return home
     return None
 
 
-def parse_cub(folder: Path) -> list[Listed]:
-    """Return the images that CUB's lists name; the disk is not asked for them."""
-    path, labels, classes = (
+def _file(folder: Path, *names: str) -> Path | None:
+    """Return the first of the files that is there, in the folder or where the lists lie within it."""
+    places = (folder / below / name for name in names for below in ("devkit", "Eval", ""))
+    return next((place for place in places if place.is_file()), None)
+
+
+def _is_cub(home: Path) -> bool:
+    """Others have files of these names too, so a line of `images.txt` must look as it does here."""
+    images = home / "images.txt"
+    if not images.is_file() or not _file(home, *_CUB_BESIDE):
+        return False
+    with open(images, "rb") as file:
+        return _CUB_LINE.search(file.read(4096)) is not None
+
+
+def _parse_cub(folder: Path) -> list[Listed]:
+    images, classes, names = (
         folder / name for name in ("images.txt", "image_class_labels.txt", "classes.txt")
     )
-    numbers, names = dict[int, int](), dict[int, str]()
-    for where, (image, number) in _read_list(labels, ("image number", "class number"), header=False):
-        key = published_number(image, _MOST_IMAGES, where)
-        if key in numbers:
-            raise BadData(f"{where} gives image {key} a class again; each image is of one class")
-        numbers[key] = published_number(number, _CUB_CLASSES, where)
-    if classes.is_file():
-        for where, (number, name) in _read_list(classes, ("class number", "name"), header=False):
-            value = published_number(number, _CUB_CLASSES, where)
-            names[value] = f"{value:03d}.{name.removeprefix(f'{value:03d}.')}"
+    paths, numbers = _read_pairs(images, "image"), _read_pairs(classes, "image")
+    named = _read_pairs(names, "class") if names.is_file() else {}
+    for image in sorted(paths.keys() ^ numbers.keys())[:1]:
+        raise BadData(f"image {image} is not in both {images} and {classes}; take the published lists")
     listed = []
-    for where, (image, name) in _read_list(path, ("image number", "path"), header=False):
-        value = numbers.pop(published_number(image, _MOST_IMAGES, where), 0)
-        if not value:
-            raise BadData(f"{where} names image {image}, which has no class (or comes twice) in {labels}")
-        listed.append(Listed(name, names.get(value, f"{value:03d}"), "train" if value <= 100 else "test"))
-    if numbers:
-        raise BadData(f"{labels} gives a class to image {min(numbers)}, which is not in {path}")
-    return check(listed, path)
+    for image, path in paths.items():
+        number = _class_number(numbers[image], 200, f"image {image} of {classes}")
+        name = named.get(numbers[image], "").removeprefix(f"{number:03d}.")
+        label = f"{number:03d}.{name}" if name else f"{number:03d}"
+        listed.append(Listed(path, label, "train" if number <= 100 else "test"))
+    return listed
 
 
-def find_sop(root: Path) -> Path | None:
-    """Return the folder of SOP's lists, if there is one: `root`, or Stanford_Online_Products in it."""
-    places = (
-        folder / name for folder in (root, root / "Stanford_Online_Products") for name in _SOP_LISTS.values()
-    )
-    return next((place.parent for place in places if place.is_file()), None)
-
-
-def parse_sop(folder: Path) -> list[Listed]:
-    """Return the images that SOP's lists name; the disk is not asked for them."""
+def _parse_sop(folder: Path) -> list[Listed]:
     columns = ("image_id", "class_id", "super_class_id", "path")
-    listed = [
-        Listed(path, f"{published_number(number, _SOP_CLASSES, where):05d}", split)
+    return [
+        Listed(path, f"{_class_number(number, 99_999, where):05d}", split)
         for split, name in _SOP_LISTS.items()
         for where, (_, number, _, path) in _read_list(folder / name, columns)
     ]
-    return check(listed, folder)
 
 
-def find_inshop(root: Path) -> Path | None:
-    """Return `root` if the list of In-shop is in it or in its folder Eval."""
-    return root if any((root / name).is_file() for name in _INSHOP_LISTS) else None
-
-
-def parse_inshop(folder: Path) -> list[Listed]:
-    """Return the images that the list of In-shop names; the disk is not asked for them."""
-    paths = [folder / name for name in _INSHOP_LISTS]
-    path = next((each for each in paths if each.is_file()), paths[0])
-    listed = []
+def _parse_inshop(folder: Path) -> list[Listed]:
+    path = _file(folder, _INSHOP_LIST) or folder / _INSHOP_LIST
     columns = ("image_name", "item_id", "evaluation_status")
-    for where, (name, item, status) in _read_list(path, columns, counted=True):
-        if status not in ("train", "query", "gallery"):
-            raise BadData(f"{where} has the status {status!r}, which is not one of train, query and gallery")
-        number = _INSHOP_ITEM.fullmatch(item)
-        if number is None:
-            raise BadData(f"{where} has the item {item!r}, which is not of the form id_00000001")
-        listed.append(Listed(name, f"id_{int(number[1]):08d}", status))
-    return check(listed, path)
+    return [
+        Listed(image, item, known_split(status, where))
+        for where, (image, item, status) in _read_list(path, columns, counted=True)
+    ]
+
+
+def _parse_cars(folder: Path) -> list[Listed]:
+    """Images of the test folder are of no class where only the devkit's own list of them is there."""
+    whole, train = _file(folder, _CARS_WHOLE), _file(folder, _CARS_TRAIN)
+    if whole is not None and (train is None or (folder / "car_ims").is_dir()):
+        content = _read_arrays(whole)
+        return _annotated(whole, content, "relative_im_path", "", _car_names(whole, content))
+    meta, test = _file(folder, "cars_meta.mat"), _file(folder, *_CARS_TEST)
+    if train is None or test is None:
+        wanted = _CARS_TRAIN if train is None else _CARS_TEST[1]
+        raise BadData(f"{folder} holds neither {_CARS_WHOLE} nor devkit/{wanted}; take the published files")
+    names = _car_names(meta, _read_arrays(meta)) if meta else {}
+    listed = _annotated(train, _read_arrays(train), "fname", "cars_train/", names)
+    return listed + _annotated(test, _read_arrays(test), "fname", "cars_test/", names)
+
+
+def _read_arrays(path: Path) -> dict[str, Any]:
+    """Read a .mat file: cells as lists, structs as dicts, an array of one as its value."""
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise BadSetting(
+            "SciPy is not installed, which the format cars needs; install scipy, or crossbatch[train]"
+        ) from error
+    try:
+        found: dict[str, Any] = loadmat(path, simplify_cells=True)
+    except Exception as error:  # SciPy may raise anything on bytes that it did not expect
+        raise BadData(
+            f"{path} is damaged or no .mat file: {cause_of(error)}; take the published file"
+        ) from error
+    return found
+
+
+def _annotated(
+    path: Path, content: Mapping[str, Any], image: str, below: str, names: Mapping[int, str]
+) -> list[Listed]:
+    """Return the images of one file; `image` is the field with their paths, which lie `below` a folder."""
+    annotations = content.get("annotations")
+    annotations = annotations if isinstance(annotations, list) else [annotations]
+    needed = {image} if path.name == _CARS_TEST[1] else {image, "class"}
+    listed = []
+    for place, each in enumerate(annotations, 1):
+        where, label, split = f"annotation {place} of {path}", "", ""
+        if not isinstance(each, dict) or not needed <= each.keys():
+            raise BadData(f"{where} lacks the field {' or '.join(sorted(needed))}; take the published file")
+        if "class" in each:
+            number = _class_number(str(each["class"]), 196, where)
+            label, split = names.get(number, f"{number:03d}"), "train" if number <= 98 else "test"
+        listed.append(Listed(f"{below}{each[image]}", label, split))
+    return listed
+
+
+def _car_names(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
+    names = content.get("class_names", [])
+    if len(names) != 196:
+        raise BadData(f"{path} has {len(names)} class names and not 196; take the published file")
+    # In a label, the slash of Ram C/V Cargo Van would part a folder from a class.
+    return {number: f"{number:03d}.{str(name).replace('/', '-')}" for number, name in enumerate(names, 1)}
+
+
+def _class_number(text: str, most: int, where: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
+        raise BadData(f"{where} has the class number {text[:80]!r}, which is not one of 1 to {most}")
+    return int(text)
+
+
+def _read_pairs(path: Path, what: str) -> dict[str, str]:
+    """Read a list without a header, whose lines are a number, each once, and what it stands for."""
+    found = dict[str, str]()
+    for where, (number, value) in _read_list(path, (f"{what} number", "value"), header=False):
+        if number in found:
+            raise BadData(f"{where} names {what} {number} again; take the published list")
+        found[number] = value
+    return found
 
 
 def _read_list(
@@ -137,61 +228,34 @@ def _read_list(
     text = read_text(path)
     lines = [(number, cells) for number, line in enumerate(text.split("\n"), 1) if (cells := line.split())]
     start = counted + header
-    head = [[str(max(0, len(lines) - start))]] * counted + [list(columns)] * header
-    for number, wanted in enumerate(head):
-        given = lines[number][1] if number < len(lines) else []
-        if given != wanted:
-            raise BadData(
-                f"{path} has {' '.join(given)[:80]!r} where {' '.join(wanted)!r} was expected"
-                f"{', the count of its images' if counted and not number else ''}; take the whole of the"
-                " published list, or read the data set in another format"
-            )
+    given = " ".join(cell for _, cells in lines[:start] for cell in cells)
+    wanted = " ".join([str(max(0, len(lines) - start))] * counted + [*columns] * header)
+    if given != wanted:
+        raise BadData(
+            f"{path} begins with {given[:80]!r} where {wanted!r} was expected"
+            f"{', the count of its images first' if counted else ''}; take the whole of the published list,"
+            " or read the data set in another format"
+        )
     for number, cells in lines[start:]:
+        where = f"line {number} of {path}"
         if len(cells) != len(columns):
-            raise BadData(
-                f"line {number} of {path} has {len(cells)} columns and not {len(columns)}"
-                f" ({', '.join(columns)}); take the published list"
-            )
-        yield f"line {number} of {path}", cells
+            raise BadData(f"{where} has {len(cells)} columns and not {len(columns)} ({', '.join(columns)})")
+        yield where, cells
 
 
-def published_number(text: str, most: int, where: str) -> int:
-    """Return a published number, of a class or of an image, which is one of 1 to `most`."""
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
-        raise BadData(f"{where} has the number {text[:80]!r}, which is not one of 1 to {most}")
-    return int(text)
+class _Known(NamedTuple):
+    parse: Callable[[Path], list[Listed]]
+    lists: tuple[str, ...]
+    """Any of these shows that the data set is there."""
+    folder: str
+    """What the folder of the lists is called as it is published."""
+    images: tuple[str, ...] = ("",)
+    """Where the images' paths may start from there."""
 
 
-def check(listed: Sequence[Listed], source: Path) -> list[Listed]:
-    """Return the images of a list, or of the lists in a folder, once they are known to be fit to read."""
-    if not listed:
-        raise BadData(f"{source} names no image; take the published list")
-    sides, seen = dict[str, bool](), set[str]()
-    for path, label, split in listed:
-        if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):  # "/a" begins with an empty part
-            raise BadData(f"{source} names the image {path!r}, which is no plain path below its folder")
-        if path in seen:
-            raise BadData(f"{source} names the image {path!r} twice; each image may be there once")
-        seen.add(path)
-        if label and split and sides.setdefault(label, split == "train") != (split == "train"):
-            raise BadData(
-                f"{source} has the class {label!r} both in train and in test; take the published list"
-            )
-    return list(listed)
-
-
-def locate(root: Path, format: str, listed: Sequence[Listed], folders: Sequence[str]) -> Catalog:
-    """Return the listed images as a catalogue: those on disk as rows, the others as absent.
-
-    Of the `folders` in `root` where the paths may start, the first that any image is in counts.
-    """
-    for base in (root / folder for folder in folders):
-        rows = [Row(each.path, File(base / each.path), each.label, each.split) for each in listed]
-        found, absent = sort_out(base, rows, root)
-        if found:
-            return make_catalog(root, format, found, absent=absent)
-    places = " and ".join(str(root / folder) for folder in folders)
-    raise BadData(
-        f"none of the {len(listed)} images that the lists of {root} name is there: looked below {places} for"
-        f" {', '.join(each.path for each in listed[:3])}{' and so on' if len(listed) > 3 else ''}"
-    )
+_KNOWN: Final = {
+    "cub": _Known(_parse_cub, ("images.txt",), "CUB_200_2011", ("images",)),
+    "cars": _Known(_parse_cars, (_CARS_WHOLE, _CARS_TRAIN, *_CARS_TEST), ""),
+    "sop": _Known(_parse_sop, tuple(_SOP_LISTS.values()), "Stanford_Online_Products"),
+    "inshop": _Known(_parse_inshop, (_INSHOP_LIST,), "", ("", "Img")),
+}

@@ -1,21 +1,33 @@
-"""What a data set is once it is read: rows (key, image, label, split), sorted by key."""
+"""What a data set is once it is read: rows (key, image, label, split), and which of them train.
+
+The split is cut by a rule, or is the data set's own.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.picture import Picture
 from serving.errors import BadData
 
-__all__ = ["SPLITS", "Catalog", "Row", "known_split", "make_catalog", "path_text"]
+__all__ = [
+    "SPLITS", "Catalog", "Plain", "Row", "Split", "SplitRule", "known_split", "path_text", "select",
+    "select_missing",
+]  # fmt: skip
 
 SPLITS: Final = {
     "train": "train", "test": "test", "query": "query", "gallery": "gallery",
     "val": "", "valid": "", "validation": "",
 }  # fmt: skip
 """What a data set may call its sides, in lower case, and what they are here."""
+Plain = str | int | float | bool
+Split = Literal["all", "train", "test", "query", "gallery"]
+_GIVEN: Final = {"train": ("train",), "test": ("test", "query", "gallery")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +41,7 @@ class Row:
     """Class, empty when the data set names none: such a row neither trains nor tests."""
     split: str = ""
     """`train`, `test`, `query`, `gallery`, or empty when the data set names none."""
-    metadata: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    metadata: dict[str, Plain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +73,6 @@ class Catalog:
         return path_text(os.path.relpath(row.image.path, self.root))
 
 
-def make_catalog(
-    root: Path,
-    format: str,
-    rows: Sequence[Row],
-    *,
-    empty: Sequence[str] = (),
-    absent: Sequence[Row] = (),
-    table: Path | None = None,
-) -> Catalog:
-    """Return a catalogue with its rows and empty classes sorted, or raise BadData where a key comes twice."""
-    first = dict[str, Row]()
-    for row in (*rows, *absent):
-        if first.setdefault(row.key, row) is not row:
-            raise BadData(
-                f"the key {row.key!r} is that of {first[row.key].image} and again of {row.image}; each image"
-                " needs its own"
-            )
-    ordered = sorted(rows, key=lambda row: row.key)
-    return Catalog(root, format, tuple(ordered), tuple(sorted(empty)), table, tuple(absent))
-
-
 def known_split(given: str, where: str) -> str:
     """Return the side that a table's cell names, or raise BadData where it is none."""
     if given and given.lower() not in SPLITS:
@@ -92,3 +83,83 @@ def known_split(given: str, where: str) -> str:
 def path_text(path: str | PurePosixPath) -> str:
     """Return a path as text that any store and wire can hold; a byte that is not UTF-8 is written as hex."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+class SplitRule(BaseModel):
+    """Which classes train; the rest is unseen and tests."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    by: Literal["class", "folder", "given"] = Field(
+        default="class",
+        description="what is cut in two: the sorted class names, the sorted top-level folders, "
+        "or 'given' for the data set's own split",
+    )
+    train: Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1, strict=True)] = (
+        Field(default=0.5, description="how many of them train, from the front: a share below 1, or a count")
+    )
+
+
+def select(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[Row, ...]:
+    """Return the rows of one side of the split, sorted by key.
+
+    `test` is all that is unseen, queries and gallery included; `query` and `gallery` are those rows of it
+    that the data set itself calls so. Rows without a label are in `all` and in no side. Raises BadData where
+    the data set cannot be cut that way, or that side of it is empty.
+    """
+    found = _side(catalog, catalog.rows, split, rule)
+    if not found and split != "all":  # only a split of the data set's own can have an empty side
+        named = Counter(row.split or "on no side" for row in catalog.rows if row.label)
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(named.items()))
+        raise BadData(
+            f"{catalog.root} names no image with a label as {split} ({counts}); take another split, or cut it"
+            " by class or folder (split_by of a recipe)"
+        )
+    return found
+
+
+def select_missing(catalog: Catalog, split: Split, rule: SplitRule) -> tuple[str, ...]:
+    """Return those of `Catalog.missing` that belong to one side of the split; raises as `select` does."""
+    return tuple(sorted(map(catalog.path_of, _side(catalog, catalog.absent, split, rule))))
+
+
+def _side(catalog: Catalog, rows: Sequence[Row], split: Split, rule: SplitRule) -> tuple[Row, ...]:
+    if split == "all":
+        return tuple(rows)
+    trained = _training_groups(catalog, rule)
+    rows = [row for row in rows if row.label]
+    if split in ("query", "gallery"):
+        rows = [row for row in rows if row.split == split]
+    if rule.by == "given":
+        return tuple(row for row in rows if row.split in _GIVEN.get(split, (split,)))
+    return tuple(row for row in rows if (_group(row.label, rule) in trained) == (split == "train"))
+
+
+def _training_groups(catalog: Catalog, rule: SplitRule) -> frozenset[str]:
+    """Return the classes or folders that train; those of the images that are there are counted."""
+    labels = {row.label for row in catalog.rows if row.label}
+    if not labels:
+        raise BadData(
+            f"none of the {len(catalog.rows)} images of {catalog.root} has a class, so there is nothing to "
+            "cut in two; put each image into a folder named by its class, or name it in the column label"
+        )
+    if rule.by == "given":
+        return frozenset()
+    groups = sorted({_group(label, rule) for label in labels})
+    if rule.by == "folder" and not any("/" in label for label in labels):
+        raise BadData(
+            f"{catalog.root} has no folders above its {len(groups)} class folders to cut by; cut it by"
+            " class (split_by=class)"
+        )
+    # A share rounds down, and 0.29 of 100 is 29 in spite of binary fractions.
+    count = int(len(groups) * rule.train + 1e-9) if isinstance(rule.train, float) else rule.train
+    if not 0 < count < len(groups):
+        raise BadData(
+            f"the {rule.by} count of {catalog.root} is {len(groups)}, of which the split rule "
+            f"(train: {rule.train}) would train on {count}; both sides need at least one"
+        )
+    return frozenset(groups[:count])
+
+
+def _group(label: str, rule: SplitRule) -> str:
+    return label.partition("/")[0] if rule.by == "folder" else label

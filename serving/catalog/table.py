@@ -11,16 +11,17 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from serving.catalog.picture import File
-from serving.catalog.rows import Catalog, Row, known_split, make_catalog, path_text
-from serving.catalog.walk import sort_out
+from serving.catalog.picture import File, Member
+from serving.catalog.rows import Catalog, Plain, Row, known_split, path_text
+from serving.catalog.walk import is_visible, path_below, sort_out
 from serving.errors import BadData, cause_of
 
-__all__ = ["find_table", "plain_value", "read_table", "read_text", "with_one_type"]
+__all__ = ["find_tables", "make_one_type", "plain_values", "read_table", "read_text"]
 
 _NEEDED: Final = ({"path", "image"}, {"label"})  # of each one
 _KNOWN: Final = frozenset(("path", "image", "label", "split", "key"))
@@ -30,106 +31,95 @@ _DECIMAL: Final = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?")
 _TRUTHS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 
 
-def find_table(root: Path, *, required: bool) -> Path | None:
-    """Return the one `.csv` file in the folder `root` that names images and labels, if there is one."""
-    fitting = []
+def find_tables(root: Path) -> list[Path]:
+    """Return the `.csv` files in a folder that name images and labels, sorted."""
+    names = sorted(name for name in os.listdir(root) if name.lower().endswith(".csv") and is_visible(name))
+    return [root / name for name in names if _names_images(root / name)]
+
+
+def _names_images(table: Path) -> bool:
     try:
-        names = sorted(name for name in os.listdir(root) if name.lower().endswith(".csv") and name[0] != ".")
-        if required and len(names) == 1:
-            return root / names[0]
-        for name in names:
-            with open(root / name, "rb") as file:
-                header = file.readline(1 << 16).decode("utf-8-sig", "replace")
-            columns = {column.strip(' "\r\n').lower() for column in re.split("[,;\t]", header)}
-            if all(columns & each for each in _NEEDED):
-                fitting.append(name)
+        with open(table, "rb") as file:
+            header = file.readline(1 << 16).decode("utf-8-sig", "replace")
     except OSError as error:
-        raise BadData(f"the data folder {root} cannot be read: {cause_of(error)}") from error
-    if len(fitting) > 1 or (required and not fitting):
-        raise BadData(
-            f"{root} holds {len(fitting)} .csv tables with the columns path and label"
-            f"{' (' + ', '.join(fitting[:5]) + ')' if fitting else ''}; give the one .csv file to read"
-        )
-    return root / fitting[0] if fitting else None
+        raise BadData(f"{table} cannot be read: {cause_of(error)}") from error
+    columns = {column.strip(' "\r\n').lower() for column in re.split("[,;\t]", header)}
+    return all(columns & each for each in _NEEDED)
 
 
-def read_table(root: Path, table: Path) -> Catalog:
-    """Return a row for each line of the table whose image is there; paths start at `root`."""
+def read_table(root: Path, only: Path | None = None) -> Catalog:
+    """Return a row for each line whose image is there, of the one table in `root`, or of `only` that one."""
+    tables = [only] if only else find_tables(root)
+    if len(tables) != 1:
+        told = ", ".join(table.name for table in tables[:5]) or "no .csv table"
+        raise BadData(f"{root} holds {told} with the columns path and label; give the one .csv file to read")
+    table = tables[0]
     lines = _read_lines(table)
     names = [name for name in (lines[0][1] if lines else ()) if name.lower() not in _KNOWN]
     extra = {name: _column_reader([cells[name] for _, cells in lines]) for name in names}
-    found, numbers = list[Row](), dict[str, int]()
+    found, keys = list[Row](), set[str]()
     for number, cells in lines:
         where, named = f"line {number} of {table}", {name.lower(): cell for name, cell in cells.items()}
-        path = named.get("path", named.get("image", ""))
-        image = os.path.normpath(os.path.join(root, path))
-        if not path or "\0" in path or not image.startswith(os.path.join(root, "")):
-            raise BadData(f"{where} names the image {path!r}, which is not below {root}")
+        image = path_below(root, root, named.get("path", named.get("image", "")), where)
         key = named.get("key", path_text(os.path.relpath(image, root)))
-        if not key or numbers.setdefault(key, number) != number:
-            told = f"the key {key!r} again, as on line {numbers[key]}" if key else "an empty key"
+        if not key or key in keys:
+            told = f"the key {key!r} again" if key else "an empty key"
             raise BadData(f"{where} has {told}; each row needs its own key")
+        keys.add(key)
         split = known_split(named.get("split", ""), where)
         metadata = {name: kind(cells[name]) for name, kind in extra.items() if cells[name]}
-        found.append(Row(key, File(Path(image)), named["label"], split, metadata))
-    rows, absent = sort_out(root, found, table)
+        found.append(Row(key, File(image), named["label"], split, metadata))
+    rows, absent = sort_out(found)
     if not rows:
         first = [os.path.relpath(row.image.path, root) for row in absent[:3]]
         told = f"none of its {len(absent)} images is there: {first}" if absent else "it has no rows"
         raise BadData(f"the table {table} gives no image below {root}: {told}")
-    return make_catalog(root, "csv", rows, absent=absent, table=table)
+    return Catalog(root, "csv", tuple(rows), table=table, absent=tuple(absent))
 
 
-def read_text(path: Path) -> str:
-    """Read a whole file as UTF-8 text, with or without a byte-order mark."""
+def read_text(source: Path | Member) -> str:
+    """Read the whole of a file, or of a member of a tar, as UTF-8 text, with or without a byte-order mark."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return source.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise BadData(f"{path} cannot be read: {cause_of(error)}") from error
+        raise BadData(f"{source} cannot be read: {cause_of(error)}") from error
     except UnicodeDecodeError as error:
-        raise BadData(f"{path} is not UTF-8 text at byte {error.start}; save it as UTF-8") from error
+        raise BadData(f"{source} is not UTF-8 text at byte {error.start}; save it as UTF-8") from error
 
 
-def plain_value(value: object) -> str | int | float | bool | None:
-    """Return one value of metadata that was not read from text; None where it is none, or no single value.
+def plain_values(values: Mapping[str, object]) -> dict[str, Plain]:
+    """Return what there is of metadata that was not read from text, without what is no single value."""
+    return {name: plain for name, value in values.items() if (plain := _plain(value)) is not None}
 
-    Whole numbers of more than 15 digits become text, as they are in a table.
-    """
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+
+def _plain(value: object) -> Plain | None:
+    """Whole numbers of more than 15 digits become text, as they are in a table; dates and times ISO text."""
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, float | Decimal):
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**15:
         return str(value)
     return value if isinstance(value, str | int) else None
 
 
-def with_one_type(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with metadata of one type a field, so that a filter compares like with like.
-
-    Numbers are decimals where one is; a field that has anything else beside them, or truths, is text.
-    """
+def make_one_type(rows: Sequence[Row]) -> None:
+    """Bring metadata to one type a field: decimals where all are numbers, and text where anything else is."""
     types = defaultdict[str, set[type]](set)
     for row in rows:
         for name, value in row.metadata.items():
             types[name].add(type(value))
-    mixed: dict[str, Callable[[Any], str | float]] = {
-        name: float if found == {int, float} else _as_text for name, found in types.items() if len(found) > 1
-    }
-    if not mixed:
-        return list(rows)
-    return [
-        replace(
-            row,
-            metadata={name: mixed[name](it) if name in mixed else it for name, it in row.metadata.items()},
-        )
-        for row in rows
-    ]
+    for name, found in types.items():
+        if len(found) > 1:
+            for metadata in (row.metadata for row in rows if name in row.metadata):
+                value = metadata[name]
+                if found == {int, float}:
+                    metadata[name] = float(value)
+                elif not isinstance(value, str):
+                    metadata[name] = json.dumps(value)
 
 
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _column_reader(values: Sequence[str]) -> Callable[[str], str | int | float | bool]:
+def _column_reader(values: Sequence[str]) -> Callable[[str], Plain]:
     """Return what reads a filled cell of a column, all as one type."""
     filled = [value for value in values if value]
     if all(value.lower() in _TRUTHS for value in filled):
@@ -140,16 +130,14 @@ def _column_reader(values: Sequence[str]) -> Callable[[str], str | int | float |
 
 
 def _read_lines(table: Path) -> list[tuple[int, dict[str, str]]]:
-    """Return the number and the stripped cells, by column name, of each line that is not blank.
-
-    The first line names the columns; cells are parted by comma, semicolon or tab, whichever it has most of.
-    """
+    """Return the number and the stripped cells, by column name, of each line that is not blank."""
     text = read_text(table)
     first = text.partition("\n")[0]
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
+    separator = max(",;\t", key=first.count)
+    lines = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     found = []
     try:
-        header = [name.strip() for name in next(lines, [])]
+        lines.fieldnames = header = [name.strip() for name in lines.fieldnames or ()]
         columns = [name.lower() for name in header]
         if twice := next((name for name in columns if columns.count(name) > 1), ""):
             raise BadData(f"the table {table} has the column {twice!r} twice")
@@ -159,14 +147,10 @@ def _read_lines(table: Path) -> list[tuple[int, dict[str, str]]]:
                 f"the table {table} lacks the column {' and the column '.join(lacking)}; "
                 f"its first line names {', '.join(header) or 'nothing'}"
             )
-        for line in lines:
-            if line and len(line) != len(header):
-                raise BadData(
-                    f"line {lines.line_num} of {table} has {len(line)} cells; line 1 has {len(header)}"
-                )
-            if line:
-                cells = dict(zip(header, map(str.strip, line), strict=True))
-                found.append((lines.line_num, cells))
+        for cells in lines:
+            if None in cells or None in cells.values():  # as `csv` fills in what is over or lacking
+                raise BadData(f"line {lines.line_num} of {table} has not {len(header)} cells, as line 1 has")
+            found.append((lines.line_num, {name: cell.strip() for name, cell in cells.items()}))
     except csv.Error as error:
         raise BadData(f"line {lines.line_num} of {table} is not a line of a table: {error}") from error
     return found

@@ -1,6 +1,5 @@
 """What lies on disk: every file below a folder once, which files of a list are there, packed files."""
 
-import errno
 import os
 import re
 import stat
@@ -11,12 +10,11 @@ from typing import Final, Literal, NamedTuple
 from serving.catalog.rows import SPLITS, Row, path_text
 from serving.errors import BadData, cause_of
 
-__all__ = ["SUFFIXES", "Shard", "find_shards", "is_visible", "sort_out", "walk"]
+__all__ = ["SUFFIXES", "Shard", "find_shards", "is_visible", "path_below", "sort_out", "walk"]
 
 SUFFIXES: Final = frozenset(  # of images, in any case
     (".avif", ".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 )
-_NO_SUCH_FOLDER: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _WORD: Final = re.compile(r"[^\W\d_]+")
 
 
@@ -24,8 +22,7 @@ def walk(root: Path) -> Iterator[tuple[PurePosixPath, Literal["file", "dangling"
     """Yield what lies below `root`, hidden names left out, as paths relative to it.
 
     Links to folders are followed after all real folders, and a folder is entered once, so that a loop of
-    links ends and a real path wins over a linked one. A folder with neither an image nor a folder in it is
-    empty. Raises BadData where a folder cannot be read.
+    links ends. A folder with neither an image nor a folder is empty. BadData where one cannot be read.
     """
     real, linked, seen = [PurePosixPath()], list[PurePosixPath](), set[tuple[int, int]]()
     while real or linked:
@@ -59,23 +56,25 @@ def is_visible(name: str) -> bool:
     return name[0] != "." and name != "__MACOSX"
 
 
-def sort_out(root: Path, rows: Sequence[Row], source: Path) -> tuple[list[Row], list[Row]]:
-    """Return the rows whose images are files below `root`, and the others; `source` has named them.
-
-    The disk is asked once a folder rather than once a file.
-    """
-    found, absent, listed = list[Row](), list[Row](), dict[str, frozenset[str] | None]()
+def sort_out(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows whose images are files, and the others; the disk is asked once a folder, not a file."""
+    found, absent, listed = list[Row](), list[Row](), dict[str, frozenset[str]]()
     for row in rows:
-        if not row.image.path.is_relative_to(root):
-            raise BadData(f"{source} names the image {str(row.image)!r}, which is not below {root}")
         folder, name = os.path.split(row.image.path)
         if folder not in listed:
             listed[folder] = _files(folder)
-        names = listed[folder]
         # A name that the listing lacks may still open: some file systems fold case or compose accents.
-        is_there = names is not None and (name in names or os.path.isfile(row.image.path))
+        is_there = name in listed[folder] or os.path.isfile(row.image.path)
         (found if is_there else absent).append(row)
     return found, absent
+
+
+def path_below(root: Path, folder: Path, given: str, where: str) -> Path:
+    """Return where an image is that a table names from a folder; its path may not lead out of `root`."""
+    path = os.path.normpath(os.path.join(folder, given))
+    if not given or "\0" in given or not path.startswith(os.path.join(root, "")):
+        raise BadData(f"{where} names the image {given!r}, which is not below {root}")
+    return Path(path)
 
 
 class Shard(NamedTuple):
@@ -91,17 +90,18 @@ class Shard(NamedTuple):
 def find_shards(root: Path, only: Path | None, endings: tuple[str, ...]) -> list[Shard]:
     """Return the packed files below `root` whose names end so (in lower case), sorted; or `only` that one."""
     if only is not None:
-        return [_shard(root, PurePosixPath(os.path.relpath(only, root)))]
-    found = [path for path, kind in walk(root) if kind == "file" and path.name.lower().endswith(endings)]
-    if not found:
+        files = [PurePosixPath(os.path.relpath(only, root))]
+    else:
+        files = [path for path, kind in walk(root) if kind == "file" and path.name.lower().endswith(endings)]
+    if not files:
         raise BadData(f"{root} holds no file that ends in {endings[0]}; give the folder that does")
-    return [_shard(root, path) for path in sorted(found)]
+    return [Shard(root / path, path_text(path), _split_of(path)) for path in sorted(files)]
 
 
-def _shard(root: Path, path: PurePosixPath) -> Shard:
+def _split_of(path: PurePosixPath) -> str:
     first = _WORD.match(path.name.lower())
     words = [first[0] if first else "", *(part.lower() for part in reversed(path.parts[:-1]))]
-    return Shard(root / path, path_text(path), next((SPLITS[word] for word in words if word in SPLITS), ""))
+    return next((SPLITS[word] for word in words if word in SPLITS), "")
 
 
 def _kind(entry: os.DirEntry[str]) -> int:
@@ -114,15 +114,15 @@ def _kind(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _files(folder: str) -> frozenset[str] | None:
-    """Return the names of a folder's files; None where there is no such folder."""
+def _files(folder: str) -> frozenset[str]:
+    """Return the names of a folder's files; none where there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return frozenset(entry.name for entry in entries if _kind(entry) == stat.S_IFREG)
     except OSError as error:
-        if error.errno in _NO_SUCH_FOLDER:
-            return None
-        raise _unreadable(folder, error) from error
+        if os.path.isdir(folder):
+            raise _unreadable(folder, error) from error
+        return frozenset()
 
 
 def _unreadable(folder: str | Path, error: OSError) -> BadData:

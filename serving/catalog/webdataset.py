@@ -1,7 +1,4 @@
-"""The format `webdataset`: `.tar` files in which members of one name but for the ending are one sample.
-
-Nothing is unpacked: the headers are gone through once, and an image is read where it lies in the tar.
-"""
+"""The format `webdataset`: `.tar` files in which members of one name but for the ending are one sample."""
 
 import json
 import os
@@ -12,16 +9,16 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from serving.catalog.picture import Member
-from serving.catalog.rows import Catalog, Row, make_catalog, path_text
-from serving.catalog.table import plain_value, with_one_type
+from serving.catalog.rows import Catalog, Plain, Row, path_text
+from serving.catalog.table import make_one_type, plain_values, read_text
 from serving.catalog.walk import SUFFIXES, Shard, find_shards
 from serving.errors import BadData, cause_of
 
 __all__ = ["ENDINGS", "read"]
 
-_COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-ENDINGS: Final[tuple[str, ...]] = (".tar", *_COMPRESSED)  # the latter are found so that they can be refused
-_MAGIC: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+ENDINGS: Final[tuple[str, ...]] = (  # all but the first are found so that they can be refused
+    ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst",
+)  # fmt: skip
 _NAME: Final = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)", re.DOTALL)  # sample and field, as WebDataset has them
 _META: Final = re.compile(r"__[^/]*__($|/)")
 _TEXTS: Final = ("cls", "json", "label", "txt")  # each names the class where none before it does
@@ -37,9 +34,7 @@ def read(root: Path, only: Path | None = None) -> Catalog:
         for key, ending, member, is_file in _members(shard):
             endings.add(ending)
             if ending in _TEXTS and is_file:
-                if ending in (fields := texts.setdefault(key, {})):
-                    raise BadData(f"{member} is there twice; each member may be there once")
-                fields[ending] = _text(member)
+                texts.setdefault(key, {})[ending] = _text(member)
             elif "." + ending in SUFFIXES:
                 if (first := images.setdefault(key, member)) is not member:
                     raise BadData(f"{member} and {first} are of one sample; each sample has one image")
@@ -53,12 +48,11 @@ def read(root: Path, only: Path | None = None) -> Catalog:
             f"the tars of {only or root} hold no image: their members end in"
             f" {', '.join('.' + each for each in sorted(endings)[:10]) or 'nothing'}, none in .jpg or such"
         )
-    return make_catalog(root, "webdataset", with_one_type(rows), absent=absent, table=only)
+    make_one_type(rows)
+    return Catalog(root, "webdataset", tuple(rows), table=only, absent=tuple(absent))
 
 
-def _label_and_metadata(
-    texts: Mapping[str, str], image: Member
-) -> tuple[str, dict[str, str | int | float | bool]]:
+def _label_and_metadata(texts: Mapping[str, str], image: Member) -> tuple[str, dict[str, Plain]]:
     """Return the class that the fields of a sample name, if one does, and the metadata."""
     try:
         given = json.loads(texts.get("json", "{}"))
@@ -78,7 +72,7 @@ def _label_and_metadata(
         label = str(value)
     else:
         label = texts.get("label", texts.get("txt", ""))
-    metadata = {name: plain for name, value in given.items() if (plain := plain_value(value)) is not None}
+    metadata = plain_values(given)
     if "txt" in texts and (name or texts.keys() & {"cls", "label"}):
         metadata.setdefault("txt", texts["txt"])  # a caption, as the class is named elsewhere
     return label, metadata
@@ -87,29 +81,16 @@ def _label_and_metadata(
 def _text(member: Member) -> str:
     if member.size > _MOST_BYTES:
         raise BadData(f"{member} has {member.size} bytes; the limit for such a member is {_MOST_BYTES}")
-    try:
-        return member.read_bytes().decode("utf-8-sig").strip()
-    except OSError as error:
-        raise BadData(f"{member} cannot be read: {cause_of(error)}") from error
-    except UnicodeDecodeError as error:
-        raise BadData(f"{member} is not UTF-8 text at byte {error.start}; save it as UTF-8") from error
+    return read_text(member).strip()
 
 
 def _members(shard: Shard) -> Iterator[tuple[str, str, Member, bool]]:
     """Yield sample, field (in lower case) and place of each member, and whether it is a file."""
     try:
         with open(shard.path, "rb") as file:
-            changed, beginning = os.fstat(file.fileno()).st_mtime_ns, file.read(8)
-            if packed := [name for magic, name in _MAGIC.items() if beginning.startswith(magic)]:
-                raise BadData(
-                    f"the tar {shard.path} is compressed ({packed[0]}), so that no image in it can be read"
-                    " alone; decompress it to a .tar, or unpack it"
-                )
-            file.seek(0)
+            changed, end = os.fstat(file.fileno()).st_mtime_ns, 0
             with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
-                end = 0
-                while (info := tar.next()) is not None:
-                    tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+                for info in tar:
                     if info.size < 0 or tar.offset <= end:  # it would never come to an end
                         raise tarfile.ReadError("the size of a member is below 0")
                     end = tar.offset
@@ -132,5 +113,6 @@ def _members(shard: Shard) -> Iterator[tuple[str, str, Member, bool]]:
         raise
     except Exception as error:  # headers may hold anything, and their reader may raise anything
         raise BadData(
-            f"the tar {shard.path} cannot be read, or is damaged or cut off: {cause_of(error)}"
+            f"the tar {shard.path} cannot be read: {cause_of(error)}; it is damaged or cut off, or compressed"
+            " (decompress it, so that an image in it can be read alone)"
         ) from error

@@ -1,21 +1,16 @@
 """The Python client: images and arrays in, arrays and records out; needs the base installation only."""
 
-import time
-from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, cast, overload
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.client import records, requests
-from serving.client.connection import BaseClient, Request
-from serving.client.inputs import IN_FLIGHT, BulkRequest, ImageLike, Part
-from serving.client.requests import Page, SearchOptions, request
+from serving.client import records
+from serving.client.base import BaseClient
+from serving.client.requests import Bulk, Request, SearchOptions, image_bytes, item_message, request, search
 from serving.errors import CrossbatchError
-from serving.rpc.limits import MAX_PAGE
+from serving.rpc.limits import MAX_EXPLAINED, MAX_PAGE
 
 __all__ = ["Client"]
 
@@ -24,13 +19,13 @@ T = TypeVar("T")
 Raise: TypeAlias = Literal["raise"]
 Return: TypeAlias = Literal["return"]
 OnError: TypeAlias = Literal["raise", "return"]
+Images: TypeAlias = records.Images
 Vector: TypeAlias = NDArray[np.float32]
 Vectors: TypeAlias = list[Vector | CrossbatchError]
 Found: TypeAlias = list[list[records.Hit]]
 Hits: TypeAlias = list[list[records.Hit] | CrossbatchError]
 Explained: TypeAlias = list[records.Explanation]
 Explanations: TypeAlias = list[records.Explanation | CrossbatchError]
-Images: TypeAlias = Iterable[ImageLike]
 
 
 class Client(BaseClient):
@@ -50,15 +45,7 @@ class Client(BaseClient):
 
     def ready(self, *, wait: float = 0.0) -> bool:
         """Ask whether the server serves, for up to `wait` seconds; never raises."""
-        deadline = time.monotonic() + wait
-        probe = self.with_options(retries=0, timeout=max(1.0, min(wait, 5.0)))
-        while True:
-            with suppress(CrossbatchError):  # which is no answer
-                if probe._call(requests.health()):
-                    return True
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.05)
+        return self._run(self._ready(wait))
 
     @overload
     def embed(self, images: Images, *, model: str = "", on_error: Raise = "raise") -> Vector: ...
@@ -66,10 +53,7 @@ class Client(BaseClient):
     def embed(self, images: Images, *, model: str = "", on_error: Return) -> Vectors: ...
     def embed(self, images: Images, *, model: str = "", on_error: OnError = "raise") -> Any:
         """Embed images: float32 (N, d), unit rows; with "return" a list of rows (d,) or errors."""
-        rows = self._ask(requests.embed(images, model, on_error))
-        if on_error == "return":
-            return rows
-        return np.stack(rows) if rows else np.zeros((0, self.model(model).dimension), np.float32)
+        return self._run(self._embed(images, model, on_error))
 
     @overload
     def search(self, gallery: str, *, on_error: Return, **options: Unpack[SearchOptions]) -> Hits: ...
@@ -82,7 +66,7 @@ class Client(BaseClient):
         {"$lt": 9}}, or made of the classes of `serving.gallery.search.filter`. Hits come nearest first, with
         `group_by_label` only the nearest of each label; with "return" an error stands for a bad query.
         """
-        return self._ask(requests.search(gallery, on_error, options))
+        return self._run(self._ask(search(gallery, on_error, options)))
 
     @overload
     def explain(self, images: Images, *, model: str = "", on_error: Return) -> Explanations: ...
@@ -90,9 +74,10 @@ class Client(BaseClient):
     def explain(self, images: Images, *, model: str = "", on_error: Raise = "raise") -> Explained: ...
     def explain(self, images: Images, *, model: str = "", on_error: OnError = "raise") -> Any:
         """Tell which of the model's prototypes make up each image, and where; arguments as in `embed`."""
-        return self._ask(requests.explain(images, model, on_error))
+        whole = request("Explain", records.explanations_of, model=model)
+        return self._run(self._ask(Bulk(whole, "images", images, image_bytes, on_error, MAX_EXPLAINED)))
 
-    def upsert(self, gallery: str, items: Iterable[records.Item]) -> list[int]:
+    def upsert(self, gallery: str, items: records.Items) -> list[int]:
         """Store items, replacing those with the same keys; gives the new version of each, in order.
 
         Up to 256 items (or about 32 MB) are one call, which stores all of them or none. More are sent in
@@ -102,7 +87,8 @@ class Client(BaseClient):
         A call whose reply was lost is made again, but for one with an `expected_version`: that raises
         Unavailable, and `get` tells whether it was carried out.
         """
-        return self._ask(requests.upsert(gallery, items))
+        whole = request("UpsertItems", lambda reply: list(reply.versions), gallery=gallery)
+        return self._run(self._ask(Bulk(whole, "items", items, item_message)))
 
     def delete(
         self, gallery: str, keys: Iterable[str], *, expected_versions: Iterable[int] | None = None
@@ -112,24 +98,20 @@ class Client(BaseClient):
         A call whose reply was lost is made again, and then finds its items gone and does not count them; one
         with `expected_versions` raises Unavailable instead.
         """
-        calls = requests.delete(gallery, keys, expected_versions, self._new_id())
-        return sum(map(self._call, calls))
+        return self._run(self._delete(gallery, keys, expected_versions))
 
     def get(self, gallery: str, key: str, *, thumbnail: bool = False) -> records.StoredItem:
         """Read one item with its vector, and with its thumbnail if that is wanted."""
-        fields: dict[str, Any] = {"gallery": gallery, "key": key, "with_thumbnail": thumbnail}
-        return self._call(
-            request("GetItem", lambda it: requests.stored_item_of(it.item, it.thumbnail), **fields)
-        )
+        return self._send("GetItem", records.item_of, gallery=gallery, key=key, with_thumbnail=thumbnail)
 
     def items(self, gallery: str, *, prefix: str = "", vectors: bool = False) -> Iterator[records.StoredItem]:
         """Read all items in the order of their keys, those whose key begins with `prefix`.
 
         Each page is asked for when its turn comes. An item that is written meanwhile comes once, old or new.
         """
-        read = requests.page_of("items", requests.stored_item_of)
         fields: dict[str, Any] = {"key_prefix": prefix, "with_vectors": vectors, "page_size": MAX_PAGE}
-        return self._pages(request("ListItems", read, gallery=gallery, **fields))
+        wanted = request("ListItems", records.items_of, gallery=gallery, **fields)
+        return self._pages(wanted)
 
     def create(
         self,
@@ -147,19 +129,19 @@ class Client(BaseClient):
         to find, 0.99 when None.
         """
         fields: dict[str, Any] = {"thumbnail_side": thumbnail_side, "index": index, "recall": recall}
-        return self._call(request("CreateGallery", requests.gallery_of, name=gallery, model=model, **fields))
+        return self._send("CreateGallery", records.gallery_of, name=gallery, model=model, **fields)
 
     def gallery(self, name: str) -> records.GalleryInfo:
         """Describe one gallery."""
-        return self._call(request("GetGallery", requests.gallery_of, name=name))
+        return self._send("GetGallery", records.gallery_of, name=name)
 
     def galleries(self) -> list[records.GalleryInfo]:
         """Describe all galleries, in the order of their names."""
-        return list(self._pages(requests.galleries()))
+        return self._run(self._galleries())
 
     def delete_gallery(self, gallery: str) -> None:
         """Remove a gallery with everything in it, also one that is damaged."""
-        return self._call(request("DeleteGallery", lambda reply: None, name=gallery))
+        return self._send("DeleteGallery", lambda reply: None, name=gallery)
 
     def switch(self, gallery: str, other: str) -> records.GalleryInfo:
         """Give the name `gallery` to the gallery `other`, in one step; the two have changed names then.
@@ -167,11 +149,11 @@ class Client(BaseClient):
         After a lost reply neither this nor `rollback`, `create` or `delete_gallery` is made again: it raises
         Unavailable, and `galleries` tells what came of it.
         """
-        return self._call(request("SwitchGallery", requests.gallery_of, name=gallery, other=other))
+        return self._send("SwitchGallery", records.gallery_of, name=gallery, other=other)
 
     def rollback(self, gallery: str) -> records.GalleryInfo:
         """Undo the switch by which a gallery got its name; gives the gallery that has it again."""
-        return self._call(request("RollbackGallery", requests.gallery_of, name=gallery))
+        return self._send("RollbackGallery", records.gallery_of, name=gallery)
 
     def build_index(
         self, gallery: str, *, index: str = "", recall: float | None = None, timeout: float = 3_600.0
@@ -182,68 +164,48 @@ class Client(BaseClient):
         Leaving the iterator breaks the work off, and the index stays as it was.
         """
         fields: dict[str, Any] = {"name": gallery, "index": index, "recall": recall}
-        return self._stream(request("BuildIndex", requests.progress_of, timeout=timeout, **fields))
+        return self._stream(request("BuildIndex", records.progress_of, timeout=timeout, **fields))
 
     def model(self, name: str = "") -> records.ModelInfo:
         """Describe a model that is served; the first one when no name is given."""
-        return self._call(request("GetModel", requests.model_of, name=name))
+        return self._send("GetModel", records.model_of, name=name)
 
     def models(self) -> list[records.ModelInfo]:
         """Describe every model that is served, the first one first."""
-        return self._call(request("ListModels", requests.models_of))
+        return self._send("ListModels", records.models_of)
 
     def reload(self, *, timeout: float = 600.0) -> records.Reloaded:
         """Have the server look at its model files and galleries again; no call fails for it."""
-        return self._call(request("ReloadModels", requests.reloaded_of, timeout=timeout))
+        return self._send("ReloadModels", records.reloaded_of, timeout=timeout)
 
-    def _call(self, request: Request[T], begun: Any = None) -> T:
-        """Make a call, or wait for one that was begun."""
-        try:
-            return self._read(request, self._begin(request) if begun is None else begun.result())
-        except grpc.RpcError as failure:
-            raise self._error(failure, request) from failure
+    def _run(self, waiting: Awaitable[T]) -> T:
+        """Run to its end what never waits for a loop."""
+        steps = iter(waiting.__await__())
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast("T", end.value)
 
-    def _pages(self, request: Request[Page[T]]) -> Iterator[T]:
-        more = True
-        while more:
-            values, request.message.page_token = self._call(request)
-            yield from values
-            more = bool(request.message.page_token)
+    def _pages(self, request: Request[list[T]]) -> Iterator[T]:
+        yield from self._run(self._page(request))
+        while request.message.page_token:
+            yield from self._run(self._page(request))
 
     def _stream(self, request: Request[T]) -> Iterator[T]:
         replies = self._begin(request)
         try:
-            for reply in replies:
-                yield self._read(request, reply)
-        except grpc.RpcError as failure:
-            raise self._error(failure, request) from failure
+            with self._explained(request):
+                for reply in replies:
+                    yield request.read(reply)
         finally:
             replies.cancel()
 
-    def _ask(self, bulk: BulkRequest) -> list[Any]:
-        """Answer each input, in calls of which four are on their way at once."""
-        bulk.whole.id, answers, begun = self._new_id(), list[Any](), deque[Part]()
-        try:
-            for part in bulk.parts():
-                if len(begun) == IN_FLIGHT:
-                    answers += self._answers(bulk, begun.popleft())
-                if begun or not part.last:  # a call that is alone is quicker without a future
-                    part.call = self._begin(part.request, "future")
-                begun.append(part)
-            while begun:
-                answers += self._answers(bulk, begun.popleft())
-        except CrossbatchError as error:
-            error.stored = len(answers) if bulk.field == "items" else 0
-            raise
-        finally:
-            for part in begun:
-                part.call.cancel()
-        return answers
+    async def _aside(self, function: Callable[..., T], *arguments: Any) -> T:
+        return function(*arguments)
 
-    def _answers(self, bulk: BulkRequest, part: Part) -> list[Any]:
-        outcome: list[Any] | CrossbatchError
-        try:
-            outcome = self._call(part.request, part.call)
-        except CrossbatchError as error:
-            outcome = error
-        return bulk.answers(part, outcome)
+    async def _reply(self, request: Request[Any], begun: Any) -> Any:
+        return self._begin(request) if begun is None else begun.result()
+
+    def _calls(self, bulk: Bulk) -> Iterator[Request[list[Any]]]:
+        return bulk.calls()

@@ -1,18 +1,39 @@
-"""The records that the clients take and return."""
+"""The records that the clients take and return, and how they are read from replies."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from os import PathLike
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from serving.client.inputs import ImageLike
 from serving.errors import CrossbatchError, InvalidArgument
+from serving.rpc.status import from_status
+from serving.rpc.wire import plain_of, vector_of
 
 __all__ = [
-    "BuildProgress", "Explanation", "GalleryInfo", "Hit", "Item", "ModelInfo", "Reloaded", "StoredItem",
+    "BuildProgress", "Explanation", "GalleryInfo", "Hit", "ImageFile", "ImageLike", "Images", "Item", "Items",
+    "ModelInfo", "Reloaded", "StoredItem", "explanations_of", "galleries_of", "gallery_of", "hits_of",
+    "item_of", "items_of", "model_of", "models_of", "progress_of", "reloaded_of", "vectors_of",
 ]  # fmt: skip
+
+T = TypeVar("T")
+
+
+class ImageFile(Protocol):
+    """A file opened in binary mode, or what reads like one: an upload, a response, a member of an archive."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return so many bytes at most, none at the end."""
+
+
+ImageLike: TypeAlias = bytes | bytearray | memoryview | str | PathLike[str] | ImageFile
+"""The bytes of an image file, where it lies, or the open file, which is read from where it stands."""
+
+Images: TypeAlias = Iterable[ImageLike] | AsyncIterable[ImageLike]
+"""Any number of images; only `AsyncClient` takes asynchronous ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +63,10 @@ class Item:
     uri: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     expected_version: int | None = None
+
+
+Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
+"""Any number of items; only `AsyncClient` takes asynchronous ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +154,58 @@ class Reloaded:
     models: tuple[ModelInfo, ...]
     loaded: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+
+
+def item_of(reply: Any) -> StoredItem:
+    """Read the item of a reply, with its thumbnail."""
+    return replace(_record(StoredItem, reply.item), thumbnail=reply.thumbnail)
+
+
+def _hit(hit: Any) -> Hit:
+    """Of these there may be many, and this is the quickest."""
+    return Hit(hit.key, hit.score, hit.label, hit.uri, plain_of(hit.metadata), hit.version)
+
+
+def _record(kind: type[T], message: Any) -> T:
+    """Make a record of a message whose fields have the same names, but for those that `_READ` knows."""
+    names: list[str] = kind.__slots__  # type: ignore[attr-defined]
+    return kind(*(_READ[name](message) if name in _READ else getattr(message, name) for name in names))
+
+
+def _one(kind: type[T], field: str) -> Callable[[Any], T]:
+    return lambda reply: _record(kind, getattr(reply, field))
+
+
+def _all(kind: type[T], field: str) -> Callable[[Any], list[T]]:
+    return lambda reply: [_record(kind, each) for each in getattr(reply, field)]
+
+
+def _each(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    """Make what reads a reply that has a result or an error for each input."""
+    return lambda reply: [
+        from_status(each.error) if each.HasField("error") else read(each) for each in reply.results
+    ]
+
+
+explanations_of = _each(partial(_record, Explanation))
+galleries_of, gallery_of = _all(GalleryInfo, "galleries"), _one(GalleryInfo, "gallery")
+hits_of = _each(lambda result: [_hit(each) for each in result.hits])
+items_of = _all(StoredItem, "items")
+models_of, model_of = _all(ModelInfo, "models"), _one(ModelInfo, "model")
+progress_of, reloaded_of = partial(_record, BuildProgress), partial(_record, Reloaded)
+vectors_of = _each(lambda result: vector_of(result.vector))
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "assignments": lambda it: np.frombuffer(it.assignments, np.uint8).reshape(it.height, it.width),
+    "deleted": lambda it: it.deleted_items,
+    "fresh": lambda it: it.fresh_items,
+    "gallery": lambda it: gallery_of(it) if it.HasField("gallery") else None,
+    "histogram": lambda it: vector_of(it.histogram),
+    "loaded": lambda it: tuple(it.loaded),
+    "metadata": lambda it: plain_of(it.metadata),
+    "models": lambda it: tuple(models_of(it)),
+    "problem": lambda it: from_status(it.problem) if it.HasField("problem") else None,
+    "removed": lambda it: tuple(it.removed),
+    "thumbnail": lambda it: b"",  # it comes beside the item
+    "vector": lambda it: vector_of(it.vector) if it.vector else None,
+}

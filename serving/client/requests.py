@@ -1,34 +1,38 @@
-"""What each call sends, made of a method's arguments, and how its reply is read; both clients use these."""
+"""What each call sends, made of a method's arguments: read, checked and cut into calls of a bounded size."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from os import PathLike
+from typing import Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 from grpc_health.v1 import health_pb2
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
-from serving.client import records
-from serving.client.connection import Request
-from serving.client.inputs import BulkRequest, ImageLike, floats, image_bytes, many
-from serving.errors import InvalidArgument
+from serving.client.records import ImageFile, ImageLike, Item, hits_of
+from serving.errors import BadImage, CrossbatchError, InvalidArgument, cause_of
 from serving.gallery.search.filter import Filter, parse_filter
 from serving.rpc import limits
 from serving.rpc.filters import filter_message
-from serving.rpc.status import from_status
-from serving.rpc.wire import bytes_of, checked_struct_of, plain_of, vector_of
+from serving.rpc.status import Violation
+from serving.rpc.wire import bytes_of, checked_struct_of
 
 __all__ = [
-    "Page", "SearchOptions", "delete", "embed", "explain", "galleries", "gallery_of", "health", "model_of",
-    "models_of", "page_of", "progress_of", "reloaded_of", "request", "search", "stored_item_of", "upsert",
+    "IN_FLIGHT", "Bulk", "Request", "SearchOptions", "delete", "image_bytes", "item_message", "request",
+    "search",
 ]  # fmt: skip
 
 T = TypeVar("T")
 
-Page: TypeAlias = tuple[list[T], str]
-"""Some of a list, and the token of the next page; empty at the end."""
+MAX_IMAGE_BYTES = limits.MAX_MESSAGE_BYTES - 2**20  # a message has room for a key and metadata beside it
+CHUNK_BYTES = limits.MAX_MESSAGE_BYTES // 2 - 65_536
+"""Bytes that the inputs of one call do not pass, unless one alone does."""
+IN_FLIGHT = 4
+"""Most calls of one long operation that are on their way at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +47,84 @@ _MESSAGES: dict[str, Any] = {
 }
 
 
-def request(
-    method: str, read: Callable[[Any], T], *, timeout: float | None = None, **fields: Any
-) -> Request[T]:
-    """Make a request of the fields of its message; those that are None are left out."""
-    return Request(method, _message(f"{method}Request", fields), read, method not in _ONCE, timeout)
+@dataclass(slots=True)
+class Request(Generic[T]):
+    """One call, made again after a lost reply if it is `repeatable`; `timeout` is the client's when None.
+
+    `id` is made by the client when it is empty.
+    """
+
+    method: str
+    message: Any
+    read: Callable[[Any], T]
+    repeatable: bool = True
+    timeout: float | None = None
+    id: str = ""
+
+
+class Bulk:
+    """Inputs of any number, in calls within the limits of one: each is `whole` with some of them in `field`.
+
+    What fits one call is one, and `alone`. Of more, each is as much smaller as there may be calls on their
+    way, so that all of them together are no more than one call's worth.
+    """
+
+    def __init__(
+        self, whole: Request[list[Any]], field: str, inputs: Any, convert: Callable[[Any], Any],
+        on_error: str = "raise", most: int = limits.MAX_INPUTS,
+    ) -> None:  # fmt: skip
+        if on_error not in ("raise", "return"):
+            raise InvalidArgument(f"on_error cannot be {on_error!r}; it must be 'raise' or 'return'.")
+        self.whole, self.field, self.inputs, self.convert = whole, field, inputs, convert
+        self.raising, self.alone = on_error == "raise", True
+        self._most, self._most_bytes, self._held, self._bytes = most, CHUNK_BYTES, list[Any](), 0
+
+    def calls(self) -> Iterator[Request[list[Any]]]:
+        """Take the inputs as they are asked for, and cut them into calls."""
+        for each in many(self.inputs, self.field):
+            yield from self.add(self.convert(each))
+        yield from self.rest()
+
+    def add(self, each: Any) -> Iterator[Request[list[Any]]]:
+        """Take one input that was converted; gives the calls that have no room for it."""
+        size = len(each) if isinstance(each, bytes) else each.ByteSize()
+        if self.alone and self._is_full(size):
+            held, self._held, self._bytes, self.alone = self._held, [], 0, False
+            self._most, self._most_bytes = self._most // IN_FLIGHT, self._most_bytes // IN_FLIGHT
+            for one in held:
+                yield from self.add(one)
+        if self._is_full(size):
+            yield from self.rest()
+        self._held.append(each)
+        self._bytes += size
+
+    def rest(self) -> Iterator[Request[list[Any]]]:
+        """Give the call of what is held, if anything is."""
+        if self._held:
+            made = type(self.whole.message)(**{self.field: self._held})
+            made.MergeFrom(self.whole.message)
+            # Made again after a lost reply, a conditional write would find itself and report a conflict.
+            conditional = self.field == "items" and any(it.HasField("expected_version") for it in made.items)
+            self._held, self._bytes = [], 0
+            yield replace(self.whole, message=made, repeatable=not conditional)
+
+    def blamed(
+        self, call: Request[list[Any]], place: int, error: CrossbatchError, faults: Sequence[Violation]
+    ) -> list[Any]:
+        """Give each input of a call its error, if it failed as all are bad; the first is number `place`."""
+        found = [re.fullmatch(rf"{self.field}\[(\d+)\](.*)", fault.field) for fault in faults]
+        if not found or not all(found):
+            raise error
+        if self.field == "items" and found[0]:  # which are stored all or none
+            named = f"items[{int(found[0][1]) + place}]{found[0][2]}"
+            raise error.saying(f"{named}: {faults[0].error}") from error
+        # A status has room for ten; it does not say why the others are bad.
+        unnamed = error.saying("This input is bad, like all others of its call; send it alone to hear why.")
+        count = len(getattr(call.message, self.field))
+        return [*(fault.error for fault in faults), *[unnamed] * (count - len(faults))]
+
+    def _is_full(self, size: int) -> bool:
+        return bool(self._held) and (len(self._held) == self._most or self._bytes + size > self._most_bytes)
 
 
 class SearchOptions(TypedDict, total=False):
@@ -64,30 +141,18 @@ class SearchOptions(TypedDict, total=False):
     model: str
 
 
-def embed(images: Any, model: str, on_error: str) -> BulkRequest:
-    """Embed images; each answer is float32 (d,)."""
-    whole = request("Embed", _each(lambda result: vector_of(result.vector)), model=model)
-    return BulkRequest(whole, "images", images, image_bytes, on_error=on_error)
+def request(
+    method: str, read: Callable[[Any], T], *, timeout: float | None = None, **fields: Any
+) -> Request[T]:
+    """Make a request of the fields of its message; those that are None are left out."""
+    return Request(method, _message(f"{method}Request", fields), read, method not in _ONCE, timeout)
 
 
-def explain(images: Any, model: str, on_error: str) -> BulkRequest:
-    """Tell which prototypes make up each image."""
-
-    def read(result: Any) -> records.Explanation:
-        assignments = np.frombuffer(result.assignments, np.uint8)
-        return records.Explanation(
-            vector_of(result.histogram), assignments.reshape(result.height, result.width)
-        )
-
-    whole = request("Explain", _each(read), model=model)
-    return BulkRequest(whole, "images", images, image_bytes, limits.MAX_EXPLAINED, on_error)
-
-
-def search(gallery: str, on_error: str, options: SearchOptions) -> BulkRequest:
+def search(gallery: str, on_error: str, options: SearchOptions) -> Bulk:
     """Find the nearest items to each query; each answer is a list of hits, nearest first."""
     fields: dict[str, Any] = {"gallery": gallery, "k": limits.DEFAULT_K, **options}
-    sources = [(name, fields.pop(name, None)) for name in ("images", "vectors", "keys")]
-    given = [(name, source) for name, source in sources if source is not None]
+    sources = {name: fields.pop(name, None) for name in ("images", "vectors", "keys")}
+    given = [(name, source) for name, source in sources.items() if source is not None]
     if len(given) != 1:
         raise InvalidArgument("Give exactly one of images, vectors and keys to search for.")
     ((kind, queries),) = given
@@ -100,26 +165,18 @@ def search(gallery: str, on_error: str, options: SearchOptions) -> BulkRequest:
     fields["filter"] = None if wanted is None else filter_message(wanted)
 
     def read(reply: Any) -> list[Any]:
-        for field in reply.unknown_fields:
-            _warn_once(gallery, field)
-        return _each(lambda result: [_hit(hit) for hit in result.hits])(reply)
-
-    whole = request("Search", read, **fields)
-    converted: dict[str, Callable[[Any], Any]] = {"images": image_bytes, "vectors": bytes_of}
+        for name in reply.unknown_fields:
+            _warn_once(gallery, name)
+        return hits_of(reply)
 
     def query(each: Any) -> Any:
-        return _message("Query", {kind[:-1]: converted[kind](each) if kind in converted else each})
+        made = image_bytes(each) if kind == "images" else bytes_of(each) if kind == "vectors" else each
+        return _message("Query", {kind[:-1]: made})
 
+    whole = request("Search", read, **fields)
     k = min(max(whole.message.k, 1), limits.MAX_K)  # the server refuses what is beyond
-    return BulkRequest(
-        whole, "queries", queries, query, min(limits.MAX_INPUTS, limits.MAX_HITS // k), on_error
-    )
-
-
-def upsert(gallery: str, items: Any) -> BulkRequest:
-    """Store items; each answer is the new version of one."""
-    whole = request("UpsertItems", lambda reply: list(reply.versions), gallery=gallery)
-    return BulkRequest(whole, "items", items, _item_message)
+    most = min(limits.MAX_INPUTS, limits.MAX_HITS // k)
+    return Bulk(whole, "queries", queries, query, on_error, most)
 
 
 def delete(
@@ -141,47 +198,6 @@ def delete(
     return calls
 
 
-def galleries() -> Request[Page[records.GalleryInfo]]:
-    """Describe all galleries, a page a call."""
-    return request("ListGalleries", page_of("galleries", _gallery_info))
-
-
-def health() -> Request[bool]:
-    """Ask whether the server serves."""
-    return request("Check", lambda reply: bool(reply.status == health_pb2.HealthCheckResponse.SERVING))
-
-
-def page_of(field: str, read: Callable[[Any], T]) -> Callable[[Any], Page[T]]:
-    """Make what reads a page of a list."""
-    return lambda reply: ([read(each) for each in getattr(reply, field)], reply.next_page_token)
-
-
-def gallery_of(reply: Any) -> records.GalleryInfo:
-    """Read the gallery of a reply that has one."""
-    return _gallery_info(reply.gallery)
-
-
-def progress_of(reply: Any) -> records.BuildProgress:
-    """Read how far an index is."""
-    made = gallery_of(reply) if reply.HasField("gallery") else None
-    return records.BuildProgress(reply.stage, reply.done, reply.total, made)
-
-
-def model_of(reply: Any) -> records.ModelInfo:
-    """Read the model of a reply that has one."""
-    return _record(records.ModelInfo, reply.model)
-
-
-def models_of(reply: Any) -> list[records.ModelInfo]:
-    """Read the models of a reply that has some."""
-    return [_record(records.ModelInfo, each) for each in reply.models]
-
-
-def reloaded_of(reply: Any) -> records.Reloaded:
-    """Read what a reload came to."""
-    return records.Reloaded(tuple(models_of(reply)), tuple(reply.loaded), tuple(reply.removed))
-
-
 def _message(kind: str, fields: Mapping[str, Any]) -> Any:
     """Make a message, or tell which field is of the wrong kind or out of range."""
     wrong = (TypeError, ValueError, OverflowError)
@@ -196,19 +212,21 @@ def _message(kind: str, fields: Mapping[str, Any]) -> Any:
         raise
 
 
-def _item_message(item: records.Item) -> Any:
-    if not isinstance(item, records.Item):
+def item_message(item: Item) -> Any:
+    """Make the message of an item, or tell what is wrong with which."""
+    if not isinstance(item, Item):
         raise InvalidArgument(f"items must be Items of serving.client; found {type(item).__name__}.")
     try:
         if (item.image is None) == (item.vector is None):
             raise InvalidArgument("it must have an image or a vector, one of the two.")
-        fields = {name: getattr(item, name) for name in ("key", "label", "uri", "expected_version")}
+        if not isinstance(item.metadata, Mapping):
+            raise InvalidArgument(f"metadata must be a mapping; found {type(item.metadata).__name__}.")
+        names = ("key", "label", "uri", "expected_version")
+        fields: dict[str, Any] = {name: getattr(item, name) for name in names}
         if item.image is not None:
             fields["image"] = image_bytes(item.image)
         if item.vector is not None:
             fields["vector"] = bytes_of(floats(item.vector, "vector", 1))
-        if not isinstance(item.metadata, Mapping):
-            raise InvalidArgument(f"metadata must be a mapping; found {type(item.metadata).__name__}.")
         if item.metadata:
             fields["metadata"] = checked_struct_of(item.metadata)
         return _message("Item", fields)
@@ -216,39 +234,70 @@ def _item_message(item: records.Item) -> Any:
         raise error.saying(f"The item {item.key!r:.80}: {error}") from error
 
 
-def _each(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """Read a reply that has a result or an error for each input."""
-    return lambda reply: [
-        from_status(each.error) if each.HasField("error") else read(each) for each in reply.results
-    ]
-
-
-def stored_item_of(item: Any, thumbnail: bytes = b"") -> records.StoredItem:
-    """Read an item as it is stored."""
-    vector = vector_of(item.vector) if item.vector else None
-    metadata = plain_of(item.metadata)
-    return _record(records.StoredItem, item, metadata=metadata, vector=vector, thumbnail=thumbnail)
-
-
-def _hit(hit: Any) -> records.Hit:
-    return records.Hit(hit.key, hit.score, hit.label, hit.uri, plain_of(hit.metadata), hit.version)
-
-
-def _gallery_info(info: Any) -> records.GalleryInfo:
-    problem = from_status(info.problem) if info.HasField("problem") else None
-    return _record(
-        records.GalleryInfo, info, problem=problem, fresh=info.fresh_items, deleted=info.deleted_items
-    )
-
-
-def _record(kind: type[T], message: Any, **others: Any) -> T:
-    """Make a record of the fields of a message that have the same names, and of the others."""
-    same = [name for name in kind.__slots__ if name not in others]  # type: ignore[attr-defined]
-    return kind(**{name: getattr(message, name) for name in same}, **others)
-
-
 @lru_cache(maxsize=1_024)
-def _warn_once(gallery: str, field: str) -> None:
+def _warn_once(gallery: str, name: str) -> None:
     """Say that a field may be misspelt; not with each search, as it may be gone for a good reason."""
     text = "no item of the gallery %s has the field %r of the filter; is it misspelt?"
-    logger.warning(text, gallery, field)
+    logger.warning(text, gallery, name)
+
+
+def many(values: Iterable[Any], what: str) -> Iterable[Any]:
+    """Refuse a single value where several are wanted: a string, bytes, a path, an open file, a mapping."""
+    single = isinstance(values, str | bytes | bytearray | memoryview | PathLike | Mapping)
+    if single or hasattr(values, "read") or not isinstance(values, Iterable):
+        found = f"found {type(values).__name__}. Put a single one in brackets: {what}=[...]"
+        raise InvalidArgument(f"{what} must be a list; {found}.")
+    return values
+
+
+def floats(values: ArrayLike, what: str, axes: int) -> NDArray[np.float32]:
+    """Read an array of real numbers with so many axes."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "fiub" and array.ndim == axes:
+            with np.errstate(over="ignore"):
+                return array.astype(np.float32)
+        found = f"{array.dtype} of shape {array.shape}"
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        found = f"{type(values).__name__} ({error})"
+    raise InvalidArgument(f"{what} must be an array of numbers with {axes} axes; found {found}.")
+
+
+def image_bytes(image: ImageLike) -> bytes:
+    """Read an image that is small enough to be sent; what cannot be read or is too large is a BadImage."""
+    name = f"The image in {type(image).__name__}"
+    try:
+        if isinstance(image, bytes | bytearray | memoryview):
+            name, data = "The image", bytes(image)
+        elif isinstance(image, str | PathLike):
+            name = f"The image {str(image)!r}"
+            with open(image, "rb") as file:
+                data = file.read(MAX_IMAGE_BYTES + 1)
+        elif hasattr(image, "read"):
+            data = _contents(image, name)
+        else:
+            raise InvalidArgument(
+                "An image must be the bytes of an image file, its path, or the file opened in binary mode; "
+                f"found {type(image).__name__}. Encode pixels first, as PNG for example."
+            )
+    except (OSError, ValueError) as error:  # a ValueError tells of a closed file, or a path with NUL in it
+        told = f"{name} cannot be read ({cause_of(error)}); check its path, or open it again."
+        raise BadImage(told) from error
+    if len(data) > MAX_IMAGE_BYTES:
+        raise BadImage(f"{name} is larger than the {MAX_IMAGE_BYTES:,} bytes that can be sent; shrink it.")
+    return data
+
+
+def _contents(file: ImageFile, name: str) -> bytes:
+    """Read a file to its end, or a little more of it than can be sent; some give less at a time."""
+    data, part = bytearray(), b"..."
+    while part and len(data) <= MAX_IMAGE_BYTES:
+        part = file.read(MAX_IMAGE_BYTES + 1 - len(data))
+        if not isinstance(part, bytes):
+            getattr(part, "close", bool)()  # a coroutine would warn that nobody awaited it
+            raise InvalidArgument(
+                f"{name} reads as {type(part).__name__}; open the file in binary mode, or give the bytes (of "
+                "an asynchronous file, `await file.read()`)."
+            )
+        data += part
+    return bytes(data)

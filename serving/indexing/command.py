@@ -1,29 +1,31 @@
 """The command `crossbatch index`: brings a gallery in step with a data set, as far as was asked for.
 
-An item's key is its row's, so a second run finds what is done and goes on from there; what is in the gallery
-besides stays. An item's URI is its image's path from the data set's root: a gallery's readers learn nothing
-of the machine that filled it.
+An item's key is its row's. Its URI is its image's path from the data set's root: a gallery's readers learn
+nothing of the machine that filled it.
 """
 
+import csv
 import time
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Format, Split, read, select, select_missing
-from serving.errors import BadData, BadSetting
+from serving.errors import BadData, BadSetting, cause_of
 from serving.gallery.directory import GalleryDirectory, check_name, split_path
-from serving.gallery.gallery import Gallery, RebuildPolicy
-from serving.indexing.pipeline import index_rows
-from serving.indexing.report import FILE_NAME, Skipped, check_report, write_report
+from serving.gallery.disk import disk_error, written_aside
+from serving.gallery.gallery import RebuildPolicy
+from serving.indexing.pipeline import Skipped, index_rows
 from serving.indexing.target import Target
 from serving.model.encoder import Encoder
 from serving.progress import stages
 
 __all__ = ["Settings", "render", "run"]
 
+FILE_NAME = "skipped.csv"
+_HEADER = "key,path,reason"
 _SHOWN = 5
 
 
@@ -33,45 +35,36 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     gallery: str = Field(
-        description="the gallery to fill, made if it is not there: a path (galleries/birds, ./birds), "
-        "or a name if --galleries is given",
+        description="the gallery to fill, made if it is not there: a path, or a name with --galleries",
         json_schema_extra={"positional": True},
     )
     model: Path = Field(description="the model file, as `crossbatch export` writes it")
-    data: Path = Field(
-        description="the data set: a folder; a .csv table beside its images; or one .tar or .parquet file"
-    )
+    data: Path = Field(description="the data set: a folder, or one .csv, .tar or .parquet file")
     galleries: Path | None = Field(default=None, description="the folder that holds the gallery")
     format: Format = Field(default="auto", description="how the data set is laid out; auto finds out")
     split: Split = Field(
-        default="all",
-        description="which images: all, or one side of the split that the model was trained with; query and "
-        "gallery are those of the test side that the data set calls so",
+        default="all", description="which images: all, or one side of the split that the model trained with"
     )
     sync: bool = Field(
         default=False,
-        description="embed images anew whose file has changed, and delete items of this data set whose image "
-        "is gone; otherwise both are counted and left as they are",
+        description="embed changed images anew, and delete items of this data set whose image is gone",
     )
     report: Path | None = Field(
-        default=None,
-        description=f"the CSV file that lists images which cannot be stored, with the reason; {FILE_NAME} in "
-        "the gallery's folder by default, and no file where there are none",
+        default=None, description=f"CSV file of what cannot be stored; by default {FILE_NAME} in the gallery"
     )
     thumbnails: bool = Field(
         default=False, description="keep a small JPEG picture with each item; decided when a gallery is made"
     )
     index: str | None = Field(
         default=None,
-        description="type of the search index: auto (by the number of items and the recall), exact, or a "
-        "FAISS factory string (IVF1024,PQ32x4fs); by default as it is, and auto for a new gallery",
+        description="search index: auto (by the number of items and the recall), exact, or a FAISS factory "
+        "string (IVF1024,PQ32x4fs); by default as it is, and auto for a new gallery",
     )
     recall: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="recall@10 that an automatic index must reach; by default as it is, and 0.99 for a new "
-        "gallery",
+        description="recall@10 that an auto index must reach; 0.99 for a new gallery",
     )
     batch: int = Field(default=32, ge=1, le=1024, description="images encoded at once")
     threads: int = Field(default=0, ge=0, le=256, description="threads that decode and encode; 0: one a core")
@@ -88,12 +81,11 @@ def run(settings: Settings) -> dict[str, Any]:
         None where there are none), `items` now in the gallery, `seconds`, `images_per_second`.
 
     Raises:
-        CrossbatchError: The data set cannot be read, or none of its images can; settings do not go together
-            or with the gallery that is there; the model or gallery is damaged, or cannot be written.
+        CrossbatchError: Nothing can be read or written, or the settings do not go with the gallery.
     """
     folder, name = _place(settings)
     if settings.report is not None:
-        check_report(settings.report)
+        _check_report(settings.report)
     catalog = read(settings.data, settings.format)
     encoder = Encoder(settings.model, threads=settings.threads, device=settings.device)
     split, rule = settings.split, encoder.spec.split
@@ -101,22 +93,27 @@ def run(settings: Settings) -> dict[str, Any]:
     began = time.monotonic()
     # The index is made once, at the end; rebuilding it on the way would only take time from the encoder.
     with GalleryDirectory(folder, policy=RebuildPolicy(automatic=False)) as directory:
-        wanted: dict[str, Any] = {"index": settings.index, "recall": settings.recall}
-        target = Target(directory, name, encoder.spec, thumbnails=settings.thumbnails, **wanted)
+        kind: dict[str, Any] = settings.model_dump(include={"thumbnails", "index", "recall"})
+        target = Target(directory, name, encoder.spec, **kind)
         more: dict[str, Any] = settings.model_dump(include={"split", "sync", "batch", "threads"})
         report = index_rows(encoder, catalog, rows, target, **more)
-        gone = "the data set names it, and it is not there"
-        absent = [Skipped(path, path, gone) for path in select_missing(catalog, split, rule)]
+        missing = select_missing(catalog, split, rule)
+        absent = [Skipped(path, path, "the data set names it, and it is not there") for path in missing]
         file = settings.report or folder / name / FILE_NAME
         if file.parent.is_dir():
-            write_report(file, report.skipped + absent)
+            _write_report(file, report.skipped + absent)
         if len(report.skipped) == len(rows):
-            first = report.skipped[0]
             raise BadData(
-                f"none of the {len(rows)} images of {settings.data} can be indexed; "
-                f"the first, {first.key}: {first.reason}"
+                f"none of the {len(rows)} images of {settings.data} can be indexed; the first,"
+                f" {report.skipped[0].key}: {report.skipped[0].reason}"
             )
-        items = _finished(target.made(), settings)
+        gallery = target.made()
+        info = gallery.info()
+        wanted = (info.wanted_index, info.wanted_recall)
+        is_other = (settings.index or wanted[0], settings.recall or wanted[1]) != wanted
+        if info.fresh or info.deleted or is_other:
+            with stages("item") as advance:
+                gallery.rebuild(index=settings.index, recall=settings.recall, whole=False, progress=advance)
     seconds = time.monotonic() - began
     return {
         "gallery": str(folder / name),
@@ -131,7 +128,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "unlabelled": catalog.unlabelled if split != "all" else 0,
         "empty": list(catalog.empty),
         "report": str(file) if report.skipped or absent else None,
-        "items": items,
+        "items": info.items,
         "seconds": round(seconds, 3),
         "images_per_second": round(report.stored / seconds, 1),
     }
@@ -158,40 +155,50 @@ def render(result: dict[str, Any]) -> str:
         if result[field]:
             lines.append(text.format(result[field]))
     skipped = [f"{each['key']}: {each['reason']}" for each in result["skipped"]]
-    more = f"{result['report']} and --json list all"
-    empty = result["empty"]
-    for title, entries, all_of_them in (
-        ("skipped", skipped, more), ("folders without an image", empty, "--json lists all")
-    ):  # fmt: skip
-        if entries:
-            lines.append(f"{title}: {len(entries)}")
-            lines += [f"  {entry}" for entry in entries[:_SHOWN]]
-        if len(entries) > _SHOWN:
-            lines.append(f"  and {len(entries) - _SHOWN} more ({all_of_them})")
+    lines += _some("skipped", skipped, f"{result['report']} and --json list all")
+    lines += _some("folders without an image", result["empty"], "--json lists all")
     return "\n".join(lines)
 
 
-def _finished(gallery: Gallery, settings: Settings) -> int:
-    """Make the index, where something has changed since it was made; returns how many items there are."""
-    info = gallery.info()
-    wanted = (info.wanted_index, info.wanted_recall)
-    other = (settings.index or info.wanted_index, settings.recall or info.wanted_recall) != wanted
-    if info.fresh or info.deleted or other:
-        with stages("item") as advance:
-            gallery.rebuild(index=settings.index, recall=settings.recall, whole=False, progress=advance)
-    return info.items
+def _some(title: str, entries: list[str], where_all: str) -> list[str]:
+    lines = [f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries[:_SHOWN])] if entries else []
+    more = len(entries) - _SHOWN
+    return [*lines, f"  and {more} more ({where_all})"] if more > 0 else lines
 
 
 def _place(settings: Settings) -> tuple[Path, str]:
     """Return the folder of galleries and the name of the one to fill."""
-    name = settings.gallery
-    if settings.galleries is None:
-        if "/" not in name:
-            raise BadSetting(
-                f"{name} alone may be a folder here or a gallery elsewhere; give ./{name}, "
-                f"or {name} and the folder that holds it by --galleries"
-            )
-        return split_path(Path(name))
-    if "/" in name:
+    name, folder = settings.gallery, settings.galleries
+    if folder is not None and "/" in name:
         raise BadSetting(f"with --galleries, give the gallery's name alone; {name} is a path")
-    return settings.galleries, check_name(name)
+    if folder is None and "/" not in name:
+        raise BadSetting(
+            f"{name} alone may be a folder here or a gallery elsewhere; give ./{name}, or {name} and the"
+            " folder that holds it by --galleries"
+        )
+    return (folder, check_name(name)) if folder else split_path(Path(name))
+
+
+def _check_report(path: Path) -> None:
+    """Refuse a place for the report where it cannot be: in no folder, or over a file that is no report."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            first = file.readline(100).strip()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and path.parent.is_dir():
+            return
+        raise BadSetting(f"the report {path} cannot be written: {cause_of(error)}") from error
+    if first not in ("", _HEADER):
+        raise BadSetting(f"{path} is there and is no report of crossbatch index; give another --report")
+
+
+def _write_report(path: Path, skipped: list[Skipped]) -> None:
+    """Write the report as CSV, complete or not at all; where nothing was skipped, remove it."""
+    try:
+        if not skipped:
+            path.unlink(missing_ok=True)
+            return
+        with written_aside(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([_HEADER.split(","), *map(astuple, skipped)])
+    except OSError as error:
+        raise disk_error(error, f"the report {path}") from error

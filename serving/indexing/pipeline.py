@@ -2,30 +2,76 @@
 
 Images are decoded a bounded number ahead of the encoder, and stored in the order of their keys. A run that
 is broken off anywhere leaves whole items; the next one finds by their sources what is done.
+
+An item's origin says which data set it is of, so that bringing a gallery in step with one never deletes
+items of another: a short hash of where the data set lies, how it is laid out and which side of its split was
+taken. A side lies within another (`test` within `all`): when the wider one is indexed, its items move there.
 """
 
+import hashlib
+import json
+import os
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from itertools import islice
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from serving.catalog.catalog import Catalog, Row
+from serving.catalog.catalog import Catalog, Row, Split
 from serving.cores import usable_cores
-from serving.errors import InvalidArgument
+from serving.errors import InvalidArgument, cause_of
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import Item, Source, check_key
-from serving.indexing.examine import BadRow, Examiner, NewImage, Outcome, origins_within
-from serving.indexing.report import Report, Skipped
-from serving.indexing.target import ItemWrite, Storing, Target, delete_items, keys_of, stored_of
+from serving.gallery.item import MAX_THUMBNAIL_BYTES, Item, Source, check_item, check_key
+from serving.indexing.target import ItemWrite, Storing, Target, delete_items, stored_of
 from serving.model.encoder import Encoder
+from serving.model.preprocess import thumbnail
 from serving.progress import progress
 
-__all__ = ["index_rows"]
+__all__ = ["Report", "Skipped", "index_rows"]
 
-_LOOKED_UP = 256  # keys at once
+_LOOKED_UP: Final = 256  # keys at once
+_NO_VECTOR: Final = np.ones(1, np.float32)  # until the image is embedded
+_WITHIN: Final[dict[str, tuple[str, ...]]] = {"all": get_args(Split), "test": ("test", "query", "gallery")}
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An image that was not stored, and why; `path` starts from the data set's root."""
+
+    key: str
+    path: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What indexing did; each row of the data set counts once, as one of the first five."""
+
+    skipped: list[Skipped]
+    stored: int = 0  # images that were embedded, each on disk
+    updated: int = 0  # items of unchanged images whose label, URI or metadata was another
+    unchanged: int = 0
+    changed: int = 0  # items that are no longer of their file as it is now, and were left as they are
+    kept: int = 0  # skipped images of which an item of an earlier run stays
+    gone: int = 0  # items whose image is no longer in the data set, and which were left as they are
+    deleted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _NewImage:
+    """An image to embed: pixels uint8 (S, S, 3), and the item that is to get its vector."""
+
+    pixels: NDArray[np.uint8]
+    item: Item
+
+
+_Outcome = _NewImage | Item | Source | Literal["unchanged", "changed"]
+"""An Item is the stored one with other texts, to be stored so; a Source is to be noted of an item that is as
+it should be; `changed` is an item of another file than the one that is there now, which is to stay."""
 
 
 def index_rows(
@@ -47,49 +93,53 @@ def index_rows(
         rows: Those of its rows that are on the side `split`.
         target: The gallery, which is made when the first image is ready.
         split: The side of the data set; with the place of the data set it says whose the items are.
-        sync: Whether items are replaced whose file has changed, and deleted whose file is gone; not where
-            all rows are bad.
+        sync: Whether items are replaced whose file has changed, and deleted whose file is gone.
         batch: Images encoded at once.
         threads: Threads that decode; 0 takes one a core.
     """
-    examiner = Examiner(encoder, catalog, split, sync=sync, thumbnail_side=target.thumbnail_side)
-    bad = {row.key: BadRow(reason, sure=True) for row in rows if (reason := _key_fault(row.key))}
-    fit = [row for row in rows if row.key not in bad]
+    examiner = _Examiner(encoder, catalog, split, sync=sync, thumbnail_side=target.thumbnail_side)
+    without_key = {row.key: fault for row in rows if (fault := _key_fault(row.key))}
+    fit = [row for row in rows if row.key not in without_key]
     outcomes = _examined(examiner, _looked_up(fit, target.gallery), ahead=2 * batch, threads=threads)
-    counts = Counter[str]()
-
-    def ready() -> Iterator[tuple[Row, NewImage]]:
-        """Yield images to embed; what becomes of the other rows is settled on the way."""
-        for row, outcome in outcomes:
+    counts, images = Counter[str](), list[_NewImage]()
+    bad, unread = dict[str, str](), dict[str, str]()  # why, by key; of the latter the disk could not read
+    with (
+        Storing(target, sync=sync) as storing,
+        progress(outcomes, "index", total=len(fit), unit="image") as bar,
+        closing(outcomes),
+    ):
+        for row, future in bar:
+            outcome = future.exception() or future.result()
             match outcome:
-                case NewImage():
-                    yield row, outcome
-                case BadRow():
-                    bad[row.key] = outcome
+                case OSError():
+                    unread[row.key] = f"the file cannot be read: {cause_of(outcome)}"
+                case InvalidArgument():  # a BadImage, or metadata that are larger than may be, say
+                    bad[row.key] = str(outcome)
+                case BaseException():
+                    raise outcome
+                case _NewImage():
+                    images.append(outcome)
                 case Item():
-                    storing.put([ItemWrite(outcome, embedded=False)])
+                    storing.put(ItemWrite(outcome, embedded=False))
                 case Source():
                     counts["unchanged"] += 1
                     storing.put(sources={row.key: outcome})
                 case _:
                     counts[outcome] += 1
-            bar.update(1)
-
-    with (
-        Storing(target, sync=sync) as storing,
-        progress(tuple[None, ...](), "index", total=len(rows), unit="image") as bar,
-        closing(outcomes),
-    ):
-        bar.update(len(bad))
-        images = ready()
-        while some := list(islice(images, batch)):
-            storing.put(_encoded(encoder, catalog, some))
-    bad |= {key: BadRow(reason, sure=True) for key, reason in storing.refused.items()}
+            if len(images) == batch:
+                storing.put(*_encoded(encoder, images))
+                images = []
+        if images:
+            storing.put(*_encoded(encoder, images))
     counts += storing.counts
+    reasons = without_key | bad | unread
     if target.gallery is not None:
-        sides = origins_within(catalog, split)
-        counts += _tidy(target.gallery, rows, bad, sides, sync=sync and len(bad) < len(rows))
-    skipped = [Skipped(row.key, catalog.path_of(row), bad[row.key].reason) for row in rows if row.key in bad]
+        sync = sync and len(reasons) < len(rows)
+        # Files that could not be read may hold what they held: their items stay.
+        there = {row.key for row in rows if row.key not in bad or not sync}
+        counts += _tidy(target.gallery, there, _origins_within(catalog, split), sync=sync)
+        counts["kept"] = len(stored_of(target.gallery, [*bad, *unread]))
+    skipped = [Skipped(row.key, catalog.path_of(row), reasons[row.key]) for row in rows if row.key in reasons]
     return Report(skipped, **counts)
 
 
@@ -103,49 +153,90 @@ def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[R
 
 
 def _examined(
-    examiner: Examiner, rows: Iterable[tuple[Row, Item | None]], *, ahead: int, threads: int
-) -> Generator[tuple[Row, Outcome]]:
+    examiner: "_Examiner", rows: Iterable[tuple[Row, Item | None]], *, ahead: int, threads: int
+) -> Generator[tuple[Row, Future[_Outcome]]]:
     """Yield each row, in order, with what becomes of it."""
     pool = ThreadPoolExecutor(threads or usable_cores(), thread_name_prefix="decode")
     try:
-        waiting: deque[tuple[Row, Future[Outcome]]] = deque()
+        waiting: deque[tuple[Row, Future[_Outcome]]] = deque()
         for row, stored in rows:
             waiting.append((row, pool.submit(examiner.examine, row, stored)))
             if len(waiting) > ahead:
-                first, outcome = waiting.popleft()
-                yield first, outcome.result()
-        for first, outcome in waiting:
-            yield first, outcome.result()
+                yield waiting.popleft()
+        yield from waiting
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _encoded(encoder: Encoder, catalog: Catalog, ready: Sequence[tuple[Row, NewImage]]) -> list[ItemWrite]:
-    """Embed images, as one batch."""
-    vectors = encoder.encode(np.stack([image.pixels for _, image in ready]))  # (B, d)
-    writes = []
-    for (row, image), vector in zip(ready, vectors, strict=True):
-        uri, more = catalog.path_of(row), (image.source, image.thumbnail, image.version)
-        writes.append(ItemWrite(Item(row.key, vector, row.label, uri, row.metadata, *more), embedded=True))
-    return writes
+class _Examiner:
+    """Looks at images of one side of a data set; used by all decoding threads at once."""
+
+    def __init__(
+        self, encoder: Encoder, catalog: Catalog, split: str, *, sync: bool, thumbnail_side: int
+    ) -> None:
+        self._encoder, self._catalog, self._sync = encoder, catalog, sync
+        self._thumbnail_side = thumbnail_side
+        self._origin = _origin_of(catalog, split)
+        self._kin = frozenset(_origins_within(catalog, "all"))  # an image is the same file on each side
+
+    def examine(self, row: Row, stored: Item | None) -> _Outcome:
+        """Find out what is to be done with a row, given the item that has its key."""
+        size, mtime_ns = row.image.stamp()  # before reading: a later change shows the next time
+        known = stored.source if stored else None
+        uri = self._catalog.path_of(row)
+        if (
+            stored
+            and known
+            and known.origin in self._kin
+            and stored.uri == uri  # or else a table names another file by this key now
+            and (known.size, known.mtime_ns) == (size, mtime_ns)
+        ):
+            return _same(row, uri, stored, replace(known, origin=self._origin))
+        data = row.image.read_bytes()
+        source = Source(self._origin, size, mtime_ns, hashlib.sha256(data).digest())
+        if stored and known and known.digest == source.digest:
+            return _same(row, uri, stored, source)
+        pixels = self._encoder.preprocess(data)
+        if stored and not self._sync:
+            return "changed"
+        side = self._thumbnail_side
+        picture = thumbnail(data, side=side, most_bytes=MAX_THUMBNAIL_BYTES) if side else b""
+        version = stored.version if stored else 0
+        item = Item(row.key, _NO_VECTOR, row.label, uri, row.metadata, source, picture, version)
+        check_item(item, dimension=len(_NO_VECTOR))
+        return _NewImage(pixels, item)
 
 
-def _tidy(
-    gallery: Gallery, rows: Sequence[Row], bad: Mapping[str, BadRow], origins: Sequence[str], *, sync: bool
-) -> Counter[str]:
+def _same(row: Row, uri: str, stored: Item, source: Source) -> _Outcome:
+    told = replace(stored, label=row.label, uri=uri, metadata=row.metadata, source=source)
+    if _texts(told) != _texts(stored):
+        check_item(told, dimension=len(told.vector))
+        return told
+    return source if source != stored.source else "unchanged"
+
+
+def _texts(item: Item) -> tuple[str, str, str]:
+    # As JSON, since 1, 1.0 and true are equal and not the same; the order of columns says nothing.
+    return item.label, item.uri, json.dumps(dict(item.metadata), sort_keys=True)
+
+
+def _encoded(encoder: Encoder, images: Sequence[_NewImage]) -> Iterator[ItemWrite]:
+    vectors = encoder.encode(np.stack([image.pixels for image in images]))  # (B, d)
+    for image, vector in zip(images, vectors, strict=True):
+        yield ItemWrite(replace(image.item, vector=vector), embedded=True)
+
+
+def _tidy(gallery: Gallery, there: set[str], origins: Sequence[str], *, sync: bool) -> Counter[str]:
     """Count, and delete with `sync`, the items of these origins that have no image any more."""
-    there, counts = {row.key for row in rows}, Counter[str]()
+    counts = Counter[str]()
     for origin in origins:
-        for keys in keys_of(gallery, origin):
-            gone = [key for key in keys if key not in there]
+        after = ""
+        while keys := gallery.keys_of(origin, after=after):
+            after, gone = keys[-1], [key for key in keys if key not in there]
             if sync:
                 counts["deleted"] += delete_items(gallery, gone, origins)
             else:
                 counts["gone"] += len(gone)
-    possible = [key for key in bad if not _key_fault(key)]
-    if sync:  # files that could not be read may hold what they held: their items stay
-        counts["deleted"] += delete_items(gallery, [key for key in possible if bad[key].sure], origins)
-    counts["kept"] = len(stored_of(gallery, possible))
     return counts
 
 
@@ -155,3 +246,13 @@ def _key_fault(key: str) -> str:
     except InvalidArgument as error:
         return str(error)
     return ""
+
+
+def _origins_within(catalog: Catalog, split: str) -> list[str]:
+    """Return the origins of the sides of a data set that lie within `split`, itself included."""
+    return [_origin_of(catalog, side) for side in _WITHIN.get(split, (split,))]
+
+
+def _origin_of(catalog: Catalog, split: str) -> str:
+    place = os.fsencode(catalog.table or catalog.root)
+    return hashlib.sha256(b"\0".join((place, catalog.format.encode(), split.encode()))).hexdigest()[:16]

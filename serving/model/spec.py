@@ -18,7 +18,6 @@ from pydantic_core import from_json
 from serving.catalog.catalog import SplitRule
 from serving.errors import BadArtifact, NotFound, cause_of
 from serving.model.preprocess import RESAMPLINGS
-from serving.whole import read_whole
 
 __all__ = [
     "FORMAT_VERSION", "KEY", "MAX_MODEL_BYTES", "ModelSpec", "bare", "fingerprint", "keep_outputs",
@@ -198,9 +197,12 @@ def _parts(message: Message) -> Iterator[Message]:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.is_dir():
-            raise BadArtifact(f"{path} is a folder; give the .onnx file that export wrote")
-        return read_whole(path, MAX_MODEL_BYTES)
+        found = path.stat()
+        if not path.is_file():  # a pipe, say: to open it would wait for its writer
+            raise BadArtifact(f"{path} is no file; give the .onnx file that export wrote")
+        if found.st_size > MAX_MODEL_BYTES:
+            raise BadArtifact(f"{path} has {found.st_size} bytes; a model has at most {MAX_MODEL_BYTES}")
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise NotFound(
             f"the model file {path} is not there; give the .onnx file that export wrote"

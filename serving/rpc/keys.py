@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, InvalidArgument, NotFound
 from serving.gallery.disk import disk_error, written_aside
-from serving.whole import read_whole
 
 __all__ = [
     "Key",
@@ -40,7 +39,6 @@ Role: TypeAlias = Literal["read", "write"]
 FORMAT = 1
 PREFIX = "cb_"  # by which scanners for leaked secrets know it
 MAX_KEYS = 1_000
-_MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -100,7 +98,7 @@ def read_keys(path: Path) -> list[Key]:
         BadArtifact: It cannot be read, is damaged, or of a newer format.
     """
     try:
-        found = json.loads(read_whole(path, _MAX_BYTES))
+        found = json.loads(path.read_bytes())
         version = found.get("format") if isinstance(found, dict) else None
         if isinstance(version, int) and version > FORMAT:
             raise BadArtifact(

@@ -1,4 +1,4 @@
-"""Folders in memory, a server with a fake encoder and a folder of galleries, and its stubs."""
+"""Folders in memory, a server with a fake encoder and its stubs, a model file and pictures."""
 
 import subprocess
 import tempfile
@@ -9,9 +9,11 @@ import pytest
 
 from serving.gallery.directory import GalleryDirectory
 from serving.server.server import Server
+from tests.serving.indexed import fill
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import Stubs, connected
 from tests.serving.vectors import MEMORY
+from tests.tiny_model import write_tiny_model
 
 
 @pytest.fixture
@@ -54,3 +56,15 @@ def running(encoder: FakeEncoder, tmp_path: Path) -> Iterator[Server]:
 def stubs(running: Server) -> Iterator[Stubs]:
     with connected(running.address) as stubs:
         yield stubs
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model file of a few nodes."""
+    return write_tiny_model(tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder of 20 pictures of 4 classes."""
+    return fill(tmp_path / "data")

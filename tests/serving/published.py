@@ -88,20 +88,15 @@ def make_inshop(root: Path, *, below: str = "") -> Path:
     return root
 
 
-def save_annotations(
-    path: Path, image: str, rows: Sequence[tuple[str, int]], *, labelled: bool = True
-) -> None:
-    """Write a .mat file in the structure of the published ones; `cars_annos.mat` has the names too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def annotated(
+    rows: Sequence[tuple[str, object]], image: str = "relative_im_path", *, labelled: bool = True
+) -> np.ndarray:
+    """Annotations in the structure of the published ones; `image` is the field with the paths."""
     boxes = [(name, "O") for name in ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")]
-    fields = [*boxes, *([("class", "O")] if labelled else []), (image, "O")]
-    annotations = np.empty((1, len(rows)), fields)
+    found = np.empty((1, len(rows)), [*boxes, *([("class", "O")] if labelled else []), (image, "O")])
     for place, (name, number) in enumerate(rows):
-        annotations[0, place] = (1, 1, 5, 3, *([number] if labelled else []), name)
-    content = {"annotations": annotations}
-    if path.name == "cars_annos.mat":
-        content["class_names"] = car_names()
-    savemat(path, content)
+        found[0, place] = (1, 1, 5, 3, *([number] if labelled else []), name)
+    return found
 
 
 def car_names(count: int = 196) -> np.ndarray:
@@ -113,15 +108,22 @@ def car_names(count: int = 196) -> np.ndarray:
 def make_cars(root: Path) -> Path:
     """The layout with one file: a whole of 10 images."""
     rows = [(f"car_ims/{place:06d}.jpg", number) for place, number in enumerate([*CARS, *CARS], 1)]
-    save_annotations(root / "cars_annos.mat", "relative_im_path", rows)
-    return draw(root, (path for path, _ in rows))
+    draw(root, (path for path, _ in rows))
+    savemat(root / "cars_annos.mat", {"annotations": annotated(rows), "class_names": car_names()})
+    return root
 
 
 def make_cars_devkit(root: Path, *, labelled: bool) -> Path:
     """The layout with a devkit: each class has one image in each folder, under the same names."""
     rows = [(f"{place:05d}.jpg", number) for place, number in enumerate(CARS, 1)]
-    save_annotations(root / "devkit" / "cars_train_annos.mat", "fname", rows)
+    draw(root, (f"{folder}/{path}" for folder in ("cars_train", "cars_test") for path, _ in rows))
     test = "cars_test_annos_withlabels.mat" if labelled else "cars_test_annos.mat"
-    save_annotations(root / "devkit" / test, "fname", rows, labelled=labelled)
-    savemat(root / "devkit" / "cars_meta.mat", {"class_names": car_names()})
-    return draw(root, (f"{folder}/{path}" for folder in ("cars_train", "cars_test") for path, _ in rows))
+    contents = {
+        "cars_train_annos.mat": {"annotations": annotated(rows, "fname")},
+        test: {"annotations": annotated(rows, "fname", labelled=labelled)},
+        "cars_meta.mat": {"class_names": car_names()},
+    }
+    (root / "devkit").mkdir(exist_ok=True)
+    for name, content in contents.items():
+        savemat(root / "devkit" / name, content)
+    return root

@@ -29,11 +29,6 @@ class Script(grpc.GenericRpcHandler):
     requests: list[Any] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)
     address: str = ""
-    server: Any = None
-
-    def dies(self) -> None:
-        """Hang up on everybody at once."""
-        self.server.stop(0).wait()
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         """Find what answers a call, as gRPC asks."""
@@ -71,7 +66,7 @@ def scripted(
 ) -> Iterator[Script]:
     """Run a server that answers these methods and knows no others."""
     script = Script(answers)
-    server = script.server = grpc.server(ThreadPoolExecutor(8), [script], options=[*LARGE, *options])
+    server = grpc.server(ThreadPoolExecutor(8), [script], options=[*LARGE, *options])
     place = f"127.0.0.1:{port}"
     port = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
     server.start()

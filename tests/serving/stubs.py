@@ -33,27 +33,21 @@ class Stubs:
         self.inference = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
 
-    def embed(self, *images: bytes, **options: Any) -> retrieval_pb.EmbedResponse:
-        request = retrieval_pb.EmbedRequest(images=images)
-        reply: retrieval_pb.EmbedResponse = self.retrieval.Embed(request, **({"timeout": 10} | options))
-        return reply
+    def embed(self, *images: bytes, **options: Any) -> Any:
+        return self.retrieval.Embed(retrieval_pb.EmbedRequest(images=images), **({"timeout": 10} | options))
 
-    def search(
-        self, gallery: str, *queries: retrieval_pb.Query, **options: Any
-    ) -> retrieval_pb.SearchResponse:
+    def search(self, gallery: str, *queries: retrieval_pb.Query, **options: Any) -> Any:
         request = retrieval_pb.SearchRequest(gallery=gallery, queries=queries, **options)
-        reply: retrieval_pb.SearchResponse = self.retrieval.Search(request, timeout=10)
-        return reply
+        return self.retrieval.Search(request, timeout=10)
 
-    def upsert(self, gallery: str, *items: gallery_pb.Item) -> gallery_pb.UpsertItemsResponse:
+    def upsert(self, gallery: str, *items: gallery_pb.Item) -> Any:
         request = gallery_pb.UpsertItemsRequest(gallery=gallery, items=items)
-        reply: gallery_pb.UpsertItemsResponse = self.galleries.UpsertItems(request, timeout=10)
-        return reply
+        return self.galleries.UpsertItems(request, timeout=10)
 
     def create(self, name: str) -> gallery_pb.Gallery:
         request = gallery_pb.CreateGalleryRequest(name=name)
-        reply: gallery_pb.Gallery = self.galleries.CreateGallery(request, timeout=10).gallery
-        return reply
+        gallery: gallery_pb.Gallery = self.galleries.CreateGallery(request, timeout=10).gallery
+        return gallery
 
 
 def item(key: str, **fields: Any) -> gallery_pb.Item:

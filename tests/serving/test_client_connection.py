@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,9 @@ import pytest
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
+from serving import errors
 from serving.client import Client, Item
-from serving.errors import (
-    BadImage,
-    Conflict,
-    CrossbatchError,
-    DeadlineExceeded,
-    Draining,
-    InvalidArgument,
-    NotFound,
-    Overloaded,
-    Unavailable,
-)
+from serving.errors import BadImage, Conflict, InvalidArgument, NotFound, Overloaded, Unavailable
 from serving.rpc.limits import MAX_MESSAGE_BYTES
 from serving.rpc.status import to_status
 from tests.serving.authority import Authority, encrypted
@@ -35,8 +27,7 @@ from tests.serving.scripts import Script, scripted
 from tests.serving.test_client_uploads import embedded
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-
-
+CONDITIONAL = Item("a", vector=[1.0], expected_version=0)
 BIRDS = gallery_pb.Gallery(name="birds")
 ANSWERS: dict[str, Any] = {
     "Embed": embedded,
@@ -69,7 +60,7 @@ def ids(script: Script) -> list[str]:
     return [each["x-request-id"] for each in script.metadata]
 
 
-def told(error: CrossbatchError) -> tuple[str, str, str]:
+def told(error: errors.CrossbatchError) -> tuple[str, str, str]:
     return error.code, error.reason, error.request_id
 
 
@@ -140,32 +131,28 @@ def test_tls_trusts_the_given_authority_and_no_other(authority: Authority, tmp_p
 
 
 def test_mutual_tls_shows_the_clients_certificate(authority: Authority) -> None:
-    own, mine = authority.sign("server"), authority.sign("client")
-    credentials = grpc.ssl_server_credentials(
-        [(own.key, own.certificate)], authority.certificate, require_client_auth=True
-    )
-    pair: Any = {"certificate": mine.certificate, "private_key": mine.key}
+    own, mine, ca = authority.sign("server"), authority.sign("client"), authority.certificate
+    credentials = grpc.ssl_server_credentials([(own.key, own.certificate)], ca, require_client_auth=True)
     with scripted(ANSWERS, credentials=credentials) as script:
-        with Client(script.address, ca=authority.certificate, **pair) as client:
+        pair: Any = {"certificate": mine.certificate, "private_key": mine.key}
+        with Client(script.address, ca=ca, **pair) as client:
             assert client.model().name == "m"
-        client = Client(script.address, ca=authority.certificate, retries=0, timeout=5)
+        client = Client(script.address, ca=ca, retries=0, timeout=5)
         with client, pytest.raises(Unavailable, match=r"hangs up .* wants a client certificate, give one"):
             client.model()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
+def test_what_tls_is_given_is_read_at_once() -> None:
+    wrongs: list[tuple[dict[str, Any], str]] = [
         ({"certificate": b""}, "belong together"),
         ({"private_key": b""}, "belong together"),
         ({"ca": "no/nothing.pem"}, r"ca='.*nothing\.pem' cannot be read \(No such file"),
         ({"ca": "a\0b"}, "cannot be read"),
         ({"ca": 5}, "cannot be read"),
-    ],
-)
-def test_what_tls_is_given_is_read_at_once(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidArgument, match=says):
-        Client("127.0.0.1:1", **wrong)
+    ]
+    for wrong, says in wrongs:
+        with pytest.raises(InvalidArgument, match=says):
+            Client("127.0.0.1:1", **wrong)
 
 
 def test_a_proxy_of_the_environment_does_not_catch_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,16 +165,14 @@ def test_a_proxy_of_the_environment_does_not_catch_loopback(monkeypatch: pytest.
 
 
 def test_no_server_is_one_sentence_soon() -> None:
-    began = time.monotonic()
-    with Client("127.0.0.1:1", timeout=1.0) as client:
-        assert not client.ready()
+    with Client("127.0.0.1:1", timeout=0.3) as client:
+        assert not client.ready(wait=0.1)
         for call in (client.model, client.reload, lambda: list(client.build_index("birds"))):
             with pytest.raises(Unavailable, match=r"No server answers at 127\.0\.0\.1:1 .*crossbatch serve"):
                 call()
-    assert time.monotonic() - began < 6
 
 
-@pytest.mark.parametrize("failure", [Overloaded("full"), Draining("stopping"), UNAVAILABLE])
+@pytest.mark.parametrize("failure", [Overloaded("full"), errors.Draining("stopping"), UNAVAILABLE])
 def test_passing_failures_are_tried_again_as_often_as_is_said(failure: Any) -> None:
     with scripted(failing(failure, failure)) as script, Client(script.address, timeout=2.0) as client:
         assert client.embed([bytes(2**21)]).shape == (1, 1)
@@ -200,43 +185,36 @@ def test_passing_failures_are_tried_again_as_often_as_is_said(failure: Any) -> N
     assert len(script.requests) == 3 + 1 + 5
 
 
-@pytest.mark.parametrize(
-    "code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED]
-)
-def test_lasting_failures_are_not_tried_again(code: grpc.StatusCode) -> None:
-    with scripted(failing(code)) as script, Client(script.address) as client:
-        with pytest.raises(CrossbatchError):
+@pytest.mark.parametrize("name", ["INVALID_ARGUMENT", "INTERNAL", "UNIMPLEMENTED"])
+def test_lasting_failures_are_not_tried_again(name: str) -> None:
+    with scripted(failing(grpc.StatusCode[name])) as script, Client(script.address) as client:
+        with pytest.raises(errors.CrossbatchError):
             client.embed([b"x"])
         assert len(script.requests) == 1
 
 
-def test_only_what_does_no_harm_is_made_again_after_a_lost_reply() -> None:
-    vector, conditional = [1.0], Item("a", vector=[1.0], expected_version=0)
-    repeated: list[Callable[[Client], Any]] = [
-        lambda client: client.upsert("birds", [Item("a", vector=vector)]),
-        lambda client: client.delete("birds", ["a"]),
-    ]
-    for call in repeated:
-        with scripted(failing(UNAVAILABLE)) as script, Client(script.address, timeout=2) as client:
+@pytest.mark.parametrize(
+    ("call", "repeated"),
+    [
+        (lambda client: client.upsert("birds", [Item("a", vector=[1.0])]), True),
+        (lambda client: client.delete("birds", ["a"]), True),
+        (lambda client: client.upsert("birds", [Item("b", vector=[1.0]), CONDITIONAL]), False),
+        (lambda client: client.delete("birds", ["a"], expected_versions=[1]), False),
+        (lambda client: client.create("birds"), False),
+        (lambda client: client.switch("birds", "next"), False),
+        (lambda client: client.rollback("birds"), False),
+        (lambda client: client.delete_gallery("birds"), False),
+    ],
+)
+def test_only_what_does_no_harm_is_made_again_after_a_lost_reply(
+    call: Callable[[Client], Any], repeated: bool
+) -> None:
+    # A call that was refused was not carried out; what came of one whose reply was lost, nobody knows.
+    failures = failing(Overloaded("full"), UNAVAILABLE)
+    with scripted(failures) as script, Client(script.address, timeout=1) as client:
+        with nullcontext() if repeated else pytest.raises(Unavailable):
             call(client)
-            assert len(script.requests) == 2
-    calls: list[Callable[[Client], Any]] = [
-        lambda client: client.upsert("birds", [conditional, Item("b", vector=vector)]),
-        lambda client: client.delete("birds", ["a"], expected_versions=[1]),
-        lambda client: client.create("birds"),
-        lambda client: client.switch("birds", "next"),
-        lambda client: client.rollback("birds"),
-        lambda client: client.delete_gallery("birds"),
-    ]
-    for call in calls:
-        # A call that was refused was not carried out; what came of one whose reply was lost, nobody knows.
-        with (
-            scripted(failing(Overloaded("full"), UNAVAILABLE)) as script,
-            Client(script.address, timeout=2) as client,
-        ):
-            with pytest.raises(Unavailable):
-                call(client)
-            assert len(script.requests) == 2
+        assert len(script.requests) == 2 + repeated
 
 
 def test_a_restart_is_ridden_out() -> None:
@@ -249,26 +227,6 @@ def test_a_restart_is_ridden_out() -> None:
         time.sleep(0.5)
         with scripted(ANSWERS, port=port):
             assert answer.result(20).name == "m"
-
-
-def test_calls_go_on_when_the_server_ages_connections_out() -> None:
-    age = [("grpc.max_connection_age_ms", 100), ("grpc.max_connection_age_grace_ms", 50)]
-    with scripted(ANSWERS, options=age) as script, Client(script.address) as client:
-        until = time.monotonic() + 0.4
-        while time.monotonic() < until:
-            client.model()
-    assert len(script.requests) > 10
-
-
-def test_a_worker_that_dies_is_replaced_by_another_on_its_port() -> None:
-    shared = [("grpc.so_reuseport", 1)]
-    with scripted(ANSWERS, options=shared) as first, Client(first.address) as client:
-        client.model()
-        with scripted(ANSWERS, options=shared, port=int(first.address.rpartition(":")[2])) as second:
-            first.dies()
-            for _ in range(5):
-                assert client.model().name == "m"
-            assert len(second.requests) == 5
 
 
 def test_a_client_that_was_closed_or_forked_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,17 +254,11 @@ def test_closing_a_client_ends_its_calls() -> None:
         gate.set()
 
 
-def test_a_message_that_is_too_large_is_told_to_be_split() -> None:
-    with scripted(ANSWERS) as script, Client(script.address) as client:
+def test_what_no_server_of_ours_takes_is_told() -> None:
+    with scripted({}) as script, Client(script.address) as client:
         with pytest.raises(InvalidArgument, match=r"larger than [\d,]+ bytes; split the call"):
             client.delete("birds", ["x" * (MAX_MESSAGE_BYTES // 2)] * 2)
-        assert script.requests == []
-
-
-def test_a_server_of_another_kind_is_named() -> None:
-    with scripted({}) as script:
-        client = Client(script.address)
-        with client, pytest.raises(Unavailable, match="no crossbatch server"):
+        with pytest.raises(Unavailable, match="no crossbatch server"):
             client.model()
 
 
@@ -323,14 +275,6 @@ def test_options_add_up_and_leave_the_client_as_it_was() -> None:
     assert (first["x-shop"], first["x-page"], first["x-request-id"]) == ("a", "2", "r-1")
     assert (second["x-shop"], second["x-page"], len(second["x-request-id"])) == ("a", "1", 16)
     assert first["authorization"] == second["authorization"] == "Bearer s3cret"
-
-
-def test_one_call_may_have_less_time() -> None:
-    gate = threading.Event()
-    with scripted({"GetModel": lambda _: gate.wait(5)}) as script, Client(script.address) as client:
-        with pytest.raises(DeadlineExceeded, match=r"within 0\.1 s"):
-            client.with_options(timeout=0.1).model()
-        gate.set()
 
 
 @pytest.mark.parametrize(
@@ -369,15 +313,14 @@ def test_an_error_tells_its_code_its_reason_and_the_request_id() -> None:
 
 def test_an_error_of_one_input_tells_them_too() -> None:
     bad = retrieval_pb.EmbedResult(error=to_status(BadImage("no image")))
-    good = retrieval_pb.EmbedResult(vector=bytes(4))
-    answers = {"Embed": lambda _: retrieval_pb.EmbedResponse(results=[good, bad])}
-    with scripted(answers) as script, Client(script.address) as client:
+    reply = retrieval_pb.EmbedResponse(results=[retrieval_pb.EmbedResult(vector=bytes(4)), bad])
+    with scripted({"Embed": lambda _: reply}) as script, Client(script.address) as client:
         _, error = client.embed([b"x", b"bad"], on_error="return")
-        assert isinstance(error, BadImage)
-        assert told(error) == ("INVALID_ARGUMENT", "BAD_IMAGE", ids(script)[0])
         with pytest.raises(BadImage, match="input 1: no image") as failure:
             client.embed([b"x", b"bad"])
-        assert (failure.value.reason, failure.value.request_id) == ("BAD_IMAGE", ids(script)[1])
+        for each, request_id in zip((error, failure.value), ids(script), strict=True):
+            assert isinstance(each, BadImage)
+            assert told(each) == ("INVALID_ARGUMENT", "BAD_IMAGE", request_id)
 
 
 def test_an_error_is_the_same_on_the_other_side_of_a_process() -> None:

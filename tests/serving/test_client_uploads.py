@@ -14,14 +14,8 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import retrieval_service_pb2 as retrieval_pb
 from serving.client import BuildProgress, Client, Explanation, Item, Reloaded
-from serving.client.inputs import IN_FLIGHT
-from serving.errors import (
-    BadImage,
-    Conflict,
-    InvalidArgument,
-    NotFound,
-    Overloaded,
-)
+from serving.client.requests import IN_FLIGHT
+from serving.errors import BadImage, Conflict, InvalidArgument, NotFound, Overloaded
 from serving.rpc.limits import MAX_INPUTS
 from serving.rpc.status import to_status
 from serving.rpc.wire import bytes_of
@@ -90,7 +84,7 @@ def test_what_fits_one_call_is_one_call_which_stores_all_or_none(monkeypatch: py
         assert len(script.requests) == 1
         client.upsert("birds", items(MAX_INPUTS + 1))
         assert len(script.requests) == 1 + 5
-        monkeypatch.setattr("serving.client.inputs.CHUNK_BYTES", 1_000)
+        monkeypatch.setattr("serving.client.requests.CHUNK_BYTES", 1_000)
         for sizes, calls in (([700] * 3, [1, 1, 1]), ([500] * 2, [2]), ([100] * 11, [2, 2, 2, 2, 2, 1])):
             script.requests.clear()
             assert len(client.embed(map(bytes, sizes))) == len(sizes)
@@ -187,30 +181,35 @@ def test_each_call_sends_what_it_is_told() -> None:
         "SwitchGallery": lambda _: gallery_pb.SwitchGalleryResponse(gallery=BIRDS),
         "RollbackGallery": lambda _: gallery_pb.RollbackGalleryResponse(gallery=BIRDS, other="next"),
         "GetModel": lambda _: model_pb.GetModelResponse(model=FAKE),
+        "ListGalleries": lambda it: gallery_pb.ListGalleriesResponse(
+            galleries=[BIRDS], next_page_token="" if it.page_token else "more"
+        ),
         "ReloadModels": lambda _: model_pb.ReloadModelsResponse(models=[FAKE], loaded=["a"], removed=["b"]),
     }
+    made: dict[str, Any] = {"model": "fake", "recall": 0.5, "thumbnail_side": 64, "index": "auto"}
+    queries = [retrieval_pb.Query(image=b"x")]
     with scripted(answers) as script, Client(script.address) as client:
-        client.embed([b"x"], model="fake")
-        client.search("birds", images=[b"x"], model="fake")
-        assert client.create("birds", model="fake", recall=0.5, thumbnail_side=64).items == 3
-        assert client.embed([], model="fake").shape == (0, 8)
-        assert client.switch("birds", "next").items == client.rollback("birds").items == 3
         fake = client.model()
         assert (fake.name, fake.prototypes) == ("fake", 3)
         assert client.reload() == Reloaded((fake,), ("a",), ("b",))
-        query = retrieval_pb.Query(image=b"x")
-        assert script.requests == [
-            retrieval_pb.EmbedRequest(images=[b"x"], model="fake"),
-            retrieval_pb.SearchRequest(gallery="birds", queries=[query], k=10, model="fake"),
-            gallery_pb.CreateGalleryRequest(
-                name="birds", model="fake", recall=0.5, thumbnail_side=64, index="auto"
-            ),
-            model_pb.GetModelRequest(name="fake"),
-            gallery_pb.SwitchGalleryRequest(name="birds", other="next"),
-            gallery_pb.RollbackGalleryRequest(name="birds"),
-            model_pb.GetModelRequest(),
-            model_pb.ReloadModelsRequest(),
-        ]
+        assert client.create("birds", model="fake", recall=0.5, thumbnail_side=64).items == 3
+        assert client.switch("birds", "next").items == client.rollback("birds").items == 3
+        client.embed([b"x"], model="fake")
+        assert client.embed([], model="fake").shape == (0, 8)
+        client.search("birds", images=[b"x"], model="fake")
+        assert [each.items for each in client.galleries()] == [3, 3]
+    assert script.requests == [
+        model_pb.GetModelRequest(),
+        model_pb.ReloadModelsRequest(),
+        gallery_pb.CreateGalleryRequest(name="birds", **made),
+        gallery_pb.SwitchGalleryRequest(name="birds", other="next"),
+        gallery_pb.RollbackGalleryRequest(name="birds"),
+        retrieval_pb.EmbedRequest(images=[b"x"], model="fake"),
+        model_pb.GetModelRequest(name="fake"),
+        retrieval_pb.SearchRequest(gallery="birds", queries=queries, k=10, model="fake"),
+        gallery_pb.ListGalleriesRequest(),
+        gallery_pb.ListGalleriesRequest(page_token="more"),
+    ]
 
 
 def test_an_index_is_built_while_its_progress_is_read() -> None:

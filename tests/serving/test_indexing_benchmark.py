@@ -11,28 +11,18 @@ from tests.serving.indexed import fill
 from tests.tiny_model import write_tiny_model
 
 
-def test_a_ratio_to_the_plain_loop_is_told(
+def test_a_ratio_to_the_plain_loop_is_told_and_data_with_a_bad_image_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, data = write_tiny_model(tmp_path / "model.onnx"), fill(tmp_path / "data")
-    monkeypatch.setattr(
-        sys, "argv", ["indexing.py", str(model), str(data), "--threads", "2", "--rounds", "2"]
-    )
+    monkeypatch.setattr(sys, "argv", ["", str(model), str(data), "--threads", "2", "--rounds", "2"])
     indexing.main()
     told = capsys.readouterr().out
     assert "tiny, 20 images, 2 threads, 2 rounds" in told
     assert len(re.findall(r"\d+\.\d images/s \(\d+\.\d to \d+\.\d\)", told)) == 3
     assert len(re.findall(r"ratio \d+\.\d{3} \(\d+\.\d{3} to \d+\.\d{3}\)", told)) == 2
-
-
-def test_a_ratio_is_that_of_speeds_round_by_round() -> None:
     seconds = {indexing.PLAIN: [1.0, 2.0], indexing.STORED: [2.0, 2.5]}
     assert indexing.ratios(seconds, indexing.STORED) == [0.5, 0.8]
-
-
-def test_data_with_a_bad_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = write_tiny_model(tmp_path / "model.onnx"), fill(tmp_path / "data")
     (data / "class0/bad.jpg").write_bytes(b"text")
-    monkeypatch.setattr(sys, "argv", ["indexing.py", str(model), str(data), "--rounds", "1"])
     with pytest.raises(SystemExit):
         indexing.main()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +66,19 @@ def test_spec_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_file_from_before_poolings_had_names_averages(path: Path) -> None:
-    values = json.loads(read_spec(path).model_dump_json())
-    del values["pooling"], values["backbone"]
+    values = read_spec(path).model_dump(mode="json", exclude={"pooling", "backbone"})
     spec = read_spec(_with_text(path, json.dumps(values)))
     assert (spec.pooling, spec.backbone) == ("gap", "")
 
 
-def test_write_replaces_all_other_metadata() -> None:
+def test_write_replaces_all_other_metadata_and_refuses_the_spec_of_another_graph() -> None:
     graph = tiny_graph()
     graph.metadata_props.add(key="author", value="/home/someone")
     graph.metadata_props.add(key=KEY, value="old")
     write_spec(graph, tiny_spec(graph))
     assert [entry.key for entry in graph.metadata_props] == [KEY]
-
-
-def test_write_refuses_the_spec_of_another_graph() -> None:
-    other = tiny_graph(size=9)
     with pytest.raises(BadArtifact, match="ModelSpec of tiny is for the fingerprint"):
-        write_spec(tiny_graph(), tiny_spec(other))
+        write_spec(tiny_graph(), tiny_spec(tiny_graph(size=9)))
 
 
 # --- the fingerprint -------------------------------------------------------------------------------------
@@ -118,14 +114,12 @@ def test_fingerprint_sees_what_computes(change: Any) -> None:
 def test_fingerprint_reaches_into_subgraphs() -> None:
     def branching(value: float, doc: str) -> onnx.ModelProto:
         constant = onnx.helper.make_tensor("v", onnx.TensorProto.FLOAT, [1], [value])
-        inner = onnx.helper.make_graph(
-            [onnx.helper.make_node("Constant", [], ["y"], value=constant, doc_string=doc)], "inner", [], []
-        )
+        node = onnx.helper.make_node("Constant", [], ["y"], value=constant, doc_string=doc)
+        inner = onnx.helper.make_graph([node], "inner", [], [])
         outer = onnx.helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
         return onnx.helper.make_model(onnx.helper.make_graph([outer], "outer", [], []))
 
-    assert fingerprint(branching(1, "a")) == fingerprint(branching(1, "b"))
-    assert fingerprint(branching(1, "a")) != fingerprint(branching(2, "a"))
+    assert fingerprint(branching(1, "a")) == fingerprint(branching(1, "b")) != fingerprint(branching(2, "a"))
 
 
 def test_kept_outputs_bring_all_they_need_and_nothing_else() -> None:
@@ -136,9 +130,8 @@ def test_kept_outputs_bring_all_they_need_and_nothing_else() -> None:
     assert [tensor.name for tensor in kept.graph.initializer] == ["bias", "axes"]
     assert [port.name for port in kept.graph.output] == ["embeddings"]
     onnx.checker.check_model(kept)
-    assert fingerprint(onnx.load_model_from_string(keep_outputs(data, output_names(data)))) == fingerprint(
-        tiny_graph()
-    )
+    whole = onnx.load_model_from_string(keep_outputs(data, output_names(data)))
+    assert fingerprint(whole) == fingerprint(tiny_graph())
 
 
 # --- what is refused -------------------------------------------------------------------------------------
@@ -152,9 +145,9 @@ def _refused(path: Path, message: str) -> None:
 def test_what_is_not_there_or_no_regular_file(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"m\.onnx is not there; give the \.onnx file"):
         read_spec(tmp_path / "m.onnx")
-    _refused(tmp_path, "is a folder; give the")
+    _refused(tmp_path, "is no file; give the")
     os.mkfifo(tmp_path / "m.onnx")  # and it is not waited for
-    _refused(tmp_path / "m.onnx", r"m\.onnx cannot be read: it is no regular file")
+    _refused(tmp_path / "m.onnx", r"m\.onnx is no file; give the")
 
 
 @pytest.mark.parametrize("data", [b"", b"a text", b"\x89PNG\r\n\x1a\n", b"\0" * 64])
@@ -164,24 +157,11 @@ def test_file_that_is_no_model(tmp_path: Path, data: bytes) -> None:
 
 
 def test_no_spec_two_specs_and_a_newer_one(path: Path) -> None:
-    text = read_spec(path).model_dump_json()
-    newer = json.dumps(json.loads(text) | {"format_version": FORMAT_VERSION + 1, "novelty": 1})
+    spec = read_spec(path)
+    newer = json.dumps(spec.model_dump(mode="json") | {"format_version": FORMAT_VERSION + 1, "novelty": 1})
     _refused(_with_text(path), "ONNX file with 0 crossbatch ModelSpecs, and a model has one; make it")
-    _refused(_with_text(path, text, text), "with 2 crossbatch ModelSpecs")
-    _refused(
-        _with_text(path, newer), "format version 2, and this crossbatch reads up to 1; upgrade crossbatch"
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        *((text, r"ModelSpec of .* is damaged: it is not JSON") for text in ("", "{", "not JSON")),
-        *((text, "is damaged: ") for text in ("[]", "3", "null", "{}")),
-    ],
-)
-def test_spec_that_is_no_record(path: Path, text: str, message: str) -> None:
-    _refused(_with_text(path, text), message)
+    _refused(_with_text(path, *[spec.model_dump_json()] * 2), "with 2 crossbatch ModelSpecs")
+    _refused(_with_text(path, newer), "format version 2, and this crossbatch reads up to 1; upgrade")
 
 
 @pytest.mark.parametrize(
@@ -190,22 +170,22 @@ def test_spec_that_is_no_record(path: Path, text: str, message: str) -> None:
         ({"image_size": 0}, "damaged: image_size: "),
         ({"novelty": 1}, "damaged: novelty: Extra inputs"),
         ({"resampling": "cubic"}, "damaged: resampling: .*'cubic' is not one of bilinear, bicubic"),
-        ({"crop_fraction": 0.0}, "damaged: crop_fraction: "),
         ({"fingerprint": "abc"}, "damaged: fingerprint: "),
         ({"format_version": "new"}, "damaged: format_version: "),
-        ({"pooling": "mean"}, "damaged: pooling: "),
         ({"split": {"by": "moon", "train": 0.5}}, r"damaged: split\.by: "),
+        ("{", r"ModelSpec of .* is damaged: it is not JSON"),
+        *((text, "is damaged: the whole: ") for text in ("[]", "3", "null")),
+        ("{}", "is damaged: name: Field required"),
     ],
 )
-def test_spec_with_a_wrong_field(path: Path, changes: dict[str, Any], message: str) -> None:
-    text = json.dumps(json.loads(read_spec(path).model_dump_json()) | changes)
-    _refused(_with_text(path, text), message)
+def test_spec_that_is_damaged(path: Path, changes: dict[str, Any] | str, message: str) -> None:
+    spec = read_spec(path).model_dump(mode="json")
+    _refused(_with_text(path, changes if isinstance(changes, str) else json.dumps(spec | changes)), message)
 
 
 def test_flipped_byte_in_the_weights(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    weights = bytes.fromhex("0000803f 00000040 00004040".replace(" ", ""))  # 1, 2, 3 as float32
-    data[data.index(weights)] ^= 1
+    data[data.index(struct.pack("<3f", 1, 2, 3))] ^= 1
     path.write_bytes(data)
     _refused(path, r"is damaged: the fingerprint of its graph .* export or copy it again")
 
@@ -220,7 +200,7 @@ def test_weights_in_another_file_or_beyond_what_one_message_holds(
     tensor.external_data.add(key="location", value="/etc/passwd")
     _refused(write_tiny_model(path, graph), "keeps weights in another file")
     monkeypatch.setattr(module, "MAX_MODEL_BYTES", 100)
-    _refused(path, "cannot be read: it has more than 100 bytes")
+    _refused(path, r"has \d+ bytes; a model has at most 100")
 
 
 _MODEL = tiny_graph()

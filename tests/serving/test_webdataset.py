@@ -60,10 +60,8 @@ def test_samples_are_members_of_one_name_up_to_the_first_point(tmp_path: Path) -
         },
     )
     catalog = read(tmp_path)
-    assert catalog.format == "webdataset"
-    assert catalog.table is None
-    found = {row.key: (row.label, dict(row.metadata)) for row in catalog.rows}
-    assert found == {
+    assert (catalog.format, catalog.table) == ("webdataset", None)
+    assert {row.key: (row.label, row.metadata) for row in catalog.rows} == {
         "birds/1": ("7", {"price": 9.5, "label": "x", "new": True}),
         "birds.v2/2": ("wren", {}),
         "3": ("12", {"size": "1234567890123456", "txt": "a caption"}),
@@ -135,7 +133,6 @@ def test_links_are_never_followed(tmp_path: Path) -> None:
         ({"1.cls": "0", "1.txt": "x"}, r"hold no image: their members end in \.cls, \.txt, none in \.jpg"),
         ({}, "hold no image: their members end in nothing"),
         ({"1.jpg": "x", "1.png": "y"}, r"a\.tar/1\.png and .*a\.tar/1\.jpg are of one sample"),
-        ({"1.jpg": "x", "1.cls": "1", "./1.cls": "2"}, r"1\.cls is there twice"),
         ({"1.jpg": "x", "1.cls": "cat"}, r"has the \.cls 'cat'; give a whole number"),
         ({"1.jpg": "x", "1.json": "{"}, r"\.json of .*1\.jpg is not JSON"),
         ({"1.jpg": "x", "1.json": "[1]"}, r"holds \[1\]; give an object"),
@@ -151,21 +148,13 @@ def test_what_does_not_hold_is_refused_by_name(tmp_path: Path, members: Members,
         read(make_tar(tmp_path / "a.tar", members))
 
 
-def test_a_field_is_of_one_type_in_all_samples(tmp_path: Path) -> None:
-    for name, told in (("a", '{"price": 1, "size": 2}'), ("b", '{"price": 1.5, "size": "L"}')):
-        make_tar(tmp_path / f"{name}.tar", {f"{name}.jpg": b"x", f"{name}.json": told})
-    first, second = read(tmp_path).rows
-    assert repr(first.metadata) == "{'price': 1.0, 'size': '2'}"
-    assert repr(second.metadata) == "{'price': 1.5, 'size': 'L'}"
-
-
 def test_compressed_tars_are_refused_whatever_their_name(tmp_path: Path) -> None:
     whole = make_tar(tmp_path / "a.tar", {"1.jpg": b"x"}).read_bytes()
     for name in ("a.tar", "b.tar.gz", "c.TGZ"):
         (tmp_path / name).write_bytes(gzip.compress(whole))
-        with pytest.raises(BadData, match=rf"{name} is compressed \(gzip\).* decompress it to a \.tar"):
+        with pytest.raises(BadData, match=rf"{name} cannot be read: .* or compressed \(decompress it"):
             read(tmp_path / name)
-    with pytest.raises(BadData, match="is compressed"):
+    with pytest.raises(BadData, match="or compressed"):
         read(tmp_path)
 
 
@@ -174,7 +163,7 @@ def test_a_tar_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in (0, 1, 511, 512, 513, 1024, 1535, 1536, 1537, 2048, 2559):
         path.write_bytes(whole[:length])
-        with pytest.raises(BadData, match=r"a\.tar cannot be read, or is damaged or cut off: "):
+        with pytest.raises(BadData, match=r"a\.tar cannot be read: .*; it is damaged or cut off"):
             read(path)
     path.write_bytes(whole[:2560] + b"\0" * 512)
     assert len(read(path).rows) == 2
@@ -182,6 +171,13 @@ def test_a_tar_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
         path.write_bytes(whole + behind)
         with pytest.raises(BadData, match="neither a header nor the end mark at byte 2560"):
             read(path)
+
+
+def resize(data: bytearray, at: int, size: bytes) -> None:
+    """Change the size that a header tells, and its checksum."""
+    data[at + 124 : at + 136] = size
+    data[at + 148 : at + 156] = b" " * 8
+    data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
 
 
 def test_no_damage_gives_anything_but_rows_or_a_plain_error(tmp_path: Path) -> None:
@@ -196,14 +192,10 @@ def test_no_damage_gives_anything_but_rows_or_a_plain_error(tmp_path: Path) -> N
             byte = chance.choice((0, 32, 48, 55, 128, 255, chance.randrange(256)))
             data[chance.randrange(len(data))] = byte
         if number % 4 == 0:  # a header that holds for its checksum, with any size
-            at = chance.choice((0, 512))
-            data[at + 124 : at + 136] = chance.choice(sizes)
-            data[at + 148 : at + 156] = b" " * 8
-            data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+            resize(data, chance.choice((0, 512)), chance.choice(sizes))
         (tmp_path / "a.tar").write_bytes(data)
         try:
-            for row in read(tmp_path).rows:
-                row.image.read_bytes()
+            _bytes(read(tmp_path).rows)
         except BadData as error:
             told.append(str(error))
     assert 100 < len(told) < 200
@@ -213,9 +205,7 @@ def test_no_damage_gives_anything_but_rows_or_a_plain_error(tmp_path: Path) -> N
 def test_a_size_below_nothing_does_not_go_round_in_circles(tmp_path: Path) -> None:
     path = make_tar(tmp_path / "a.tar", {"1.jpg": b"x", "2.jpg": b"y"})
     data = bytearray(path.read_bytes())
-    data[1024 + 124 : 1024 + 136] = (-1024).to_bytes(12, "big", signed=True)  # back to the first member
-    data[1024 + 148 : 1024 + 156] = b" " * 8
-    data[1024 + 148 : 1024 + 156] = b"%06o\0 " % sum(data[1024:1536])
+    resize(data, 1024, (-1024).to_bytes(12, "big", signed=True))  # back to the first member
     path.write_bytes(data)
     with pytest.raises(BadData, match="the size of a member is below 0"):
         read(path)

@@ -9,27 +9,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 import training.evaluation.evaluate
 import training.loop.run
 from serving.catalog.catalog import Row, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
-from serving.model.preprocess import preprocess
 from tests import oracles
 from tests.training.drawn import draw_folder
 from training import train
 from training.data import pictures
 from training.data.partition import read_own
-from training.data.pictures import viewing_decoder
+from training.data.pictures import Stream, viewing_decoder
 from training.evaluation.evaluate import Settings, render, run
+from training.evaluation.protocol import sides_of
 from training.export import Settings as ExportSettings
 from training.export import run as export
 from training.loop.run import load_run, read_record, write_record
 from training.network.embedder import build_embedder, embedder_function
 from training.network.networks import ResNet20
+from training.recipes.recipe import Recipe
 
 RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"
+AT = (1, 2, 4, 8)
 
 
 def _train(data: Path, folder: Path, *more: str, **options: Any) -> Path:
@@ -94,12 +97,19 @@ def sided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return root, _train(root, runs / "by-class"), given
 
 
+def _readable(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.key.endswith(".png")]
+
+
+def _pixels(recipe: Recipe, rows: Sequence[Row]) -> NDArray[np.uint8]:
+    return np.stack(list(Stream(rows, viewing_decoder(recipe))))
+
+
 def _embedded(trained: Path, rows: Sequence[Row]) -> tuple[oracles.Floats, oracles.Ints]:
     loaded = load_run(trained)
-    decode = viewing_decoder(loaded.recipe)
-    pixels = np.stack([decode(row.image.read_bytes()) for row in rows])
     labels = np.array([int(row.label[-2:]) for row in rows])
-    return embedder_function(loaded.embedder)(pixels).astype(np.float64), labels
+    vectors = embedder_function(loaded.embedder)(_pixels(loaded.recipe, rows))
+    return vectors.astype(np.float64), labels
 
 
 def _check_figures(result: dict[str, Any], expected: tuple[dict[int, float], float, float, int]) -> None:
@@ -113,18 +123,14 @@ def _check_figures(result: dict[str, Any], expected: tuple[dict[int, float], flo
 def test_figures_of_a_run_by_hand(trained: Path, data: Path) -> None:
     result = run(Settings(target=trained))
     loaded = load_run(trained)
-    rows = [row for row in select(read(data), "test", loaded.recipe.split) if row.image.path.suffix == ".png"]
-    _check_figures(result, oracles.retrieval(*_embedded(trained, rows), (1, 2, 4, 8)))
-    assert result["dimension"] == 8
-    assert (result["images"], result["classes"], result["queries"], result["excluded"]) == (12, 3, 12, 0)
+    rows = _readable(select(read(data), "test", loaded.recipe.split))
+    _check_figures(result, oracles.retrieval(*_embedded(trained, rows), AT))
+    assert (result["dimension"], result["images"], result["classes"], result["queries"]) == (8, 12, 3, 12)
     assert [bad["key"] for bad in result["unreadable"]] == ["class05/text.jpg"]
 
-    pixels = [
-        preprocess(row.image.read_bytes(), size=16, crop_fraction=1.0, resampling="bilinear") for row in rows
-    ]
-    images = loaded.embedder.normalise(torch.from_numpy(np.stack(pixels)))
+    images = loaded.embedder.normalise(torch.from_numpy(_pixels(loaded.recipe, rows)))
     pooled = build_embedder(loaded.recipe).eval().pooled(images).double().numpy()
-    recall, average, _, _ = oracles.retrieval(pooled, _embedded(trained, rows)[1], (1, 2, 4, 8))
+    recall, average, _, _ = oracles.retrieval(pooled, _embedded(trained, rows)[1], AT)
     untrained = result["untrained"]
     assert untrained.keys() == {"recall_at", "map_at_r", "r_precision"}
     assert (untrained["recall_at"]["1"], untrained["map_at_r"]) == pytest.approx((recall[1], average))
@@ -144,11 +150,10 @@ def test_a_backbone_that_rests_runs_once_an_image(
 ) -> None:
     frozen = _train(data, tmp_path / "of", "freeze=backbone", f"pooling={pooling}", cache=tmp_path / "cache")
     small = load_run(frozen).recipe
-    start, decode = build_embedder(small).eval(), viewing_decoder(small)
-    rows = [row for row in select(read(data), "test", small.split) if row.image.path.suffix == ".png"]
-    pixels = np.stack([decode(row.image.read_bytes()) for row in rows])
+    start = build_embedder(small).eval()
+    rows = _readable(select(read(data), "test", small.split))
     with torch.no_grad():
-        pooled = start.pooled(start.normalise(torch.from_numpy(pixels))).double().numpy()
+        pooled = start.pooled(start.normalise(torch.from_numpy(_pixels(small, rows)))).double().numpy()
     names = np.array([int(row.label[-2:]) for row in rows])
     seen, inner = list[int](), ResNet20.forward
 
@@ -163,12 +168,10 @@ def test_a_backbone_that_rests_runs_once_an_image(
 
 
 def test_a_start_that_cannot_be_had_is_told_in_a_line(trained: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "run"
-    shutil.copytree(trained, moved)
+    moved = shutil.copytree(trained, tmp_path / "run")
     text = (moved / "recipe.yaml").read_text().replace("weights: none", "weights: gone.safetensors")
     (moved / "recipe.yaml").write_text(text)
-    record = read_record(moved)
-    write_record(moved, record | {"recipe_digest": hashlib.sha256(text.encode()).hexdigest()})
+    write_record(moved, read_record(moved) | {"recipe_digest": hashlib.sha256(text.encode()).hexdigest()})
     result = run(Settings(target=moved))
     assert (result["untrained"], result["noted"]) == (None, True)
     assert result["map_at_r"] == run(Settings(target=trained))["map_at_r"]
@@ -179,8 +182,7 @@ def test_a_start_that_cannot_be_had_is_told_in_a_line(trained: Path, tmp_path: P
 
 def test_a_model_file_measures_as_its_run(trained: Path, exported: Path, data: Path) -> None:
     ours, theirs = run(Settings(target=exported, data=data)), run(Settings(target=trained))
-    for key in ("images", "queries", "dimension", "unreadable"):
-        assert ours[key] == theirs[key]
+    assert all(ours[key] == theirs[key] for key in ("images", "queries", "dimension", "unreadable"))
     assert ours["map_at_r"] == pytest.approx(theirs["map_at_r"], abs=0.02)
     assert (ours["untrained"], ours["no_untrained"]) == (None, "")
     assert "untrained" not in render(ours)
@@ -188,48 +190,27 @@ def test_a_model_file_measures_as_its_run(trained: Path, exported: Path, data: P
     assert run(Settings(target=exported, data=data, split="all"))["classes"] == 6
 
 
-def test_queries_are_searched_in_their_gallery(sided: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    root, _, trained = sided
-    result = run(Settings(target=trained, at=[1, 3]))
-    assert (result["protocol"], result["images"]) == ("query-gallery", 30)
-    assert (result["queries"], result["gallery"]) == (12, 18)
-    assert "12 queries were searched in a gallery of 18 images" in render(result)
-    rows = [row for row in read(root).rows if row.split != "train"]
-    asked = np.array([row.split == "query" for row in rows])
-    vectors, labels = _embedded(trained, rows)
-    _check_figures(
-        result, oracles.retrieval(vectors[asked], labels[asked], (1, 3), vectors[~asked], labels[~asked])
-    )
-    assert run(Settings(target=trained, split="all"))["gallery"] == 0
-    result = run(Settings(target=trained, protocol="leave-one-out"))
-    assert (result["protocol"], result["queries"], result["gallery"]) == ("leave-one-out", 30, 0)
-    assert not result["noted"]
-
-    shutil.copytree(root, tmp_path / "data")
-    table = tmp_path / "data" / "table.csv"
-    table.write_text(table.read_text().replace("gallery", "test"))
-    with pytest.raises(BadData, match="12 images are queries and none is of a gallery"):
-        run(Settings(target=trained, data=tmp_path / "data"))
-
-
-def test_queries_in_their_gallery_also_where_classes_were_cut_by_name(sided: tuple[Path, Path, Path]) -> None:
-    root, trained, _ = sided
-    plain = run(Settings(target=trained))
-    assert (plain["protocol"], plain["queries"], plain["gallery"]) == ("leave-one-out", 18, 0)
+@pytest.mark.parametrize("by_class", [False, True])
+def test_queries_are_searched_in_their_gallery(sided: tuple[Path, Path, Path], by_class: bool) -> None:
+    """By default for a run of the data set's own split, on wish where classes were cut by name."""
+    root, of_classes, given = sided
+    trained = of_classes if by_class else given
     before = read_record(trained)
-    result = run(Settings(target=trained, protocol="query-gallery"))
-    assert (result["protocol"], result["queries"], result["gallery"]) == ("query-gallery", 6, 9)
-    rows = [row for row in read(root).rows if row.label >= "class03" and row.split != "train"]
+    result = run(Settings(target=trained, protocol="query-gallery" if by_class else "auto"))
+    assert (result["protocol"], result["noted"]) == ("query-gallery", not by_class)
+    assert (result["queries"], result["gallery"]) == ((6, 9) if by_class else (12, 18))
+    assert f"{result['queries']} queries were searched in a gallery of {result['gallery']}" in render(result)
+    sides = [row for row in read(root).rows if row.split != "train"]
+    rows = [row for row in sides if row.label >= ("class03" if by_class else "")]
     asked = np.array([row.split == "query" for row in rows])
     vectors, labels = _embedded(trained, rows)
-    _check_figures(
-        result,
-        oracles.retrieval(vectors[asked], labels[asked], (1, 2, 4, 8), vectors[~asked], labels[~asked]),
-    )
-    assert not result["noted"]
-    assert "in the run: it keeps those of --protocol auto without --exclude-same and --at" in render(result)
-    assert not run(Settings(target=trained, at=[3]))["noted"]
-    assert read_record(trained) == before
+    expected = oracles.retrieval(vectors[asked], labels[asked], AT, vectors[~asked], labels[~asked])
+    _check_figures(result, expected)
+    plain = run(Settings(target=trained, protocol="leave-one-out", at=[3]))
+    assert (plain["protocol"], plain["gallery"], list(plain["recall_at"])) == ("leave-one-out", 0, ["3"])
+    assert "in the run: it keeps those of --protocol auto without --exclude-same and --at" in render(plain)
+    assert run(Settings(target=trained, split="all"))["gallery"] == 0
+    assert ("test" in read_record(trained)["metrics"]) == (not by_class or "test" in before["metrics"])
 
 
 def test_images_of_the_same_burst_are_as_if_they_were_not_there(sided: tuple[Path, Path, Path]) -> None:
@@ -240,18 +221,10 @@ def test_images_of_the_same_burst_are_as_if_they_were_not_there(sided: tuple[Pat
     vectors, labels = _embedded(trained, rows)
     result = run(Settings(target=trained, exclude_same="burst"))
     assert (result["exclude_same"], result["noted"]) == ("burst", False)
-    _check_figures(result, oracles.retrieval(vectors, labels, (1, 2, 4, 8), groups=groups))
+    _check_figures(result, oracles.retrieval(vectors, labels, AT, groups=groups))
 
-    asked = np.array([row.split == "query" for row in rows])
-    held = np.array([row.split == "gallery" for row in rows])
     result = run(Settings(target=trained, protocol="query-gallery", exclude_same="burst"))
-    _check_figures(
-        result,
-        oracles.retrieval(
-            vectors[asked], labels[asked], (1, 2, 4, 8),
-            vectors[held], labels[held], groups[asked], groups[held],
-        ),
-    )  # fmt: skip
+    assert (result["queries"], result["excluded"], result["gallery"]) == (6, 0, 9)
     for gallery, place in ((0, ""), (9, " in the gallery")):
         told = render(result | {"excluded": 2, "gallery": gallery})
         assert f"2 images have no match{place} outside their own burst and were not asked for" in told
@@ -267,6 +240,8 @@ def test_protocols_that_do_not_fit_are_refused_before_anything_is_embedded(
         run(Settings(target=trained, exclude_same="burst"))
     with pytest.raises(BadData, match="calls none of the 13 images of the split test query"):
         run(Settings(target=trained, protocol="query-gallery"))
+    with pytest.raises(BadData, match="12 images are queries and none is of a gallery"):
+        sides_of(["query"] * 12, 12)
 
 
 @torch.no_grad()
@@ -277,9 +252,8 @@ def test_clusters_and_fitted_prototypes_of_a_run_and_of_its_file(
     assert load_run(trained).record["metrics"]["all"]["map_x"] == result["map_x"]
     assert (result["halvings"], 1 < result["distinct"] <= 20) == (20, True)
     loaded = load_run(trained)
-    rows = [row for row in read(data).rows if row.image.path.suffix == ".png"]
-    decode = viewing_decoder(loaded.recipe)
-    pixels = torch.from_numpy(np.stack([decode(row.image.read_bytes()) for row in rows]))
+    rows = _readable(read(data).rows)
+    pixels = torch.from_numpy(_pixels(loaded.recipe, rows))
     features = loaded.embedder.eval()(loaded.embedder.normalise(pixels))
     z, y = features.histograms.double().numpy(), features.embeddings.double().numpy()
     labels, everyone = np.array([int(row.label[-2:]) for row in rows]), np.arange(len(rows))
@@ -296,33 +270,28 @@ def test_clusters_and_fitted_prototypes_of_a_run_and_of_its_file(
         assert of_file[name] == pytest.approx(result[name], abs=0.05)
 
 
-def test_a_run_is_measured_on_its_own_table(tables: Path, of_b: Path, tmp_path: Path) -> None:
+def test_a_run_is_measured_on_its_own_table_and_in_its_own_format(
+    tables: Path, of_b: Path, tmp_path: Path
+) -> None:
     by_default = run(Settings(target=of_b))
     assert (by_default["images"], by_default["classes"], by_default["noted"]) == (12, 2, True)
     assert read_own(read_record(of_b)).table == tables / "b.csv"
     for given in (tables, tables / "b.csv"):  # the same data set, however it is named
         again = run(Settings(target=of_b, data=given))
         assert (again["map_at_r"], again["noted"]) == (by_default["map_at_r"], True)
-    assert train.run(train.Settings(out=of_b, resume=True))["best"] == {"epoch": 1}
     with pytest.raises(BadData, match=r"holds other images than the run"):
         train.run(train.Settings(out=of_b, resume=True, data=tables / "a.csv"))
-
-
-def test_a_run_is_measured_in_its_own_format(tables: Path, tmp_path: Path) -> None:
     trained = _train(tables, tmp_path / "of-folders", format="folder")  # while `auto` would take a table
     assert run(Settings(target=trained))["classes"] == 3
-    assert run(Settings(target=trained, format="csv", table=tables / "b.csv"))["noted"] is False
-    assert run(Settings(target=trained, table=tables / "a.csv"))["noted"] is False
     assert run(Settings(target=trained, format="folder"))["noted"] is True
 
 
 def test_figures_of_other_images_are_not_the_runs(tables: Path, of_b: Path, tmp_path: Path) -> None:
     run(Settings(target=of_b))
     before = read_record(of_b)
-    others = tmp_path / "copy"  # the same names, and any pixels
-    shutil.copytree(tables, others)
+    others = shutil.copytree(tables, tmp_path / "copy")  # the same names, and any pixels
     (others / "a.csv").unlink()
-    for given in ({"data": others}, {"data": tables / "a.csv"}, {"table": tables / "a.csv"}):
+    for given in ({"data": others}, {"table": tables / "a.csv"}):
         result = run(Settings(target=of_b, **given))
         assert result["noted"] is False
         assert "not noted in the run: its own images are those that" in render(result)
@@ -344,32 +313,26 @@ def test_images_of_no_class_are_left_out_and_counted(of_b: Path, tmp_path: Path)
         result = run(Settings(target=of_b, split=split))
         assert (result["images"], result["unlabelled"]) == (images, 1)
         assert "1 images are of no class and were left out" in render(result)
-    for i in range(3):
-        Image.new("RGB", (20, 20)).save(tmp_path / f"{i}.png")
-    with pytest.raises(BadData, match=r"none of the 3 images of .* is of a class"):
+    Image.new("RGB", (20, 20)).save(tmp_path / "0.png")
+    with pytest.raises(BadData, match=r"none of the 1 images of .* is of a class"):
         run(Settings(target=of_b, data=tmp_path, split="all"))
 
 
 def test_what_cannot_be_measured_is_told(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="neither a run folder nor a model"):
         run(Settings(target=tmp_path / "nothing"))
-    with pytest.raises(NotFound, match="not a run folder"):
-        run(Settings(target=tmp_path))
     (tmp_path / "m.onnx").touch()
     with pytest.raises(BadSetting, match="--data"):
         run(Settings(target=tmp_path / "m.onnx"))
     singles = draw_folder(tmp_path / "singles", classes=4, images=1)
     with pytest.raises(BadData, match="none of the 2 queries"):
         run(Settings(target=trained, data=singles))
-    with pytest.raises(BadData, match="nowhere"):
-        run(Settings(target=trained, data=tmp_path / "nowhere"))
 
 
 def test_figures_that_cannot_be_noted_are_told(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_folder = tmp_path / "run"
-    shutil.copytree(trained, run_folder)
+    run_folder = shutil.copytree(trained, tmp_path / "run")
     inner = pictures.embed_pictures
 
     def embed_pictures(*arguments: Any, **options: Any) -> np.ndarray:

@@ -21,16 +21,13 @@ def test_both_arms_are_tuned_before_the_unseen_classes_score_them(
 ) -> None:
     draw_folder(tmp_path / "clothing", classes=10, images=4, size=18)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = (
-        f"--data {tmp_path} --out {tmp_path / 'out'} --only clothing --heads whitened --losses contrastive"
-    )
-    asked = [*words.split(), "--seeds", "2", "--tuning", "1", "--set", *SMALL.split()]
+    words = f"--data {tmp_path} --out {tmp_path / 'out'} --only clothing --heads whitened"
+    asked = f"{words} --losses contrastive --seeds 2 --tuning 1 --set {SMALL}".split()
     assert study.main(asked) == 0
     table = (tmp_path / "out" / "study.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(table.splitlines()))
     assert tuple(rows[0]) == study.COLUMNS
-    tuned = [row for row in rows if row["scored_on"] == "validation"]
-    final = [row for row in rows if row["scored_on"] == "test"]
+    tuned, final = ([row for row in rows if row["scored_on"] == on] for on in ("validation", "test"))
     _, rates, weights = study.HEADS["whitened"]
     assert {(row["xml_weight"], row["head_learning_rate"]) for row in tuned} == {
         (weight, rate) for weight in weights for rate in rates
@@ -39,9 +36,8 @@ def test_both_arms_are_tuned_before_the_unseen_classes_score_them(
         (weight, seed) for weight in ("0", study.CONTROL, "0.1") for seed in "01"
     ]
     for weight in weights:
-        best = max(
-            (row for row in tuned if row["xml_weight"] == weight), key=lambda row: float(row["map_at_r"])
-        )
+        own = [row for row in tuned if row["xml_weight"] == weight]
+        best = max(own, key=lambda row: float(row["map_at_r"]))
         chosen = {row["head_learning_rate"] for row in final if row["xml_weight"] == weight}
         assert chosen == {best["head_learning_rate"]}
 

@@ -17,14 +17,8 @@ from training.loop.run import reserved
 
 @pytest.fixture(scope="module")
 def swept(data: Path, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    settings = Settings(
-        recipe=recipe,
-        data=data,
-        out=tmp_path_factory.mktemp("sweep") / "out",
-        over=["xml_weight=0,0.5", "loss=contrastive"],
-        seeds=2,
-        set=["epochs=1"],
-    )
+    over, out = ["xml_weight=0,0.5", "loss=contrastive"], tmp_path_factory.mktemp("sweep") / "out"
+    settings = Settings(recipe=recipe, data=data, out=out, over=over, seeds=2, set=["epochs=1"])
     run(settings)
     return settings
 
@@ -67,16 +61,9 @@ def test_differences_are_over_pairs_of_one_seed(swept: Settings, monkeypatch: py
 
 def test_the_final_score_is_of_the_test_classes(data: Path, recipe: str, tmp_path: Path) -> None:
     settings = Settings(
-        recipe=recipe,
-        data=data,
-        out=tmp_path / "out",
-        over=["freeze=none,backbone"],
-        seeds=1,
-        set=["epochs=1", "split_train=3"],
-        final=True,
-        fitted=3,
-        cache=tmp_path / "cache",
-    )
+        recipe=recipe, data=data, out=tmp_path / "out", over=["freeze=none,backbone"], seeds=1,
+        set=["epochs=1", "split_train=3"], final=True, fitted=3, cache=tmp_path / "cache",
+    )  # fmt: skip
     result = run(settings)
     assert result["scored_on"] == "test"
     assert "MAP_x" in render(result)
@@ -111,13 +98,7 @@ def test_runs_of_other_settings_or_images_are_not_gone_on_with(swept: Settings, 
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("validation,1,", "validation,"),
-        ("validation,1,", "validation,0,"),
-        (",1,0.", ",1,x0."),
-        (",1,0.", ",1,nan,0."),
-    ],
+    ("before", "after"), [("validation,1,", "validation,"), (",1,0.", ",1,x0."), (",1,0.", ",1,nan,0.")]
 )
 def test_a_damaged_line_is_named(swept: Settings, tmp_path: Path, before: str, after: str) -> None:
     shutil.copytree(swept.out, tmp_path / "out")
@@ -125,7 +106,7 @@ def test_a_damaged_line_is_named(swept: Settings, tmp_path: Path, before: str, a
     *lines, last = table.read_text(encoding="utf-8").splitlines()
     assert before in last
     table.write_text("\n".join([*lines, last.replace(before, after, 1)]), encoding="utf-8")
-    with pytest.raises(BadSetting, match="line 5, is no run, or one that is there already"):
+    with pytest.raises(BadSetting, match="line 5, is no run: take the line out"):
         run(swept.model_copy(update={"out": tmp_path / "out"}))
 
 
@@ -133,14 +114,11 @@ def test_a_value_may_hold_commas_and_a_small_folder_has_two_classes_to_score(
     recipe: str, tmp_path: Path
 ) -> None:
     options = ["{pos_margin: 1.0, neg_margin: 0.1}", "{pos_margin: 0.9, neg_margin: 0.3}"]
+    data, over = draw_folder(tmp_path / "data", classes=8), [f"loss_options={','.join(options)}"]
     settings = Settings(
-        recipe=recipe,
-        data=draw_folder(tmp_path / "data", classes=8),
-        out=tmp_path / "out",
-        over=[f"loss_options={','.join(options)}", "drop_epochs=[1, 2]"],
-        seeds=1,
+        recipe=recipe, data=data, out=tmp_path / "out", over=[*over, "drop_epochs=[1, 2]"], seeds=1,
         set=["epochs=1", "schedule=drops", "classes_per_batch=2", "validation=0", "patience=3"],
-    )
+    )  # fmt: skip
     with pytest.raises(BadSetting, match="patience"):
         run(settings)
     arms = run(settings.model_copy(update={"set": settings.set[:-1]}))["arms"]

@@ -14,13 +14,11 @@ from serving.catalog.catalog import Catalog, Format, Row, SplitRule, read, selec
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from training.data.partition import NEAR, check_complete, find_duplicates, is_own, read_own
 from training.data.pictures import Decoder, Embed, Stream, class_numbers, embed_pictures, tell_unreadable
-from training.evaluation.metrics import FIGURE_NAMES, cluster_figures
-from training.evaluation.protocol import ProtocolName, groups_of, measure_retrieval, roles_of
+from training.evaluation.metrics import FIGURE_NAMES, cluster_figures, retrieval_metrics
+from training.evaluation.protocol import ProtocolName, groups_of, roles_of
 
 __all__ = ["Settings", "render", "run"]
 
-_COMPARED = ("recall_at", "map_at_r", "r_precision")
-"""What is told of the untrained backbone."""
 _TOLD = 20
 """Most pairs of near-duplicates that are named."""
 _Featured = tuple[Sequence[Row], NDArray[np.float32]]
@@ -30,55 +28,36 @@ _Featured = tuple[Sequence[Row], NDArray[np.float32]]
 class Settings(BaseModel):
     """Measure how well images of one class find each other."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    target: Path = Field(
-        description="a run folder (its best weights, by torch) or a .onnx model (by ONNX Runtime)",
-        json_schema_extra={"positional": True},
-    )
-    data: Path | None = Field(
-        None, description="the images: a folder, .csv, .tar or .parquet file; a run's own when not given"
-    )
-    split: Literal["test", "train", "all"] = Field(
-        "test",
-        description="classes that training has not seen, those it has, or all, by the model's own rule",
-    )
-    protocol: ProtocolName = Field(
-        "auto",
-        description="leave-one-out searches each image among all others, query-gallery the data set's own"
-        " queries in its gallery; auto is the latter for a run of the data set's own split that has them",
-    )
-    exclude_same: str | None = Field(
-        None,
-        description="a metadata field, such as burst, listing or session: images that share a query's value"
-        " are left out for it",
-    )
-    format: Format = Field(
-        "auto", description="layout of the data set; auto is a run's own, or finds out elsewhere"
-    )
-    table: Path | None = Field(
-        None, description="the .csv, .tar or .parquet file to read, where there are several"
-    )
-    batch: int = Field(64, ge=1, le=4096, description="images embedded at a time")
-    duplicates: bool = Field(
-        False,
-        description="also images of the test that nearly repeat one that trained, by the pretrained backbone;"
-        " told unasked where a frozen backbone's features are cached",
-    )
-    at: list[Annotated[int, Field(ge=1)]] = Field(
-        [1, 2, 4, 8], description="k of an R@k to tell; may be given again for another"
-    )
-    clusters: bool = Field(
-        False,
-        description="also NMI and AMI of as many k-means clusters as classes; slow with thousands of them",
-    )
-    fitted: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="also MAP_c and MAP_x of prototypes fitted to histograms, over that many random halvings"
-        " of the classes, 1000 for a good mean; 0 is without",
-    )
+    target: Path = Field(json_schema_extra={"positional": True})
+    """a run folder (its best weights, by torch) or a .onnx model (by ONNX Runtime)"""
+    data: Path | None = None
+    """the images: a folder, .csv, .tar or .parquet file; a run's own when not given"""
+    split: Literal["test", "train", "all"] = "test"
+    """classes that training has not seen, those it has, or all, by the model's own rule"""
+    protocol: ProtocolName = "auto"
+    """leave-one-out searches each image among all others, query-gallery the data set's own queries in its
+    gallery; auto is the latter for a run of the data set's own split that has them"""
+    exclude_same: str | None = None
+    """a metadata field, such as burst, listing or session: images that share a query's value are left out
+    for it"""
+    format: Format = "auto"
+    """layout of the data set; auto is a run's own, or finds out elsewhere"""
+    table: Path | None = None
+    """the .csv, .tar or .parquet file to read, where there are several"""
+    batch: int = Field(64, ge=1, le=4096)
+    """images embedded at a time"""
+    duplicates: bool = False
+    """also images of the test that nearly repeat one that trained, by the pretrained backbone; told
+    unasked where a frozen backbone's features are cached"""
+    at: list[Annotated[int, Field(ge=1)]] = [1, 2, 4, 8]
+    """k of an R@k to tell; may be given again for another"""
+    clusters: bool = False
+    """also NMI and AMI of as many k-means clusters as classes; slow with thousands of them"""
+    fitted: int = Field(0, ge=0, le=1_000_000)
+    """also MAP_c and MAP_x of prototypes fitted to histograms, over that many random halvings of the
+    classes, 1000 for a good mean; 0 is without"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +67,7 @@ class _Subject:
     decode: Decoder
     embed: Embed  # uint8 (B, S, S, 3) to float32 (B, d + m + C): embeddings, histograms, untrained features
     split: SplitRule
-    histogram: int = 0  # m, or 0 where there are no histograms
+    histogram: int = 0  # m, or 0 where nothing trained prototypes
     features: int = 0  # C, or 0 where there is no untrained backbone
     epoch: int = 0  # of a run's weights
     # the readable ones of some images, where features are cached or the flag asks for them; None of weights
@@ -128,7 +107,7 @@ def run(settings: Settings) -> dict[str, Any]:
     if settings.clusters:
         import sklearn.cluster  # noqa: F401
     if settings.fitted:
-        import torch
+        from training.evaluation.fitted import fitted_figures
     record = {}
     if not is_model:
         from training.loop.run import read_record
@@ -140,11 +119,13 @@ def run(settings: Settings) -> dict[str, Any]:
     else:
         catalog = read(settings.data, settings.format, table=settings.table)
     check_complete(catalog)
-    subject = (_open_model if is_model else _open_run)(target, fitted=bool(settings.fitted))
+    subject = _open_model(target) if is_model else _open_run(target)
+    if settings.fitted and not subject.histogram:
+        raise BadSetting(f"--fitted needs prototypes, and nothing trained those of {target}: leave it out")
     rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
     if not rows:
         raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
-    _choose(settings, rows, subject)
+    _choose(settings, rows, subject.split)
     trained = _read_trained(settings, catalog, subject)
     not_noted = "" if is_model else _why_not_noted(settings, record, catalog, subject.split)
 
@@ -153,19 +134,16 @@ def run(settings: Settings) -> dict[str, Any]:
     width = described.shape[1] - subject.features
     embeddings, histograms, features = np.split(described, (width - subject.histogram, width), axis=1)
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
-    chosen = _choose(settings, stream.rows, subject)
-    figures = measure_retrieval(embeddings, labels, **chosen, at=settings.at)
+    chosen = _choose(settings, stream.rows, subject.split)
+    figures = retrieval_metrics(embeddings, labels, **chosen, at=settings.at).told()
     if settings.clusters:
         figures |= cluster_figures(embeddings, labels)
     if settings.fitted:
-        from training.evaluation.fitted import fitted_figures
-
-        z, y = torch.from_numpy(histograms), torch.from_numpy(embeddings)
-        figures |= fitted_figures(z, y, labels, draws=settings.fitted)
+        figures |= fitted_figures(histograms, embeddings, labels, draws=settings.fitted)
     untrained = None
     if subject.features:
-        before = measure_retrieval(features, labels, **chosen, at=settings.at)
-        untrained = {name: before[name] for name in _COMPARED}
+        before = retrieval_metrics(features, labels, **chosen, at=settings.at).told()
+        untrained = {name: before[name] for name in ("recall_at", "map_at_r", "r_precision")}
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
     if not is_model and not not_noted:
         noted = figures | counts | ({"untrained": untrained} if untrained else {})
@@ -180,9 +158,9 @@ def run(settings: Settings) -> dict[str, Any]:
         **figures,
         "untrained": untrained,
         "no_untrained": subject.lacking,
-        "duplicates": _compare(stream.rows, features, *trained) if trained else None,
+        "duplicates": _compare(stream.rows, features, trained) if trained else None,
         "unlabelled": catalog.unlabelled,
-        "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in stream.unreadable],
+        "unreadable": [bad._asdict() for bad in stream.unreadable],
         "noted": not is_model and not not_noted,
         "not_noted": not_noted,
         "seconds": round(time.monotonic() - started, 1),
@@ -211,10 +189,9 @@ def render(result: dict[str, Any]) -> str:
             f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"
         )
     if result["excluded"]:
-        why = "have no match in the gallery" if result["gallery"] else "are alone in their class"
-        if result["exclude_same"]:
-            place = " in the gallery" if result["gallery"] else ""
-            why = f"have no match{place} outside their own {result['exclude_same']}"
+        where = " in the gallery" if result["gallery"] else ""
+        where += f" outside their own {result['exclude_same']}" if result["exclude_same"] else ""
+        why = f"have no match{where}" if where else "are alone in their class"
         lines.append(f"  {result['excluded']} images {why} and were not asked for")
     if (found := result["duplicates"]) is not None:
         example = "".join(f", e.g. {pair['test']} ~ {pair['train']}" for pair in found["pairs"][:1])
@@ -232,23 +209,21 @@ def _named(figures: Mapping[str, Any]) -> dict[str, float]:
     return recalls | {name: figures[key] for key, name in FIGURE_NAMES.items() if key in figures}
 
 
-def _open_model(path: Path, *, fitted: bool) -> _Subject:
+def _open_model(path: Path) -> _Subject:
     from serving.model.encoder import Encoder  # only here: a run is measured without ONNX Runtime
 
     encoder = Encoder(path)
-    if fitted and not encoder.spec.prototypes:
-        raise _no_prototypes(path)
-    outputs = ("embeddings", "histograms") if fitted else ("embeddings",)
+    prototypes = encoder.spec.prototypes
+    outputs = ("embeddings", "histograms") if prototypes else ("embeddings",)
 
     def embed(pixels: NDArray[Any]) -> NDArray[np.float32]:
         found = encoder.run(pixels, *outputs)
         return np.concatenate([found[name] for name in outputs], axis=1)
 
-    prototypes = encoder.spec.prototypes if fitted else 0
     return _Subject(encoder.preprocess, embed, encoder.spec.split, histogram=prototypes)
 
 
-def _open_run(path: Path, *, fitted: bool) -> _Subject:
+def _open_run(path: Path) -> _Subject:
     """Open a run's best weights, and beside them its backbone as training started it."""
     # only here: a model file is measured without torch
     from training.data.feature_cache import find_features
@@ -260,12 +235,10 @@ def _open_run(path: Path, *, fitted: bool) -> _Subject:
     keep_freed_memory()
     run = load_run(path)
     recipe = run.recipe
-    if fitted and not recipe.learns_prototypes:
-        raise _no_prototypes(path)
     shared = recipe.caches_features  # the backbone has rested: its maps are the untrained ones
-    describe = network.describer_function if fitted else network.embedder_function
+    describe = network.describer_function if recipe.learns_prototypes else network.embedder_function
     trained, decode = describe(run.embedder, mapped=shared), viewing_decoder(recipe)
-    histogram = len(run.embedder.codebook) if fitted else 0
+    histogram = len(run.embedder.codebook) if recipe.learns_prototypes else 0
     subject = _Subject(decode, trained, recipe.split, histogram=histogram, epoch=run.epoch)
     try:  # where maps are shared, any weights do
         start = network.build_embedder(recipe.model_copy(update={"weights": "none"}) if shared else recipe)
@@ -293,17 +266,10 @@ def _open_run(path: Path, *, fitted: bool) -> _Subject:
     return replace(subject, embed=embed, features=start.backbone.channels, features_of=known)
 
 
-def _no_prototypes(path: Path) -> BadSetting:
-    return BadSetting(f"--fitted needs prototypes, and nothing trained those of {path}: leave it out")
-
-
-def _choose(settings: Settings, rows: Sequence[Row], subject: _Subject) -> dict[str, Any]:
-    """Choose who is searched among whom: `roles` and `groups` for `measure_retrieval`."""
-    field = settings.exclude_same
-    return {
-        "roles": roles_of(rows, settings.split, subject.split, protocol=settings.protocol),
-        "groups": None if field is None else groups_of(rows, field),
-    }
+def _choose(settings: Settings, rows: Sequence[Row], rule: SplitRule) -> dict[str, Any]:
+    """Choose who is searched among whom: `roles` and `groups` for `retrieval_metrics`."""
+    roles = roles_of(rows, settings.split, rule, protocol=settings.protocol)
+    return {"roles": roles, "groups": groups_of(rows, settings.exclude_same)}
 
 
 def _read_trained(settings: Settings, catalog: Catalog, subject: _Subject) -> _Featured | None:
@@ -325,16 +291,14 @@ def _read_trained(settings: Settings, catalog: Catalog, subject: _Subject) -> _F
         return None  # of a data set that has only a test
 
 
-def _compare(
-    rows: Sequence[Row],
-    features: NDArray[np.float32],
-    trained: Sequence[Row],
-    trained_features: NDArray[np.float32],
-) -> dict[str, Any]:
+def _compare(rows: Sequence[Row], features: NDArray[np.float32], trained: _Featured) -> dict[str, Any]:
     """Count the near-duplicates of what trained, and name the nearest."""
+    trained_rows, trained_features = trained
     found = find_duplicates(features, trained_features)
-    names = ((rows[test].key, trained[train].key, cosine) for test, train, cosine in found[:_TOLD])
-    pairs = [dict(zip(("test", "train", "cosine"), each, strict=True)) for each in names]
+    pairs = [
+        {"test": rows[test].key, "train": trained_rows[train].key, "cosine": cosine}
+        for test, train, cosine in found[:_TOLD]
+    ]
     return {"images": len(found), "least": NEAR, "pairs": pairs}
 
 

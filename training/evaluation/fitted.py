@@ -15,21 +15,18 @@ from torch.nn import functional
 
 from serving.errors import BadData
 from serving.progress import progress
-from training.evaluation.metrics import retrieval_metrics
+from training.evaluation.metrics import Floats, retrieval_metrics
+from training.evaluation.protocol import Ints
 from training.method.prototypes import fit_prototypes
 
 __all__ = ["draw_halvings", "fitted_figures"]
 
+_RIDGE = 0.05  # ϵ of eq. 2.8
+
 
 @torch.no_grad()
 def fitted_figures(
-    histograms: Tensor,
-    embeddings: Tensor,
-    labels: NDArray[np.int64],
-    *,
-    draws: int,
-    ridge: float = 0.05,
-    seed: int = 0,
+    histograms: Floats | Tensor, embeddings: Floats | Tensor, labels: Ints, *, draws: int, seed: int = 0
 ) -> dict[str, Any]:
     """Measure the prototypes that are fitted to all classes, and to half of them for the other half.
 
@@ -38,30 +35,26 @@ def fitted_figures(
         embeddings: y of each image, float (N, d); of any norm, and taken at unit length.
         labels: int64 (N,).
         draws: How often the classes are cut into halves at random, at least once.
-        ridge: ϵ of eq. 2.8.
         seed: Of the halves.
 
     Returns:
         `map_c`, MAP@R of all images in V z with V fitted to all; `map_x`, MAP@R of the images of one half of
         the classes among themselves with V fitted to the other half, mean over the halvings drawn (both in
         0..1); `halvings`, how many of those drawn had a query, and `distinct`, how many of these differ.
-
-    Raises:
-        BadData: If there is one class only, an embedding is not finite, or no query has a match.
     """
     classes, numbers = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise BadData(
             "MAP_x is measured across classes, and all images are of one: give at least two classes"
         )
-    z, y = histograms, functional.normalize(embeddings, dim=1)
+    z, y = torch.as_tensor(histograms), functional.normalize(torch.as_tensor(embeddings), dim=1)
 
     def measure(fitted: NDArray[np.bool_], measured: NDArray[np.bool_]) -> float | None:
         """MAP@R in V z of the measured images; None where none has a match."""
         if np.bincount(numbers[measured]).max() < 2:
             return None
         some = torch.from_numpy(fitted)
-        prototypes = fit_prototypes(z[some].double(), y[some].double(), ridge=ridge)  # V (d, m)
+        prototypes = fit_prototypes(z[some].double(), y[some].double(), ridge=_RIDGE)  # V (d, m)
         # V = Q R, and Q keeps lengths and angles: R z does for V z, in no more than m dimensions.
         triangle: Tensor = torch.linalg.qr(prototypes, mode="r").R
         expressed = z[torch.from_numpy(measured)].double() @ triangle.T

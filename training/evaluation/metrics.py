@@ -1,22 +1,26 @@
 """Retrieval metrics, exact: R@k, MAP@R and R-precision, in one pass over what a search finds; NMI and AMI.
 
-Every image is a query against all others (or against a separate gallery) by cosine similarity. R_q is the
-number of references of the query's label; MAP@R = mean over q of 1/R_q · Σ_{j ≤ R_q} precision(j) · match(j).
+Every image is a query against all others, or queries are searched in a gallery, by cosine similarity. R_q is
+how many references have the label of q; MAP@R = mean over q of 1/R_q · Σ_{j ≤ R_q} precision(j) · match(j).
 Torch searches where it is installed, which is faster, and numpy elsewhere.
 """
 
+import dataclasses
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from serving.errors import BadData, BadSetting
+from training.evaluation.protocol import Ints, sides_of
 
 __all__ = [
-    "FIGURE_NAMES", "ExactSearch", "RetrievalMetrics", "agreement", "cluster_figures", "rank_queries",
-    "retrieval_metrics", "unit_rows",
+    "FIGURE_NAMES", "ExactSearch", "RetrievalMetrics", "cluster_figures", "find_originals",
+    "rank_queries", "retrieval_metrics", "unit_rows",
 ]  # fmt: skip
 
 FIGURE_NAMES = {
@@ -26,8 +30,8 @@ FIGURE_NAMES = {
 """What the figures of an evaluation are called, R@k apart."""
 
 Floats = npt.NDArray[np.floating]
-Ints = npt.NDArray[np.int64]
 
+_BLOCK = 1024  # most queries at a time; fewer where a block would take more than these bytes
 _BLOCK_BYTES = 256 * 2**20  # for one block of similarities and of what is kept of them
 _NUMPY_BYTES = 32 * 2**20  # of the similarities that numpy ranks at a time
 
@@ -41,6 +45,11 @@ class RetrievalMetrics:
     r_precision: float  # share of matches among the R_q nearest, mean over queries
     queries: int
     excluded: int  # queries left out because no reference has their label
+    gallery: int  # images that queries were searched in; 0 where each was searched among all others
+
+    def told(self) -> dict[str, Any]:
+        """Give all of it as JSON has it, with the k of `recall_at` as text."""
+        return dataclasses.asdict(self) | {"recall_at": {str(k): s for k, s in self.recall_at.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class Ranked:
     """What b queries found."""
 
     queries: Ints  # which rows ask, (b,)
-    places: Ints  # references found, nearest first and equals by index, -1 past the last, (b, depth)
+    places: Ints  # rows found, nearest first and equals by their number, -1 past the last, (b, depth)
     matches: npt.NDArray[np.bool_]  # which of them are of the query's label, (b, depth)
     wanted: Ints  # R_q, how many references are of its label, (b,)
 
@@ -65,51 +74,45 @@ def retrieval_metrics(
     embeddings: npt.ArrayLike,
     labels: npt.ArrayLike,
     *,
-    at: Sequence[int] = (1, 2, 4, 8),
-    block: int = 1024,
-    gallery_embeddings: npt.ArrayLike | None = None,
-    gallery_labels: npt.ArrayLike | None = None,
+    roles: Sequence[str] | None = None,
     groups: Ints | None = None,
-    gallery_groups: Ints | None = None,
+    at: Sequence[int] = (1, 2, 4, 8),
 ) -> RetrievalMetrics:
     """Measure retrieval by exact search, over the queries that have a match at all.
 
     Args:
-        embeddings: Queries, float (N, d), of any norm.
+        embeddings: Float (N, d), of any norm.
         labels: Integer (N,).
+        roles: "query", "gallery" or another of each row (N,). Where any is "query", those are searched in the
+            rows that are "gallery", and all others are left out; else each row is searched among all others.
+        groups: Of each row, (N,): references of a query's own group are none of its references.
         at: The k of R@k, each at least one; a k beyond the references counts them all.
-        block: Most queries at a time; fewer where a block would take more than 256 MiB.
-        gallery_embeddings: References, float (G, d); the queries themselves when None.
-        gallery_labels: Integer (G,); given with `gallery_embeddings`.
-        groups: Of each query, (N,): references of its own group are none of its references. Without a gallery
-            an image is always in its own group, and so is never found by itself.
-        gallery_groups: Of each reference, (G,); given with `groups` and a gallery.
 
     Raises:
-        BadSetting: When a k or `block` is below one.
-        BadData: When an embedding is not finite, or no query has a match.
+        BadSetting: When a k is below one.
+        BadData: When an embedding is not finite, no query has a match, or there are queries and no gallery.
         ValueError: When shapes or dtypes do not fit.
     """
-    if block < 1 or any(k < 1 for k in at):
-        raise BadSetting(f"at is {tuple(at)} and block is {block}, but each must be at least 1")
+    if any(k < 1 for k in at):
+        raise BadSetting(f"at is {tuple(at)}, but each k must be at least 1")
     hits = dict.fromkeys(at, 0)
     total, precision_sum, average_sum = 0, 0.0, 0.0
-    for ranked in rank_queries(
-        embeddings, labels, depth=max(at, default=1), block=block, gallery_embeddings=gallery_embeddings,
-        gallery_labels=gallery_labels, groups=groups, gallery_groups=gallery_groups,
-    ):  # fmt: skip
+    depth = max(at, default=1)
+    for ranked in rank_queries(embeddings, labels, depth=depth, roles=roles, groups=groups):
         for k in hits:
             hits[k] += int(ranked.matches[:, :k].any(axis=1).sum())
         precision, average = ranked.shares()
         precision_sum += float(precision.sum())
         average_sum += float(average.sum())
         total += len(ranked.queries)
+    asked, held = sides_of(roles, len(np.asarray(labels)))
     return RetrievalMetrics(
         recall_at={k: count / total for k, count in hits.items()},
         map_at_r=average_sum / total,
         r_precision=precision_sum / total,
         queries=total,
-        excluded=len(np.asarray(labels)) - total,
+        excluded=len(asked) - total,
+        gallery=0 if held is None else len(held),
     )
 
 
@@ -118,69 +121,57 @@ def rank_queries(
     labels: npt.ArrayLike,
     *,
     depth: int,
-    block: int = 1024,
-    gallery_embeddings: npt.ArrayLike | None = None,
-    gallery_labels: npt.ArrayLike | None = None,
+    roles: Sequence[str] | None = None,
     groups: Ints | None = None,
-    gallery_groups: Ints | None = None,
 ) -> Iterator[Ranked]:
     """Rank the references of each query that has a match, down to `depth` or its R_q, blocks by rising R_q.
 
-    Without a gallery each image is searched among all others: it is removed by its index, so that a copy of
-    it still counts. Products are float32 (float64 for float64 embeddings), sums float64. References of equal
+    Where each image is searched among all others, it is removed by its index, so that a copy of it still
+    counts. Products are float32 (float64 for float64 embeddings), sums float64. References of equal
     similarity rank by index, and references with equal vectors always have equal similarity.
 
     The other arguments and the errors are those of `retrieval_metrics`.
     """
-    queries, query_labels = _vectors(embeddings, labels)
-    itself = gallery_embeddings is None
-    if gallery_embeddings is None or gallery_labels is None:
-        if (gallery_embeddings is None) != (gallery_labels is None):
-            raise ValueError("gallery_embeddings and gallery_labels go together, but only one was given")
-        gallery, reference_labels, gallery_groups = queries, query_labels, groups
-    else:
-        gallery, reference_labels = _vectors(gallery_embeddings, gallery_labels)
-    if gallery.shape[1] != queries.shape[1]:
-        raise ValueError(f"queries have {queries.shape[1]} dimensions, the gallery has {gallery.shape[1]}")
-
-    wanted = _count_alike(query_labels, reference_labels)  # R_q, int64 (N,)
-    if groups is not None and gallery_groups is not None:
-        asked, held = np.stack((query_labels, groups), 1), np.stack((reference_labels, gallery_groups), 1)
-        wanted -= _count_alike(asked, held)
+    vectors, names = _vectors(embeddings, labels)
+    asked, held = sides_of(roles, len(names))
+    itself = held is None
+    held = asked if held is None else held
+    wanted = _count_alike(names, asked, held)  # R_q, int64 (Q,)
+    if groups is not None:
+        wanted -= _count_alike(np.stack((names, groups), axis=1), asked, held)
     elif itself:
         wanted -= 1
     measured = np.flatnonzero(wanted > 0)
     if len(measured) == 0:
         raise BadData(
-            f"none of the {len(queries)} queries has a reference of its label"
+            f"none of the {len(asked)} queries has a reference of its label"
             f"{'' if groups is None else ' outside its own group'}: give at least two images of one class"
         )
     # Queries of alike R share a block, since a block ranks down to its largest R.
     measured = measured[wanted[measured].argsort(kind="stable")]
     deepest = max(depth, int(wanted[measured[-1]]))
-    nearest = _open_search(queries, None if itself else gallery, deepest, groups, gallery_groups)
+    nearest = _open_search(vectors, asked, None if itself else held, deepest, groups)
     start = 0
     while start < len(measured):
-        widest = max(depth, int(wanted[measured[min(start + block, len(measured)) - 1]]))
+        widest = max(depth, int(wanted[measured[min(start + _BLOCK, len(measured)) - 1]]))
         # A ranked place costs its value, its index, their sorted copies and its precision: about 64 bytes.
-        room = _BLOCK_BYTES // (gallery.itemsize * len(gallery) + 64 * min(widest, len(gallery)))
-        rows = measured[start : start + max(1, min(block, room))]
-        start += len(rows)
-        reach = min(max(depth, int(wanted[rows].max())), len(gallery) - int(itself))
-        places = nearest(rows, reach)
-        matches = (reference_labels[places] == query_labels[rows, None]) & (places >= 0)
-        yield Ranked(rows, places, matches, wanted[rows])
+        room = _BLOCK_BYTES // (vectors.itemsize * len(held) + 64 * min(widest, len(held)))
+        some = measured[start : start + max(1, min(_BLOCK, room))]
+        start += len(some)
+        found = nearest(some, min(max(depth, int(wanted[some].max())), len(held) - int(itself)))
+        rows, places = asked[some], np.where(found < 0, -1, held[found])
+        yield Ranked(rows, places, (names[places] == names[rows, None]) & (places >= 0), wanted[some])
 
 
 def cluster_figures(embeddings: npt.ArrayLike, labels: Ints, *, seed: int = 0) -> dict[str, float]:
     """Cluster embeddings, finite (N, d), at unit length by Lloyd's k-means, as many clusters as classes.
 
-    It starts once from centres drawn by k-means++, and takes at most 100 rounds.
-
-    Returns:
-        `nmi` and `ami` of clusters and classes, see `agreement`.
+    It starts once from centres drawn by k-means++, and takes at most 100 rounds. Gives `nmi`, the mutual
+    information I of clusters and classes over the mean of both entropies H, and `ami`, (I − E) / (H − E) with
+    E the I that two partitions of these sizes have by chance.
     """
-    from sklearn.cluster import KMeans  # only here and below: a model file is measured without
+    from sklearn import metrics  # only here: a model file is measured without
+    from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     means = KMeans(len(np.unique(labels)), n_init=1, max_iter=100, random_state=seed)
@@ -188,20 +179,10 @@ def cluster_figures(embeddings: npt.ArrayLike, labels: Ints, *, seed: int = 0) -
         # Fewer distinct embeddings than classes leave clusters empty, which the figures tell as it is.
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = means.fit_predict(unit_rows(np.asarray(embeddings, dtype=np.float32)))
-    return dict(zip(("nmi", "ami"), agreement(found, labels), strict=True))
-
-
-def agreement(clusters: npt.NDArray[np.integer], labels: npt.NDArray[np.integer]) -> tuple[float, float]:
-    """Compare two partitions of the same images, integer (N,) both.
-
-    Returns:
-        NMI, the mutual information I over the mean of both entropies H, in [0, 1]; and AMI,
-        (I − E) / (H − E) with E the I that two partitions of these sizes have by chance, at most 1.
-    """
-    from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
-
-    nmi, ami = normalized_mutual_info_score(labels, clusters), adjusted_mutual_info_score(labels, clusters)
-    return float(nmi), float(ami)
+    return {
+        "nmi": float(metrics.normalized_mutual_info_score(labels, found)),
+        "ami": float(metrics.adjusted_mutual_info_score(labels, found)),
+    }
 
 
 class ExactSearch:
@@ -209,19 +190,15 @@ class ExactSearch:
 
     def __init__(self, queries: Floats, gallery: Floats, groups: Ints, gallery_groups: Ints) -> None:
         """Make ready to search unit rows (N, d) in unit rows (G, d), of groups (N,) and (G,)."""
-        numbers = dict[bytes, int]()
-        places = [numbers.setdefault(row.tobytes(), len(numbers)) for row in gallery]
         # A product may round equal columns differently by their places: each is multiplied once.
-        self._columns, firsts = np.array(places), np.unique(places, return_index=True)[1]
+        firsts, self._columns = np.unique(find_originals(gallery), return_inverse=True)
         self._queries, self._distinct = queries, gallery[firsts]
         self._groups, self._gallery_groups = groups, gallery_groups
 
     def nearest(self, rows: Ints, depth: int) -> Ints:
-        """Rank the references of the queries `rows`, (b,).
+        """Rank the references of the queries `rows`, (b,): (b, depth) of them, at most G.
 
-        Returns:
-            Indices of the `depth` nearest, at most G, nearest first and equals by index, (b, depth); -1 past
-            a query's last reference.
+        The nearest are first and equals by index; -1 stands past a query's last reference.
         """
         room = max(1, _NUMPY_BYTES // (len(self._columns) * self._queries.itemsize))
         parts = [self._rank(rows[start : start + room], depth) for start in range(0, len(rows), room)]
@@ -247,42 +224,45 @@ def unit_rows(vectors: Floats) -> Floats:
     return unit
 
 
+def find_originals(vectors: Floats) -> Ints:
+    """Give the first row that each row (N, d) repeats bit by bit, its own number where it repeats none."""
+    firsts = dict[bytes, int]()
+    bits = (hashlib.blake2b(row, digest_size=16).digest() for row in vectors)
+    return np.array([firsts.setdefault(own, place) for place, own in enumerate(bits)], dtype=np.int64)
+
+
 def _open_search(
-    queries: Floats, gallery: Floats | None, depth: int, groups: Ints | None, gallery_groups: Ints | None
+    vectors: Floats, asked: Ints, held: Ints | None, depth: int, groups: Ints | None
 ) -> Callable[[Ints, int], Ints]:
     """Choose who searches: torch where it is installed, numpy where it is not or where groups are out."""
-    queries = unit_rows(queries)
-    gallery = None if gallery is None else unit_rows(gallery)
+    unit = unit_rows(vectors)
+    queries, gallery = (unit, None) if held is None else (unit[asked], unit[held])
     if groups is None:
         try:
             from training.evaluation.tensor_search import open_search
         except ModuleNotFoundError:
-            groups = np.arange(len(queries))
-            gallery_groups = groups if gallery is None else np.full(len(gallery), -1)
+            groups = np.arange(len(unit))  # each image is alone in its group
         else:
             return open_search(queries, gallery, depth)
-    gallery = queries if gallery is None else gallery
-    return ExactSearch(queries, gallery, groups, groups if gallery_groups is None else gallery_groups).nearest
+    if gallery is None or held is None:
+        gallery, held = queries, asked
+    return ExactSearch(queries, gallery, groups[asked], groups[held]).nearest
 
 
-def _count_alike(asked: Ints, held: Ints) -> Ints:
-    """Count the held numbers, or rows of them, that are each of the asked ones, int64 (N,)."""
-    _, numbers = np.unique(np.concatenate((asked, held)), axis=0, return_inverse=True)
-    numbers = numbers.reshape(-1)  # of another shape in numpy 2.0
-    return np.bincount(numbers[len(asked) :], minlength=len(numbers))[numbers[: len(asked)]]
+def _count_alike(names: Ints, asked: Ints, held: Ints) -> Ints:
+    """Count the held rows that have the name, or row of names, of each asked one, int64 (Q,)."""
+    numbers = np.unique(names, axis=0, return_inverse=True)[1].reshape(-1)  # of another shape in numpy 2.0
+    return np.bincount(numbers[held], minlength=len(numbers))[numbers[asked]]
 
 
 def _vectors(embeddings: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, Ints]:
     """Check one set; embeddings as float32 or float64 (N, d), labels as int64 (N,)."""
     vectors, names = np.asarray(embeddings), np.asarray(labels)
-    if vectors.ndim != 2 or names.ndim != 1 or len(vectors) != len(names):
+    numbers = vectors.dtype.kind == "f" and names.dtype.kind in "iu"
+    if vectors.ndim != 2 or names.shape != vectors.shape[:1] or not numbers:
         raise ValueError(
-            f"embeddings (N, d) and labels (N,) must share N, but their shapes are"
-            f" {vectors.shape} and {names.shape}"
-        )
-    if vectors.dtype.kind != "f" or names.dtype.kind not in "iu":
-        raise ValueError(
-            f"embeddings must be floats and labels integers, but they are {vectors.dtype} and {names.dtype}"
+            "embeddings must be floats (N, d) and labels integers (N,), but they are"
+            f" {vectors.dtype} {vectors.shape} and {names.dtype} {names.shape}"
         )
     vectors = np.ascontiguousarray(vectors, dtype=np.float64 if vectors.dtype == np.float64 else np.float32)
     finite = np.isfinite(vectors).all(axis=1)

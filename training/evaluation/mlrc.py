@@ -3,10 +3,9 @@
 The protocol of Musgrave et al., "A Metric Learning Reality Check", ECCV 2020.
 """
 
-import itertools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +21,9 @@ from serving.errors import BadData, BadSetting, NotFound
 from training import train
 from training.data.partition import divide
 from training.data.pictures import Pictures, embed_pictures, tell_unreadable, viewing_decoder
+from training.evaluation.metrics import retrieval_metrics
 from training.evaluation.paired import summarise, tell
-from training.evaluation.protocol import measure_retrieval, roles_of
+from training.evaluation.protocol import Ints, roles_of
 from training.loop.checkpoint import load_state, write_file
 from training.loop.run import LAST, load_run, read_recipe, read_record
 from training.network.embedder import embedder_function
@@ -39,30 +39,27 @@ _TITLES = {"recall_at_1": "R@1", "map_at_r": "MAP@R", "r_precision": "R-precisio
 class Settings(BaseModel):
     """Train on every fold of the training classes, and test the folds' embedders apart and together."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    recipe: str = Field(
-        description="name of a recipe with folds, or path of a .yaml file",
-        json_schema_extra={"positional": True},
-    )
-    data: Path = Field(description="the images: a folder, .csv, .tar or .parquet file")
-    out: Path = Field(
-        description="folder of the runs, OUT/repeat0/fold0 and so on; what is finished in it is kept, what"
-        " was cut goes on"
-    )
-    repeats: int = Field(
-        1, ge=1, le=1000, description="how often all folds are trained, each time from other seeds"
-    )
-    format: Format = Field("auto", description="layout of the data set; auto finds out")
-    table: Path | None = Field(
-        None, description="the .csv, .tar or .parquet file to read, where there are several"
-    )
-    set: list[str] = Field([], description="key=value: one setting of the recipe changed; may be repeated")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto",
-        description="where to train and embed; auto is cuda where there is one, else cpu",
-    )
-    batch: int = Field(64, ge=1, le=4096, description="test images embedded at a time")
+    recipe: str = Field(json_schema_extra={"positional": True})
+    """name of a recipe with folds, or path of a .yaml file"""
+    data: Path
+    """the images: a folder, .csv, .tar or .parquet file"""
+    out: Path
+    """folder of the runs, OUT/repeat0/fold0 and so on; what is finished in it is kept, what was cut goes
+    on"""
+    repeats: int = Field(1, ge=1, le=1000)
+    """how often all folds are trained, each time from other seeds"""
+    format: Format = "auto"
+    """layout of the data set; auto finds out"""
+    table: Path | None = None
+    """the .csv, .tar or .parquet file to read, where there are several"""
+    set: list[str] = []
+    """key=value: one setting of the recipe changed; may be repeated"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where to train and embed; auto is cuda where there is one, else cpu"""
+    batch: int = Field(64, ge=1, le=4096)
+    """test images embedded at a time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +102,16 @@ def run(settings: Settings) -> dict[str, Any]:
         )
     catalog = read(settings.data, settings.format, table=settings.table)
     rows = select(catalog, "test", recipe.split)
-    plan = [
-        [_plan_fold(settings, recipe, repeat, fold) for fold in range(recipe.folds)]
+    folds = [
+        _plan_fold(settings, recipe, repeat, fold)
         for repeat in range(settings.repeats)
+        for fold in range(recipe.folds)
     ]
-    every = list(itertools.chain.from_iterable(plan))
-    for each in every:  # hours before it would be found out otherwise
+    for each in folds:  # hours before it would be found out otherwise
         _check_own(each, catalog)
-    for each in every:
+    for each in folds:
         _train(each, settings)
-    result = _test(plan, rows, recipe, settings)
-    result |= {"seconds": round(time.monotonic() - started, 1)}
+    result = _test(folds, rows, recipe, settings) | {"seconds": round(time.monotonic() - started, 1)}
     write_file(settings.out / _RESULT, (json.dumps(result, indent=2, ensure_ascii=False) + "\n").encode())
     return result
 
@@ -149,34 +145,30 @@ def render(result: dict[str, Any]) -> str:
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
     """Put embeddings of the same N images side by side, each part (N, d_f) and the whole at unit length."""
-    return functional.normalize(
-        torch.cat([functional.normalize(part, dim=1) for part in parts], dim=1), dim=1
-    )
+    together = torch.cat([functional.normalize(part, dim=1) for part in parts], dim=1)
+    return functional.normalize(together, dim=1)
 
 
 def measure_ensemble(
-    parts: Sequence[Tensor], measure: Callable[[Tensor], Mapping[str, Any]]
+    parts: Sequence[Tensor], labels: Ints, roles: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Measure the embeddings (N, d) of each fold by themselves, and all of them concatenated.
 
-    Args:
-        parts: Of each fold, rows in the same order.
-        measure: What `measure_retrieval` does, for these images.
-
-    Returns:
-        JSON-able: `by_fold` (the figures of each), `separate` (their mean), `concatenated`, and `queries`,
-        `excluded` and `gallery`, which are the same for all.
+    Gives `by_fold` (the figures of each), `separate` (their mean), `concatenated`, and what is the same for
+    all: `queries`, `excluded` and `gallery`.
     """
-    whole = measure(concatenate(parts))
+    found = [retrieval_metrics(each, labels, roles=roles) for each in (*parts, concatenate(parts))]
     *folds, together = (
-        {name: found["recall_at"]["1"] if name == "recall_at_1" else found[name] for name in _TITLES}
-        for found in (*map(measure, parts), whole)
+        {"recall_at_1": each.recall_at[1], "map_at_r": each.map_at_r, "r_precision": each.r_precision}
+        for each in found
     )
     return {
         "by_fold": folds,
         "separate": {name: float(np.mean([each[name] for each in folds])) for name in _TITLES},
         "concatenated": together,
-        **{name: whole[name] for name in ("queries", "excluded", "gallery")},
+        "queries": found[-1].queries,
+        "excluded": found[-1].excluded,
+        "gallery": found[-1].gallery,
     }
 
 
@@ -189,12 +181,10 @@ def _plan_fold(settings: Settings, recipe: Recipe, repeat: int, fold: int) -> _F
 def _check_own(each: _Fold, catalog: Catalog) -> None:
     """Refuse a run that is there and is not the one that would be trained, and data that has no such fold."""
     digest = divide(catalog, each.recipe).describe()["digest"]
-    found = _begun(each)
-    if found is None:
+    if (found := _begun(each)) is None:
         return
-    wanted = each.recipe.model_dump()
-    for key, value in found.model_dump().items():
-        if (asked := wanted[key]) != value:
+    for key, value in found:
+        if (asked := getattr(each.recipe, key)) != value:
             raise BadSetting(
                 f"the run {each.path} was trained with {key} = {value}, but now {asked} is asked for: choose"
                 " another folder for --out, or set it as it was"
@@ -224,27 +214,24 @@ def _begun(each: _Fold) -> Recipe | None:
         return None
 
 
-def _test(
-    plan: list[list[_Fold]], rows: tuple[Row, ...], recipe: Recipe, settings: Settings
-) -> dict[str, Any]:
+def _test(folds: Sequence[_Fold], rows: Sequence[Row], recipe: Recipe, settings: Settings) -> dict[str, Any]:
     """Embed the test images, which are decoded once, by every run of every repeat."""
-    pictures = Pictures(
-        rows, viewing_decoder(recipe), keep=recipe.memory_gib * 2**30, label="Reading test images"
-    )
+    keep = recipe.memory_gib * 2**30
+    pictures = Pictures(rows, viewing_decoder(recipe), keep=keep, label="Reading test images")
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     roles = roles_of(pictures.rows, "test", recipe.split)
+
+    def embedded(each: _Fold) -> Tensor:
+        embed = embedder_function(load_run(each.path).embedder.to(device), device)
+        found = embed_pictures(embed, pictures, batch=settings.batch, label=f"Testing {each.name}")
+        return torch.from_numpy(found)
+
     repeats = []
-    for runs in plan:
-        parts = []
-        for each in runs:
-            embed = embedder_function(load_run(each.path).embedder.to(device), device)
-            found = embed_pictures(embed, pictures, batch=settings.batch, label=f"Testing {each.name}")
-            parts.append(torch.from_numpy(found))
-        figures = measure_ensemble(
-            parts, lambda parts: measure_retrieval(parts, pictures.labels, roles=roles)
-        )
+    for start in range(0, len(folds), recipe.folds):
+        runs = folds[start : start + recipe.folds]
+        figures = measure_ensemble([embedded(each) for each in runs], pictures.labels, roles)
         repeats.append({"seeds": [each.recipe.seed for each in runs], **figures})
     return {
         "recipe": settings.recipe,
@@ -254,7 +241,7 @@ def _test(
         "images": len(pictures),
         "classes": len(np.unique(pictures.labels)),
         **{name: repeats[0][name] for name in ("queries", "excluded", "gallery")},
-        "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in pictures.unreadable],
+        "unreadable": [bad._asdict() for bad in pictures.unreadable],
         "repeats": repeats,
         **{
             kind: {name: summarise([repeat[kind][name] for repeat in repeats]) for name in _TITLES}

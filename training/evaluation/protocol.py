@@ -2,69 +2,22 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from serving.catalog.catalog import Row, SplitRule
 from serving.errors import BadData, BadSetting
-from training.evaluation.metrics import Ints, retrieval_metrics
 
-__all__ = ["ProtocolName", "groups_of", "measure_retrieval", "roles_of", "sides_of"]
+__all__ = ["Ints", "ProtocolName", "groups_of", "roles_of", "sides_of"]
 
+Ints = npt.NDArray[np.int64]
 ProtocolName = Literal["auto", "leave-one-out", "query-gallery"]
 
 
-def measure_retrieval(
-    embeddings: npt.ArrayLike,
-    labels: Ints,
-    *,
-    roles: Sequence[str] | None = None,
-    groups: Ints | None = None,
-    at: Sequence[int] = (1, 2, 4, 8),
-) -> dict[str, Any]:
-    """Search each embedding, float (N, d), among all others, or the queries of a data set in its gallery.
-
-    Args:
-        embeddings: Of any norm.
-        labels: (N,).
-        roles: "query", "gallery" or another of each row (N,). Where any is "query", those are searched in the
-            rows that are "gallery"; all others are left out.
-        groups: (N,): what is of a query's own group is not searched for it, as if it were not there.
-        at: The k of R@k.
-
-    Returns:
-        JSON-able: `recall_at` by k as text, `map_at_r`, `r_precision` (all in 0..1), `queries`, `excluded`;
-        see `training.evaluation.metrics`. `gallery` is how many rows queries were searched in, 0 where
-        each was searched among all others.
-
-    Raises:
-        BadData: If no query has a match, an embedding is not finite, or there are queries and no gallery.
-    """
-    embeddings = np.asarray(embeddings)
-    asked, held = sides_of(roles, len(labels))
-    given: dict[str, Any] = {} if groups is None else {"groups": groups[asked]}
-    if held is not None:
-        given |= {"gallery_embeddings": embeddings[held], "gallery_labels": labels[held]}
-        given |= {} if groups is None else {"gallery_groups": groups[held]}
-    found = retrieval_metrics(embeddings[asked], labels[asked], at=at, **given)
-    return {
-        "recall_at": {str(k): share for k, share in found.recall_at.items()},
-        "map_at_r": found.map_at_r,
-        "r_precision": found.r_precision,
-        "queries": found.queries,
-        "excluded": found.excluded,
-        "gallery": 0 if held is None else len(held),
-    }
-
-
 def sides_of(roles: Sequence[str] | None, count: int) -> tuple[Ints, Ints | None]:
-    """Give the rows that ask and those that are searched, None where each is searched among all others.
-
-    Raises:
-        BadData: If there are queries and no gallery.
-    """
+    """Give the rows that ask and those that are searched, None where each is searched among all others."""
     if roles is None or "query" not in roles:
         return np.arange(count), None
     role = np.array(roles)
@@ -80,13 +33,10 @@ def sides_of(roles: Sequence[str] | None, count: int) -> tuple[Ints, Ints | None
 def roles_of(
     rows: Sequence[Row], split: str, rule: SplitRule, *, protocol: ProtocolName = "auto"
 ) -> list[str] | None:
-    """Give the roles of rows, one side of a data set that a rule cut, for `measure_retrieval`.
+    """Give the roles of rows, one side of a data set that a rule cut, for `retrieval_metrics`.
 
     `auto` is as the data set has it, where its own test is measured; `query-gallery` is that wherever the
-    rows come from, so that none that the data set calls train is searched.
-
-    Raises:
-        BadData: If it is to be `query-gallery`, and there are no queries or there is no gallery.
+    rows come from, so that none that the data set calls train is searched; a `BadData` without either side.
     """
     if protocol == "leave-one-out" or (protocol == "auto" and (split != "test" or rule.by != "given")):
         return None
@@ -101,12 +51,10 @@ def roles_of(
     return roles
 
 
-def groups_of(rows: Sequence[Row], field: str) -> Ints:
-    """Number images by what a field of their metadata says, (N,); one without it is a group by itself.
-
-    Raises:
-        BadSetting: If no image has the field.
-    """
+def groups_of(rows: Sequence[Row], field: str | None) -> Ints | None:
+    """Number images by what a field of their metadata says, (N,); one without it is a group by itself."""
+    if field is None:
+        return None
     known = {name for row in rows for name in row.metadata}
     if field not in known:
         there = f"there are {', '.join(sorted(known))}" if known else "they have no metadata"

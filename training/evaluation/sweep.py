@@ -8,7 +8,6 @@ import csv
 import io
 import itertools
 import json
-import math
 import re
 import shutil
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Catalog, Format, read, select
@@ -27,12 +26,14 @@ from training.data.feature_cache import cache_features
 from training.data.partition import divide
 from training.data.pictures import Stream, class_numbers, embed_pictures, viewing_decoder
 from training.evaluation.fitted import fitted_figures
+from training.evaluation.metrics import retrieval_metrics
 from training.evaluation.paired import summarise, tell
-from training.evaluation.protocol import measure_retrieval, roles_of
+from training.evaluation.protocol import roles_of
 from training.loop.checkpoint import write_file
 from training.loop.logbook import read_history
 from training.loop.run import load_run, reserved
 from training.network.embedder import describer_function
+from training.recipes.recipe import Recipe
 from training.recipes.recipe_file import load_recipe
 
 __all__ = ["Settings", "render", "run"]
@@ -46,6 +47,7 @@ _WHICH, _MEASURED = ("scored_on", "seed"), ("epoch", *_FIGURES, "seconds")
 """Columns of the table beside an arm's settings: those that tell runs apart, and what was found."""
 _COMMA = r",(?![^{\[]*[}\]])"
 """One between values, and not within a list or a table."""
+_NUMBER = re.compile(r"[\d.e-]+")
 _VALIDATION = 0.25
 """Share of the training classes that scores, of a recipe that holds none out; two at the least."""
 _OWN = {"seed", "evaluate_every", "patience"}
@@ -60,40 +62,33 @@ _Row = Mapping[str, str]
 class Settings(BaseModel):
     """Train a recipe over a grid of settings and seeds, and compare the arms in pairs of one seed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    recipe: str = Field(
-        description="name of a recipe, or path of a .yaml file", json_schema_extra={"positional": True}
-    )
-    data: Path = Field(description="the images: a folder, .csv, .tar or .parquet file")
-    out: Path = Field(
-        description="folder of the table, OUT/runs.csv; runs that are in it are not trained again"
-    )
-    over: list[str] = Field(
-        description="KEY=V1,V2,...: values of one setting, whose own commas stand within brackets; may be"
-        " repeated, and then each value meets each"
-    )
-    seeds: int = Field(3, ge=1, le=1000, description="how many runs an arm has, from seeds 0, 1 and so on")
-    set: list[str] = Field([], description="key=value: one setting of all arms; may be repeated")
-    final: bool = Field(
-        False, description="train on all training classes and score the test classes, once all is chosen"
-    )
-    fitted: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="with --final also MAP_c and MAP_x, over that many halvings of the classes; 0 is without",
-    )
-    format: Format = Field("auto", description="layout of the data set; auto finds out")
-    table: Path | None = Field(
-        None, description="the .csv, .tar or .parquet file to read, where there are several"
-    )
-    cache: Path | None = Field(
-        None, description="folder for the features of a frozen backbone; ~/.cache/crossbatch when not given"
-    )
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto", description="where to train; auto is cuda where there is one, else cpu"
-    )
+    recipe: str = Field(json_schema_extra={"positional": True})
+    """name of a recipe, or path of a .yaml file"""
+    data: Path
+    """the images: a folder, .csv, .tar or .parquet file"""
+    out: Path
+    """folder of the table, OUT/runs.csv; runs that are in it are not trained again"""
+    over: list[str]
+    """KEY=V1,V2,...: values of one setting, whose own commas stand within brackets; may be repeated, and
+    then each value meets each"""
+    seeds: int = Field(3, ge=1, le=1000)
+    """how many runs an arm has, from seeds 0, 1 and so on"""
+    set: list[str] = []
+    """key=value: one setting of all arms; may be repeated"""
+    final: bool = False
+    """train on all training classes and score the test classes, once all is chosen"""
+    fitted: int = Field(0, ge=0, le=1_000_000)
+    """with --final also MAP_c and MAP_x, over that many halvings of the classes; 0 is without"""
+    format: Format = "auto"
+    """layout of the data set; auto finds out"""
+    table: Path | None = None
+    """the .csv, .tar or .parquet file to read, where there are several"""
+    cache: Path | None = None
+    """folder for the features of a frozen backbone; ~/.cache/crossbatch when not given"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where to train; auto is cuda where there is one, else cpu"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -114,11 +109,12 @@ def run(settings: Settings) -> dict[str, Any]:
     scored_on = "test" if settings.final else "validation"
     catalog = read(settings.data, settings.format, table=settings.table)
     common = [*settings.set, *_held_out(settings, catalog, arms[0])]
-    for arm in arms:  # a misspelt value is found before hours of training
-        load_recipe(settings.recipe, [*common, *_words(arm)])
+    # of all arms, so that a misspelt value is found before hours of training
+    recipes = [load_recipe(settings.recipe, [*common, *_words(arm)]) for arm in arms]
+    columns = [*arms[0], *_WHICH, *_MEASURED]
     with reserved(settings.out):
-        _check_same(settings, scored_on, common, catalog, arms[0])
-        table = _read_table(settings.out / _RUNS, [*arms[0], *_WHICH])
+        _check_same(settings.out / _SETTINGS, scored_on, recipes[0], catalog, arms[0])
+        table = _read_table(settings.out / _RUNS, columns)
         for number, (seed, arm) in enumerate(itertools.product(range(settings.seeds), arms), 1):
             key = {**arm, "scored_on": scored_on, "seed": str(seed)}
             if any(key.items() <= row.items() for row in table):
@@ -126,7 +122,7 @@ def run(settings: Settings) -> dict[str, Any]:
             words = [*_words(arm), f"seed={seed}"]
             sys.stderr.write(f"Run {number} of {settings.seeds * len(arms)}: {' '.join(words)}\n")
             table.append(key | _train_and_score(settings, catalog, [*common, *words]))
-            _write_table(settings.out / _RUNS, table, [*arms[0], *_WHICH])
+            _write_table(settings.out / _RUNS, table, columns)
     rows = [row for row in table if row["scored_on"] == scored_on and int(row["seed"]) < settings.seeds]
     return {
         "recipe": settings.recipe,
@@ -193,21 +189,16 @@ def _held_out(settings: Settings, catalog: Catalog, arm: _Arm) -> list[str]:
     return ["patience=0", f"validation={max(_VALIDATION, 2 / classes)}"]
 
 
-def _check_same(
-    settings: Settings, scored_on: str, common: Sequence[str], catalog: Catalog, arm: _Arm
-) -> None:
+def _check_same(path: Path, scored_on: str, recipe: Recipe, catalog: Catalog, arm: _Arm) -> None:
     """Refuse to go on with the runs of another recipe, other settings or other images."""
-    path = settings.out / _SETTINGS
     known = json.loads(path.read_bytes()) if path.is_file() else {}
-    recipe = load_recipe(settings.recipe, [*common, *_words(arm)])
-    swept = {key.partition(".")[0] for key in arm}
-    now = recipe.model_dump(mode="json", exclude=swept)
+    now = recipe.model_dump(mode="json", exclude={key.partition(".")[0] for key in arm})
     now["images"] = divide(catalog, recipe).describe()["digest"]
     before = known.setdefault(scored_on, now)
     for key, value in now.items():
         if before.get(key) != value:
             raise BadSetting(
-                f"{settings.out} holds runs with {key} = {before.get(key)}, but now it is {value}: give"
+                f"{path.parent} holds runs with {key} = {before.get(key)}, but now it is {value}: give"
                 " another --out"
             )
     write_file(path, json.dumps(known, indent=1).encode())
@@ -248,11 +239,11 @@ def _score(settings: Settings, catalog: Catalog, folder: Path) -> dict[str, floa
         else Stream(rows, viewing_decoder(recipe))
     )
     describe = describer_function(trained.embedder, mapped=recipe.caches_features)
-    found = torch.from_numpy(embed_pictures(describe, images, label="Scoring"))
-    embeddings, histograms = found.tensor_split((recipe.dimension,), dim=1)
+    found = embed_pictures(describe, images, label="Scoring")
+    embeddings, histograms = np.split(found, (recipe.dimension,), axis=1)
     labels = class_numbers(images.rows, sorted({row.label for row in images.rows}))
-    figures = measure_retrieval(embeddings, labels, roles=roles_of(images.rows, "test", recipe.split))
-    told: dict[str, float] = {"map_at_r": figures["map_at_r"], "recall_at_1": figures["recall_at"]["1"]}
+    figures = retrieval_metrics(embeddings, labels, roles=roles_of(images.rows, "test", recipe.split))
+    told = {"map_at_r": figures.map_at_r, "recall_at_1": figures.recall_at[1]}
     if settings.fitted and recipe.learns_prototypes:
         fitted = fitted_figures(histograms, embeddings, labels, draws=settings.fitted)
         told |= {name: fitted[name] for name in ("map_c", "map_x")}
@@ -276,43 +267,31 @@ def _summary(arm: _Arm, first: _Arm, rows: Sequence[_Row]) -> dict[str, Any]:
     return told
 
 
-def _read_table(path: Path, keys: Sequence[str]) -> list[dict[str, str]]:
-    """Read the runs so far, which `keys` tell apart; raises BadSetting where they are of another sweep."""
+def _read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """Read the runs so far; raises BadSetting where they are of another sweep."""
     if not path.is_file():
         return []
-    columns = [*keys, *_MEASURED]
     reader = csv.DictReader(path.read_text(encoding="utf-8", errors="replace").splitlines())
-    if reader.fieldnames != columns:
+    if reader.fieldnames != list(columns):
         raise BadSetting(
             f"{path} is of a sweep with the columns {', '.join(reader.fieldnames or ())}, but this"
             f" one has {', '.join(columns)}: give another --out"
         )
-    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    rows = []
     for row in reader:
-        key = tuple(row[name] for name in keys)
-        if not _is_run(row) or key in rows:
+        whole = None not in (*row, *row.values())  # which are cells too many, and too few
+        if not (whole and all(_NUMBER.fullmatch(row[name]) for name in ("seed", *_FIGURES[:2]))):
             raise BadSetting(
-                f"{path}, line {reader.line_num}, is no run, or one that is there already: take the"
-                " line out, and it is done again"
+                f"{path}, line {reader.line_num}, is no run: take the line out, and it is done again"
             )
-        rows[key] = row
-    return list(rows.values())
+        rows.append(row)
+    return rows
 
 
-def _write_table(path: Path, rows: Sequence[_Row], keys: Sequence[str]) -> None:
+def _write_table(path: Path, rows: Sequence[_Row], columns: Sequence[str]) -> None:
     """Write all runs anew, so that a cut leaves the table as it was."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*keys, *_MEASURED], restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_file(path, text.getvalue().encode())
-
-
-def _is_run(row: Mapping[Any, Any]) -> bool:
-    """Tell whether a line of the table has all its cells, and figures where these belong."""
-    if None in (*row, *row.values()) or not row["seed"].isdecimal():
-        return False
-    try:
-        return all(math.isfinite(float(row[name])) for name in _FIGURES if row[name] or name in _FIGURES[:2])
-    except ValueError:
-        return False

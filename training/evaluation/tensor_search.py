@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from training.evaluation.metrics import find_originals
 from training.method.prototypes import full_precision
 
-__all__ = ["PairSearch", "RowSearch", "find_copies", "open_search"]
+__all__ = ["PairSearch", "RowSearch", "open_search"]
 
 _CHUNK = 64  # references whose maximum is taken first, for maxima are fast
-_SUMMED = 4096  # rows whose bits are weighed at once
 _ROWS, _COLUMNS = 512, 4096  # of a tile of pairs: 8 MiB of float32
 _KEPT_BYTES = 128 * 2**20  # for the neighbours of a whole set, where it is searched in pairs
 
@@ -32,13 +32,9 @@ def open_search(
 ) -> Callable[[NDArray[np.int64], int], NDArray[np.int64]]:
     """Choose the search: in pairs where a set is searched in itself for few neighbours, which is faster.
 
-    Args:
-        queries: Unit rows, float (N, d).
-        gallery: References, unit rows, float (G, d); for each query all others when None.
-        depth: Most neighbours that will be asked for.
-
-    Returns:
-        Queries (b,) and how many neighbours are wanted, to the nearest first and equals by index, (b, depth).
+    Takes unit rows, float (N, d), their references, float (G, d), or None for all others, and the most
+    neighbours that will be asked for. What it gives takes queries (b,) and how many neighbours are wanted, to
+    the nearest first and equals by index, (b, depth).
     """
     asked, search = torch.from_numpy(queries), None
     kept = len(queries) * depth * (queries.itemsize + 4)
@@ -60,9 +56,9 @@ class PairSearch:
     def __init__(self, vectors: Tensor, *, depth: int) -> None:
         """Search among unit rows, float (N, d), for the most neighbours that will be asked for, below N."""
         self._values = vectors.new_full((len(vectors), depth), -torch.inf)  # falling
-        self._indices = torch.full((len(vectors), depth), -1, dtype=torch.int32, device=vectors.device)
+        self._indices = torch.full((len(vectors), depth), -1, dtype=torch.int32)
         self._by_rows = RowSearch(vectors)
-        self._copied = torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
+        self._copied = torch.zeros(len(vectors), dtype=torch.bool)
         self._copied[torch.cat(self._by_rows.copies)] = True
         tile = vectors.new_empty(_ROWS * _COLUMNS)
         for rows in _panels(len(vectors)):
@@ -104,7 +100,7 @@ class PairSearch:
             return
         image, index = image[row], first + chunk[row] * _CHUNK + place  # by image, then by index
         touched, which, counts = torch.unique_consecutive(image, return_inverse=True, return_counts=True)
-        column = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[which]
+        column = torch.arange(len(row)) - (counts.cumsum(0) - counts)[which]
         depth, width = self._values.shape[1], int(counts.max())
         values = found.new_full((len(touched), depth + width), -torch.inf)
         indices = self._indices.new_full(values.shape, -1)
@@ -142,7 +138,9 @@ class RowSearch:
         self._queries = queries
         self._gallery = queries if gallery is None else gallery
         self._size = len(self._gallery)
-        self.copies = find_copies(self._gallery)
+        originals = torch.from_numpy(find_originals(self._gallery.numpy()))
+        copies = torch.nonzero(originals != torch.arange(self._size)).flatten()
+        self.copies = copies, originals[copies]
         self._buffer = queries.new_empty(0)
 
     def nearest(self, rows: Tensor, depth: int) -> Tensor:
@@ -174,29 +172,8 @@ class RowSearch:
             real[:, copies] = real[:, originals]
         similarity[:, self._size :] = -torch.inf
         if self._itself:
-            similarity[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
+            similarity[torch.arange(len(rows)), rows] = -torch.inf
         return similarity
-
-
-def find_copies(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the rows that repeat an earlier one bit by bit, int64 (c,), and the first row of each, (c,)."""
-    bits = vectors.view(torch.int64 if vectors.dtype == torch.float64 else torch.int32)
-    # A sum that knows the order, or all permutations of a row would have one; integers wrap round.
-    weights = torch.randint(-(2**63), 2**63 - 1, bits.shape[1:], generator=torch.Generator().manual_seed(0))
-    weights = weights.to(vectors.device)
-    sums = torch.cat([(some * weights).sum(dim=1) for some in torch.split(bits, _SUMMED)])
-    _, group = torch.unique(sums, return_inverse=True)
-    places = torch.arange(len(vectors), device=vectors.device)
-    originals, rest = places.clone(), places
-    # Equal sums need not be equal rows: those unlike the first of their sum are compared with the next.
-    while len(rest) > 0:
-        first = places.scatter_reduce(0, group[rest], rest, "amin", include_self=False)[group[rest]]
-        rest, first = rest[rest != first], first[rest != first]
-        same = (bits[rest] == bits[first]).all(dim=1)
-        originals[rest[same]] = first[same]
-        rest = rest[~same]
-    copies = torch.nonzero(originals != places).flatten()
-    return copies, originals[copies]
 
 
 def _top(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:

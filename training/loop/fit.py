@@ -24,7 +24,7 @@ from training.data.augment import Augmentation, Draws, TrainingSet
 from training.data.feature_cache import FeatureBatches, FeatureSet
 from training.data.pictures import Pictures, QuarterTurns, embed_pictures
 from training.data.sampler import PKSampler
-from training.evaluation.protocol import measure_retrieval
+from training.evaluation.metrics import retrieval_metrics
 from training.loop.logbook import Logbook, curves
 from training.loop.processes import gather_rows, gather_shares, mean_gradients, share
 from training.loop.trainee import Trainee, clip, freeze_batchnorm, rate_factor, xml_weight
@@ -238,7 +238,7 @@ def _validate(trainee: Trainee, validation: Pictures | FeatureSet | None) -> dic
     mine = validation.share(fabric.global_rank, fabric.world_size)
     found = torch.from_numpy(embed_pictures(embed, mine, label="Validating"))
     embeddings = gather_shares(found, total, fabric)
-    measured = measure_retrieval(embeddings, validation.labels) if fabric.is_global_zero else None
+    measured = retrieval_metrics(embeddings, validation.labels).told() if fabric.is_global_zero else None
     return fabric.broadcast(measured) if fabric.world_size > 1 else measured
 
 

@@ -29,266 +29,215 @@ _Count = Annotated[int, Field(ge=0)]
 _CountFromOne = Annotated[int, Field(ge=1)]
 
 
-def _key(default: object, description: str, **bounds: Any) -> Any:
-    return Field(default, description=description, **bounds)
-
-
 class Recipe(BaseModel):
     """The settings of one training.
 
     Letters: S pixels a side, B = P K images in a batch, C classes, d dimensions, m prototypes.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     # What is trained: backbone, pooling, head and prototypes.
-    backbone: str = _key(
-        "resnet20", "network that makes the feature map: resnet20, bn_inception, or a model of timm"
-    )
-    weights: str = _key(
-        "none",
-        "what the backbone starts from: none (random weights), published (the usual ImageNet"
-        " file, where it lies in torch's or Hugging Face's cache), package:MODULE installed by pip, or the"
-        " path of a .safetensors or .pth file",
-    )
-    image_size: int = _key(32, "S: side of the square that the model sees, in pixels", ge=8, le=1024)
-    crop_fraction: Annotated[float, Field(ge=0.1, le=1)] = _key(
-        1.0, "share of an image's shorter side that the centre crop keeps when the model is used"
-    )
-    resampling: Literal["bilinear", "bicubic", "lanczos"] = _key(
-        "bilinear", "filter that resizes images, in training and in use"
-    )
-    dimension: int = _key(128, "d: how many components an embedding has", ge=2, le=4096)
-    pooling: Literal["gap", "gap_gmp", "gem"] = _key(
-        "gap",
-        "how local features become an embedding: their mean, mean plus maximum, or generalised"
-        " mean with a learned exponent, which is meant for features after a ReLU",
-    )
-    prototypes: int = _key(64, "m: how many prototypes the histogram operator has", ge=2, le=256)
-    assignment_scale: _Positive = _key(
-        60.0, "inverse temperature of the softmax over prototypes: the larger, the harder"
-    )
-    assign_on: AssignOn = _key(
-        "unit",
-        "what the softmax compares: features and prototypes at unit length (cosines), raw, or"
-        " features shrunk into the unit ball and prototypes as they are",
-    )
-    codebook_init: CodebookInit = _key(
-        "random",
-        "start of the histogram operator's prototypes: random, or from local features of training"
-        " images by k-means++ or by greedy k-centre",
-    )
-    head_init: Literal["random", "pca", "whiten", "whiten_within"] = _key(
-        "random",
-        "start of the 1x1 convolution: random, the principal axes of the training images'"
-        " features, or these after whitening by their total or their within-class scatter",
-    )
-    head_shrinkage: _Positive = _key(
-        1.0, "of whitening: multiple of the mean variance that is added to each variance"
-    )
-    head_power: _PositiveShare = _key(
-        0.5, "of whitening: scatter is raised to minus this power; 0.5 whitens wholly, less partly"
-    )
-    head_centre: _Share = _key(
-        0.0, "of a closed-form start: share of the mean feature's direction that is taken out"
-    )
-    head_length: _Positive = _key(
-        1.0, "of a closed-form start: mean length of the training images' embeddings"
-    )
+    backbone: str = "resnet20"
+    """network that makes the feature map: resnet20, bn_inception, or a model of timm"""
+    weights: str = "none"
+    """what the backbone starts from: none (random weights), published (the usual ImageNet file, where it
+    lies in torch's or Hugging Face's cache), package:MODULE installed by pip, or the path of a
+    .safetensors or .pth file"""
+    image_size: int = Field(32, ge=8, le=1024)
+    """S: side of the square that the model sees, in pixels"""
+    crop_fraction: Annotated[float, Field(ge=0.1, le=1)] = 1.0
+    """share of an image's shorter side that the centre crop keeps when the model is used"""
+    resampling: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"
+    """filter that resizes images, in training and in use"""
+    dimension: int = Field(128, ge=2, le=4096)
+    """d: how many components an embedding has"""
+    pooling: Literal["gap", "gap_gmp", "gem"] = "gap"
+    """how local features become an embedding: their mean, mean plus maximum, or generalised mean with a
+    learned exponent, which is meant for features after a ReLU"""
+    prototypes: int = Field(64, ge=2, le=256)
+    """m: how many prototypes the histogram operator has"""
+    assignment_scale: _Positive = 60.0
+    """inverse temperature of the softmax over prototypes: the larger, the harder"""
+    assign_on: AssignOn = "unit"
+    """what the softmax compares: features and prototypes at unit length (cosines), raw, or features shrunk
+    into the unit ball and prototypes as they are"""
+    codebook_init: CodebookInit = "random"
+    """start of the histogram operator's prototypes: random, or from local features of training images by
+    k-means++ or by greedy k-centre"""
+    head_init: Literal["random", "pca", "whiten", "whiten_within"] = "random"
+    """start of the 1x1 convolution: random, the principal axes of the training images' features, or these
+    after whitening by their total or their within-class scatter"""
+    head_shrinkage: _Positive = 1.0
+    """of whitening: multiple of the mean variance that is added to each variance"""
+    head_power: _PositiveShare = 0.5
+    """of whitening: scatter is raised to minus this power; 0.5 whitens wholly, less partly"""
+    head_centre: _Share = 0.0
+    """of a closed-form start: share of the mean feature's direction that is taken out"""
+    head_length: _Positive = 1.0
+    """of a closed-form start: mean length of the training images' embeddings"""
 
     # What a training step minimises: the loss, the XML term, the memory, mixing.
-    loss: str = _key("contrastive", "name of the loss, for the embeddings and for the XML term alike")
-    loss_options: dict[str, float | str] = _key(
-        {},
-        "what the loss takes beside its name, as in {neg_margin: 0.3}; its own defaults where"
-        " left out (docs/method.md lists them)",
-    )
-    xml_weight: _Share = _key(
-        0.1, "lambda: share of the cross-batch loss in the whole loss; 0 trains without XML"
-    )
-    xml_warmup: _Share = _key(0.0, "share of all steps over which lambda rises from 0 to xml_weight")
-    xml_schedule: Literal["constant", "linear", "cosine"] = _key(
-        "constant", "how lambda goes on after its warm-up: as it is, or down to 0 in a line or half a cosine"
-    )
-    xml_prototypes: Literal["batch", "recursion"] = _key(
-        "batch",
-        "what expresses one half of a batch: prototypes fitted to the other half, or to the other"
-        " half and all batches before, each half's own classes left out",
-    )
-    recursion_decay: _PositiveShare = _key(
-        0.99, "alpha: how much an older batch counts in the recursion, a step later"
-    )
-    ridge: _Positive = _key(0.005, "regulariser of the least-squares fit of prototypes to a batch")
-    ridge_on: Literal["absolute", "trace"] = _key(
-        "absolute",
-        "whether ridge is taken as it is, or relative to the mean eigenvalue of the histograms'"
-        " Gram matrix that is fitted, its trace over the number of prototypes",
-    )
-    reconstruction_weight: Annotated[float, Field(ge=0, le=1000)] = _key(
-        0.0,
-        "weight of the mean squared error with which prototypes fitted to a batch rebuild its"
-        " embeddings; it moves the codebook alone, so that a run with xml_weight 0 has learnt prototypes too",
-    )
-    fit_on: Literal["raw", "unit"] = _key(
-        "raw", "whether prototypes are fitted to embeddings as they are or at unit length"
-    )
-    memory_batches: Annotated[int, Field(ge=0, le=1_000_000)] = _key(
-        0, "cross-batch memory (XBM): how many batches of embeddings it holds; 0 is without"
-    )
-    memory_start: _Count = _key(0, "step from which on the memory fills and its pairs count")
-    memory_weight: float = _key(
-        1.0, "weight of the loss on pairs of batch and memory, beside the batch's own", ge=0, le=100
-    )
-    mixing: Literal["none", "input", "feature", "embedding", "all"] = _key(
-        "none",
-        "Metrix: what is mixed of pairs of two classes, pixels, the backbone's features half way,"
-        " or embeddings; all draws one of the three each step",
-    )
-    mixing_weight: float = _key(
-        0.4, "Metrix: weight of the loss on mixed examples beside the clean one", ge=0, le=100
-    )
-    mixing_alpha: float = _key(
-        2.0, "Metrix: shares of a mixture are drawn from Beta(alpha, alpha)", gt=0, le=100
-    )
+    loss: str = "contrastive"
+    """name of the loss, for the embeddings and for the XML term alike"""
+    loss_options: dict[str, float | str] = {}
+    """what the loss takes beside its name, as in {neg_margin: 0.3}; its own defaults where left out
+    (docs/method.md lists them)"""
+    xml_weight: _Share = 0.1
+    """lambda: share of the cross-batch loss in the whole loss; 0 trains without XML"""
+    xml_warmup: _Share = 0.0
+    """share of all steps over which lambda rises from 0 to xml_weight"""
+    xml_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """how lambda goes on after its warm-up: as it is, or down to 0 in a line or half a cosine"""
+    xml_prototypes: Literal["batch", "recursion"] = "batch"
+    """what expresses one half of a batch: prototypes fitted to the other half, or to the other half and
+    all batches before, each half's own classes left out"""
+    recursion_decay: _PositiveShare = 0.99
+    """alpha: how much an older batch counts in the recursion, a step later"""
+    ridge: _Positive = 0.005
+    """regulariser of the least-squares fit of prototypes to a batch"""
+    ridge_on: Literal["absolute", "trace"] = "absolute"
+    """whether ridge is taken as it is, or relative to the mean eigenvalue of the histograms' Gram matrix
+    that is fitted, its trace over the number of prototypes"""
+    reconstruction_weight: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    """weight of the mean squared error with which prototypes fitted to a batch rebuild its embeddings; it
+    moves the codebook alone, so that a run with xml_weight 0 has learnt prototypes too"""
+    fit_on: Literal["raw", "unit"] = "raw"
+    """whether prototypes are fitted to embeddings as they are or at unit length"""
+    memory_batches: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """cross-batch memory (XBM): how many batches of embeddings it holds; 0 is without"""
+    memory_start: _Count = 0
+    """step from which on the memory fills and its pairs count"""
+    memory_weight: float = Field(1.0, ge=0, le=100)
+    """weight of the loss on pairs of batch and memory, beside the batch's own"""
+    mixing: Literal["none", "input", "feature", "embedding", "all"] = "none"
+    """Metrix: what is mixed of pairs of two classes, pixels, the backbone's features half way, or
+    embeddings; all draws one of the three each step"""
+    mixing_weight: float = Field(0.4, ge=0, le=100)
+    """Metrix: weight of the loss on mixed examples beside the clean one"""
+    mixing_alpha: float = Field(2.0, gt=0, le=100)
+    """Metrix: shares of a mixture are drawn from Beta(alpha, alpha)"""
 
     # How training images are dealt out: batches and epochs.
-    classes_per_batch: int = _key(8, "P: classes in a batch", ge=1, le=4096)
-    images_per_class: int = _key(4, "K: images of each class in a batch", ge=1, le=1024)
-    epochs: int = _key(10, "passes over the training images", ge=1, le=100_000)
-    batches_per_epoch: int | None = _key(
-        None, "batches that count as an epoch; as many as every image needs when not given", ge=1
-    )
+    classes_per_batch: int = Field(8, ge=1, le=4096)
+    """P: classes in a batch"""
+    images_per_class: int = Field(4, ge=1, le=1024)
+    """K: images of each class in a batch"""
+    epochs: int = Field(10, ge=1, le=100_000)
+    """passes over the training images"""
+    batches_per_epoch: int | None = Field(None, ge=1)
+    """batches that count as an epoch; as many as every image needs when not given"""
 
     # How weights move: optimiser, rates (peaks, each of its own group) and their schedule, what is frozen.
-    optimizer: Literal["adamw", "adam", "radam", "rmsprop"] = _key(
-        "adamw", "rule of a step; all but adamw add the weight decay to the gradient"
-    )
-    learning_rate: _Rate = _key(
-        1e-3, "peak learning rate of the backbone; 0 leaves it as it is, BatchNorm's statistics apart"
-    )
-    head_learning_rate: _Rate = _key(1e-3, "peak learning rate of the 1x1 convolution")
-    prototype_learning_rate: _Rate = _key(
-        1e-3, "peak learning rate of the prototypes of the histogram operator"
-    )
-    loss_learning_rate: Annotated[float, Field(ge=0, le=100)] = _key(
-        1e-3, "peak learning rate of what a loss learns itself: its proxies, classifier or messages"
-    )
-    momentum: _ShareBelowOne = _key(0.9, "share of the last step that rmsprop takes again")
-    weight_decay: _Share = _key(1e-4, "weight decay, on weights of two dimensions and more")
-    warmup: float = _key(0.0, "share of all steps over which learning rates rise from 0", ge=0, le=0.9)
-    schedule: Literal["cosine", "constant", "drops"] = _key(
-        "cosine",
-        "how learning rates go on after the warm-up: half a cosine down to 0, as they are, or"
-        " times drop_factor at each of drop_epochs",
-    )
-    drop_epochs: list[_CountFromOne] = _key(
-        [], "with schedule drops: after how many epochs the learning rates drop"
-    )
-    drop_factor: _PositiveShare = _key(0.1, "with schedule drops: what the learning rates are multiplied by")
-    clip_norm: _NotNegative = _key(0.0, "length that a longer gradient is shortened to; 0 leaves it as it is")
-    clip_value: _NotNegative = _key(
-        0.0, "largest component of a gradient, either way; 0 leaves them as they are"
-    )
-    ema_decay: _ShareBelowOne = _key(
-        0.0,
-        "share of the moving average of weights that a step keeps; the average is what is"
-        " measured and kept, and 0 is without",
-    )
-    freeze: Literal["none", "backbone"] = _key(
-        "none",
-        "what stays as it starts: nothing as a whole, or the backbone, whose features of every"
-        " image are computed once and cached, so that a head trains in seconds",
-    )
-    freeze_batchnorm: bool = _key(False, "whether BatchNorm keeps the statistics that it starts with")
-    freeze_batchnorm_weights: bool = _key(
-        False, "whether scale and shift of BatchNorm stay as they start, and its statistics with them"
-    )
-    freeze_stages: int = _key(
-        0, "how many stages of the backbone stay as they start, the stem first", ge=0, le=100
-    )
-    freeze_epochs: _Count = _key(0, "over how many epochs, at the start, the whole backbone stays as it is")
+    optimizer: Literal["adamw", "adam", "radam", "rmsprop"] = "adamw"
+    """rule of a step; all but adamw add the weight decay to the gradient"""
+    learning_rate: _Rate = 1e-3
+    """peak learning rate of the backbone; 0 leaves it as it is, BatchNorm's statistics apart"""
+    head_learning_rate: _Rate = 1e-3
+    """peak learning rate of the 1x1 convolution"""
+    prototype_learning_rate: _Rate = 1e-3
+    """peak learning rate of the prototypes of the histogram operator"""
+    loss_learning_rate: Annotated[float, Field(ge=0, le=100)] = 1e-3
+    """peak learning rate of what a loss learns itself: its proxies, classifier or messages"""
+    momentum: _ShareBelowOne = 0.9
+    """share of the last step that rmsprop takes again"""
+    weight_decay: _Share = 1e-4
+    """weight decay, on weights of two dimensions and more"""
+    warmup: float = Field(0.0, ge=0, le=0.9)
+    """share of all steps over which learning rates rise from 0"""
+    schedule: Literal["cosine", "constant", "drops"] = "cosine"
+    """how learning rates go on after the warm-up: half a cosine down to 0, as they are, or times
+    drop_factor at each of drop_epochs"""
+    drop_epochs: list[_CountFromOne] = []
+    """with schedule drops: after how many epochs the learning rates drop"""
+    drop_factor: _PositiveShare = 0.1
+    """with schedule drops: what the learning rates are multiplied by"""
+    clip_norm: _NotNegative = 0.0
+    """length that a longer gradient is shortened to; 0 leaves it as it is"""
+    clip_value: _NotNegative = 0.0
+    """largest component of a gradient, either way; 0 leaves them as they are"""
+    ema_decay: _ShareBelowOne = 0.0
+    """share of the moving average of weights that a step keeps; the average is what is measured and kept,
+    and 0 is without"""
+    freeze: Literal["none", "backbone"] = "none"
+    """what stays as it starts: nothing as a whole, or the backbone, whose features of every image are
+    computed once and cached, so that a head trains in seconds"""
+    freeze_batchnorm: bool = False
+    """whether BatchNorm keeps the statistics that it starts with"""
+    freeze_batchnorm_weights: bool = False
+    """whether scale and shift of BatchNorm stay as they start, and its statistics with them"""
+    freeze_stages: int = Field(0, ge=0, le=100)
+    """how many stages of the backbone stay as they start, the stem first"""
+    freeze_epochs: _Count = 0
+    """over how many epochs, at the start, the whole backbone stays as it is"""
 
     # How a training image is changed before the model sees it: `AUGMENTATION` names these.
-    crop_scale: _PositiveShare = _key(
-        1.0, "smallest share of an image's area that a random crop keeps; 1 crops as in use"
-    )
-    crop_ratio: float = _key(
-        1.3333, "largest ratio of a random crop's longer side to its shorter", ge=1, le=4
-    )
-    flip: _Share = _key(0.0, "probability of mirroring left and right")
-    jitter: _Share = _key(0.0, "largest change of brightness, contrast and saturation, as a share")
-    rotation: float = _key(0.0, "largest rotation either way, in degrees", ge=0, le=180)
-    translation: _Share = _key(0.0, "largest shift along each side, as a share of it")
-    zoom: _ShareBelowOne = _key(0.0, "largest change of scale either way, as a share")
-    shear: float = _key(0.0, "largest shear either way, in degrees", ge=0, le=90)
-    erasing: _Share = _key(0.0, "probability of erasing a random rectangle of the picture")
-    quarter_turns: bool = _key(
-        False,
-        "whether each class turned by 90, 180 and 270 degrees is one more class to train on, so"
-        " that an epoch is four times as long",
-    )
-    views: Annotated[int, Field(ge=1, le=64)] = _key(
-        2,
-        "of a frozen backbone: how many views of each image are cached; the first is what the"
-        " served model sees, the others are augmented",
-    )
-    location_share: _PositiveShare = _key(
-        1.0, "of a frozen backbone: share of the places of its map, drawn at random, that a step sees"
-    )
-    fill: int = _key(
-        255, "grey level of what lies outside a rotated or shifted image: 0 is black, 255 white", ge=0, le=255
-    )
+    crop_scale: _PositiveShare = 1.0
+    """smallest share of an image's area that a random crop keeps; 1 crops as in use"""
+    crop_ratio: float = Field(1.3333, ge=1, le=4)
+    """largest ratio of a random crop's longer side to its shorter"""
+    flip: _Share = 0.0
+    """probability of mirroring left and right"""
+    jitter: _Share = 0.0
+    """largest change of brightness, contrast and saturation, as a share"""
+    rotation: float = Field(0.0, ge=0, le=180)
+    """largest rotation either way, in degrees"""
+    translation: _Share = 0.0
+    """largest shift along each side, as a share of it"""
+    zoom: _ShareBelowOne = 0.0
+    """largest change of scale either way, as a share"""
+    shear: float = Field(0.0, ge=0, le=90)
+    """largest shear either way, in degrees"""
+    erasing: _Share = 0.0
+    """probability of erasing a random rectangle of the picture"""
+    quarter_turns: bool = False
+    """whether each class turned by 90, 180 and 270 degrees is one more class to train on, so that an epoch
+    is four times as long"""
+    views: Annotated[int, Field(ge=1, le=64)] = 2
+    """of a frozen backbone: how many views of each image are cached; the first is what the served model
+    sees, the others are augmented"""
+    location_share: _PositiveShare = 1.0
+    """of a frozen backbone: share of the places of its map, drawn at random, that a step sees"""
+    fill: int = Field(255, ge=0, le=255)
+    """grey level of what lies outside a rotated or shifted image: 0 is black, 255 white"""
 
     # Which classes train, which choose the best epoch, and which are left for the test; sorted by name.
-    made_for: Literal["any", Layout] = _key(
-        "any", "format of the one data set that the recipe is for; another one is refused"
-    )
-    split_by: Literal["class", "folder", "given"] = _key(
-        "class", "what is split into train and test: classes, top-level folders, or as the data set says"
-    )
-    split_train: _CountFromOne | Annotated[float, Field(gt=0, lt=1)] = _key(
-        0.5, "how many of the sorted names train: a share below 1, else a count"
-    )
-    validation: _ShareBelowOne = _key(
-        0.0, "share of the training classes held out to choose the best epoch; 0 keeps the last"
-    )
-    folds: Annotated[int, Field(ge=0, le=100)] = _key(
-        0,
-        "into how many blocks the sorted training classes are cut, of which one is held out"
-        " instead of `validation`; 0 is without",
-    )
-    fold: int = _key(0, "which of the folds is held out, counted from 0", ge=0, le=99)
-    fold_rule: Literal["even", "wrapped"] = _key(
-        "even",
-        "where folds are cut: in even blocks, or in blocks that follow a training part of fixed"
-        " size round the end of the list, as the original MLRC code does",
-    )
+    made_for: Literal["any", Layout] = "any"
+    """format of the one data set that the recipe is for; another one is refused"""
+    split_by: Literal["class", "folder", "given"] = "class"
+    """what is split into train and test: classes, top-level folders, or as the data set says"""
+    split_train: _CountFromOne | Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """how many of the sorted names train: a share below 1, else a count"""
+    validation: _ShareBelowOne = 0.0
+    """share of the training classes held out to choose the best epoch; 0 keeps the last"""
+    folds: Annotated[int, Field(ge=0, le=100)] = 0
+    """into how many blocks the sorted training classes are cut, of which one is held out instead of
+    `validation`; 0 is without"""
+    fold: int = Field(0, ge=0, le=99)
+    """which of the folds is held out, counted from 0"""
+    fold_rule: Literal["even", "wrapped"] = "even"
+    """where folds are cut: in even blocks, or in blocks that follow a training part of fixed size round
+    the end of the list, as the original MLRC code does"""
 
     # How the training runs on a machine: precision, seed, processes, memory, when it ends.
-    evaluate_every: _CountFromOne = _key(
-        1, "how many epochs lie between evaluations on the validation classes"
-    )
-    patience: _Count = _key(
-        0, "how many epochs training goes on without a better validation MAP@R; 0 never stops early"
-    )
-    min_delta: _ShareBelowOne = _key(0.0, "by how much a better MAP@R has to be better, for `patience`")
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = _key(
-        "32-true",
-        "precision of the products in a training step; losses and the fit of prototypes stay float32",
-    )
-    seed: int = _key(0, "seed of every random draw", ge=0, lt=2**31)
-    workers: int = _key(
-        0, "how many processes augment images; 0 does it in the training process", ge=0, le=256
-    )
-    threads: Annotated[int, Field(ge=0, le=1024)] = _key(
-        0, "how many threads a training step takes on the CPU; 0 is torch's own choice, one a core"
-    )
-    cache_gib: _NotNegative = _key(
-        8.0, "of a frozen backbone: the largest cache of features that is made, in GiB"
-    )
-    memory_gib: _NotNegative = _key(
-        4.0, "memory for decoded images, in GiB; those beyond it are read at each use"
-    )
+    evaluate_every: _CountFromOne = 1
+    """how many epochs lie between evaluations on the validation classes"""
+    patience: _Count = 0
+    """how many epochs training goes on without a better validation MAP@R; 0 never stops early"""
+    min_delta: _ShareBelowOne = 0.0
+    """by how much a better MAP@R has to be better, for `patience`"""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """precision of the products in a training step; losses and the fit of prototypes stay float32"""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """seed of every random draw"""
+    workers: int = Field(0, ge=0, le=256)
+    """how many processes augment images; 0 does it in the training process"""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """how many threads a training step takes on the CPU; 0 is torch's own choice, one a core"""
+    cache_gib: _NotNegative = 8.0
+    """of a frozen backbone: the largest cache of features that is made, in GiB"""
+    memory_gib: _NotNegative = 4.0
+    """memory for decoded images, in GiB; those beyond it are read at each use"""
 
     @property
     def batch_size(self) -> int:
@@ -330,7 +279,7 @@ class Recipe(BaseModel):
                 "the XML loss expresses some classes of a batch by others, but classes_per_batch is 1; set it"
                 " to 2 or more, or xml_weight to 0"
             )
-        if self.caches_features and (self.quarter_turns or self.mixing in ("input", "feature", "all")):
+        if self.caches_features and (self.quarter_turns or self.mixing not in ("none", "embedding")):
             raise ValueError(
                 "freeze backbone computes the features of each image once, but quarter_turns and mixing of"
                 " pixels or features change them at each step; set freeze to none, or these off"
@@ -341,11 +290,7 @@ class Recipe(BaseModel):
 
 
 def make_recipe(values: Mapping[str, Any], *, source: str) -> Recipe:
-    """Check values read from a file or the command line.
-
-    Raises:
-        BadSetting: If a key is unknown or its value ill-typed.
-    """
+    """Check values read from a file or the command line; a `BadSetting` names the key that does not fit."""
     for key in values:
         if key not in Recipe.model_fields:
             raise BadSetting(
@@ -358,18 +303,11 @@ def make_recipe(values: Mapping[str, Any], *, source: str) -> Recipe:
         if not first["loc"]:  # settings that do not fit one another
             raise BadSetting(f"recipe {source}: {first['ctx']['error']}") from error
         key = str(first["loc"][0])
-        told = Recipe.model_fields[key].description
+        told = " ".join(str(Recipe.model_fields[key].description).split())
         raise BadSetting(
-            f"recipe {source} sets {key!r} to {_shown(first['input'])}: {first['msg'].lower()}"
+            f"recipe {source} sets {key!r} to {reprlib.repr(first['input'])}: {first['msg'].lower()}"
             f" ({key}: {told})"
         ) from error
-
-
-def _shown(value: object) -> str:
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # a number of more digits than Python writes
-        return f"a very large {type(value).__name__}"
 
 
 def _nearest(key: object) -> str:

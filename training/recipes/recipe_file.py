@@ -36,9 +36,7 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe by its name, or by the path of a YAML file, with some keys set anew.
 
-    Args:
-        name: One of `recipe_names()`, or a path that ends in .yaml.
-        overrides: `key=value` each; the value is read as YAML. `loss_options.margin=0.1` sets one option.
+    Overrides are `key=value` each, the value read as YAML; `loss_options.margin=0.1` sets one option.
 
     Raises:
         NotFound: If there is no such recipe or file.
@@ -146,11 +144,10 @@ def _read_settings(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise BadSetting(f"recipe {path} is its own base")
     values = _read_yaml(path)
     bases = values.pop("base", [])
-    bases = [bases] if isinstance(bases, str) else bases
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise BadSetting(f"recipe {path} has a base that is neither a name nor a list of names")
     below: dict[str, Any] = {}
-    for base in bases:
+    for base in bases if isinstance(bases, list) else [bases]:
+        if not isinstance(base, str):
+            raise BadSetting(f"recipe {path} has a base that is neither a name nor a list of names")
         below |= _read_settings(base, (*above, path))
     return below | values
 

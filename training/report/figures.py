@@ -1,7 +1,6 @@
 """Pictures for the page, as data URIs: plots by matplotlib in light and dark, thumbnails, maps."""
 
 import base64
-import functools
 import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from serving.catalog.catalog import Row
-from serving.model.preprocess import preprocess
-from training.data.pictures import Stream
+from training.data.pictures import Stream, viewing_decoder
 from training.recipes.recipe import Recipe
 
 __all__ = [
@@ -90,8 +88,8 @@ def strip(shares: NDArray[np.float64]) -> str:
 
 def thumbnails(rows: Sequence[Row], recipe: Recipe, *, side: int) -> dict[str, NDArray[np.uint8]]:
     """Give what the model sees of each image that can be read, uint8 (side, side, 3), by key."""
-    crop = recipe.crop_fraction
-    stream = Stream(rows, functools.partial(preprocess, size=side, crop_fraction=crop, resampling="lanczos"))
+    shown = recipe.model_copy(update={"image_size": side, "resampling": "lanczos"})
+    stream = Stream(rows, viewing_decoder(shown))
     pixels = list(stream)
     return {row.key: each for row, each in zip(stream.rows, pixels, strict=True)}
 

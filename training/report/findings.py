@@ -11,8 +11,8 @@ from sklearn.decomposition import PCA
 
 from serving.catalog.catalog import Row
 from training.data.pictures import Stream, Unreadable, class_numbers, embed_pictures, viewing_decoder
-from training.evaluation.metrics import rank_queries, unit_rows
-from training.evaluation.protocol import measure_retrieval, roles_of, sides_of
+from training.evaluation.metrics import rank_queries, retrieval_metrics, unit_rows
+from training.evaluation.protocol import roles_of
 from training.network.embedder import Embedder, describer_function
 from training.recipes.recipe import Recipe
 
@@ -30,7 +30,7 @@ class Findings:
     unreadable: tuple[Unreadable, ...]
     classes: tuple[str, ...]  # sorted, each of at least one readable image
     labels: NDArray[np.int64]  # places in `classes`, (N,)
-    roles: NDArray[np.str_]  # `query`, `gallery` or nothing, (N,); a query is searched in the gallery alone
+    roles: Sequence[str] | None  # of each row, where queries are searched in a gallery
     embeddings: NDArray[np.float32]  # (N, d), of any length
     histograms: NDArray[np.float32]  # (N, m), each row sums to one
 
@@ -47,11 +47,7 @@ class Ranking(NamedTuple):
 def embed_split(
     rows: Sequence[Row], embedder: Embedder, recipe: Recipe, *, batch: int, split: str = "test"
 ) -> Findings:
-    """Embed images of one side of the recipe's split, leaving out what cannot be read.
-
-    Raises:
-        BadData: If not one image can be read.
-    """
+    """Embed images of one side of the recipe's split, leaving out what cannot be read."""
     stream = Stream(rows, viewing_decoder(recipe))
     found = embed_pictures(describer_function(embedder), stream, batch=batch)  # (N, d + m)
     width = found.shape[1] - len(embedder.codebook)
@@ -61,33 +57,29 @@ def embed_split(
         unreadable=tuple(stream.unreadable),
         classes=classes,
         labels=class_numbers(stream.rows, classes),
-        roles=np.array(roles_of(stream.rows, split, recipe.split) or [""] * len(stream.rows), dtype=np.str_),
+        roles=roles_of(stream.rows, split, recipe.split),
         embeddings=found[:, :width],
         histograms=found[:, width:],
     )
 
 
 def measure(findings: Findings) -> dict[str, Any]:
-    """Give what `measure_retrieval` does, with `images` and `classes`; it raises the same."""
-    figures = measure_retrieval(findings.embeddings, findings.labels, roles=findings.roles.tolist())
+    """Give what `retrieval_metrics` tells, with `images` and `classes`; it raises the same."""
+    figures = retrieval_metrics(findings.embeddings, findings.labels, roles=findings.roles).told()
     return figures | {"images": len(findings.rows), "classes": len(findings.classes)}
 
 
 def rank(findings: Findings, *, neighbours: int) -> Ranking:
     """Search the queries, of which at least one has a match, for so many neighbours or all there are."""
-    unit, labels = unit_rows(findings.embeddings), findings.labels
-    asked, held = sides_of(findings.roles.tolist(), len(labels))
-    apart: dict[str, Any] = {}
-    if held is not None:
-        apart = {"gallery_embeddings": unit[held], "gallery_labels": labels[held]}
-    found = list(rank_queries(unit[asked], labels[asked], depth=neighbours, **apart))
-    queries = asked[np.concatenate([each.queries for each in found])]
+    unit = unit_rows(findings.embeddings)
+    found = list(rank_queries(unit, findings.labels, depth=neighbours, roles=findings.roles))
+    queries = np.concatenate([each.queries for each in found])
+    nearest = np.concatenate([each.places[:, :neighbours] for each in found])
+    precision = np.concatenate([each.shares()[1] for each in found])
     order = np.argsort(queries)
-    queries = queries[order]
-    nearest = np.concatenate([each.places[:, :neighbours] for each in found])[order]
-    nearest = nearest if held is None else held[nearest]
+    queries, nearest = queries[order], nearest[order]
     similarity = np.einsum("qd,qkd->qk", unit[queries], unit[nearest])
-    return Ranking(queries, nearest, similarity, np.concatenate([each.shares()[1] for each in found])[order])
+    return Ranking(queries, nearest, similarity, precision[order])
 
 
 def choose_queries(
@@ -95,32 +87,29 @@ def choose_queries(
 ) -> dict[str, list[int]]:
     """Choose the best, typical and worst of Q queries by average precision, (Q,); typical is near the median.
 
-    Of equals the seed draws, and none is taken twice. A kind holds one query a class, `labels` (Q,), as long
-    as there are classes.
-
-    Returns:
-        Places in `precision`, by `best`, `typical` and `worst`; `count` in all, or as many as there are.
+    Gives places in `precision`, `count` in all or as many as there are. Of equals the seed draws, and none is
+    taken twice. A kind holds one query a class, `labels` (Q,), as long as there are classes.
     """
     chance = np.random.default_rng(seed).permutation(len(precision))
-    taken, chosen = set[int](), dict[str, list[int]]()
-    for kind, key, share in (
-        ("best", -precision, (count + 2) // 3),
-        ("worst", precision, (count + 1) // 3),
-        ("typical", np.abs(precision - np.median(precision)), count // 3),
-    ):
-        order = np.array([place for place in np.lexsort((chance, key)) if place not in taken], dtype=np.int64)
+    left = np.full(len(precision), True)
+
+    def take(key: NDArray[np.float64], share: int) -> list[int]:
+        order = np.lexsort((chance, key))
+        order = order[left[order]]
         firsts = np.sort(np.unique(labels[order], return_index=True)[1])  # where in `order` each class begins
-        ordered = [*order[firsts], *np.delete(order, firsts)]
-        chosen[kind] = [int(place) for place in ordered[:share]]
-        taken |= set(chosen[kind])
-    return {kind: chosen[kind] for kind in ("best", "typical", "worst")}
+        taken = np.concatenate((order[firsts], np.delete(order, firsts)))[:share]
+        left[taken] = False
+        return [int(place) for place in taken]
+
+    best, worst = take(-precision, (count + 2) // 3), take(precision, (count + 1) // 3)
+    typical = take(np.abs(precision - np.median(precision)), count // 3)
+    return {"best": best, "typical": typical, "worst": worst}
 
 
 def project(embeddings: NDArray[np.floating]) -> tuple[NDArray[np.float64], tuple[float, float]]:
     """Project embeddings, float (N, d), N and d at least 2, at unit length, on their principal components.
 
-    Returns:
-        Points (N, 2), and the share of the variance along each axis; 0 where there is no variance at all.
+    Gives points (N, 2), and the share of the variance along each axis; 0 where there is no variance at all.
     """
     unit = unit_rows(embeddings.astype(np.float64))
     if np.ptp(unit, axis=0).max() < 1e-6:  # but for rounding, all are one

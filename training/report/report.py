@@ -1,6 +1,5 @@
 """`crossbatch report`: one self-contained HTML page that shows a run and what it finds."""
 
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -67,33 +66,30 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 class Settings(BaseModel):
     """Show a run on one page that opens anywhere, from a mail too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    run_dir: Path = Field(
-        description="folder of the run", json_schema_extra={"positional": True, "metavar": "RUN"}
-    )
-    out: Path | None = Field(None, description="file to write; report.html in the run folder when not given")
-    data: Path | None = Field(
-        None, description="the images: a folder, .csv, .tar or .parquet file; the run's own when not given"
-    )
-    split: Literal["test", "train", "all"] = Field(
-        "test", description="classes that training has not seen, those it has, or all, by the run's own rule"
-    )
-    format: Format = Field(
-        "auto", description="layout of the data set; auto is the run's own, or finds out elsewhere"
-    )
-    table: Path | None = Field(
-        None, description="the .csv, .tar or .parquet file to read, where there are several"
-    )
-    queries: int = Field(9, ge=1, le=60, description="how many queries are shown: best, typical and worst")
-    neighbours: int = Field(8, ge=1, le=30, description="how many neighbours of each are shown")
-    images: int = Field(
-        3000, ge=2, le=100_000, description="most images embedded; of a larger split a sample is drawn"
-    )
-    seed: int = Field(
-        0, ge=0, lt=2**31, description="seed of the sample, and of the draw among equal queries"
-    )
-    batch: int = Field(64, ge=1, le=4096, description="images embedded at a time")
+    run_dir: Path = Field(json_schema_extra={"positional": True, "metavar": "RUN"})
+    """folder of the run"""
+    out: Path | None = None
+    """file to write; report.html in the run folder when not given"""
+    data: Path | None = None
+    """the images: a folder, .csv, .tar or .parquet file; the run's own when not given"""
+    split: Literal["test", "train", "all"] = "test"
+    """classes that training has not seen, those it has, or all, by the run's own rule"""
+    format: Format = "auto"
+    """layout of the data set; auto is the run's own, or finds out elsewhere"""
+    table: Path | None = None
+    """the .csv, .tar or .parquet file to read, where there are several"""
+    queries: int = Field(9, ge=1, le=60)
+    """how many queries are shown: best, typical and worst"""
+    neighbours: int = Field(8, ge=1, le=30)
+    """how many neighbours of each are shown"""
+    images: int = Field(3000, ge=2, le=100_000)
+    """most images embedded; of a larger split a sample is drawn"""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """seed of the sample, and of the draw among equal queries"""
+    batch: int = Field(64, ge=1, le=4096)
+    """images embedded at a time"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -105,8 +101,7 @@ def run(settings: Settings) -> dict[str, Any]:
         `unreadable` and `seconds`.
 
     Raises:
-        CrossbatchError: If the run or data set cannot be read, no image has a match, or the page cannot be
-            written.
+        CrossbatchError: If the run or data set cannot be read, no image has a match, or the page not written.
     """
     started = time.monotonic()
     loaded = load_run(settings.run_dir)
@@ -141,9 +136,7 @@ def run(settings: Settings) -> dict[str, Any]:
         figures=tabulate_figures(record, history, measured, title=f"{on}, now"),
         curves=plot_curves(history),
         dead=dead_note(history.rows, recipe),
-        **_show_pictures(
-            findings, loaded, queries=settings.queries, neighbours=settings.neighbours, seed=settings.seed
-        ),
+        **_show_pictures(findings, loaded, settings),
         histograms=tabulate_histograms(findings),
         trained=recipe.learns_prototypes,
         settings=_describe_settings(recipe),
@@ -155,7 +148,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "split": settings.split,
         "of_images": len(rows),
         **measured,
-        "unreadable": [{"key": bad.key, "reason": bad.reason} for bad in findings.unreadable],
+        "unreadable": [bad._asdict() for bad in findings.unreadable],
         "seconds": round(time.monotonic() - started, 1),
     }
 
@@ -176,21 +169,20 @@ def tabulate_figures(
 ) -> dict[str, dict[str, str]]:
     """Tabulate what was measured now (`title`), what the run's record notes, and the start of training.
 
-    Returns:
-        Cells by column, by row; only columns of which any row holds a number.
+    Gives cells by column, by row; only columns of which any row holds a number.
     """
     found = {title: measured}
-    for name, noted in record.get("metrics", {}).items():
-        if isinstance(noted, dict) and ("map_at_r" in noted or "recall_at" in noted):
+    for name, noted in record["metrics"].items():
+        if isinstance(noted, dict):  # and not the number of the epoch
             told = f"{_SPLITS.get(name, _clip(name))}, as noted in the run"
             if name == "validation":
                 told = "validation classes, of the epoch that is kept"
             found[told] = noted
-            if isinstance(noted.get("untrained"), dict):
+            if "untrained" in noted:
                 found[f"{told}: the untrained backbone"] = noted["untrained"]
     start = next((row for row in history.rows if row["epoch"] == 0), {})
-    if "map_at_r" in start or "recall_at_1" in start:
-        before = {"recall_at": {"1": start.get("recall_at_1")}, "map_at_r": start.get("map_at_r")}
+    if "map_at_r" in start:
+        before = {"recall_at": {"1": start["recall_at_1"]}, "map_at_r": start["map_at_r"]}
         found["validation classes, before training"] = before
     cells = {name: _cells(each) for name, each in found.items()}
     held = set(chain.from_iterable(cells.values()))
@@ -200,17 +192,11 @@ def tabulate_figures(
 
 
 def _cells(found: Mapping[str, Any]) -> dict[str, str]:
-    """Write the numbers of a row by their headings; a record may lack any of them, or hold something else."""
-
-    def is_number(value: Any) -> bool:
-        return type(value) in (int, float) and math.isfinite(value)
-
-    recalls = found.get("recall_at")
-    recalls = recalls if isinstance(recalls, dict) else {}
-    shares = {f"R@{k}": share for k, share in recalls.items() if str(k).isdecimal()}
-    shares |= {heading: found.get(key) for key, heading in FIGURE_NAMES.items()}
-    told = {heading: _percent(share) for heading, share in shares.items() if is_number(share)}
-    return told | {name: f"{found[name]:,}" for name in _COUNTS if is_number(found.get(name))}
+    """Write the numbers of a row by their headings."""
+    shares = {f"R@{k}": share for k, share in found["recall_at"].items()}
+    shares |= {heading: found[key] for key, heading in FIGURE_NAMES.items() if key in found}
+    told = {heading: _percent(share) for heading, share in shares.items()}
+    return told | {name: f"{found[name]:,}" for name in _COUNTS if name in found}
 
 
 def plot_curves(history: History) -> dict[str, Any]:
@@ -252,12 +238,11 @@ def _tell(points: Sequence[tuple[float, float]]) -> str:
     return f"from {begin:.4g} at epoch {first:g} to {end:.4g} at epoch {last:g}"
 
 
-def _show_pictures(
-    findings: Findings, loaded: Run, *, queries: int, neighbours: int, seed: int
-) -> dict[str, Any]:
+def _show_pictures(findings: Findings, loaded: Run, settings: Settings) -> dict[str, Any]:
     """Make what shows images: the grids of queries and what they find, the plane and the maps."""
-    ranking = rank(findings, neighbours=neighbours)
-    chosen = choose_queries(ranking.precision, findings.labels[ranking.queries], count=queries, seed=seed)
+    ranking = rank(findings, neighbours=settings.neighbours)
+    labels, seed = findings.labels[ranking.queries], settings.seed
+    chosen = choose_queries(ranking.precision, labels, count=settings.queries, seed=seed)
     places = list(chain.from_iterable(chosen.values()))
     asked = [findings.rows[row] for row in ranking.queries[places].tolist()]
     near = [findings.rows[row] for row in ranking.nearest[places].flatten().tolist()]
@@ -335,8 +320,8 @@ def _maps(loaded: Run, rows: Sequence[Row]) -> list[dict[str, Any]]:
     made = []
     for row, found in zip(mapped, assignments, strict=True):
         told, rest = _strongest(np.bincount(found.flatten()) / found.size, 4)
-        uri = figures.map_picture(pixels[row.key], found) if row.key in pixels else None
         summary = f"prototypes {told}{f' and {rest} more' if rest else ''}"
+        uri = figures.map_picture(pixels[row.key], found)
         made.append({"label": row.label, "key": row.key, "uri": uri, "summary": summary})
     return made
 
@@ -350,10 +335,9 @@ def _strongest(shares: NDArray[np.float64], most: int) -> tuple[str, int]:
 def _describe_settings(recipe: Recipe) -> dict[str, list[tuple[str, object, str | None]]]:
     """Give name, value and description of the settings that differ from their defaults, and of the others."""
     found: dict[str, list[tuple[str, object, str | None]]] = {"changed": [], "others": []}
-    for name, field in Recipe.model_fields.items():
-        value = getattr(recipe, name)
-        changed = value != field.get_default(call_default_factory=True)
-        found["changed" if changed else "others"].append((name, value, field.description))
+    for name, value in recipe:
+        field = Recipe.model_fields[name]
+        found["others" if value == field.default else "changed"].append((name, value, field.description))
     return found
 
 
