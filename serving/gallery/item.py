@@ -19,7 +19,7 @@ from serving.gallery.index.index import Trial
 __all__ = [
     "JPEG", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS", "MAX_THUMBNAIL_BYTES",
     "MAX_URI_BYTES", "NORM_TOLERANCE", "BadVector", "CheckedItem", "GalleryItem", "GalleryStatus",
-    "Neighbour", "Source", "check_fields", "check_item", "check_items", "check_key", "check_keys",
+    "Neighbour", "Source", "check_fields", "check_items", "check_key", "check_keys",
     "check_metadata", "check_origin", "check_text", "check_whole", "normalize_queries", "unit_vector",
 ]  # fmt: skip
 
@@ -138,13 +138,6 @@ def check_items(items: Iterable[GalleryItem], *, dimension: int) -> list[Checked
         CheckedItem(replace(item, vector=unit), metadata)
         for (item, metadata), unit in zip(checked, units, strict=True)
     ]
-
-
-def check_item(item: GalleryItem, *, dimension: int) -> CheckedItem:
-    """Check one item and bring its vector to unit norm, as float32 (d,)."""
-    metadata = check_fields(item)
-    unit = unit_vector(item.vector, f"the vector of {item.key!r}", dimension=dimension)
-    return CheckedItem(replace(item, vector=unit), metadata)
 
 
 def check_fields(item: GalleryItem) -> str:

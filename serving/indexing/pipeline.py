@@ -25,7 +25,7 @@ from serving.catalog.catalog import Catalog, Row, Split
 from serving.cores import usable_cores
 from serving.errors import InvalidArgument, cause_of
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import MAX_THUMBNAIL_BYTES, GalleryItem, Source, check_item, check_key
+from serving.gallery.item import MAX_THUMBNAIL_BYTES, GalleryItem, Source, check_fields, check_key
 from serving.indexing.target import ItemWrite, Storing, Target, delete_items, stored_of
 from serving.model.encoder import Encoder
 from serving.model.preprocess import thumbnail
@@ -203,14 +203,14 @@ class _Examiner:
         picture = thumbnail(data, side=side, most_bytes=MAX_THUMBNAIL_BYTES) if side else b""
         version = stored.version if stored else 0
         item = GalleryItem(row.key, _NO_VECTOR, row.label, uri, row.metadata, source, picture, version)
-        check_item(item, dimension=len(_NO_VECTOR))
+        check_fields(item)
         return _NewImage(pixels, item)
 
 
 def _same(row: Row, uri: str, stored: GalleryItem, source: Source) -> _Outcome:
     told = replace(stored, label=row.label, uri=uri, metadata=row.metadata, source=source)
     if _texts(told) != _texts(stored):
-        check_item(told, dimension=len(told.vector))
+        check_fields(told)
         return told
     return source if source != stored.source else "unchanged"
 

@@ -79,6 +79,15 @@ def test_scores_lie_between_minus_one_and_one_in_the_order_of_the_exact_ones(gal
         gallery.rebuild("exact")
 
 
+def test_no_hit_is_below_the_minimum_by_however_little(gallery: Gallery) -> None:
+    query, vector = units(2)
+    gallery.upsert([GalleryItem("k", vector)])
+    ((hit,),) = gallery.search([query], 1)
+    more = float(np.nextafter(np.float32(hit.score), np.float32(1)))
+    assert gallery.search([query], 1, minimum_score=hit.score) == [[hit]]
+    assert gallery.search([query], 1, minimum_score=more) == [[]]
+
+
 def test_empty_gallery_answers_and_rebuilds(gallery: Gallery) -> None:
     assert gallery.search(units(2), 5) == [[], []]
     assert gallery.search(np.empty((0, 16), np.float32), 5) == []

@@ -6,7 +6,6 @@ import os
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -251,7 +250,7 @@ WORK: list[Callable[[GalleryDirectory, str, str], Any]] = [
 
 
 def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(memory: Path) -> None:
-    done, failures = Counter[str](), list[CrossbatchError]()
+    well, late, failures = list[int](), list[int](), list[CrossbatchError]()  # which threads append to
 
     def use(seed: int) -> None:
         chance = random.Random(seed)
@@ -260,17 +259,17 @@ def test_whoever_comes_too_late_is_told_so_and_not_that_the_disk_fails(memory: P
             for _ in range(STEPS):
                 try:
                     chance.choice(WORK)(directory, *chance.sample("abc", 2))
-                    done["well"] += 1
+                    well.append(seed)
                 except DESERVED:
-                    done["late"] += 1
+                    late.append(seed)
                 except CrossbatchError as error:
                     failures.append(error)
 
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(use, range(THREADS)))
     assert failures == []
-    assert done["well"] > STEPS
-    assert done["well"] + done["late"] == STEPS * THREADS
+    assert len(well) > STEPS
+    assert len(well) + len(late) == STEPS * THREADS
 
 
 LATE: list[Callable[[GalleryDirectory], None]] = [

@@ -114,6 +114,12 @@ def test_bytes_of_a_text(path: Path, put: bytes) -> None:
     assert "'k5': its checksum" in problem(path)
 
 
+def test_a_label_that_is_no_text_though_its_checksum_is_right(path: Path) -> None:
+    checksum = zlib.crc32(items()[5].vector.tobytes(), zlib.crc32(b'k5\0\xff\0\0{"i":5}'))
+    sql(path, f"UPDATE items SET label = CAST(x'ff' AS TEXT), checksum = {checksum} WHERE key = 'k5'")
+    assert "'k5': a text of it cannot be read" in " ".join(verify(path).problems)
+
+
 def index_file(path: Path) -> Path:
     return path / state_of(path).index_file
 
