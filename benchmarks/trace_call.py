@@ -1,6 +1,6 @@
 """How much of our code a call passes: files, function calls and changes of thread, by kind of call.
 
-    python benchmarks/trace_call.py MODEL.onnx
+    python benchmarks/trace_call.py [MODEL.onnx]
 
 Runs a server in this process and asks it through stubs of its own, so that what is counted is the server's
 side alone. Each call is made several times first. The thread that writes the log is not counted.
@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from protos import gallery_service_pb2 as gallery_pb  # noqa: E402
 from protos import gallery_service_pb2_grpc, retrieval_service_pb2_grpc  # noqa: E402
 from protos import retrieval_service_pb2 as pb  # noqa: E402
+from tests.tiny_model import write_tiny_model  # noqa: E402
 
 WARM_UP = 5
 IMAGES = 20
@@ -159,11 +160,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path, help="an exported model")
+    parser.add_argument("model", type=Path, nargs="?", help="ONNX file; a model of a few nodes if not given")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     logging.getLogger().setLevel(logging.WARNING)
-    found = trace(given.model)
+    with tempfile.TemporaryDirectory() as folder:
+        found = trace(given.model or write_tiny_model(Path(folder) / "tiny.onnx"))
     if given.json:
         print(json.dumps(found))
         return
