@@ -66,13 +66,16 @@ class Work:
     """How many a thread has taken; the next one is that of this number."""
     submitted: float = field(default_factory=time.monotonic)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
-    done: threading.Event = field(default_factory=threading.Event)
+    unsettled: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unsettled = list(range(len(self.images)))
 
     def settle(self, number: int, outcome: Outcome) -> None:
         """Note what became of an image; the first time counts."""
-        self.outcomes.setdefault(number, outcome)
-        if len(self.outcomes) == len(self.images):
-            self.done.set()
+        first = self.outcomes.setdefault(number, outcome) is outcome
+        if first and self.unsettled.pop() == 0:  # of several threads, one alone is the last
+            self.call.news.put(None)
 
 
 Batch: TypeAlias = list[tuple[Work, int]]
@@ -226,8 +229,7 @@ class ModelInstances:
         work = Work(images, call)
         self._queue.put(work)
         try:
-            while len(work.outcomes) < len(images):
-                call.wait(work.done)
+            call.wait()
         except BaseException:
             self._queue.withdraw(work)
             raise

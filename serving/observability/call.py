@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from serving.errors import Cancelled, CrossbatchError, DeadlineExceeded
 
-__all__ = ["STAGES", "Call", "Stages", "current_call"]
+__all__ = ["STAGES", "Call", "Stages", "current_call", "gone"]
 
 EARLY_SECONDS = 0.01
 """gRPC's clock may find a deadline passed by so much before ours does."""
@@ -50,19 +51,8 @@ class Call:
     admitted: float = 0.0  # the time.monotonic() at which they were
     stages: Stages = field(default_factory=Stages)
     began: float = field(default_factory=time.monotonic)
-    ended: Callable[[], CrossbatchError] | None = None  # makes the error that tells why nobody waits any more
-    waits_for: threading.Event | None = None  # set when the call ends, too
-
-    def end(self, why: Callable[[], CrossbatchError]) -> None:
-        """Let the call's next check fail; a thread that waits for it makes that check at once."""
-        self.ended = self.ended or why
-        if self.waits_for is not None:
-            self.waits_for.set()
-
-    def leave(self) -> None:
-        """Note that the caller is gone; gRPC also says so at the end of a call that was answered."""
-        late = self.deadline is not None and time.monotonic() > self.deadline - EARLY_SECONDS
-        self.end(_late if late else _gone)
+    news: "SimpleQueue[Callable[[], CrossbatchError] | None]" = field(default_factory=SimpleQueue)
+    """For who waits for the call's work: None when it is done, or what makes the error that ends the call."""
 
     def check(self) -> None:
         """Raise why nobody waits any more, if that is so.
@@ -72,16 +62,26 @@ class Call:
             Cancelled: The caller left.
             Draining: The server has no more time for the call.
         """
-        if self.deadline is not None and time.monotonic() >= self.deadline:
+        ended = not self.news.empty()
+        early = EARLY_SECONDS if ended else 0.0
+        if self.deadline is not None and time.monotonic() >= self.deadline - early:
             raise _late()
-        if self.ended is not None:
-            raise self.ended()
+        if ended:
+            why = self.news.get()
+            self.news.put(why)
+            raise (why or gone)()
 
-    def wait(self, event: threading.Event) -> None:
-        """Wait for an event, or until nobody waits for the call any more; raises then as `check` does."""
-        self.waits_for = event
-        self.check()
-        if not event.wait(self.remaining(threading.TIMEOUT_MAX)):
+    def wait(self) -> None:
+        """Wait until the work is done, or nobody waits for the call any more; raises then as `check` does."""
+        while True:
+            try:
+                why = self.news.get(timeout=self.remaining(threading.TIMEOUT_MAX))
+            except Empty:
+                self.check()
+                continue
+            if why is None:
+                return
+            self.news.put(why)
             self.check()
 
     def remaining(self, longest: float) -> float:
@@ -93,7 +93,8 @@ def _late() -> CrossbatchError:
     return DeadlineExceeded("The deadline passed before the work was done; give the call more time.")
 
 
-def _gone() -> CrossbatchError:
+def gone() -> CrossbatchError:
+    """Make the error of a call whose caller is gone, as gRPC says at the end of each call."""
     return Cancelled("The caller left before the reply.")
 
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -13,7 +14,7 @@ from grpc_status import rpc_status
 
 from serving.errors import CrossbatchError, Draining, InvalidArgument, Overloaded
 from serving.observability.access_log import AccessLog
-from serving.observability.call import Call, current_call
+from serving.observability.call import Call, current_call, gone
 from serving.rpc.admission import Admission
 from serving.rpc.auth import OURS, Authenticator, Role, role_of, short_name
 from serving.rpc.status import reason_of, to_status
@@ -110,7 +111,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         """End every call in progress at its next check; each is told that the server stopped."""
         with self._changed:
             for call in self._running:
-                call.end(_stopped)
+                call.news.put(_stopped)
 
     def _known(self, name: str, handler: Handler) -> _Method:
         ours, probe = name.startswith(OURS), name in PROBES
@@ -179,8 +180,9 @@ class CallInterceptor(grpc.ServerInterceptor):
         self._log.metrics.began(call)
         with self._changed:
             self._running.add(call)
-        if not context.add_callback(call.leave):
-            call.leave()
+        leave = partial(call.news.put, gone)
+        if not context.add_callback(leave):
+            leave()
         try:
             if call.method not in PROBES:
                 self._admission.receive(call, len(data))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from serving.engine.instances import NICENESS, InstanceLimits, ModelInstances
 from serving.errors import BadImage, Cancelled, DeadlineExceeded, Draining, Mismatch, Overloaded, Unavailable
-from serving.observability.call import Call
+from serving.observability.call import Call, gone
 from tests.serving.rpc_fakes import FakeEncoder, FakeSpec, until, vector_for
 
 
@@ -97,7 +97,7 @@ def test_each_image_has_exactly_one_outcome_its_own(
         for images, fate in named:
             call = call_of(-1 if fate == "expired" else 20)
             if fate == "cancelled":
-                call.leave()
+                call.news.put(gone)
             asked.append(begin(model.embed, images, call))
         for (images, fate), future in zip(named, asked, strict=True):
             if fate != "wait":
@@ -194,7 +194,7 @@ def test_what_nobody_waits_for_gives_up_its_places_and_is_not_computed(way: str,
         with pytest.raises(Overloaded, match="4 images wait, and 4 is the most"):
             model.embed([b"no place"], call_of())
         if way == "cancelled":
-            call.leave()
+            call.news.put(gone)
         with pytest.raises(DeadlineExceeded if way == "expired" else Cancelled):
             late.result(10)
         others = begin(model.embed, [b"o"] * 4, call_of())

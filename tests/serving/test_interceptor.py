@@ -106,7 +106,7 @@ def test_a_stream_passes_whole_and_ends_when_its_caller_leaves(running: Running)
     next(replies)
     replies.cancel()
     assert running.interceptor.wait_idle(5)
-    assert until(lambda: running.service.calls[-1].ended)
+    assert until(lambda: not running.service.calls[-1].news.empty())
 
 
 def test_what_a_service_raises_becomes_its_status(running: Running, caplog: pytest.LogCaptureFixture) -> None:
@@ -192,7 +192,7 @@ def test_a_server_that_drains_takes_no_call_and_gives_up_those_that_last(running
 
     def work(call: Call) -> None:
         began.set()
-        until(lambda: call.ended)
+        until(lambda: not call.news.empty())
         call.check()
 
     running.service.work = work
