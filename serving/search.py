@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
@@ -106,15 +107,16 @@ def run(settings: Settings) -> dict[str, Any]:
             )
     except CrossbatchError as error:
         raise error.saying(_in_words_of_the_command(error, settings)) from error
-    fields = ("score", "label", "key", "version", "uri", "metadata")
-    shown = [{name: getattr(hit, name) for name in fields} | {"score": round(hit.score, 6)} for hit in hits]
     return {
         "photo": None if photo is None else str(photo),
         "key": key,
         "gallery": settings.gallery,
         "filter": settings.filter,
         "show": list(settings.show),
-        "hits": [{"rank": rank} | hit for rank, hit in enumerate(shown, start=1)],
+        "hits": [
+            {"rank": rank} | asdict(hit) | {"score": round(hit.score, 6)}
+            for rank, hit in enumerate(hits, start=1)
+        ],
     }
 
 
