@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
@@ -106,7 +107,6 @@ def run(settings: Settings) -> dict[str, Any]:
             )
     except CrossbatchError as error:
         raise error.saying(_in_words_of_the_command(error, settings)) from error
-    fields = ("score", "label", "key", "version", "uri", "metadata")
     return {
         "photo": None if photo is None else str(photo),
         "key": key,
@@ -114,7 +114,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "filter": settings.filter,
         "show": list(settings.show),
         "hits": [
-            {"rank": rank} | {name: getattr(hit, name) for name in fields} | {"score": round(hit.score, 6)}
+            {"rank": rank} | asdict(hit) | {"score": round(hit.score, 6)}
             for rank, hit in enumerate(hits, start=1)
         ],
     }
@@ -151,25 +151,15 @@ def remark(result: dict[str, Any]) -> str | None:
 
 def _in_words_of_the_command(error: CrossbatchError, settings: Settings) -> str:
     """Name the photo where the client counts inputs, and flags for its arguments (`ca=...`)."""
-    variable = "CROSSBATCH_SEARCH_API_KEY"
-    unknown = (
-        f"The server does not know the API key that {variable} or --api-key gives, or it was revoked; "
-        "`crossbatch keys` lists and makes them where the server is."
-    )
-    lacking = (
-        f"The server wants an API key, and none was given; put it into the variable {variable} (or give "
-        "--api-key, which other users of the machine can see)."
-    )
     if isinstance(error, Unauthenticated):
-        return unknown if settings.api_key else lacking
-    names = "|".join(Settings.model_fields)
-    text = re.sub(
-        rf"\b({names})=(True\b|\.\.\.|(?=['\"]))",
-        lambda found: f"--{found[1].replace('_', '-')}{'' if found[2] else ' '}",
-        str(error),
-    )
-    bare = text.removeprefix("input 0: ")
-    return f"{settings.photo}: {bare}" if settings.photo and bare != text else bare
+        given = "does not know the one it was given, or it was revoked" if settings.api_key else "got none"
+        return (
+            f"The server wants an API key, and {given}; put one into the variable CROSSBATCH_SEARCH_API_KEY "
+            "(other users of the machine can see --api-key). `crossbatch keys` makes them at the server."
+        )
+    flags = re.sub(r"\b(\w+)=(True\b|\.\.\.)", lambda found: f"--{found[1].replace('_', '-')}", str(error))
+    bare = flags.removeprefix("input 0: ")
+    return f"{settings.photo}: {bare}" if settings.photo and bare != flags else bare
 
 
 def _worded(value: Any) -> str:

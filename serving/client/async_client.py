@@ -23,14 +23,14 @@ T = TypeVar("T")
 def _awaited(
     method: Callable[Concatenate[Client, P], T],
 ) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
-    """Take over a method whose `_run` leaves a coroutine to be awaited here."""
+    """Take over a method, whose `_run` gives its coroutine to the caller here."""
     return method  # type: ignore[return-value]
 
 
 def _iterated(
     method: Callable[Concatenate[Client, P], Iterator[T]],
 ) -> Callable[Concatenate["AsyncClient", P], AsyncIterator[T]]:
-    """Take over a method whose `_pages` or `_stream` is asynchronous here."""
+    """Take over a method, whose `_iterate` gives its asynchronous generator to the caller here."""
     return method  # type: ignore[return-value]
 
 
@@ -76,29 +76,16 @@ class AsyncClient(BaseClient):
     models = _awaited(Client.models)
     reload = _awaited(Client.reload)
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        return coroutine
+    def _run(self, waiting: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return waiting
 
-    async def _pages(self, request: Request[list[T]]) -> AsyncGenerator[T]:
-        more = True
-        while more:
-            for each in await self._page(request):
-                yield each
-            more = bool(request.message.page_token)
-
-    async def _stream(self, request: Request[T]) -> AsyncGenerator[T]:
-        replies = self._begin(request)
-        try:
-            with self._explained(request):
-                async for reply in replies:
-                    yield request.read(reply)
-        finally:
-            replies.cancel()
+    def _iterate(self, values: AsyncGenerator[T]) -> AsyncGenerator[T]:
+        return values
 
     async def _aside(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.to_thread(function, *arguments)
 
-    async def _reply(self, request: Request[Any], begun: Any) -> Any:
+    async def _reply(self, request: Request, begun: Any) -> Any:
         try:
             return await (begun or self._begin(request))
         except asyncio.CancelledError:
@@ -107,8 +94,7 @@ class AsyncClient(BaseClient):
                 raise InvalidArgument(CLOSED) from None  # grpc.aio cancels the calls of a channel
             raise
 
-    async def _calls(self, bulk: Bulk) -> AsyncGenerator[Request[list[Any]]]:
-        """Cut the inputs into calls; whatever may last is read in a thread."""
+    async def _calls(self, bulk: Bulk) -> AsyncGenerator[Request]:
         if isinstance(bulk.inputs, AsyncIterable):
             async for each in bulk.inputs:
                 made = bulk.convert(each) if _at_hand([each]) else await self._aside(bulk.convert, each)

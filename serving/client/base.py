@@ -1,47 +1,46 @@
-"""What both clients do alike: options, and how calls are made, waited for and read."""
+"""What both clients do alike, written once, as coroutines.
+
+A public method (they are all in `Client`) hands its coroutine to `_run`, and one that gives an iterator its
+asynchronous generator to `_iterate`. `AsyncClient` passes them on to the caller, who awaits them. `Client`
+runs them on the spot and needs no loop: whatever its coroutines wait for blocks, so that none is suspended.
+"""
 
 import copy
 import re
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from numbers import Real
 from typing import Any, Self, TypeVar
 
 import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2
 
-from serving.client import records, requests
-from serving.client.connection import MOST_RETRIES, Connection, Pem, credentials_of, status_of
-from serving.client.records import Images
+from serving.client import requests
+from serving.client.connection import MOST_RETRIES, Connection, Pem, credentials_of
+from serving.client.records import GalleryInfo, Images, galleries_of, vectors_of
 from serving.client.requests import IN_FLIGHT, Bulk, Request, image_bytes, request
 from serving.errors import CrossbatchError, InvalidArgument
 from serving.rpc.limits import DEFAULT_PORT
-from serving.rpc.status import violations_of
 
 __all__ = ["BaseClient"]
 
 T = TypeVar("T")
 
-_HEADER = re.compile(r"(?!(grpc-.*|.*-bin|authorization|x-request-id|content-type|te|host)$)[0-9a-z_.-]+")
-_SERVING = health_pb2.HealthCheckResponse.SERVING
+_KEY = re.compile(r"(?!(grpc-.*|.*-bin|authorization|x-request-id|content-type|te|host)$)[0-9a-z_.-]+")
+_VALUE = re.compile(r"[ -~]*")
 
 
 class BaseClient:
-    """A connection to one server, taken by the first call and kept for all that follow.
-
-    How calls are made, waited for and read is written once, as coroutines. What those of `Client` wait for
-    blocks, and so it can run each of them to its end without a loop.
-    """
+    """A connection to one server, taken by the first call and kept for all that follow."""
 
     _api: Any = grpc
-    # What each client does in its own way.
+    # What each client does in its own way: run a coroutine or an asynchronous generator, call what may block,
+    # wait for a reply, cut inputs into calls.
     _run: Any
-    _pages: Any
-    _stream: Any
+    _iterate: Any
     _aside: Any
     _reply: Any
     _calls: Any
@@ -106,18 +105,19 @@ class BaseClient:
         return f"{type(self).__name__}({self.address!r})"
 
     def _set(self, timeout: float, retries: int, metadata: Mapping[str, str] | None, request_id: str) -> None:
-        numbers = isinstance(timeout, Real) and isinstance(retries, int)
-        if not numbers or not 0 < timeout <= 86_400 or retries < 0:
-            raise InvalidArgument(
-                f"timeout={timeout!r}, retries={retries!r} cannot make a call; the timeout must be above 0 "
-                "and at most 86,400 seconds, and retries 0 or more."
-            )
-        if not isinstance(request_id, str) or not re.fullmatch("[!-~]{0,64}", request_id):
-            raise InvalidArgument(
-                f"request_id cannot be {request_id!r:.100}; it must be at most 64 visible ASCII characters."
-            )
+        if not (isinstance(timeout, float | int) and 0 < timeout <= 86_400):
+            raise InvalidArgument(f"timeout cannot be {timeout!r}; it is in seconds, above 0 to 86,400.")
+        if not (isinstance(retries, int) and retries >= 0):
+            raise InvalidArgument(f"retries cannot be {retries!r}; it must be a number of 0 or more.")
+        if not (isinstance(request_id, str) and re.fullmatch("[!-~]{0,64}", request_id)):
+            told = f"request_id cannot be {request_id!r:.100}"
+            raise InvalidArgument(f"{told}; it must be at most 64 visible ASCII characters.")
         headers = {} if metadata is None else metadata
-        if not isinstance(headers, Mapping) or not all(map(_is_header, headers.items())):
+        try:
+            right = all(_KEY.fullmatch(key) and _VALUE.fullmatch(value) for key, value in headers.items())
+        except (AttributeError, TypeError):  # it is no mapping, or not one of strings
+            right = False
+        if not right:
             # The values are in no message: they may be secrets, and messages end in logs.
             raise InvalidArgument(
                 "metadata must be a mapping of strings: keys of lower-case letters, digits, '-', '_' and "
@@ -129,7 +129,7 @@ class BaseClient:
     def _new_id(self) -> str:
         return self._request_id or uuid.uuid4().hex[:16]
 
-    def _begin(self, request: Request[Any], *, ahead: bool = False) -> Any:
+    def _begin(self, request: Request, *, ahead: bool = False) -> Any:
         """Make a call as gRPC has it; what comes of one that is made `ahead` is still to be waited for."""
         request.id = request.id or self._new_id()
         method = self._connection.method(request.method, self._retries, request.repeatable)
@@ -144,7 +144,7 @@ class BaseClient:
         )
 
     @contextmanager
-    def _explained(self, request: Request[Any]) -> Iterator[None]:
+    def _explained(self, request: Request) -> Iterator[None]:
         """Turn what gRPC raises into an error of ours."""
         try:
             yield
@@ -153,34 +153,45 @@ class BaseClient:
             raise self._connection.error_of(failure, timeout, request.id) from failure
         self._connection.answered = True
 
+    async def _call(self, request: Request, begun: Any = None) -> Any:
+        """Make a call, or wait for one that was begun; gives the reply."""
+        with self._explained(request):
+            return await self._reply(request, begun)
+
     def _send(self, method: str, read: Callable[[Any], T], **fields: Any) -> T:
-        """Make one call; that of `AsyncClient` is to be awaited."""
-        reply: T = self._run(self._call(request(method, read, **fields)))
-        return reply
+        """Make one call; what `AsyncClient` gives is to be awaited."""
 
-    async def _call(self, request: Request[T], begun: Any = None) -> T:
-        """Make a call, or wait for one that was begun."""
-        with self._explained(request):
-            reply = await self._reply(request, begun)
-        return request.read(reply)
+        async def send() -> T:
+            return read(await self._call(request(method, **fields)))
 
-    async def _page(self, request: Request[list[T]]) -> list[T]:
-        """Give a page of a list; then the request is that for the next one, if it has a token."""
-        with self._explained(request):
-            reply = await self._reply(request, None)
-        request.message.page_token = reply.next_page_token
-        return request.read(reply)
+        answer: T = self._run(send())
+        return answer
 
-    async def _next(self, values: Any) -> Any:
-        """Give the next of some values, or None at their end."""
-        return await anext(aiter(values), None) if hasattr(values, "__aiter__") else next(values, None)
+    async def _pages(self, page: Request, read: Callable[[Any], list[T]]) -> AsyncGenerator[T]:
+        """Read a list from this page on; each is asked for when its turn comes."""
+        more = True
+        while more:
+            reply = await self._call(page)
+            for each in read(reply):
+                yield each
+            page.message.page_token = reply.next_page_token
+            more = bool(reply.next_page_token)
+
+    async def _stream(self, request: Request, read: Callable[[Any], T]) -> AsyncGenerator[T]:
+        replies = self._begin(request)
+        try:
+            with self._explained(request):
+                while (reply := await _next(replies)) is not None:
+                    yield read(reply)
+        finally:
+            replies.cancel()
 
     async def _ask(self, bulk: Bulk) -> list[Any]:
         """Answer each input, in calls of which four are on their way at once."""
-        bulk.whole.id, answers, begun = self._new_id(), list[Any](), deque[tuple[Request[list[Any]], Any]]()
+        bulk.whole.id, answers, begun = self._new_id(), list[Any](), deque[tuple[Request, Any]]()
         try:
             calls = self._calls(bulk)
-            while call := await self._next(calls):
+            while call := await _next(calls):
                 if len(begun) == IN_FLIGHT:
                     answers += await self._answers(bulk, len(answers), *begun.popleft())
                 # A call that is alone is quicker without a future.
@@ -195,53 +206,49 @@ class BaseClient:
                 reply.cancel()
         return answers
 
-    async def _answers(self, bulk: Bulk, place: int, call: Request[list[Any]], begun: Any) -> list[Any]:
+    async def _answers(self, bulk: Bulk, place: int, call: Request, begun: Any) -> list[Any]:
         """Give the answers to a call, whose first input is number `place`; they may be errors."""
         try:
-            answers = await self._call(call, begun)
+            answers = bulk.read(await self._call(call, begun))
         except CrossbatchError as error:
-            status = status_of(error.__cause__)
-            answers = bulk.blamed(call, place, error, violations_of(status) if status else ())
+            answers = bulk.blamed(call, place, error)
         for i, each in enumerate(answers, place):
             if isinstance(each, CrossbatchError):
                 each.request_id = each.request_id or call.id
                 if bulk.raising:
-                    raise each.saying(f"input {i}: {each}") from each
+                    raise each.saying(f"input {i}: {each}") from each.__cause__
         return answers
 
     async def _embed(self, images: Images, model: str, on_error: str) -> Any:
-        whole = request("Embed", records.vectors_of, model=model)
-        rows = await self._ask(Bulk(whole, "images", images, image_bytes, on_error))
+        whole = request("Embed", model=model)
+        rows = await self._ask(Bulk(whole, "images", images, image_bytes, vectors_of, on_error))
         if on_error == "return":
             return rows
         if rows:
             return np.stack(rows)
-        dimension = request("GetModel", lambda reply: int(reply.model.dimension), name=model)
-        return np.zeros((0, await self._call(dimension)), np.float32)
+        reply = await self._call(request("GetModel", name=model))
+        return np.zeros((0, reply.model.dimension), np.float32)
 
     async def _delete(self, gallery: str, keys: Iterable[str], versions: Iterable[int] | None) -> int:
         calls = await self._aside(requests.delete, gallery, keys, versions, self._new_id())
-        return sum([await self._call(each) for each in calls])
+        return sum([(await self._call(each)).deleted for each in calls])
 
-    async def _galleries(self) -> list[records.GalleryInfo]:
-        wanted = request("ListGalleries", records.galleries_of)
-        found = await self._page(wanted)
-        while wanted.message.page_token:
-            found += await self._page(wanted)
-        return found
+    async def _galleries(self) -> list[GalleryInfo]:
+        return [each async for each in self._pages(request("ListGalleries"), galleries_of)]
 
     async def _ready(self, wait: float) -> bool:
         deadline = time.monotonic() + wait
         probe = self.with_options(retries=0, timeout=max(1.0, min(wait, 5.0)))
         while True:
             with suppress(CrossbatchError):  # which is no answer
-                if await probe._call(request("Check", lambda reply: bool(reply.status == _SERVING))):
+                reply = await probe._call(request("Check"))
+                if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return True
             if time.monotonic() >= deadline:
                 return False
             await self._aside(time.sleep, 0.05)
 
 
-def _is_header(pair: tuple[str, str]) -> bool:
-    strings = all(isinstance(each, str) for each in pair)
-    return strings and bool(_HEADER.fullmatch(pair[0]) and re.fullmatch("[ -~]*", pair[1]))
+async def _next(values: Any) -> Any:
+    """Give the next of some values, which may be asynchronous, or None at their end."""
+    return await anext(aiter(values), None) if hasattr(values, "__aiter__") else next(values, None)

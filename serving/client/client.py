@@ -1,13 +1,14 @@
 """The Python client: images and arrays in, arrays and records out; needs the base installation only."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, cast, overload
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.client import records
 from serving.client.base import BaseClient
+from serving.client.records import Explanation, Hit, Images
 from serving.client.requests import Bulk, Request, SearchOptions, image_bytes, item_message, request, search
 from serving.errors import CrossbatchError
 from serving.rpc.limits import MAX_EXPLAINED, MAX_PAGE
@@ -18,14 +19,10 @@ T = TypeVar("T")
 
 Raise: TypeAlias = Literal["raise"]
 Return: TypeAlias = Literal["return"]
-OnError: TypeAlias = Literal["raise", "return"]
-Images: TypeAlias = records.Images
-Vector: TypeAlias = NDArray[np.float32]
-Vectors: TypeAlias = list[Vector | CrossbatchError]
-Found: TypeAlias = list[list[records.Hit]]
-Hits: TypeAlias = list[list[records.Hit] | CrossbatchError]
-Explained: TypeAlias = list[records.Explanation]
-Explanations: TypeAlias = list[records.Explanation | CrossbatchError]
+Rows: TypeAlias = NDArray[np.float32]
+OrErrors: TypeAlias = list[T | CrossbatchError]
+Found: TypeAlias = list[list[Hit]]
+FoundOr: TypeAlias = OrErrors[list[Hit]]
 
 
 class Client(BaseClient):
@@ -48,18 +45,20 @@ class Client(BaseClient):
         return self._run(self._ready(wait))
 
     @overload
-    def embed(self, images: Images, *, model: str = "", on_error: Raise = "raise") -> Vector: ...
+    def embed(self, images: Images, *, model: str = "", on_error: Raise = "raise") -> Rows: ...
     @overload
-    def embed(self, images: Images, *, model: str = "", on_error: Return) -> Vectors: ...
-    def embed(self, images: Images, *, model: str = "", on_error: OnError = "raise") -> Any:
+    def embed(self, images: Images, *, model: str = "", on_error: Return) -> OrErrors[Rows]: ...
+    def embed(self, images: Images, *, model: str = "", on_error: Raise | Return = "raise") -> Any:
         """Embed images: float32 (N, d), unit rows; with "return" a list of rows (d,) or errors."""
         return self._run(self._embed(images, model, on_error))
 
     @overload
-    def search(self, gallery: str, *, on_error: Return, **options: Unpack[SearchOptions]) -> Hits: ...
+    def search(self, gallery: str, *, on_error: Return, **options: Unpack[SearchOptions]) -> FoundOr: ...
     @overload
     def search(self, gallery: str, *, on_error: Raise = ..., **options: Unpack[SearchOptions]) -> Found: ...
-    def search(self, gallery: str, *, on_error: OnError = "raise", **options: Unpack[SearchOptions]) -> Any:
+    def search(
+        self, gallery: str, *, on_error: Raise | Return = "raise", **options: Unpack[SearchOptions]
+    ) -> Any:
         """Find the nearest items to each of `images`, `vectors` float32 (Q, d) or `keys`; give one of these.
 
         `k` is 1 to 2,048, 10 by default; `minimum_score` is -1 to 1. A `filter` is a mapping, as {"price":
@@ -69,13 +68,13 @@ class Client(BaseClient):
         return self._run(self._ask(search(gallery, on_error, options)))
 
     @overload
-    def explain(self, images: Images, *, model: str = "", on_error: Return) -> Explanations: ...
+    def explain(self, images: Images, *, model: str = "", on_error: Return) -> OrErrors[Explanation]: ...
     @overload
-    def explain(self, images: Images, *, model: str = "", on_error: Raise = "raise") -> Explained: ...
-    def explain(self, images: Images, *, model: str = "", on_error: OnError = "raise") -> Any:
+    def explain(self, images: Images, *, model: str = "", on_error: Raise = "raise") -> list[Explanation]: ...
+    def explain(self, images: Images, *, model: str = "", on_error: Raise | Return = "raise") -> Any:
         """Tell which of the model's prototypes make up each image, and where; arguments as in `embed`."""
-        whole = request("Explain", records.explanations_of, model=model)
-        return self._run(self._ask(Bulk(whole, "images", images, image_bytes, on_error, MAX_EXPLAINED)))
+        whole, read = request("Explain", model=model), records.explanations_of
+        return self._run(self._ask(Bulk(whole, "images", images, image_bytes, read, on_error, MAX_EXPLAINED)))
 
     def upsert(self, gallery: str, items: records.Items) -> list[int]:
         """Store items, replacing those with the same keys; gives the new version of each, in order.
@@ -87,8 +86,9 @@ class Client(BaseClient):
         A call whose reply was lost is made again, but for one with an `expected_version`: that raises
         Unavailable, and `get` tells whether it was carried out.
         """
-        whole = request("UpsertItems", lambda reply: list(reply.versions), gallery=gallery)
-        return self._run(self._ask(Bulk(whole, "items", items, item_message)))
+        whole = request("UpsertItems", gallery=gallery)
+        bulk = Bulk(whole, "items", items, item_message, lambda reply: list(reply.versions))
+        return self._run(self._ask(bulk))
 
     def delete(
         self, gallery: str, keys: Iterable[str], *, expected_versions: Iterable[int] | None = None
@@ -110,8 +110,7 @@ class Client(BaseClient):
         Each page is asked for when its turn comes. An item that is written meanwhile comes once, old or new.
         """
         fields: dict[str, Any] = {"key_prefix": prefix, "with_vectors": vectors, "page_size": MAX_PAGE}
-        wanted = request("ListItems", records.items_of, gallery=gallery, **fields)
-        return self._pages(wanted)
+        return self._iterate(self._pages(request("ListItems", gallery=gallery, **fields), records.items_of))
 
     def create(
         self,
@@ -164,7 +163,8 @@ class Client(BaseClient):
         Leaving the iterator breaks the work off, and the index stays as it was.
         """
         fields: dict[str, Any] = {"name": gallery, "index": index, "recall": recall}
-        return self._stream(request("BuildIndex", records.progress_of, timeout=timeout, **fields))
+        wanted = request("BuildIndex", timeout=timeout, **fields)
+        return self._iterate(self._stream(wanted, records.progress_of))
 
     def model(self, name: str = "") -> records.ModelInfo:
         """Describe a model that is served; the first one when no name is given."""
@@ -178,34 +178,28 @@ class Client(BaseClient):
         """Have the server look at its model files and galleries again; no call fails for it."""
         return self._send("ReloadModels", records.reloaded_of, timeout=timeout)
 
-    def _run(self, waiting: Awaitable[T]) -> T:
-        """Run to its end what never waits for a loop."""
-        steps = iter(waiting.__await__())
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return cast("T", end.value)
-
-    def _pages(self, request: Request[list[T]]) -> Iterator[T]:
-        yield from self._run(self._page(request))
-        while request.message.page_token:
-            yield from self._run(self._page(request))
-
-    def _stream(self, request: Request[T]) -> Iterator[T]:
-        replies = self._begin(request)
+    def _run(self, waiting: Coroutine[Any, Any, T]) -> T:
         try:
-            with self._explained(request):
-                for reply in replies:
-                    yield request.read(reply)
+            waiting.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        raise AssertionError("a coroutine of the client without a loop was suspended")
+
+    def _iterate(self, values: AsyncGenerator[T]) -> Iterator[T]:
+        try:
+            while True:
+                yield self._run(anext(values))
+        except StopAsyncIteration:
+            return
         finally:
-            replies.cancel()
+            self._run(values.aclose())
 
     async def _aside(self, function: Callable[..., T], *arguments: Any) -> T:
         return function(*arguments)
 
-    async def _reply(self, request: Request[Any], begun: Any) -> Any:
+    async def _reply(self, request: Request, begun: Any) -> Any:
         return self._begin(request) if begun is None else begun.result()
 
-    def _calls(self, bulk: Bulk) -> Iterator[Request[list[Any]]]:
+    def _calls(self, bulk: Bulk) -> Iterator[Request]:
         return bulk.calls()

@@ -27,6 +27,11 @@ CLOSED = "The client has been closed; make another one."
 
 _ADDRESS = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|xds):.+|([^\s:/@\[\]]+|\[[\w:.%]+\]):[0-9]{1,5}")
 _LOOPBACK = re.compile(r"unix:|unix-abstract:|(ipv4:)?127(\.\d+){3}:|localhost:|(ipv6:)?\[::1\]:")
+_TLS_FAULTS = {  # what gRPC says of a connection, and what it means
+    "WRONG_VERSION_NUMBER|HTTP_REQUEST": "speaks no TLS; leave out tls=True, ca=... and certificate=...",
+    "CERTIFICATE_VERIFY_FAILED|BAD_SIGNATURE": "has an untrusted certificate; give its authority by ca=...",
+    "Hostname Verification|Peer name": "has a certificate for another host name; call it by that name",
+}
 _STUBS = (
     retrieval_service_pb2_grpc.RetrievalServiceStub,
     gallery_service_pb2_grpc.GalleryServiceStub,
@@ -96,7 +101,7 @@ class Connection:
     def _meaning_of(self, failure: Any, timeout: float) -> CrossbatchError:
         code, details, there = failure.code(), failure.details() or "", f"The server at {self.address}"
         status = status_of(failure)
-        if status is not None and status.details:
+        if status.details:
             self.answered = True
             return from_status(status)
         # From here on it is gRPC that speaks, not the server.
@@ -110,12 +115,12 @@ class Connection:
             return InvalidArgument(f"The message is larger than {MAX_MESSAGE_BYTES:,} bytes; split the call.")
         if code is not grpc.StatusCode.UNAVAILABLE:
             return from_status(status_pb2.Status(code=code.value[0], message=details))
-        for words, meaning in _FAULTS.items():
+        for words, meaning in _TLS_FAULTS.items():
             if re.search(words, details):
-                return Unavailable(f"{there} {' '.join(meaning.split())} ({details}).")
+                return Unavailable(f"{there} {meaning} ({details}).")
         return Unavailable(
             f"No server answers at {self.address} ({details}); start one with `crossbatch serve`, or give "
-            "its address."
+            "its address, and ca=... or tls=True if it speaks TLS."
         )
 
     def _channel(self, retries: int, repeatable: bool) -> Any:
@@ -161,31 +166,14 @@ def credentials_of(tls: bool, ca: Pem | None, certificate: Pem | None, private_k
         try:
             read.append(pem if pem is None or isinstance(pem, bytes) else Path(pem).read_bytes())
         except (OSError, ValueError, TypeError) as error:
-            told = f"{name}={str(pem)!r} cannot be read ({cause_of(error)}); check its path."
+            told = f"{name}=... cannot be read from {str(pem)!r} ({cause_of(error)}); check its path."
             raise InvalidArgument(told) from error
     return grpc.ssl_channel_credentials(*read)
 
 
-def status_of(failure: Any) -> status_pb2.Status | None:
-    """Read the rich status of a failed call; None when there is none, or it contradicts the code."""
+def status_of(failure: Any) -> status_pb2.Status:
+    """Read the rich status of a failed call; empty when there is none, or it contradicts the code."""
     try:
-        return rpc_status.from_call(failure)
+        return rpc_status.from_call(failure) or status_pb2.Status()
     except (ValueError, AttributeError):
-        return None
-
-
-_FAULTS = {  # what gRPC says of a connection, and what it means
-    "WRONG_VERSION_NUMBER|HTTP_REQUEST|WRONG_SSL_VERSION": """
-        seems to speak no TLS, and you do; leave out tls=True, ca=... and certificate=...""",
-    "CERTIFICATE_VERIFY_FAILED|BAD_SIGNATURE|certificate signature failure": """
-        shows a certificate that is not trusted; give its authority by ca=..., and see that it is valid""",
-    "Hostname Verification|Peer name": """
-        shows a certificate for another host name; call it by a name that its certificate has""",
-    "create security handshaker": """
-        was not asked, as gRPC cannot use what it was given: ca=..., certificate=... and private_key=... must
-        be PEM, the latter two belong together, and the key not be encrypted""",
-    "failed to connect.*(Socket closed|onnection reset|roken pipe|EOF)": """
-        hangs up before it answers; if it speaks TLS, give its authority by ca=..., or tls=True for the
-        system's; if it wants a client certificate, give one that it trusts by certificate=... and
-        private_key=...""",
-}
+        return status_pb2.Status()

@@ -2,23 +2,24 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from os import PathLike
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 import numpy as np
 from grpc_health.v1 import health_pb2
 from numpy.typing import ArrayLike, NDArray
 
 from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
+from serving.client.connection import status_of
 from serving.client.records import ImageFile, ImageLike, Item, hits_of
 from serving.errors import BadImage, CrossbatchError, InvalidArgument, cause_of
 from serving.gallery.search.filter import Filter, parse_filter
 from serving.rpc import limits
 from serving.rpc.filters import filter_message
-from serving.rpc.status import Violation
+from serving.rpc.status import violations_of
 from serving.rpc.wire import bytes_of, struct_of
 
 __all__ = [
@@ -26,13 +27,13 @@ __all__ = [
     "search",
 ]  # fmt: skip
 
-T = TypeVar("T")
-
 MAX_IMAGE_BYTES = limits.MAX_MESSAGE_BYTES - 2**20  # a message has room for a key and metadata beside it
 CHUNK_BYTES = limits.MAX_MESSAGE_BYTES // 2 - 65_536
 """Bytes that the inputs of one call do not pass, unless one alone does."""
 IN_FLIGHT = 4
 """Most calls of one long operation that are on their way at once."""
+
+_NO_IMAGE = "An image must be the bytes of an image file, its path, or the file opened in binary mode; found"
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +49,11 @@ _MESSAGES: dict[str, Any] = {
 
 
 @dataclass(slots=True)
-class Request(Generic[T]):
-    """One call, made again after a lost reply if it is `repeatable`; `timeout` is the client's when None.
-
-    `id` is made by the client when it is empty.
-    """
+class Request:
+    """One call, made again after a lost reply if it is `repeatable`; the client has what is None or empty."""
 
     method: str
     message: Any
-    read: Callable[[Any], T]
     repeatable: bool = True
     timeout: float | None = None
     id: str = ""
@@ -70,61 +67,60 @@ class Bulk:
     """
 
     def __init__(
-        self, whole: Request[list[Any]], field: str, inputs: Any, convert: Callable[[Any], Any],
-        on_error: str = "raise", most: int = limits.MAX_INPUTS,
+        self, whole: Request, field: str, inputs: Any, convert: Callable[[Any], Any],
+        read: Callable[[Any], list[Any]], on_error: str = "raise", most: int = limits.MAX_INPUTS,
     ) -> None:  # fmt: skip
         if on_error not in ("raise", "return"):
             raise InvalidArgument(f"on_error cannot be {on_error!r}; it must be 'raise' or 'return'.")
-        self.whole, self.field, self.inputs, self.convert = whole, field, inputs, convert
+        self.whole, self.field, self.inputs, self.convert, self.read = whole, field, inputs, convert, read
         self.raising, self.alone = on_error == "raise", True
-        self._most, self._most_bytes, self._held, self._bytes = most, CHUNK_BYTES, list[Any](), 0
+        self._most, self._held, self._bytes = most, list[Any](), 0
 
-    def calls(self) -> Iterator[Request[list[Any]]]:
+    def calls(self) -> Iterator[Request]:
         """Take the inputs as they are asked for, and cut them into calls."""
         for each in many(self.inputs, self.field):
             yield from self.add(self.convert(each))
         yield from self.rest()
 
-    def add(self, each: Any) -> Iterator[Request[list[Any]]]:
+    def add(self, made: Any) -> Iterator[Request]:
         """Take one input that was converted; gives the calls that have no room for it."""
-        size = len(each) if isinstance(each, bytes) else each.ByteSize()
+        size = len(made) if isinstance(made, bytes) else made.ByteSize()
         if self.alone and self._is_full(size):
             held, self._held, self._bytes, self.alone = self._held, [], 0, False
-            self._most, self._most_bytes = self._most // IN_FLIGHT, self._most_bytes // IN_FLIGHT
-            for one in held:
-                yield from self.add(one)
+            for each in held:
+                yield from self.add(each)
         if self._is_full(size):
             yield from self.rest()
-        self._held.append(each)
+        self._held.append(made)
         self._bytes += size
 
-    def rest(self) -> Iterator[Request[list[Any]]]:
+    def rest(self) -> Iterator[Request]:
         """Give the call of what is held, if anything is."""
         if self._held:
-            made = type(self.whole.message)(**{self.field: self._held})
-            made.MergeFrom(self.whole.message)
+            held, self._held, self._bytes = self._held, [], 0
+            message = type(self.whole.message)(**{self.field: held})
+            message.MergeFrom(self.whole.message)
             # Made again after a lost reply, a conditional write would find itself and report a conflict.
-            conditional = self.field == "items" and any(it.HasField("expected_version") for it in made.items)
-            self._held, self._bytes = [], 0
-            yield replace(self.whole, message=made, repeatable=not conditional)
+            conditional = self.field == "items" and any(item.HasField("expected_version") for item in held)
+            yield replace(self.whole, message=message, repeatable=not conditional)
 
-    def blamed(
-        self, call: Request[list[Any]], place: int, error: CrossbatchError, faults: Sequence[Violation]
-    ) -> list[Any]:
+    def blamed(self, call: Request, place: int, error: CrossbatchError) -> list[Any]:
         """Give each input of a call its error, if it failed as all are bad; the first is number `place`."""
-        found = [re.fullmatch(rf"{self.field}\[(\d+)\](.*)", fault.field) for fault in faults]
-        if not found or not all(found):
+        if self.field == "items":  # which are stored all or none
+            told = re.sub(r"(?<=^items\[)\d+", lambda found: str(int(found[0]) + place), str(error))
+            raise error.saying(told) from error.__cause__
+        faults = violations_of(status_of(error.__cause__))
+        if not faults or not all(fault.field.startswith(f"{self.field}[") for fault in faults):
             raise error
-        if self.field == "items" and found[0]:  # which are stored all or none
-            named = f"items[{int(found[0][1]) + place}]{found[0][2]}"
-            raise error.saying(f"{named}: {faults[0].error}") from error
         # A status has room for ten; it does not say why the others are bad.
         unnamed = error.saying("This input is bad, like all others of its call; send it alone to hear why.")
         count = len(getattr(call.message, self.field))
         return [*(fault.error for fault in faults), *[unnamed] * (count - len(faults))]
 
     def _is_full(self, size: int) -> bool:
-        return bool(self._held) and (len(self._held) == self._most or self._bytes + size > self._most_bytes)
+        share = 1 if self.alone else IN_FLIGHT
+        full = len(self._held) == self._most // share or self._bytes + size > CHUNK_BYTES // share
+        return bool(self._held) and full
 
 
 class SearchOptions(TypedDict, total=False):
@@ -141,11 +137,9 @@ class SearchOptions(TypedDict, total=False):
     model: str
 
 
-def request(
-    method: str, read: Callable[[Any], T], *, timeout: float | None = None, **fields: Any
-) -> Request[T]:
+def request(method: str, *, timeout: float | None = None, **fields: Any) -> Request:
     """Make a request of the fields of its message; those that are None are left out."""
-    return Request(method, _message(f"{method}Request", fields), read, method not in _ONCE, timeout)
+    return Request(method, _message(f"{method}Request", fields), method not in _ONCE, timeout)
 
 
 def search(gallery: str, on_error: str, options: SearchOptions) -> Bulk:
@@ -158,11 +152,8 @@ def search(gallery: str, on_error: str, options: SearchOptions) -> Bulk:
     ((kind, queries),) = given
     queries = floats(queries, "vectors", 2) if kind == "vectors" else many(queries, kind)
     fields["exclude_keys"] = list(many(fields.pop("exclude", ()), "exclude"))
-    wanted = fields.pop("filter", None)
-    wanted = parse_filter(wanted) if isinstance(wanted, Mapping) else wanted
-    if not isinstance(wanted, Filter | None):
-        raise InvalidArgument(f"filter must be a mapping or a Filter; found {type(wanted).__name__}.")
-    fields["filter"] = None if wanted is None else filter_message(wanted)
+    if (wanted := fields.get("filter")) is not None:
+        fields["filter"] = filter_message(wanted if isinstance(wanted, Filter) else parse_filter(wanted))
 
     def read(reply: Any) -> list[Any]:
         for name in reply.unknown_fields:
@@ -173,28 +164,27 @@ def search(gallery: str, on_error: str, options: SearchOptions) -> Bulk:
         made = image_bytes(each) if kind == "images" else bytes_of(each) if kind == "vectors" else each
         return _message("Query", {kind[:-1]: made})
 
-    whole = request("Search", read, **fields)
+    whole = request("Search", **fields)
     k = min(max(whole.message.k, 1), limits.MAX_K)  # the server refuses what is beyond
     most = min(limits.MAX_INPUTS, limits.MAX_HITS // k)
-    return Bulk(whole, "queries", queries, query, on_error, most)
+    return Bulk(whole, "queries", queries, query, read, on_error, most)
 
 
 def delete(
     gallery: str, keys: Iterable[str], versions: Iterable[int] | None, request_id: str
-) -> list[Request[int]]:
+) -> list[Request]:
     """Remove items, in as many calls as the limits of one demand."""
     wanted = list(many(keys, "keys"))
     expected = [] if versions is None else list(many(versions, "expected_versions"))
     if versions is not None and len(expected) != len(wanted):
-        counts = f"There are {len(expected)} expected_versions for {len(wanted)} keys"
-        raise InvalidArgument(f"{counts}; give one a key.")
+        raise InvalidArgument(
+            f"{len(expected)} expected_versions came for {len(wanted)} keys; give one a key."
+        )
     calls = []
     for start in range(0, len(wanted), limits.MAX_DELETED_KEYS):
         some = slice(start, start + limits.MAX_DELETED_KEYS)
-        fields: dict[str, Any] = {"keys": wanted[some], "expected_versions": expected[some]}
-        call = request("DeleteItems", lambda reply: int(reply.deleted), gallery=gallery, **fields)
-        call.repeatable, call.id = versions is None, request_id
-        calls.append(call)
+        call = request("DeleteItems", gallery=gallery, keys=wanted[some], expected_versions=expected[some])
+        calls.append(replace(call, repeatable=versions is None, id=request_id))
     return calls
 
 
@@ -265,21 +255,19 @@ def floats(values: ArrayLike, what: str, axes: int) -> NDArray[np.float32]:
 
 def image_bytes(image: ImageLike) -> bytes:
     """Read an image that is small enough to be sent; what cannot be read or is too large is a BadImage."""
-    name = f"The image in {type(image).__name__}"
+    name = "The image"
     try:
         if isinstance(image, bytes | bytearray | memoryview):
-            name, data = "The image", bytes(image)
+            data = bytes(image)
         elif isinstance(image, str | PathLike):
             name = f"The image {str(image)!r}"
             with open(image, "rb") as file:
                 data = file.read(MAX_IMAGE_BYTES + 1)
         elif hasattr(image, "read"):
-            data = _contents(image, name)
+            name = f"The image in {type(image).__name__}"
+            data = _contents(image)
         else:
-            raise InvalidArgument(
-                "An image must be the bytes of an image file, its path, or the file opened in binary mode; "
-                f"found {type(image).__name__}. Encode pixels first, as PNG for example."
-            )
+            raise InvalidArgument(f"{_NO_IMAGE} {type(image).__name__}. Encode pixels first, as PNG.")
     except (OSError, ValueError) as error:  # a ValueError tells of a closed file, or a path with NUL in it
         told = f"{name} cannot be read ({cause_of(error)}); check its path, or open it again."
         raise BadImage(told) from error
@@ -288,16 +276,14 @@ def image_bytes(image: ImageLike) -> bytes:
     return data
 
 
-def _contents(file: ImageFile, name: str) -> bytes:
+def _contents(file: ImageFile) -> bytes:
     """Read a file to its end, or a little more of it than can be sent; some give less at a time."""
     data, part = bytearray(), b"..."
     while part and len(data) <= MAX_IMAGE_BYTES:
         part = file.read(MAX_IMAGE_BYTES + 1 - len(data))
         if not isinstance(part, bytes):
             getattr(part, "close", bool)()  # a coroutine would warn that nobody awaited it
-            raise InvalidArgument(
-                f"{name} reads as {type(part).__name__}; open the file in binary mode, or give the bytes (of "
-                "an asynchronous file, `await file.read()`)."
-            )
+            found = f"{type(file).__name__}, which reads as {type(part).__name__}"
+            raise InvalidArgument(f"{_NO_IMAGE} {found}. Of an asynchronous file give `await file.read()`.")
         data += part
     return bytes(data)

@@ -60,14 +60,10 @@ def test_the_life_of_a_gallery(running: Server, tmp_path: Path) -> None:
         assert [item.key async for item in client.items("birds")] == ["a", "b"]
         assert await client.delete("birds", ["a", "nobody"]) == 1
         assert [gallery.items for gallery in await client.galleries()] == [1]
-        for error, call in (
-            (NotFound, client.search("nowhere", keys=["a"])),
-            (BadImage, client.embed([b"good", b"bad"])),
-            (InvalidArgument, client.embed(b"one")),  # type: ignore[arg-type]
-            (InvalidArgument, client.upsert("birds", 5)),  # type: ignore[arg-type]
-        ):
-            with pytest.raises(error):
-                await call
+        with pytest.raises(NotFound):
+            await client.search("nowhere", keys=["a"])
+        with pytest.raises(InvalidArgument):
+            await client.embed(b"one")  # type: ignore[arg-type]
         good, bad = await client.embed([b"good", b"bad"], on_error="return")
         assert (type(good), type(bad)) == (np.ndarray, BadImage)
 

@@ -96,8 +96,8 @@ def test_what_is_no_image_is_told_what_to_do() -> None:
             return b""
 
     given: list[tuple[Any, str]] = [
-        ([Upload()], "reads as coroutine; open the file in binary mode"),
-        ([io.StringIO("text")], "reads as str; open the file in binary mode"),
+        ([Upload()], r"Upload, which reads as coroutine\. Of an asynchronous file give `await"),
+        ([io.StringIO("text")], "opened in binary mode; found StringIO, which reads as str"),
         ([np.zeros((2, 2, 3))], r"found ndarray\. Encode pixels first, as PNG"),
         *((one, r"images must be a list; .*brackets: images=\[\.\.\.\]") for one in (b"x", "x", Path("x"))),
         *((one, "images must be a list") for one in (5, None, {"a": b"x"}, io.BytesIO(b"x"))),

@@ -126,8 +126,8 @@ def test_who_gave_no_key_is_told_how_to_give_one(
         monkeypatch.setenv("CROSSBATCH_SEARCH_API_KEY", "cb_of_old")
         assert crossbatch.main([*KEY_7, running.address]) == 2
     none, wrong = capsys.readouterr().err.splitlines()
-    assert "none was given; put it into the variable CROSSBATCH_SEARCH_API_KEY (or give --api-key" in none
-    assert "does not know the API key that CROSSBATCH_SEARCH_API_KEY or --api-key gives" in wrong
+    assert "and got none; put one into the variable CROSSBATCH_SEARCH_API_KEY" in none
+    assert "does not know the one it was given" in wrong
     assert "Bearer" not in none + wrong
 
 
@@ -155,12 +155,12 @@ def test_advice_names_the_flags_and_not_the_arguments_of_the_client(
     for given in (
         ["shop.example:1", "--api-key", "s3cret"],
         [client.address, "--tls", "--timeout", "1"],
-        [client.address, "--ca", str(torn)],
+        [client.address, "--ca", str(tmp_path / "nothing.pem")],
         [client.address, "--certificate", str(torn)],
     ):
         assert crossbatch.main([*KEY_7, *given]) == 2
     transport, plain, ca, pair = capsys.readouterr().err.splitlines()
     assert "use TLS by --tls or --ca, or say --insecure" in transport
-    assert "speak no TLS, and you do; leave out --tls, --ca and --certificate" in plain
-    assert "was given: --ca, --certificate and --private-key must be PEM" in ca
+    assert "speaks no TLS; leave out --tls, --ca and --certificate" in plain
+    assert "--ca cannot be read from" in ca
     assert "--certificate and --private-key belong together" in pair
