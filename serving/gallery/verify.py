@@ -180,7 +180,7 @@ def _fault(row: tuple[Any, ...], dimension: int) -> str:
         check_key(key.decode())
         label.decode()
         uri.decode()
-        if not isinstance(json.loads(metadata), dict):
+        if not isinstance(json.loads(metadata.decode()), dict):
             return "its metadata is no JSON object"
     except (ValueError, RecursionError, InvalidArgument) as error:
         return f"a text of it cannot be read: {error}"

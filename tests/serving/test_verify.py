@@ -107,10 +107,24 @@ def test_a_bit_of_an_item(path: Path, content: bytes) -> None:
     assert "'k5': its checksum" in problem(path)
 
 
-def test_a_label_that_is_no_text_though_its_checksum_is_right(path: Path) -> None:
-    checksum = zlib.crc32(items()[5].vector.tobytes(), zlib.crc32(b'k5\0\xff\0\0{"i":5}'))
-    sql(path, f"UPDATE items SET label = CAST(x'ff' AS TEXT), checksum = {checksum} WHERE key = 'k5'")
-    assert "'k5': a text of it cannot be read" in " ".join(verify(path).problems)
+@pytest.mark.parametrize(
+    ("label", "metadata", "words"),
+    [
+        (b"\xff", b"{}", "a text of it cannot be read"),
+        (b"", b"\xff\xfe{\0}\0", "a text of it cannot be read"),  # which JSON would take for UTF-16
+        (b"", b"[]", "its metadata is no JSON object"),
+    ],
+)
+def test_a_text_that_is_none_though_its_checksum_is_right(
+    path: Path, label: bytes, metadata: bytes, words: str
+) -> None:
+    texts = b"\0".join((b"k5", label, b"", metadata))
+    checksum = zlib.crc32(items()[5].vector.tobytes(), zlib.crc32(texts))
+    change = "label = CAST(:label AS TEXT), metadata = CAST(:metadata AS TEXT), checksum = :checksum"
+    sql(
+        path, f"UPDATE items SET {change} WHERE key = 'k5'", label=label, metadata=metadata, checksum=checksum
+    )
+    assert f"'k5': {words}" in " ".join(verify(path).problems)
 
 
 def index_file(path: Path) -> Path:
