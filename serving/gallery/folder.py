@@ -51,8 +51,9 @@ def made_aside(path: Path) -> Iterator[Path]:
     """
     aside = path.with_name(f".{path.name}.new-{secrets.token_hex(4)}")
     try:
-        if path.is_file() or (path.is_dir() and any(path.iterdir())):
-            raise _taken(path)
+        with suppress(FileNotFoundError, NotADirectoryError):  # what was there may go in this moment
+            if os.listdir(path):
+                raise _taken(path)
         make_folder(path.parent)
         aside.mkdir()
         try:

@@ -9,12 +9,10 @@ Nothing is changed. All is of one state, while writes go on. The memory needed d
 """
 
 import json
-import math
 import zlib
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,9 @@ from numpy.typing import NDArray
 
 from serving.errors import BadArtifact, InvalidArgument
 from serving.gallery.index.builder import Advance
-from serving.gallery.index.index import Index, IndexDamaged
 from serving.gallery.item import JPEG, NORM_TOLERANCE, check_key
 from serving.gallery.search.segment import SealedSegment
+from serving.gallery.search.snapshot import open_sealed
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
@@ -88,53 +86,43 @@ class _Verifying:
 
     def state(self) -> bool:
         """Read all of one state; returns False where its index is gone because a newer one was published."""
-        store = self._store
-        with store.read() as reader:
+        with self._store.read() as reader:
             state = reader.state()
-            index: Index | None = None
-            try:
-                if state.index_file:
-                    file = store.path.parent / state.index_file
-                    index = SealedSegment.load(file, state, store.meta.dimension).index
-            except IndexDamaged as error:
-                store.check_name()
-                with store.read() as newer:
-                    if newer.state().generation != state.generation:
-                        return False
-                self.add("faults of the index", f"the index is lost: {error}")
-            self._items(reader, state, index)
+            found = open_sealed(self._store, state)
+            if found is None:
+                return False
+            sealed, damage = found
+            if damage:
+                self.add("faults of the index", f"the index is lost: {damage}")
+            self._items(reader, state, sealed, readable=not damage)
             self._thumbnails(reader)
         return True
 
-    def _items(self, reader: Reader, state: State, index: Index | None) -> None:
+    def _items(self, reader: Reader, state: State, sealed: SealedSegment, *, readable: bool) -> None:
         """Look at each item, and whether the index holds what it is said to cover, as it is stored."""
-        found, dimension = self.found, self._store.meta.dimension
-        held: NDArray[np.int64] = np.empty(0, np.int64) if index is None else index.seqs  # (n,)
+        found, held = self.found, sealed.seqs  # (n,)
         ended = np.append(held, -1)  # no item's, for those that would stand behind the last
         met = np.zeros(len(held), np.bool_)  # which of them are items
-        readable = index is not None or not state.index_file
         removals = reader.removals_since(state.covers_removal)
         found.indexed, found.removals, total = len(held), len(removals), reader.count()
         for block in reader.as_stored():
-            faults = [_fault(row, dimension) for row in block]
+            faults, vectors = _examined(block, self._store.meta.dimension)
+            for row, fault in zip(block, faults, strict=True):
+                if fault:
+                    self.add("damaged items", f"the item {_name(row)}: {fault}")
             seqs = np.array([row[0] for row in block], np.int64)  # (b,)
             places = np.searchsorted(held, seqs)
             indexed = ended[places] == seqs
             met[places[indexed]] = True
             newer = seqs > state.covers_seq
+            both = np.flatnonzero(indexed & [not fault for fault in faults])
             differs = np.zeros(len(block), np.bool_)
-            if index is not None:
-                pairs = zip(compress(block, indexed), index.matrix[places[indexed]], strict=True)
-                differs[indexed] = [row[5] != vector.astype("<f4").tobytes() for row, vector in pairs]
-            for row, fault in zip(block, faults, strict=True):
-                if fault:
-                    self.add("damaged items", f"the item {_name(row)}: {fault}")
-            whole = np.array([not fault for fault in faults])
+            differs[both] = (vectors[both] != sealed.vectors[places[both]]).any(axis=1)
             for words, wrong in (
                 ("is there, and is noted as removed", np.isin(seqs, removals)),
                 ("is newer than the newest there ever was", seqs > state.last_seq),
                 ("is missing from the index", ~indexed & ~newer & readable),
-                ("has another vector in the index", indexed & whole & differs),
+                ("has another vector in the index", differs),
             ):
                 for at in np.flatnonzero(wrong):
                     self.add(f"items, each of which {words}", f"the item {_name(block[at])} {words}")
@@ -167,8 +155,22 @@ class _Verifying:
                 self.add("faulty thumbnails", f"the thumbnail {seq} {words}")
 
 
+def _examined(block: list[tuple[Any, ...]], dimension: int) -> tuple[list[str], NDArray[np.float32]]:
+    """Return what is wrong with each item, empty where it is whole, and the vectors (b, d) of the whole."""
+    faults = [_fault(row, dimension) for row in block]
+    whole = np.array([not fault for fault in faults])  # (b,)
+    blobs = b"".join(row[5] for row, fault in zip(block, faults, strict=True) if not fault)
+    vectors = np.zeros((len(block), dimension), np.float32)
+    vectors[whole] = np.frombuffer(blobs, "<f4").reshape(-1, dimension)
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    for at in np.flatnonzero(whole & ~(np.abs(norms - 1) <= NORM_TOLERANCE)):  # the negation also finds NaN
+        finite = f"has norm {norms[at]:.6g}, expected 1"
+        faults[at] = f"its vector {finite if np.isfinite(norms[at]) else 'holds a value that is not finite'}"
+    return faults, vectors
+
+
 def _fault(row: tuple[Any, ...], dimension: int) -> str:
-    """Return what is wrong with an item, a row of `Reader.as_stored`; empty where it is whole."""
+    """Return what is wrong with an item, a row of `Reader.as_stored`, but for the norm of its vector."""
     _, key, label, uri, metadata, vector, checksum, sourced = row
     if None in (key, label, uri, metadata, vector):
         return "a part of it is missing"
@@ -178,17 +180,12 @@ def _fault(row: tuple[Any, ...], dimension: int) -> str:
         check_key(key.decode())
         label.decode()
         uri.decode()
-        if not isinstance(json.loads(metadata), dict):
+        if not isinstance(json.loads(metadata.decode()), dict):
             return "its metadata is no JSON object"
     except (ValueError, RecursionError, InvalidArgument) as error:
         return f"a text of it cannot be read: {error}"
     if len(vector) != 4 * dimension:
         return f"its vector is {len(vector)} bytes long, expected {4 * dimension}"
-    norm = float(np.linalg.norm(np.frombuffer(vector, "<f4").astype(np.float64)))
-    if not math.isfinite(norm):
-        return "its vector holds a value that is not finite"
-    if abs(norm - 1) > NORM_TOLERANCE:
-        return f"its vector has norm {norm:.6g}, expected 1"
     return "" if sourced else "the file it was made from is not noted in full"
 
 

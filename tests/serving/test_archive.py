@@ -9,14 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from serving.errors import (
-    AlreadyExists,
-    BadArtifact,
-    InvalidArgument,
-    NotFound,
-    Overloaded,
-    ReadOnly,
-)
+from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, NotFound, Overloaded, ReadOnly
 from serving.gallery import archive
 from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory

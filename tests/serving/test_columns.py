@@ -116,17 +116,23 @@ def columns_of(items: list[tuple[str, dict[str, Any]]]) -> Columns:
 @settings(max_examples=50)
 @given(items=ITEMS, filters=st.lists(FILTERS, min_size=1, max_size=4), cut=st.integers(0, 12))
 def test_mask_is_what_a_loop_finds(
-    items: list[tuple[str, dict[str, Any]]], filters: list[Filter], cut: int
+    tmp_path_factory: pytest.TempPathFactory,
+    items: list[tuple[str, dict[str, Any]]],
+    filters: list[Filter],
+    cut: int,
 ) -> None:
     whole = columns_of(items)
-    rest = items[cut:]
-    extended = Columns.joined([columns_of(items[:cut]), columns_of(rest)])
+    extended = Columns.joined([columns_of(items[:cut]), columns_of(items[cut:])])
+    path = tmp_path_factory.mktemp("columns") / "index-1.columns"
+    loaded = Columns.load(path, extended.save(path))
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
     for filter in filters:
         check_filter(filter)
         expected = [holds(label, metadata, filter) for label, metadata in items]
-        assert whole.mask(filter).tolist() == expected
-        assert extended.mask(filter).tolist() == expected
-    for columns in (whole, extended):
+        for columns in (whole, extended, loaded):
+            assert columns.mask(filter).tolist() == expected
+    for columns in (whole, extended, loaded):
+        assert len(columns) == len(items)
         assert [columns.label_names[code] if code >= 0 else "" for code in columns.label_codes] == [
             label for label, _ in items
         ]
@@ -152,23 +158,6 @@ def test_a_bound_holds_for_what_equals_it_or_not(values: list[Any]) -> None:
         ("most", [True, True, False]),
     ):
         assert columns.mask(Range("a", **{bound: values[1]})).tolist() == found
-
-
-@settings(max_examples=12)
-@given(parts=st.lists(ITEMS, max_size=5), filter=FILTERS)
-def test_file_gives_what_was_saved(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[list[tuple[str, dict[str, Any]]]], filter: Filter
-) -> None:
-    path = tmp_path_factory.mktemp("columns") / "index-1.columns"
-    saved = Columns.joined([columns_of(items) for items in parts])
-    loaded = Columns.load(path, saved.save(path))
-    assert len(loaded) == sum(map(len, parts))
-    assert loaded.mask(filter).tolist() == saved.mask(filter).tolist()
-    assert loaded.mask(filter).tolist() == [holds(*item, filter) for items in parts for item in items]
-    assert loaded.fields == saved.fields
-    assert loaded.label_codes.tolist() == saved.label_codes.tolist()
-    assert list(loaded.label_names) == list(saved.label_names)
-    assert [each.name for each in path.parent.iterdir()] == ["index-1.columns"]
 
 
 def test_damage_is_found(tmp_path: Path) -> None:

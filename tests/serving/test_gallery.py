@@ -13,7 +13,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from serving.errors import (
     AlreadyExists,
@@ -29,41 +28,15 @@ from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.index.index import Index
 from serving.gallery.item import BadVector
 from serving.model.spec import ModelSpec
-from tests.serving.vectors import MANUAL, sql, wait_for
-from tests.serving.vectors import created as created_of
-from tests.serving.vectors import units as units_of
+from tests.serving.vectors import MANUAL, created, sql, units, wait_for
 
 EAGER = RebuildPolicy(least=8, share=0.0)
 
 
-def units(count: int, dimension: int = 16, seed: int = 0) -> NDArray[np.float32]:
-    return units_of(count, dimension, seed)
-
-
-def created(path: Path, policy: RebuildPolicy = MANUAL) -> Gallery:
-    return created_of(path, 16, policy=policy)
-
-
 @pytest.fixture
 def gallery(tmp_path: Path) -> Iterator[Gallery]:
-    with closing(created(tmp_path / "birds")) as made:
+    with closing(created(tmp_path / "birds", 16)) as made:
         yield made
-
-
-@pytest.mark.parametrize("indexed", [0, 150, 300])
-def test_scores_do_not_depend_on_where_items_are_nor_on_how_many_queries_come(
-    gallery: Gallery, indexed: int
-) -> None:
-    vectors, queries = units(300), units(40, seed=1)
-    items = [GalleryItem(f"k{i}", vector) for i, vector in enumerate(vectors)]
-    gallery.upsert(items[:indexed])
-    gallery.rebuild()
-    gallery.upsert(items[indexed:])
-    found = gallery.search(queries, 10)
-    for query, hits in zip(queries.astype(np.float64), found, strict=True):
-        scores = [(-float(np.float32((vector * query).sum())), f"k{i}") for i, vector in enumerate(vectors)]
-        assert [(-hit.score, hit.key) for hit in hits] == sorted(scores)[:10]
-    assert [gallery.search(query[None], 10)[0] for query in queries] == found
 
 
 def test_scores_lie_between_minus_one_and_one_in_the_order_of_the_exact_ones(gallery: Gallery) -> None:
@@ -161,17 +134,31 @@ def test_create_refuses_what_is_there(tmp_path: Path) -> None:
         with pytest.raises(AlreadyExists, match=rf"something at .*/{name} that is no gallery"):
             created(tmp_path / name)
     with pytest.raises(InvalidArgument, match="dimension"):
-        created_of(tmp_path / "b", 0)
+        created(tmp_path / "b", 0)
     with pytest.raises(Unavailable, match="file"):
         created(tmp_path / "file" / "below")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file", "full"]
 
 
-def test_create_that_dies_leaves_no_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.gallery.folder.sync", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        created(tmp_path / "a")
-    assert list(tmp_path.iterdir()) == []
+def test_a_name_that_gets_free_in_this_moment_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created(tmp_path / "a").close()
+    listdir = os.listdir
+
+    def overtaken(path: Path) -> list[str]:
+        if path == tmp_path / "a":
+            shutil.rmtree(path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", overtaken)
+    created(tmp_path / "a").close()
+
+
+def test_a_gallery_that_was_dropped_tells_so(gallery: Gallery) -> None:
+    shutil.rmtree(gallery.path)
+    with pytest.raises(NotFound, match="is gone"):
+        gallery.info()
 
 
 def before_loading(monkeypatch: pytest.MonkeyPatch, what: Callable[[Path], None]) -> None:
@@ -262,15 +249,6 @@ def test_who_is_two_publications_behind_waits_for_the_index_with_a_limit(
         assert len(behind.search(vectors[:1], 30)[0]) == 20
 
 
-def test_gallery_that_was_dropped_tells_so_whatever_it_is_asked(gallery: Gallery) -> None:
-    gallery.upsert([GalleryItem("a", ONE)])
-    shutil.rmtree(gallery.path)
-    with pytest.raises(NotFound, match="is gone"):
-        gallery.info()
-    with pytest.raises(NotFound, match="there is no gallery file"):
-        Gallery.open(gallery.path)
-
-
 def test_folders_made_on_the_way_to_a_gallery_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,23 +279,12 @@ def test_a_path_that_faiss_cannot_open_is_refused_at_once(tmp_path: Path) -> Non
     assert not folder.exists()
 
 
-def test_rebuild_comes_by_itself_and_removes_the_old_file(tmp_path: Path) -> None:
-    with closing(created(tmp_path / "a", EAGER)) as gallery:
-        for i, vector in enumerate(units(60)):
-            gallery.upsert([GalleryItem(f"k{i}", vector)])
-        wait_for(lambda: gallery.info().generation >= 1)
-        gallery.delete([f"k{i}" for i in range(40)])
-        wait_for(lambda: (info := gallery.info()).deleted <= 8 and info.fresh <= 8)
-        wait_for(lambda: len(list((tmp_path / "a").glob("index-*.faiss"))) == 1)
-        assert gallery.info().items == 20
-
-
 def test_background_rebuild_that_fails_is_logged_and_searches_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("serving.gallery.index.rebuild.build_index", full)
-    with closing(created(tmp_path / "a", EAGER)) as gallery:
+    with closing(created(tmp_path / "a", 16, policy=EAGER)) as gallery:
         gallery.upsert([GalleryItem(f"k{i}", vector) for i, vector in enumerate(units(20))])
         wait_for(lambda: "was not rebuilt" in caplog.text)
         assert len(gallery.search(units(1), 30)[0]) == 20
@@ -334,7 +301,7 @@ def test_search_sees_old_or_new_state_never_a_mixture(memory: Path) -> None:
             assert len({hit.label for hit in hits}) <= 1
             assert len(hits) in (0, 12)
 
-    with closing(created(memory / "a", EAGER)) as gallery, ThreadPoolExecutor(3) as threads:
+    with closing(created(memory / "a", 16, policy=EAGER)) as gallery, ThreadPoolExecutor(3) as threads:
         looking = [threads.submit(look, gallery) for _ in range(3)]
         try:
             for label in range(60):
@@ -347,14 +314,3 @@ def test_search_sees_old_or_new_state_never_a_mixture(memory: Path) -> None:
         finally:
             done.set()
         assert [each.exception() for each in looking] == [None] * 3
-
-
-def test_close_during_a_rebuild_ends_it(tmp_path: Path) -> None:
-    gallery = created(tmp_path / "a", EAGER)
-    gallery.upsert([GalleryItem(f"k{i}", vector) for i, vector in enumerate(units(5000))])
-    gallery.close()
-    with pytest.raises(Unavailable, match="closed"):
-        gallery.search(units(1), 1)
-    gallery.close()
-    with closing(Gallery.open(tmp_path / "a", policy=MANUAL)) as again:
-        assert again.info().items == 5000

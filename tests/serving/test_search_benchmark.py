@@ -1,7 +1,6 @@
 """The benchmark of searches, in short: a match without rivals, and rivals that are made up."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ import pytest
 
 from benchmarks import search
 from benchmarks.contenders import match
-from benchmarks.contenders.contender import SHARDS
 from benchmarks.contenders.embeddings import draw, nearest, recall, shards, split
 from benchmarks.contenders.match import Contestant, Match, Row, Rules
-from benchmarks.contenders.process import Failed, Process
+from benchmarks.contenders.process import Failed
 from benchmarks.contenders.table import ratios, tables
 from tests.serving.vectors import units
 
@@ -79,10 +77,6 @@ def test_equal_scores_are_equally_right() -> None:
     for pair in ([0, 1], [2, 1], [0, 2]):
         assert recall([pair], vectors, vectors[:1], wanted) == 1
     assert recall([[0, 3]], vectors, vectors[:1], wanted) == 0.5
-
-
-def test_shards_are_of_equal_size() -> None:
-    assert np.bincount(shards(1000)).tolist() == [10] * SHARDS
 
 
 class MadeUp:
@@ -160,20 +154,6 @@ def test_one_that_fails_has_a_row_that_says_why_and_stops_nobody(play: Play, ste
     shown = tables(rows)
     assert f"failed: {step}: out of luck" in shown
     assert "| well (store) | 0.6000 | 1.00 | 2.00 | 600 | 600 | ef 6 |" in shown
-
-
-def test_a_package_that_is_missing_and_a_request_that_takes_too_long_are_told(tmp_path: Path) -> None:
-    for name, patience, words in (
-        ("no_such_rival", 60, r"build: not installed \(No module named .*no_such_rival"),
-        ("gallery=auto@0.9", 0.01, r"build took longer than 0\.01 s"),
-    ):
-        with (
-            Process(name, tmp_path / name, python=sys.executable, cores=1, patience=patience) as process,
-            pytest.raises(Failed, match=words),
-        ):
-            process.ask("build", vectors="none.npy", count=1)
-    with pytest.raises(Failed, match="no-python cannot be run"):
-        Process("gallery=auto@0.9", tmp_path, python="no-python", cores=1, patience=1)
 
 
 def test_the_bound_is_told_against_the_faster_store() -> None:

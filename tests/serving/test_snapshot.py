@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.errors import InvalidArgument
 from serving.gallery.gallery import Gallery, GalleryItem
 from serving.gallery.index.builder import IndexBuilder
 from serving.gallery.index.index import EXACT, Index, IndexMetadata
@@ -120,15 +118,11 @@ DEAD = st.tuples(st.sampled_from([0.0, 0.02, 0.5, 0.97, 1.0]), st.integers(0, 5)
 WAYS = {"by cost": (8, 4, 2), "fetched": (1, 10**9, 0), "one by one": (10**9, 0, 0)}
 
 
-def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take one of the ways to an answer, whichever would be the cheaper one for so few items."""
-    for name, value in zip(("_LARGE", "_GATHERED", "_VISITED"), WAYS[way], strict=True):
-        monkeypatch.setattr(segment_module, name, value)
-
-
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    take(request.param, monkeypatch)
+    """One of the ways to an answer, whichever would be the cheaper one for so few items."""
+    for name, value in zip(("_LARGE", "_GATHERED", "_VISITED"), WAYS[request.param], strict=True):
+        monkeypatch.setattr(segment_module, name, value)
     return str(request.param)
 
 
@@ -194,47 +188,6 @@ def test_k_is_filled_though_the_500_nearest_are_deleted(type_: str, far: bool) -
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What FAISS is asked from now on: how many queries, and how many items for each."""
-    take("fetched", monkeypatch)
-    asked: list[tuple[int, int]] = []
-    real = Index.search
-
-    def search(self: Index, queries: NDArray[np.float32], count: int) -> Any:
-        asked.append((len(queries), count))
-        return real(self, queries, count)
-
-    monkeypatch.setattr(Index, "search", search)
-    return asked
-
-
-ALIVE = np.zeros(len(VECTORS), np.bool_)
-
-
-def test_more_are_fetched_by_the_share_that_passes(asked: list[tuple[int, int]]) -> None:
-    snapshot_of(EXACT, np.arange(len(VECTORS)) % 2 == 0).search(VECTORS[:1], 1, minimum_score=-1.0)
-    assert asked == [(1, 34)]
-
-
-def test_no_tie_with_the_last_is_missed(asked: list[tuple[int, int]]) -> None:
-    tied = [at for at in range(50) if (VECTORS[at] == VECTORS).all(axis=1).sum() > 1]
-    for k in (1, 3, 10):
-        found = snapshot_of(EXACT, ALIVE).search(VECTORS[tied], k, minimum_score=-1.0)
-        for at, hits in zip(tied, found, strict=True):
-            expected = loop(VECTORS[at], k, list(range(len(VECTORS))))
-            assert sorted(hits, key=by_score) == expected
-            assert len(hits) == 40 > k + 16
-    assert asked
-
-
-def test_what_an_approximate_type_does_not_find_is_looked_for(asked: list[tuple[int, int]]) -> None:
-    dead = np.arange(len(VECTORS)) >= COUNT
-    (hits,) = snapshot_of("IVF8,PQ4x4fs,RFlat", dead).search(VECTORS[:1], 200, minimum_score=-1.0)
-    assert asked  # and a list of eight has no 200
-    assert hits[:200] == loop(VECTORS[0], 200, list(range(COUNT)))[:200]
-
-
-@pytest.fixture
 def gallery(tmp_path: Path) -> Iterator[Gallery]:
     with closing(created(tmp_path / "shop", D)) as made:
         yield made
@@ -242,22 +195,6 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
 
 def items(start: int, end: int) -> list[GalleryItem]:
     return [GalleryItem(f"k{i:03}", VECTORS[i], LABELS[i], metadata=METADATA[i]) for i in range(start, end)]
-
-
-def test_filter_must_fit_the_items(gallery: Gallery) -> None:
-    strange = Equal("nn", 1)
-    assert gallery.search(VECTORS[:1], 3, filter=strange) == [[]]  # an empty gallery has no fields yet
-    assert gallery.unknown_fields(Equal("n", 1)) == ("n",)
-    for prepare in (lambda: gallery.upsert(items(0, 10)), gallery.rebuild):
-        prepare()
-        for nothing in (strange, Exists("nn"), Equal("$label", "no such label")):
-            assert gallery.search(VECTORS[:1], 3, filter=nothing) == [[]]
-        assert len(gallery.search(VECTORS[:1], 11, filter=Not(strange))[0]) == 10
-        assert gallery.unknown_fields(AllOf((strange, Equal("n", 1), Equal("$label", "a")))) == ("nn",)
-        with pytest.raises(InvalidArgument, match="with the string 'x', and it holds numbers"):
-            gallery.search(VECTORS[:1], 3, filter=Equal("n", "x"))
-        with pytest.raises(InvalidArgument, match="not finite"):
-            gallery.search(VECTORS[:1], 3, filter=Equal("n", float("nan")))
 
 
 def test_a_filter_outlives_the_last_item_that_has_its_field(gallery: Gallery) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.errors import (
-    BadArtifact,
-    CrossbatchError,
-    NotFound,
-    Overloaded,
-    ReadOnly,
-    Unavailable,
-)
+from serving.errors import BadArtifact, CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
 from serving.gallery.item import CheckedItem, GalleryItem, Source
+from serving.gallery.lock import names_change
 from serving.gallery.store.schema import FORMAT_VERSION
 from serving.gallery.store.store import Store, create_store, refusal
 from serving.gallery.store.transaction import State, Writer
@@ -87,6 +82,9 @@ def test_replaced_item_gets_a_new_seq_and_leaves_a_removal(store: Store) -> None
         assert block.seqs.tolist() == [2, 3]
         assert np.array_equal(block.vectors, AXES[[1, 2]])
         assert (block.labels, block.metadata) == (["", "new"], ["{}", "{}"])
+    with store.write() as writer:
+        assert writer.delete(["a", "b"]) == 2
+    assert upsert(store, item("a")) == [4]  # no number comes twice
 
 
 def test_thumbnails_go_with_their_items(store: Store) -> None:
@@ -107,13 +105,6 @@ def test_write_that_fails_is_undone_whole(store: Store) -> None:
         upsert(store, item("b"), item("a", 1), item("b", 2))
     assert seqs(store, "ab") == {"a": 1}
     assert state_of(store).change == 1
-
-
-def test_versions_are_never_taken_twice(store: Store) -> None:
-    assert upsert(store, item("b"), item("a")) == [1, 2]
-    with store.write() as writer:
-        assert writer.delete(["a", "b"]) == 2
-    assert upsert(store, item("a")) == [3]
 
 
 def test_each_connection_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,17 +165,6 @@ def test_publication_keeps_the_removals_that_either_file_needs(store: Store) -> 
         assert removals(0).tolist() == []
 
 
-def test_what_is_wanted_and_whose_name_was_taken_is_kept_as_a_change(store: Store) -> None:
-    with store.write() as writer:
-        writer.want("IVF16,Flat", 0.9)
-    assert state_of(store).change == 1  # so that what is in memory of a state is not taken for it
-    with store.write() as writer:
-        writer.name_taken("spring", "1" * 32)
-    state = state_of(store)
-    assert (state.change, state.wanted_index, state.wanted_recall) == (2, "IVF16,Flat", 0.9)
-    assert (state.previous_name, state.previous_id) == ("spring", "1" * 32)
-
-
 # -- copies
 
 
@@ -232,6 +212,16 @@ def test_closed_store_says_so(store: Store) -> None:
     for use in (store.read, store.write):
         with pytest.raises(Unavailable, match="closed"), use():
             pass
+
+
+def test_no_file_is_closed_while_a_name_changes(store: Store) -> None:
+    """SQLite would remove the files beside it by the name that is another gallery's by then."""
+    with ThreadPoolExecutor(1) as threads:
+        with names_change(store.path.parent.parent):
+            closing = threads.submit(store.close)
+            with pytest.raises(TimeoutError):
+                closing.result(0.1)
+        closing.result(10)
 
 
 def test_retired_store_works_and_keeps_no_file_open(tmp_path: Path) -> None:

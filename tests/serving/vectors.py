@@ -21,7 +21,7 @@ AXES = np.eye(4, dtype=np.float32)
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def units(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
+def units(count: int, dimension: int = 16, seed: int = 0) -> NDArray[np.float32]:
     """Vectors in every direction, float32 (n, d)."""
     return normalized(np.random.default_rng(seed).standard_normal((count, dimension)))
 

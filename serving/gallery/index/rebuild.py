@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serving.cores import usable_cores
 from serving.errors import CrossbatchError, Overloaded
-from serving.gallery.disk import disk_error
+from serving.gallery.disk import disk_error, gallery_error
 from serving.gallery.index.builder import Advance, GivenUp, IndexBuilder
 from serving.gallery.index.choice import build_index, is_small, measure_again
 from serving.gallery.index.index import AUTOMATIC, EXACT, IndexDamaged, IndexMetadata
@@ -94,7 +94,7 @@ class Rebuilder:
             raise Replaced(closed) from error
         except OSError as error:
             self._store.check_name()  # or the folder is not there because the gallery was dropped
-            raise disk_error(error, f"the index of the gallery {self._folder}") from error
+            raise gallery_error(error, self._folder) from error
 
     def close(self) -> None:
         """Stop the background rebuild; within a long step of FAISS it notices later and publishes nothing."""

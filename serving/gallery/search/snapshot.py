@@ -30,7 +30,7 @@ from serving.gallery.search.segment import (
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
 
-__all__ = ["Snapshot", "SnapshotCache"]
+__all__ = ["Snapshot", "SnapshotCache", "open_sealed"]
 
 _PATIENCE = 10.0  # seconds to wait for the index that another caller loads
 _PRODUCTS = 1 << 22  # entries of a matrix of scores made at once
@@ -149,6 +149,25 @@ class Snapshot:
         return self.sealed.columns, *self.growing.columns
 
 
+def open_sealed(store: Store, state: State, *, device: str = "cpu") -> tuple[SealedSegment, str] | None:
+    """Return what the index of a state covers; nothing, and why, where it is damaged.
+
+    None tells that a newer index was published before this one could be opened.
+    """
+    sealed = SealedSegment.empty(store.meta.dimension)
+    if state.index_file:
+        file = store.path.parent / state.index_file
+        try:
+            sealed = SealedSegment.load(file, state, store.meta.dimension, device=device)
+        except IndexDamaged as error:
+            store.check_name()  # or the file was looked for in another gallery
+            with store.read() as newer:
+                if newer.state().generation != state.generation:
+                    return None
+            return sealed, str(error)
+    return sealed, ""
+
+
 class SnapshotCache:
     """The newest snapshot of one store, brought to the state of each read transaction; thread-safe."""
 
@@ -220,22 +239,15 @@ class SnapshotCache:
 
     def _load(self, state: State, reader: Reader) -> Snapshot | None:
         """Return the snapshot of another generation, or None if a newer one was published meanwhile."""
-        sealed, damaged = SealedSegment.empty(self._store.meta.dimension), False
-        if state.index_file:
-            file = self._store.path.parent / state.index_file
-            try:
-                sealed = SealedSegment.load(file, state, self._store.meta.dimension, device=self._device)
-            except IndexDamaged as error:
-                self._store.check_name()  # or the file was looked for in another gallery
-                with self._store.read() as newer:
-                    if newer.state().generation != state.generation:
-                        return None
-                _log.warning(
-                    "the index of the gallery %s is made anew from its store: %s", file.parent.name, error
-                )
-                damaged = True
+        found = open_sealed(self._store, state, device=self._device)
+        if found is None:
+            return None
+        sealed, damage = found
+        if damage:
+            name = self._store.path.parent.name
+            _log.warning("the index of the gallery %s is made anew from its store: %s", name, damage)
         # Without an index everything is read from the store, where what was removed is no more.
         last_seq = 0 if sealed.index is None else state.covers_seq
         covered = replace(state, last_seq=last_seq, last_removal=state.covers_removal)
         growing = GrowingSegment.empty(self._store.meta.dimension, sealed.columns.label_names)
-        return Snapshot(covered, state.generation, sealed, growing, damaged).advanced(state, reader)
+        return Snapshot(covered, state.generation, sealed, growing, bool(damage)).advanced(state, reader)

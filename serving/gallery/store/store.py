@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -86,15 +86,16 @@ class Store:
             raise NotFound(f"there is no gallery file {path}; check the path, or make it by crossbatch index")
         self.path = path
         self._timeout = busy_timeout
-        self._writable = is_writable(path)
         self._folder = path.absolute().parent.parent
+        with names_stay(self._folder):  # or they might be those of two files
+            self.identity = _identity_of(path)  # device and inode
+            self._writable = is_writable(path)
         self._guard = threading.Lock()  # of the two fields below
         self._idle: list[sqlite3.Connection] = []  # those of who may write
         self._retired = False
         self._closed = False
         self._write_turn = threading.Lock()
         self._dimension = 0  # which is not known yet
-        self.identity = _identity_of(path)  # device and inode
         try:
             with self._borrowed() as reader:
                 self.meta = read_meta(reader.sql, path)
@@ -168,8 +169,8 @@ class Store:
         with self._guard:
             self._retired = True
             idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        if idle:
+            self._disconnect(*idle)
 
     def close(self) -> None:
         """Close every connection; those in use are closed when their transaction ends."""
@@ -199,7 +200,7 @@ class Store:
                     if kept:
                         self._idle.append(connection)
                 if not kept:
-                    connection.close()
+                    self._disconnect(connection)
         except _FAILURES as error:
             raise self._refusal(error) from error
 
@@ -218,6 +219,14 @@ class Store:
             connection.close()
             raise
         return connection
+
+    def _disconnect(self, *connections: sqlite3.Connection) -> None:
+        with ExitStack() as names:
+            # With the last connection SQLite removes the files beside this one by its name: they must be its.
+            with suppress(Overloaded):
+                names.enter_context(names_stay(self._folder))
+            for connection in connections:
+                connection.close()
 
     def _refusal(self, error: Exception) -> Exception:
         if isinstance(error, UnicodeDecodeError):
