@@ -3,7 +3,6 @@
 import importlib
 import importlib.metadata
 import io
-import json
 import logging
 import os
 import re
@@ -143,12 +142,6 @@ def test_variables_of_other_commands_of_other_programs_and_of_kubernetes_are_pas
         monkeypatch.setenv(name, value)
     assert crossbatch.main(["gallery", "list", "--galleries", str(tmp_path)]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_json_goes_to_standard_output_alone(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "crossbatch", "gallery", "list", "--galleries", str(tmp_path), "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    json.loads(done.stdout)
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

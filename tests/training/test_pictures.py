@@ -12,7 +12,7 @@ from PIL import Image
 
 from serving.catalog.catalog import read
 from serving.errors import BadData
-from tests.training.drawn import NoThreads, draw_folder
+from tests.training.drawn import NoThreads
 from training.data import pictures as module
 from training.data.pictures import (
     Pictures,
@@ -28,11 +28,6 @@ from training.data.pictures import (
 from training.recipes.recipe import Recipe
 
 RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return draw_folder(tmp_path / "data", classes=3, images=3, size=20)
 
 
 def _spoil(root: Path) -> None:

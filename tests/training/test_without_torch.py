@@ -35,9 +35,7 @@ def exported(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_model_file_has_the_same_figures_with_torch_and_without(
-    exported: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_a_model_file_has_the_same_figures_with_torch_and_without(exported: Path, tmp_path: Path) -> None:
     root = draw_folder(tmp_path / "images", classes=8, images=6, size=18)
     images = sorted(root.rglob("*.png"))
     lines = [
@@ -45,7 +43,7 @@ def test_a_model_file_has_the_same_figures_with_torch_and_without(
         for i, path in enumerate(images)
     ]
     (root / "table.csv").write_text("\n".join(["path,label,split,burst", *lines, ""]))
-    for options in ({}, {"protocol": "query-gallery"}, {"exclude_same": "burst"}):
+    for options in ({}, {"protocol": "query-gallery", "exclude_same": "burst"}):
         given = Settings(target=exported, data=root, split="all", **options)
         expected = run(given)
         words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
