@@ -230,9 +230,7 @@ def test_protocols_that_do_not_fit_are_refused_before_anything_is_embedded(
 
 
 @torch.no_grad()
-def test_clusters_and_fitted_prototypes_of_a_run_and_of_its_file(
-    trained: Path, exported: Path, data: Path
-) -> None:
+def test_clusters_and_fitted_prototypes_of_a_run_and_file(trained: Path, exported: Path, data: Path) -> None:
     result = run(Settings(target=trained, clusters=True, fitted=20, split="all"))
     assert load_run(trained).record["metrics"]["all"]["map_x"] == result["map_x"]
     assert (result["halvings"], 1 < result["distinct"] <= 20) == (20, True)

@@ -197,9 +197,7 @@ def test_place_that_cannot_be_written(tmp_path: Path) -> None:
         (0, math.nan, "nan"),
     ],
 )
-def test_parity_sees_a_difference_in_each_output(
-    output: int, factor: float, told: str, exported: Exported
-) -> None:
+def test_parity_sees_each_output_differ(output: int, factor: float, told: str, exported: Exported) -> None:
     graph, encoder = module.OnnxGraph(exported[0], explains=True).eval(), Encoder(exported[1], threads=1)
 
     def network(images: Tensor) -> list[Tensor]:

@@ -96,9 +96,7 @@ def test_without_validation_the_last_epoch_is_kept(train: Train, tmp_path: Path)
         ),
     ],
 )
-def test_what_is_frozen_stays_and_all_else_moves(
-    train: Train, settings: str, stays: str, tmp_path: Path
-) -> None:
+def test_what_is_frozen_stays_all_else_moves(train: Train, settings: str, stays: str, tmp_path: Path) -> None:
     train(tmp_path / "r", "epochs=1", "ema_decay=0", "validation=0", *settings.split())
     tensors, _ = _last(tmp_path / "r")
     start = build_embedder(load_run(tmp_path / "r").recipe).state_dict()
@@ -148,9 +146,7 @@ def test_curves_for_tensorboard(train: Train, tmp_path: Path) -> None:
     assert "loss" in events.Tags()["scalars"]
 
 
-def test_the_schedule_reaches_the_optimizer_and_evaluations_their_epochs(
-    train: Train, tmp_path: Path
-) -> None:
+def test_the_schedule_reaches_the_optimizer_and_evaluation_its_epochs(train: Train, tmp_path: Path) -> None:
     changes = ["schedule=drops", "drop_epochs=[1]", "drop_factor=0.5", "evaluate_every=2", "epochs=3"]
     train(tmp_path / "r", *changes, "learning_rate=0.004")
     _, (start, *rows) = _last(tmp_path / "r")

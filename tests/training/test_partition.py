@@ -153,9 +153,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"weights={path}"
 
 
-def test_a_copy_of_what_trained_is_told_on_wish(
-    train: Train, start: str, doubled: Path, tmp_path: Path
-) -> None:
+def test_copies_of_what_trained_are_told(train: Train, start: str, doubled: Path, tmp_path: Path) -> None:
     trained = tmp_path / "run"
     train(trained, *TINY, start, data=doubled)
     assert run(Settings(target=trained))["duplicates"] is None
@@ -187,9 +185,7 @@ def test_cached_features_tell_it_unasked(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_backbone_that_knew_nothing_finds_no_duplicates(
-    train: Train, doubled: Path, tmp_path: Path
-) -> None:
+def test_a_backbone_that_knew_nothing_finds_no_copies(train: Train, doubled: Path, tmp_path: Path) -> None:
     trained = tmp_path / "run"
     train(trained, *TINY, data=doubled)
     with pytest.raises(BadSetting, match="needs a backbone that knew images before this training"):

@@ -20,9 +20,7 @@ from training.data.sampler import PKSampler, draw_sample
     st.integers(1, 5),
     st.integers(0, 99),
 )
-def test_an_epoch_uses_every_image_in_batches_of_p_classes_by_k(
-    sizes: list[int], p: int, k: int, seed: int
-) -> None:
+def test_an_epoch_uses_every_image_in_batches_of_p_by_k(sizes: list[int], p: int, k: int, seed: int) -> None:
     p = min(p, len(sizes))
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     sampler = PKSampler(labels, classes_per_batch=p, images_per_class=k, seed=seed)

@@ -110,9 +110,7 @@ def test_a_damaged_line_is_named(swept: Settings, tmp_path: Path, before: str, a
         run(swept.model_copy(update={"out": tmp_path / "out"}))
 
 
-def test_a_value_may_hold_commas_and_a_small_folder_has_two_classes_to_score(
-    recipe: str, tmp_path: Path
-) -> None:
+def test_a_value_may_hold_commas_and_a_small_folder_two_classes_to_score(recipe: str, tmp_path: Path) -> None:
     options = ["{pos_margin: 1.0, neg_margin: 0.1}", "{pos_margin: 0.9, neg_margin: 0.3}"]
     data, over = draw_folder(tmp_path / "data", classes=8), [f"loss_options={','.join(options)}"]
     settings = Settings(
