@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import crossbatch
+from scripts.commands import page as commands_page
 from tests.conftest import Serve, crossbatch_ok
 from tests.serving.published import make_cub
 from training.data.drawing import draw_catalogue
@@ -156,6 +157,10 @@ def test_commands_of_the_galleries_page_run(
         done |= {words[1] if words[0] == "gallery" else words[0]}
     actions = {"list", "info", "verify", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"}
     assert done == {"index", *actions}
+
+
+def test_the_page_of_commands_is_what_the_settings_make() -> None:
+    assert (ROOT / "docs/commands.md").read_text() == commands_page(), "run `python scripts/commands.py`"
 
 
 def test_every_script_named_in_a_page_exists() -> None:

@@ -259,10 +259,12 @@ def test_one_class_with_queries_and_a_gallery_and_no_xml(train: Train, tmp_path:
 
 def test_what_cannot_be_shown_is_told(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "embed_split", None)  # nothing is embedded first
-    with pytest.raises(BadSetting, match=r"is a folder: give --out a file"):
-        run(Settings(run_dir=copy, out=tmp_path))
-    with pytest.raises(BadSetting, match=r"there is no folder .*nowhere"):
-        run(Settings(run_dir=copy, out=tmp_path / "nowhere" / "a.html"))
+    for out, told in (
+        (tmp_path, "a folder: give --out a file"),
+        (tmp_path / "no/a.html", "there is no folder"),
+    ):
+        with pytest.raises(BadSetting, match=told):
+            run(Settings(run_dir=copy, out=out))
     with pytest.raises(BadData, match="nowhere"):
         run(Settings(run_dir=copy, data=tmp_path / "nowhere"))
 
