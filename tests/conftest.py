@@ -30,18 +30,8 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(catalogue: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short run on the catalogue."""
     run = tmp_path_factory.mktemp("runs") / "run"
-    crossbatch_ok(
-        "train",
-        "demo",
-        "--data",
-        catalogue,
-        "--out",
-        run,
-        "--set",
-        "epochs=2",
-        "--set",
-        "classes_per_batch=8",
-    )
+    quick = ("--set", "epochs=2", "--set", "classes_per_batch=8")
+    crossbatch_ok("train", "demo", "--data", catalogue, "--out", run, *quick)
     return run
 
 

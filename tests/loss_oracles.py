@@ -2,34 +2,7 @@
 
 import numpy as np
 
-from tests.oracles import Floats, Ints
-
-
-def cosine(a: Floats, b: Floats) -> float:
-    return float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
-
-
-def each_pair(
-    embeddings: Floats, labels: Ints, references: Floats | None, names: Ints | None
-) -> tuple[list[tuple[int, Floats, Floats]], list[tuple[int, Floats, Floats]]]:
-    """Positive and negative pairs as (anchor, its embedding, the other's), of a batch or against others."""
-    positive, negative = [], []
-    others = (embeddings, labels) if references is None or names is None else (references, names)
-    for i, (a, label) in enumerate(zip(embeddings, labels, strict=True)):
-        for j, (b, name) in enumerate(zip(*others, strict=True)):
-            if label != name:
-                negative.append((i, a, b))
-            elif references is not None or i != j:
-                positive.append((i, a, b))
-    return positive, negative
-
-
-def contrastive_against(embeddings: Floats, labels: Ints, references: Floats, names: Ints) -> float:
-    """`contrastive`, of margins 1 and 0.5, of a batch with references in place of itself."""
-    positive, negative = each_pair(embeddings, labels, references, names)
-    short = [1 - cosine(a, b) for _, a, b in positive if cosine(a, b) < 1]
-    long = [cosine(a, b) - 0.5 for _, a, b in negative if cosine(a, b) > 0.5]
-    return float((np.mean(short) if short else 0.0) + (np.mean(long) if long else 0.0))
+from tests.oracles import Floats, Ints, cosine, each_pair
 
 
 def triplet(

@@ -39,29 +39,51 @@ def weighted_ridge(batches: list[tuple[float, Floats, Floats]], penalty: float) 
     return solution.T
 
 
+def cosine(a: Floats, b: Floats) -> float:
+    return float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
+
+
+def each_pair(
+    embeddings: Floats, labels: Ints, references: Floats | None, names: Ints | None
+) -> tuple[list[tuple[int, Floats, Floats]], list[tuple[int, Floats, Floats]]]:
+    """Positive and negative pairs as (anchor, its embedding, the other's), of a batch or against others."""
+    positive, negative = [], []
+    others = (embeddings, labels) if references is None or names is None else (references, names)
+    for i, (a, label) in enumerate(zip(embeddings, labels, strict=True)):
+        for j, (b, name) in enumerate(zip(*others, strict=True)):
+            if label != name:
+                negative.append((i, a, b))
+            elif references is not None or i != j:
+                positive.append((i, a, b))
+    return positive, negative
+
+
 def contrastive(
-    embeddings: Floats, labels: Ints, pos_margin: float, neg_margin: float, distance: str = "cosine"
+    embeddings: Floats,
+    labels: Ints,
+    references: Floats | None = None,
+    names: Ints | None = None,
+    *,
+    pos_margin: float = 1.0,
+    neg_margin: float = 0.5,
+    distance: str = "cosine",
 ) -> float:
     """Contrastive loss on cosines: the mean over the pairs that still violate their margin, by kind.
 
     Or on distances ‖a/|a| − b/|b|‖, where a pair of one class falls short by being farther than its margin.
     """
-    positive, negative = list[float](), list[float]()
-    for i in range(len(labels)):
-        for j in range(len(labels)):
-            if i == j:
-                continue
-            a, b = embeddings[i], embeddings[j]
-            cosine = float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
-            apart = float(np.linalg.norm(a / np.linalg.norm(a) - b / np.linalg.norm(b)))
-            by_cosine = distance == "cosine"
-            short = pos_margin - cosine if by_cosine else apart - pos_margin
-            beyond = cosine - neg_margin if by_cosine else neg_margin - apart
-            if labels[i] == labels[j] and short > 0:
-                positive.append(short)
-            if labels[i] != labels[j] and beyond > 0:
-                negative.append(beyond)
-    return float((np.mean(positive) if positive else 0.0) + (np.mean(negative) if negative else 0.0))
+    total = 0.0
+    for sign, margin, pairs in zip(
+        (1, -1), (pos_margin, neg_margin), each_pair(embeddings, labels, references, names), strict=True
+    ):
+        if distance == "cosine":
+            short = [sign * (margin - cosine(a, b)) for _, a, b in pairs]
+        else:
+            apart = [np.linalg.norm(a / np.linalg.norm(a) - b / np.linalg.norm(b)) for _, a, b in pairs]
+            short = [sign * (float(each) - margin) for each in apart]
+        violations = [each for each in short if each > 0]
+        total += float(np.mean(violations)) if violations else 0.0
+    return total
 
 
 def cross_batch(
@@ -81,7 +103,7 @@ def cross_batch(
     for mine, other in ((rows1, rows2), (rows2, rows1)):
         v = ridge(histograms[other], targets[other], penalty)
         expressed = np.array([v @ histograms[i] for i in mine])
-        total += contrastive(expressed, labels[mine], *margins)
+        total += contrastive(expressed, labels[mine], pos_margin=margins[0], neg_margin=margins[1])
     return total
 
 
@@ -105,9 +127,6 @@ def signs_of_life(
         counts.append(sum(value > level for value in np.linalg.eigvalsh(z.T @ z)))
         expressed[mine] = histograms[mine] @ ridge(z, embeddings[~mine], level).T
 
-    def cosine(a: Floats, b: Floats) -> float:
-        return float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
-
     images = range(len(labels))
     apart = [(i, j) for i in images for j in images if labels[i] != labels[j] and first[i] == first[j]]
     return {
@@ -130,7 +149,7 @@ def assign(locations: Floats, prototypes: Floats, metric: str) -> Ints:
             elif metric == "inner":
                 score = float(x @ v)
             else:
-                score = float(x @ v) / float(np.linalg.norm(v) * np.linalg.norm(x))
+                score = cosine(x, v)
             if score > best:
                 best, where = score, i
         chosen.append(where)
@@ -157,8 +176,7 @@ def retrieval(
         for r in range(len(references)):
             out = groups is not None and held is not None and groups[q] == held[r]
             if not out and not (itself and r == q):
-                a, b = queries[q], references[r]
-                ranked.append((-float(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b)), r))
+                ranked.append((-cosine(queries[q], references[r]), r))
         # Rounded, so that what is equal on paper ties here as well, and the index decides.
         match = [reference_labels[r] == labels[q] for _, r in sorted((round(s, 9), r) for s, r in ranked)]
         wanted = sum(match)

@@ -7,17 +7,20 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import crossbatch
+from scripts.commands import page as commands_page
 from tests.conftest import Serve, crossbatch_ok
 from tests.serving.published import make_cub
 from training.data.drawing import draw_catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RunHere = Callable[[list[str]], None]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -32,6 +35,17 @@ def commands(page: Path) -> list[str]:
     return [line for line in lines if line]
 
 
+@pytest.fixture
+def run_here(capsys: pytest.CaptureFixture[str]) -> RunHere:
+    """Runs a command within this process, which has torch already; it must succeed and tell something."""
+
+    def run(words: list[str]) -> None:
+        assert crossbatch.main(words) == 0, (words, capsys.readouterr().err)
+        assert capsys.readouterr().out.strip(), words
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def gallery(model: Path, catalogue: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("galleries") / "products"
@@ -41,14 +55,9 @@ def gallery(model: Path, catalogue: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(
-    page: Path,
-    model: Path,
-    photo: Path,
-    gallery: Path,
-    serve: Serve,
+    page: Path, model: Path, photo: Path, gallery: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     code = blocks(page, "python")
     names: dict[str, object] = {"model": model, "photo": photo}
@@ -75,7 +84,7 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
-def test_commands_run(page: str, at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_run(page: str, at_home: Path, run_here: RunHere) -> None:
     running = []
     try:
         for command in commands(ROOT / page):
@@ -89,9 +98,8 @@ def test_commands_run(page: str, at_home: Path, capsys: pytest.CaptureFixture[st
                 server = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
                 running.append(server)
                 assert "127.0.0.1" in next(iter(server.stdout or ()))
-            else:  # within this process, which has torch already; the demo runs each as a process
-                assert crossbatch.main(words) == 0, (command, capsys.readouterr().err)
-                assert capsys.readouterr().out.strip(), command
+            else:
+                run_here(words)
     finally:
         for server in running:
             server.terminate()
@@ -108,7 +116,7 @@ QUICK = {
 
 @pytest.mark.timeout(300)
 def test_commands_of_the_training_page_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: RunHere
 ) -> None:
     draw_catalogue(tmp_path / "photos", classes=12, images=10, size=64)
     make_cub(tmp_path / "CUB_200_2011", {number: f"Bird_{number}" for number in range(93, 104)})
@@ -127,8 +135,7 @@ def test_commands_of_the_training_page_run(
             if "runs/photos" not in words:  # which is measured, shown and exported with its own backbone
                 quick += QUICK["small"]
             words += [word for change in quick for word in ("--set", change)]
-        assert crossbatch.main(words) == 0, (command, capsys.readouterr().err)
-        assert capsys.readouterr().out.strip(), command
+        run_here(words)
         done.add(words[0])
     assert done == {"train", "sweep", "mlrc", "evaluate", "report", "export"}
     assert (tmp_path / "runs/photos/report.html").is_file()
@@ -137,11 +144,7 @@ def test_commands_of_the_training_page_run(
 
 
 def test_commands_of_the_galleries_page_run(
-    model: Path,
-    catalogue: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model: Path, catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: RunHere
 ) -> None:
     shutil.copy(model, tmp_path / "model.onnx")
     (tmp_path / "photos").symlink_to(catalogue)
@@ -150,11 +153,14 @@ def test_commands_of_the_galleries_page_run(
     for command in commands(ROOT / "docs/galleries.md"):
         program, *words = shlex.split(command)
         assert program == "crossbatch"
-        assert crossbatch.main(words) == 0, (command, capsys.readouterr().err)
-        assert capsys.readouterr().out.strip(), command
+        run_here(words)
         done |= {words[1] if words[0] == "gallery" else words[0]}
     actions = {"list", "info", "verify", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"}
     assert done == {"index", *actions}
+
+
+def test_the_page_of_commands_is_what_the_settings_make() -> None:
+    assert (ROOT / "docs/commands.md").read_text() == commands_page(), "run `python scripts/commands.py`"
 
 
 def test_every_script_named_in_a_page_exists() -> None:

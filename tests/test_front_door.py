@@ -3,7 +3,6 @@
 import importlib
 import importlib.metadata
 import io
-import json
 import logging
 import os
 import re
@@ -32,9 +31,7 @@ def sentence(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return printed.err
 
 
-def test_without_words_the_commands_are_listed_and_the_version_is_told(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_words_commands_are_listed_and_the_version_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert crossbatch.main([]) == crossbatch.main(["--version"]) == 0
     told = capsys.readouterr().out
     assert all(name in told for name in crossbatch.COMMANDS)
@@ -75,16 +72,12 @@ def test_help_tells_paths_and_numbers_apart(capsys: pytest.CaptureFixture[str]) 
         ("index galleries/x --model m.onnx --data=", "--data was given an empty value"),
     ],
 )
-def test_what_is_wrong_is_told_with_what_is_right(
-    words: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_names_what_is_right(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(says, sentence(capsys, *words.split()))
 
 
 @pytest.mark.parametrize("command", ["gallery list", "serve --model m.onnx"])
-def test_a_command_leaves_no_handler_on_a_stream_that_its_caller_may_close(
-    command: str, tmp_path: Path
-) -> None:
+def test_a_command_leaves_no_handler_on_a_stream_of_its_caller(command: str, tmp_path: Path) -> None:
     before = logging.getLogger().handlers[:]
     crossbatch.main([*command.split(), "--galleries", str(tmp_path)])
     assert logging.getLogger().handlers == before
@@ -143,12 +136,6 @@ def test_variables_of_other_commands_of_other_programs_and_of_kubernetes_are_pas
         monkeypatch.setenv(name, value)
     assert crossbatch.main(["gallery", "list", "--galleries", str(tmp_path)]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_json_goes_to_standard_output_alone(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "crossbatch", "gallery", "list", "--galleries", str(tmp_path), "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    json.loads(done.stdout)
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

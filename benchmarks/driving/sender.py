@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

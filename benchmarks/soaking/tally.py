@@ -7,7 +7,6 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import grpc
 import grpc.aio
 
 __all__ = ["Tally"]

@@ -1,6 +1,7 @@
 """Tiny data sets drawn on the spot: a class is a colour and a shape, an image adds noise and a shift.
 
-And a pool of threads that has none, so that what is decoded ahead can be counted.
+And batches of histograms and embeddings, and a pool of threads that has none, so that what is decoded ahead
+can be counted.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
+from torch import Tensor
 
 
 def draw_folder(
@@ -30,6 +33,16 @@ def draw_folder(
             shape((x, y, x + size // 2, y + size // 2), fill=colour)
             image.save(folder / f"{i}{suffix}")
     return root
+
+
+def draw_batch(
+    count: int, prototypes: int, dimension: int = 4, *, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Histograms (B, m) that differ, and embeddings (B, d)."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = 3 * torch.randn(count, prototypes, generator=generator, dtype=torch.float64)
+    embeddings = torch.randn(count, dimension, generator=generator, dtype=torch.float64)
+    return scores.softmax(dim=1).to(dtype), embeddings.to(dtype)
 
 
 class NoThreads:

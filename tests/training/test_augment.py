@@ -12,17 +12,11 @@ import torch
 from serving.catalog.catalog import read
 from tests.serving.test_parquet import make_parquet
 from tests.serving.test_webdataset import make_tar
-from tests.training.drawn import draw_folder
 from training.data.augment import Augmentation, TrainingSet
 from training.data.pictures import Pictures, training_decoder
 from training.recipes.recipe import Recipe
 
 RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return draw_folder(tmp_path / "data", classes=3, images=3, size=20)
 
 
 def test_a_draw_depends_on_its_seed_alone_in_any_thread() -> None:

@@ -14,9 +14,7 @@ from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
 from training.loop.checkpoint import (
     load_checkpoint,
     load_module,
-    load_optimizer,
     load_state,
-    pack_optimizer,
     save_checkpoint,
     write_file,
 )
@@ -76,32 +74,6 @@ def test_another_architecture_is_told(tmp_path: Path) -> None:
         load_module(nn.Linear(2, 2, bias=False), tensors, source=tmp_path)
     with pytest.raises(ModelMismatch, match=r"weight has shape \(3, 2\), but the recipe's has \(2, 2\)"):
         load_module(nn.Linear(2, 2, bias=False), {"weight": torch.zeros(3, 2)}, source=tmp_path)
-
-
-def _step(net: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    net(images).square().sum().backward()
-    optimizer.step()
-
-
-@pytest.mark.parametrize("fused", [False, True])  # a run that was started without goes on as well
-def test_an_optimizer_goes_on_bit_for_bit(fused: bool) -> None:
-    images = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
-    nets, optimizers = [], []
-    for _ in range(2):
-        torch.manual_seed(0)
-        net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-        nets.append(net)
-        optimizers.append(torch.optim.AdamW(net.parameters(), lr=0.1, fused=fused))
-    for _ in range(3):
-        _step(nets[0], optimizers[0], images)
-    nets[1].load_state_dict(nets[0].state_dict())
-    packed = {k: v.contiguous().clone() for k, v in pack_optimizer(optimizers[0]).items()}
-    load_optimizer(optimizers[1], packed)
-    _step(nets[0], optimizers[0], images)
-    _step(nets[1], optimizers[1], images)
-    assert torch.equal(nets[0].weight, nets[1].weight)
-    assert torch.equal(nets[0].bias, nets[1].bias)  # type: ignore[arg-type]
 
 
 def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:

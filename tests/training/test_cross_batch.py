@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests import oracles
+from tests.training.drawn import draw_batch
 from training.losses.loss import MetricLoss, build_loss
 from training.method.cross_batch import (
     FitOn,
@@ -37,11 +38,8 @@ def contrastive() -> MetricLoss:
     return build_loss("contrastive", classes=10, dimension=3, pos_margin=MARGINS[0], neg_margin=MARGINS[1])
 
 
-def batch(labels: list[int], prototypes: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    scores = 3 * torch.randn(len(labels), prototypes, generator=generator, dtype=torch.float64)
-    embeddings = torch.randn(len(labels), 3, generator=generator, dtype=torch.float64)
-    return scores.softmax(dim=1), embeddings, torch.tensor(labels)
+def batch(labels: list[int], prototypes: int) -> tuple[Tensor, Tensor, Tensor]:
+    return *draw_batch(len(labels), prototypes, 3), torch.tensor(labels)
 
 
 def seeded(seed: int = 3) -> torch.Generator:

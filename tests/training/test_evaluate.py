@@ -18,7 +18,7 @@ from serving.catalog.catalog import Row, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from tests import oracles
 from tests.training.drawn import draw_folder
-from training import train
+from tests.training.small_run import TINY, Train
 from training.data import pictures
 from training.data.partition import read_own
 from training.data.pictures import Stream, viewing_decoder
@@ -31,18 +31,7 @@ from training.network.backbone import ResNet20
 from training.network.embedder import build_embedder, embedder_function
 from training.recipes.recipe import Recipe
 
-RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nclasses_per_batch: 2\nimages_per_class: 2\nepochs: 1\n"
 AT = (1, 2, 4, 8)
-
-
-def _train(data: Path, folder: Path, *more: str, **options: Any) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "tiny.yaml").write_text(RECIPE)
-    given = train.Settings(
-        recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run", set=list(more), **options
-    )
-    train.run(given)
-    return folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +42,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _train(data, tmp_path_factory.mktemp("run") / "plain", "classes_per_batch=3")
+def trained(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "plain"
+    train(out, *TINY, "classes_per_batch=3")
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +68,14 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def of_b(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _train(tables / "b.csv", tmp_path_factory.mktemp("of-b") / "b")
+def of_b(train: Train, tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("of-b") / "run"
+    train(out, *TINY, data=tables / "b.csv")
+    return out
 
 
 @pytest.fixture(scope="module")
-def sided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+def sided(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """Images of six classes whose table tells sides and bursts, a run of the first three, one by sides."""
     root = draw_folder(tmp_path_factory.mktemp("sided"), classes=6, images=6, size=18)
     sides = ["query", "query", "gallery", "gallery", "gallery", "train"]
@@ -93,8 +86,9 @@ def sided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     ]
     (root / "table.csv").write_text("\n".join(["path,label,split,burst", *lines, ""]))
     runs = tmp_path_factory.mktemp("of-sided")
-    given = _train(root, runs / "given", "split_by=given", "images_per_class=1")
-    return root, _train(root, runs / "by-class"), given
+    train(runs / "given", *TINY, "split_by=given", "images_per_class=1", data=root)
+    train(runs / "by-class", *TINY, data=root)
+    return root, runs / "by-class", runs / "given"
 
 
 def _readable(rows: Sequence[Row]) -> list[Row]:
@@ -146,9 +140,10 @@ def test_figures_of_a_run_by_hand(trained: Path, data: Path) -> None:
 
 @pytest.mark.parametrize("pooling", ["gap", "gem"])
 def test_a_backbone_that_rests_runs_once_an_image(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: str
+    train: Train, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: str
 ) -> None:
-    frozen = _train(data, tmp_path / "of", "freeze=backbone", f"pooling={pooling}", cache=tmp_path / "cache")
+    still, frozen = ("freeze=backbone", f"pooling={pooling}"), tmp_path / "run"
+    train(frozen, *TINY, *still, cache=tmp_path / "cache")
     small = load_run(frozen).recipe
     start = build_embedder(small).eval()
     rows = _readable(select(read(data), "test", small.split))
@@ -178,16 +173,6 @@ def test_a_start_that_cannot_be_had_is_told_in_a_line(trained: Path, tmp_path: P
     assert "the untrained backbone was not measured: " in render(result)
     assert "gone.safetensors" in result["no_untrained"]
     assert "untrained" not in read_record(moved)["metrics"]["test"]
-
-
-def test_a_model_file_measures_as_its_run(trained: Path, exported: Path, data: Path) -> None:
-    ours, theirs = run(Settings(target=exported, data=data)), run(Settings(target=trained))
-    assert all(ours[key] == theirs[key] for key in ("images", "queries", "dimension", "unreadable"))
-    assert ours["map_at_r"] == pytest.approx(theirs["map_at_r"], abs=0.02)
-    assert (ours["untrained"], ours["no_untrained"]) == (None, "")
-    assert "untrained" not in render(ours)
-    assert run(Settings(target=trained, split="train"))["images"] == 12
-    assert run(Settings(target=exported, data=data, split="all"))["classes"] == 6
 
 
 @pytest.mark.parametrize("by_class", [False, True])
@@ -245,9 +230,7 @@ def test_protocols_that_do_not_fit_are_refused_before_anything_is_embedded(
 
 
 @torch.no_grad()
-def test_clusters_and_fitted_prototypes_of_a_run_and_of_its_file(
-    trained: Path, exported: Path, data: Path
-) -> None:
+def test_clusters_and_fitted_prototypes_of_a_run_and_file(trained: Path, exported: Path, data: Path) -> None:
     result = run(Settings(target=trained, clusters=True, fitted=20, split="all"))
     assert load_run(trained).record["metrics"]["all"]["map_x"] == result["map_x"]
     assert (result["halvings"], 1 < result["distinct"] <= 20) == (20, True)
@@ -265,13 +248,15 @@ def test_clusters_and_fitted_prototypes_of_a_run_and_of_its_file(
     assert f"MAP_x is over 20 halvings, of which {result['distinct']} differ" in text
 
     of_file = run(Settings(target=exported, data=data, clusters=True, fitted=20, split="all"))
-    assert of_file["dimension"] == result["dimension"]
+    assert all(of_file[key] == result[key] for key in ("images", "queries", "dimension", "unreadable"))
+    assert (of_file["classes"], of_file["untrained"], of_file["no_untrained"]) == (6, None, "")
+    assert "untrained" not in render(of_file)
     for name in ("map_at_r", "nmi", "ami", "map_c", "map_x"):
         assert of_file[name] == pytest.approx(result[name], abs=0.05)
 
 
 def test_a_run_is_measured_on_its_own_table_and_in_its_own_format(
-    tables: Path, of_b: Path, tmp_path: Path
+    train: Train, tables: Path, of_b: Path, tmp_path: Path
 ) -> None:
     by_default = run(Settings(target=of_b))
     assert (by_default["images"], by_default["classes"], by_default["noted"]) == (12, 2, True)
@@ -280,10 +265,11 @@ def test_a_run_is_measured_on_its_own_table_and_in_its_own_format(
         again = run(Settings(target=of_b, data=given))
         assert (again["map_at_r"], again["noted"]) == (by_default["map_at_r"], True)
     with pytest.raises(BadData, match=r"holds other images than the run"):
-        train.run(train.Settings(out=of_b, resume=True, data=tables / "a.csv"))
-    trained = _train(tables, tmp_path / "of-folders", format="folder")  # while `auto` would take a table
-    assert run(Settings(target=trained))["classes"] == 3
-    assert run(Settings(target=trained, format="folder"))["noted"] is True
+        train(of_b, recipe=None, resume=True, data=tables / "a.csv")
+    of_folders = tmp_path / "of-folders"
+    train(of_folders, *TINY, data=tables, format="folder")  # while `auto` would take a table
+    assert run(Settings(target=of_folders))["classes"] == 3
+    assert run(Settings(target=of_folders, format="folder"))["noted"] is True
 
 
 def test_figures_of_other_images_are_not_the_runs(tables: Path, of_b: Path, tmp_path: Path) -> None:

@@ -118,18 +118,6 @@ def test_a_cache_that_is_too_large_is_refused(small: Recipe, given: dict[str, An
     assert not (given["folder"] / "features").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"freeze": "backbone", "quarter_turns": True}, "computes the features of each image once"),
-        ({"patience": 3, "evaluate_every": 4, "folds": 2}, "3, but evaluate_every leaves 4 epochs"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], told: str) -> None:
-    with pytest.raises(BadSetting, match=told):
-        make_recipe(settings, source="x")
-
-
 def test_batches_hold_the_same_places_of_all_their_images(
     small: Recipe, embedder: Embedder, given: dict[str, Any]
 ) -> None:

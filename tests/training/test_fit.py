@@ -87,6 +87,7 @@ def test_without_validation_the_last_epoch_is_kept(train: Train, tmp_path: Path)
     ("settings", "stays"),
     [
         ("precision=bf16-mixed head_init=pca jitter=0.2 workers=1", "nothing"),
+        ("head_learning_rate=0 prototype_learning_rate=0 head_init=pca codebook_init=k_means", "nothing"),
         ("head_init=whiten_within head_centre=0.5 freeze_epochs=1", r"backbone\."),
         ("freeze_batchnorm_weights=true", r"backbone\..*bn\d?\."),
         (
@@ -95,9 +96,7 @@ def test_without_validation_the_last_epoch_is_kept(train: Train, tmp_path: Path)
         ),
     ],
 )
-def test_what_is_frozen_stays_and_all_else_moves(
-    train: Train, settings: str, stays: str, tmp_path: Path
-) -> None:
+def test_what_is_frozen_stays_all_else_moves(train: Train, settings: str, stays: str, tmp_path: Path) -> None:
     train(tmp_path / "r", "epochs=1", "ema_decay=0", "validation=0", *settings.split())
     tensors, _ = _last(tmp_path / "r")
     start = build_embedder(load_run(tmp_path / "r").recipe).state_dict()
@@ -147,9 +146,7 @@ def test_curves_for_tensorboard(train: Train, tmp_path: Path) -> None:
     assert "loss" in events.Tags()["scalars"]
 
 
-def test_the_schedule_reaches_the_optimizer_and_evaluations_their_epochs(
-    train: Train, tmp_path: Path
-) -> None:
+def test_the_schedule_reaches_the_optimizer_and_evaluation_its_epochs(train: Train, tmp_path: Path) -> None:
     changes = ["schedule=drops", "drop_epochs=[1]", "drop_factor=0.5", "evaluate_every=2", "epochs=3"]
     train(tmp_path / "r", *changes, "learning_rate=0.004")
     _, (start, *rows) = _last(tmp_path / "r")
@@ -184,7 +181,7 @@ def test_each_level_mixes_at_its_own_place(
 
 
 def test_what_goes_wrong_in_a_process_of_the_loader_is_one_sentence(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = draw_folder(tmp_path / "data", classes=6, images=4, size=18)
 
@@ -194,4 +191,4 @@ def test_what_goes_wrong_in_a_process_of_the_loader_is_one_sentence(
 
     monkeypatch.setattr(training.train, "start_trainee", start)
     with pytest.raises(BadData, match=r"^[^\n]*0\.png could be read before, but now cannot: [^\n]*$"):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["workers=1", "memory_gib=0"]))
+        train(tmp_path / "r", "workers=1", "memory_gib=0", data=data)

@@ -62,9 +62,7 @@ def test_figures_are_the_loop(labels: list[int], prototypes: int) -> None:
     assert found["halvings"] == halvings
 
 
-def test_each_distinct_halving_is_measured_once_and_weighs_as_often_as_drawn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_halving_is_measured_once_and_weighs_as_often_as_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     histograms, embeddings, names = images([0, 1, 2, 3] * 3)
     calls = []
 

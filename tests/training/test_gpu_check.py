@@ -12,9 +12,7 @@ from training.method import cross_batch
 
 
 @pytest.mark.timeout(240)
-def test_each_line_passes_on_a_cpu(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_line_passes_on_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "PRECISIONS", gpu_check.PRECISIONS[:2])  # a CPU is slow at float16
     status = main(["--device", "cpu", "--short"])
     lines = capsys.readouterr().out.splitlines()[1:]

@@ -1,7 +1,6 @@
 """The histogram operator, Definition 1 and the starts of a codebook against their loops; Lemma 1."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from tests.training.small_run import Train
-from training.loop.run import load_run
 from training.method.histogram import (
     Metric,
     assign,
@@ -23,7 +20,6 @@ from training.method.histogram import (
     histogram,
     start_codebook,
 )
-from training.network.embedder import build_embedder
 from training.recipes.recipe import AssignOn, CodebookInit, Recipe
 
 WAYS: list[AssignOn] = ["unit", "raw", "ball"]
@@ -152,12 +148,3 @@ def test_fewer_features_than_prototypes_repeat() -> None:
     found = _start(torch.randn(1, 2, 3), 5, "k_centre", "raw")
     assert found.shape == (5, 3)
     assert len({tuple(row) for row in found.tolist()}) == 2
-
-
-def test_a_training_starts_from_its_images(train: Train, tmp_path: Path) -> None:
-    words = ["codebook_init=k_means", "validation=0", "prototype_learning_rate=0", "epochs=1"]
-    train(tmp_path / "run", *words)
-    trained = load_run(tmp_path / "run")
-    random = build_embedder(trained.recipe)
-    assert not torch.equal(trained.embedder.codebook, random.codebook)
-    assert float(trained.embedder.codebook.detach().norm(dim=1).max()) <= 1 + 1e-5  # means of unit features

@@ -41,7 +41,7 @@ VARIANTS: list[tuple[str, dict[str, float | str]]] = [
     ("libc", {"layers": 3.0, "heads": 4.0, "temperature": 0.7, "smoothing": 0.0}),
 ]
 ON_PAIRS: dict[str, Callable[..., float]] = {
-    "contrastive": loss_oracles.contrastive_against,
+    "contrastive": oracles.contrastive,
     "triplet": loss_oracles.triplet,
     "multi_similarity": loss_oracles.multi_similarity,
 }
@@ -73,8 +73,6 @@ def oracle(
     numbers: dict[str, Any] = {k: int(v) if k in ("layers", "heads") else v for k, v in options.items()}
     weights = {k.removeprefix("inner."): v.detach().numpy() for k, v in function.named_parameters()}
     batch = x.detach().numpy(), labels.numpy()
-    if name == "contrastive":
-        return oracles.contrastive(*batch, **{"pos_margin": 1.0, "neg_margin": 0.5} | numbers)
     if name == "proxy_nca":
         return loss_oracles.proxy_nca(*batch, weights["W"].T, **numbers)
     if name == "proxy_anchor":

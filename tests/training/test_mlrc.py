@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import training.loop.fit
 import training.train
@@ -18,7 +17,6 @@ from tests import oracles
 from tests.oracles import Floats
 from tests.training.drawn import draw_folder
 from training.data.pictures import Stream, viewing_decoder
-from training.evaluation import mlrc
 from training.evaluation.mlrc import Settings, render, run
 from training.loop.run import Run, load_run, read_record
 from training.network.embedder import embedder_function
@@ -185,12 +183,3 @@ def test_queries_are_searched_in_the_gallery_alone(data: Path, recipe: str, tmp_
     result = run(Settings(recipe=recipe, data=table, out=tmp_path / "out", set=["split_by=given"]))
     assert (result["queries"], result["excluded"], result["gallery"]) == (2, 1, 4)
     assert "2 queries were searched in a gallery of 4 images" in render(result)
-
-
-def test_each_fold_weighs_the_same_whatever_the_length_of_its_embeddings() -> None:
-    parts = [scale * np.random.default_rng(3).normal(size=(8, 4)) for scale in (1.0, 0.1, 50.0)]
-    unit = np.concatenate([part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1)
-    found = mlrc.concatenate([torch.from_numpy(part) for part in parts]).numpy()
-    np.testing.assert_allclose(found, unit / np.sqrt(3), atol=1e-12)
-    lone = mlrc.measure_ensemble([torch.from_numpy(parts[0])], np.arange(8) % 3)
-    assert lone["concatenated"] == lone["separate"] == lone["by_fold"][0]

@@ -14,7 +14,7 @@ from serving.errors import BadSetting
 from tests import oracles
 from training.losses.loss import build_loss
 from training.losses.metrix import Pairs, draw_pairs, mix, mixed_loss
-from training.losses.objective import Memory, Objective, Terms
+from training.losses.objective import Objective, Terms
 from training.method.cross_batch import cross_batch_loss, split_classes
 from training.method.prototypes import fit_prototypes
 from training.recipes.recipe import Recipe
@@ -147,19 +147,6 @@ def test_mixed_examples_add_their_weighted_loss() -> None:
     added = mixed_loss(embeddings, LABELS, mixed, pairs, alpha=1.5)
     assert added > 0
     torch.testing.assert_close(more.dml - plain.dml, 0.7 * added)
-
-
-@settings(max_examples=60)
-@given(st.integers(1, 9), st.lists(st.integers(0, 12), max_size=8))
-def test_a_memory_holds_the_newest(size: int, batches: list[int]) -> None:
-    memory, everything = Memory(3, size), list[tuple[int, list[float]]]()
-    draws = torch.Generator().manual_seed(0)
-    for count in batches:
-        embeddings, labels = torch.randn(count, 3, generator=draws), torch.randint(2**40, (count,))
-        memory.push(embeddings, labels)
-        everything += zip(labels.tolist(), embeddings.tolist(), strict=True)
-        held = memory.contents()
-        assert sorted(zip(held[1].tolist(), held[0].tolist(), strict=True)) == sorted(everything[-size:])
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,13 @@ from PIL import Image
 
 from serving.catalog.catalog import read
 from serving.errors import BadData
-from tests.training.drawn import NoThreads, draw_folder
+from tests.training.drawn import NoThreads
 from training.data import pictures as module
 from training.data.pictures import (
     Pictures,
     QuarterTurns,
     Stream,
     check_classes,
-    check_pairs,
     embed_pictures,
     tell_unreadable,
     training_decoder,
@@ -28,11 +27,6 @@ from training.data.pictures import (
 from training.recipes.recipe import Recipe
 
 RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return draw_folder(tmp_path / "data", classes=3, images=3, size=20)
 
 
 def _spoil(root: Path) -> None:
@@ -94,16 +88,6 @@ def test_a_stream_holds_a_bounded_number_of_images(root: Path, monkeypatch: pyte
     assert peak <= 3 + 3  # a batch, and what is decoded ahead of it or was handed over last
     assert [row.key for row in stream.rows] == [f"class{c:02d}/{i}.png" for c in range(3) for i in range(3)]
     assert [bad.key for bad in stream.unreadable] == ["class00/text.jpg", "class01/cut.png"]
-
-
-def test_nothing_readable_is_told_in_a_sentence(root: Path) -> None:
-    for file in root.rglob("*.png"):
-        file.write_bytes(b"")
-    rows = read(root).rows
-    with pytest.raises(BadData, match=r"none of the 9 images can be read \(first: class00/0\.png: .*repair"):
-        embed_pictures(lambda pixels: pixels, Stream(rows, viewing_decoder(RECIPE)))
-    with pytest.raises(BadData, match="none of the 3 validation classes has two images that can be read"):
-        check_pairs(_read(root))
 
 
 def test_quarter_turns_are_classes_of_their_own(root: Path) -> None:

@@ -170,9 +170,7 @@ def test_processes_that_read_other_images_than_the_first_are_told() -> None:
 
 
 @pytest.mark.parametrize(("cuda", "expected"), [(False, "cpu"), (True, "cuda")])
-def test_auto_takes_a_device_that_was_measured(
-    cuda: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_takes_a_measured_device(cuda: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fabric = MagicMock()
     monkeypatch.setattr(module, "Fabric", fabric)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)

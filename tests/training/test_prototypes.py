@@ -9,19 +9,11 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
+from tests.training.drawn import draw_batch
 from training.method.prototypes import RidgeOn, cross_reconstruct, fit_dual, fit_primal, fit_prototypes
 
 SIZES = [(3, 8), (8, 3), (5, 5), (1, 4), (4, 1)]  # (B, m): m > B, B > m, equal, and one of each
 WAYS: list[RidgeOn] = ["absolute", "trace"]
-
-
-def batch(
-    count: int, prototypes: int, dimension: int = 4, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(count * 31 + prototypes)
-    scores = 3 * torch.randn(count, prototypes, generator=generator, dtype=torch.float64)
-    embeddings = torch.randn(count, dimension, generator=generator, dtype=torch.float64)
-    return scores.softmax(dim=1).to(dtype), embeddings.to(dtype)
 
 
 @pytest.mark.parametrize("fit", [fit_primal, fit_dual, fit_prototypes])
@@ -30,7 +22,7 @@ def batch(
 def test_both_forms_are_the_augmented_least_squares(
     fit: Callable[..., Tensor], count: int, prototypes: int, ridge_on: RidgeOn
 ) -> None:
-    z, y = batch(count, prototypes)
+    z, y = draw_batch(count, prototypes)
     # a ridge on the trace is a share of the mean eigenvalue, and so moves with the scale of Z
     penalty = 0.2 * (
         sum(float(value) ** 2 for value in z.flatten()) / prototypes if ridge_on == "trace" else 1
@@ -50,7 +42,7 @@ def test_float32_is_accurate_at_the_sizes_of_training_by_the_smaller_system(
         return factorise(matrix)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(torch.linalg, "cholesky_ex", spy)
-    z, y = batch(count, prototypes, dimension=64, dtype=torch.float32)
+    z, y = draw_batch(count, prototypes, dimension=64, dtype=torch.float32)
     v = fit_prototypes(z, y)
     assert v.dtype == torch.float32
     assert sizes == [min(count, prototypes)]
@@ -60,7 +52,7 @@ def test_float32_is_accurate_at_the_sizes_of_training_by_the_smaller_system(
 
 @pytest.mark.parametrize(("count", "prototypes"), [(3, 8), (8, 3)])
 def test_a_feature_that_is_not_a_number_shows_in_the_result(count: int, prototypes: int) -> None:
-    z, y = batch(count, prototypes)
+    z, y = draw_batch(count, prototypes)
     z[0, 0] = torch.nan
     assert fit_prototypes(z, y).isnan().all()
 
@@ -68,13 +60,13 @@ def test_a_feature_that_is_not_a_number_shows_in_the_result(count: int, prototyp
 @pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
 def test_a_ridge_that_is_not_above_zero_is_refused(ridge: float) -> None:
     with pytest.raises(BadSetting, match="above zero"):
-        fit_prototypes(*batch(3, 2), ridge=ridge)
+        fit_prototypes(*draw_batch(3, 2), ridge=ridge)
 
 
 @pytest.mark.parametrize("ridge_on", WAYS)
 @pytest.mark.parametrize(("count", "prototypes"), [(6, 12), (9, 3)])
 def test_each_half_is_expressed_by_the_others_fit(count: int, prototypes: int, ridge_on: RidgeOn) -> None:
-    z, y = batch(count, prototypes)
+    z, y = draw_batch(count, prototypes)
     z[0] = torch.eye(prototypes, dtype=torch.float64)[0]  # so that the traces differ
     first = torch.arange(count) < count // 3
     found = cross_reconstruct(z, y, first, ridge=0.2, ridge_on=ridge_on)
@@ -87,5 +79,5 @@ def test_each_half_is_expressed_by_the_others_fit(count: int, prototypes: int, r
 def test_the_gradient_runs_through_the_fits_and_the_trace(ridge_on: RidgeOn) -> None:
     first = torch.tensor([True, True, False, False, False])
     for fit in (fit_primal, fit_dual, lambda z, y, **more: cross_reconstruct(z, y, first, **more)):
-        inputs = tuple(each.requires_grad_() for each in batch(5, 3, dimension=2))
+        inputs = tuple(each.requires_grad_() for each in draw_batch(5, 3, dimension=2))
         assert torch.autograd.gradcheck(lambda z, y, fit=fit: fit(z, y, ridge_on=ridge_on), inputs)

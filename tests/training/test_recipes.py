@@ -198,12 +198,14 @@ def test_overrides_win_and_are_read_as_yaml() -> None:
         ("seed=!!timestamp now", ["YAML"]),
         ("seed=!!bool perhaps", ["YAML"]),
         ("classes_per_batch=1", ["2 or more, or xml_weight to 0"]),
+        ("freeze=backbone", ["computes the features of each image once"]),  # and this recipe turns its images
+        ("folds=2;patience=3;evaluate_every=4", ["3, but evaluate_every leaves 4 epochs"]),
         pytest.param("seed=" + "[" * 1000, ["YAML"], id="nested"),
     ],
 )
 def test_a_bad_key_is_named(override: str, words: list[str]) -> None:
     with pytest.raises(BadSetting) as caught:
-        load_recipe("omniglot-contrastive-xml", [override])
+        load_recipe("omniglot-contrastive-xml", override.split(";"))
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)

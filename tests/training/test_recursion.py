@@ -9,6 +9,7 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
+from tests.training.drawn import draw_batch
 from training.method.recursion import Fit, Past, fit_batch, merge, start, update, weight
 
 M, D = 6, 4
@@ -16,12 +17,7 @@ M, D = 6, 4
 
 def stream() -> list[tuple[Tensor, Tensor]]:
     """Batches of unequal sizes, some smaller than m and some larger."""
-    generator = torch.Generator().manual_seed(7)
-    batches = []
-    for size in (3, 9, 6, 4, 12):
-        scores = 3 * torch.randn(size, M, generator=generator, dtype=torch.float64)
-        batches.append((scores.softmax(dim=1), torch.randn(size, D, generator=generator).double()))
-    return batches
+    return [draw_batch(size, M, D, seed=size) for size in (3, 9, 6, 4, 12)]
 
 
 def direct(batches: list[tuple[Tensor, Tensor]], decay: float, ridge: float) -> oracles.Floats:

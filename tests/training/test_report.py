@@ -1,5 +1,6 @@
 """The report command: one page, whatever the run and its data set hold; its curves, tables and pictures."""
 
+import csv
 import io
 import json
 import os
@@ -19,9 +20,9 @@ from PIL import Image
 import crossbatch
 from serving.catalog.catalog import Row
 from serving.catalog.picture import File
-from serving.errors import BadArtifact, BadData, BadSetting
+from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
-from training import train
+from tests.training.small_run import TINY, Train
 from training.evaluation.evaluate import Settings as EvaluateSettings
 from training.evaluation.evaluate import run as evaluate
 from training.loop.logbook import History
@@ -32,13 +33,6 @@ from training.report.findings import Findings
 from training.report.report import Settings, render, run
 
 EVIL = "<script>alert(1)</script>&\"'"
-RECIPE = "image_size: 16\ndimension: 8\nprototypes: 4\nimages_per_class: 2\nepochs: 1\nclasses_per_batch: "
-
-
-def _train(data: Path, folder: Path, lines: str, classes: int = 2) -> Path:
-    (folder / "tiny.yaml").write_text(f"{RECIPE}{classes}\n{lines}")
-    train.run(train.Settings(recipe=str(folder / "tiny.yaml"), data=data, out=folder / "run"))
-    return folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +51,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run") / EVIL.replace("/", "_")
-    folder.mkdir()
-    return _train(data, folder, "validation: 0.4\nsplit_train: 5\n")
+def trained(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / EVIL.replace("/", "_")
+    train(out, *TINY, "validation=0.4", "split_train=5")
+    return out
+
+
+@pytest.fixture(scope="module")
+def measured(trained: Path) -> dict[str, Any]:
+    """Figures that are noted in the run."""
+    return evaluate(EvaluateSettings(target=trained))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def copy(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def result(trained: Path) -> dict[str, Any]:
+def result(trained: Path, measured: dict[str, Any]) -> dict[str, Any]:
     return run(Settings(run_dir=trained, neighbours=3))
 
 
@@ -160,18 +160,34 @@ def test_names_are_text_whatever_they_are(page: Element, trained: Path) -> None:
     assert all("under its map: prototypes " in image.attrib["alt"] for image in maps)
 
 
-def test_figures_are_those_of_evaluate(page: Element, result: dict[str, Any], trained: Path) -> None:
-    before = read_record(trained)
-    measured = evaluate(EvaluateSettings(target=trained))
-    write_record(trained, before)
+def test_figures_are_those_of_evaluate(
+    page: Element, result: dict[str, Any], measured: dict[str, Any], trained: Path
+) -> None:
     for name in ("images", "classes", "recall_at", "map_at_r", "r_precision", "queries", "excluded"):
         assert result[name] == measured[name]
     assert (result["images"], result["of_images"], result["excluded"]) == (9, 10, 1)
-    rows = [text(row) for row in one(_section(page, "figures"), "tbody").iter("tr")]
-    assert len(rows) == 3
-    assert rows[0].startswith(f"unseen classes (test), now{100 * measured['recall_at']['1']:.2f}")
-    assert rows[1].startswith("validation classes, of the epoch that is kept")
-    assert rows[2].startswith("validation classes, before training")
+    with (trained / METRICS).open() as lines:
+        start = next(csv.DictReader(lines))
+    validation, untrained = read_record(trained)["metrics"]["validation"], measured["untrained"]
+    noted, before = "unseen classes (test), as noted in the run", {"recall_at": {"1": start["recall_at_1"]}}
+    expected = {
+        "validation classes, of the epoch that is kept": validation,
+        noted: measured,
+        f"{noted}: the untrained backbone": untrained,
+        "validation classes, before training": before | start,
+        "unseen classes (test), now": measured,
+    }
+    rows = {
+        text(one(row, "th")): [text(cell) for cell in row.iter("td")]
+        for row in one(_section(page, "figures"), "tbody").iter("tr")
+    }
+    assert rows.keys() == expected.keys()
+    heads = [text(head) for head in one(_section(page, "figures"), "thead").iter("th")][1:]
+    for name, found in expected.items():
+        cells = dict(zip(heads, rows[name], strict=True))
+        for head, share in (("R@1", found["recall_at"]["1"]), ("MAP@R", found["map_at_r"])):
+            assert cells[head] == f"{100 * float(share):.2f}\xa0%"
+        assert cells["images"] == ("9" if found is measured else "–")
     told = text(_section(page, "figures"))
     for words in ("9 images of 3 classes were embedded; 1 could not be read", "class06/text.jpg"):
         assert words in told
@@ -211,7 +227,7 @@ def test_a_sample_is_told(copy: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert crossbatch.main(["report", str(copy), "--queries", "0"]) == 2
 
 
-def test_a_run_that_measured_nothing_and_a_history_that_is_damaged(copy: Path) -> None:
+def test_a_run_that_measured_nothing(copy: Path) -> None:
     record = read_record(copy)
     keep = {name: record["data"][name] for name in record["data"] if not name.startswith("validation")}
     write_record(copy, {"name": EVIL, "data": keep, "metrics": {"epoch": 1}})
@@ -220,17 +236,15 @@ def test_a_run_that_measured_nothing_and_a_history_that_is_damaged(copy: Path) -
     page = parse(copy / "report.html")
     assert text(one(page, "h1")) == text(one(page, "title")) == EVIL
     assert "held out no classes" in text(_section(page, "curves"))
-    (copy / METRICS).write_bytes(b"epoch\n\xff")
-    with pytest.raises(BadArtifact, match=r"metrics\.csv is damaged"):
-        run(Settings(run_dir=copy))
 
 
-def test_one_class_with_queries_and_a_gallery_and_no_xml(tmp_path: Path) -> None:
+def test_one_class_with_queries_and_a_gallery_and_no_xml(train: Train, tmp_path: Path) -> None:
     data = draw_folder(tmp_path / "data", classes=3, images=3, size=18)
     sides = ["train"] * 6 + ["query", "gallery", "gallery"]
     lines = [f"class{i // 3:02d}/{i % 3}.png,{i // 3},{side}" for i, side in enumerate(sides)]
     (data / "table.csv").write_text("\n".join(["path,label,split", *lines, ""]))
-    trained = _train(data, tmp_path, "xml_weight: 0\nsplit_by: given\n", classes=1)
+    trained = tmp_path / "run"
+    train(trained, *TINY, "xml_weight=0", "split_by=given", "classes_per_batch=1", data=data)
     (trained / METRICS).write_text("")
     result = run(Settings(run_dir=trained))
     assert (result["classes"], result["queries"], result["gallery"], result["map_at_r"]) == (1, 1, 2, 1.0)
@@ -242,10 +256,12 @@ def test_one_class_with_queries_and_a_gallery_and_no_xml(tmp_path: Path) -> None
 
 def test_what_cannot_be_shown_is_told(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "embed_split", None)  # nothing is embedded first
-    with pytest.raises(BadSetting, match=r"is a folder: give --out a file"):
-        run(Settings(run_dir=copy, out=tmp_path))
-    with pytest.raises(BadSetting, match=r"there is no folder .*nowhere"):
-        run(Settings(run_dir=copy, out=tmp_path / "nowhere" / "a.html"))
+    for out, told in (
+        (tmp_path, "a folder: give --out a file"),
+        (tmp_path / "no/a.html", "there is no folder"),
+    ):
+        with pytest.raises(BadSetting, match=told):
+            run(Settings(run_dir=copy, out=out))
     with pytest.raises(BadData, match="nowhere"):
         run(Settings(run_dir=copy, data=tmp_path / "nowhere"))
 
@@ -276,24 +292,6 @@ def test_curves_of_a_history() -> None:
     found = report.plot_curves(History(tuple({"epoch": float(i), "loss": 1.0} for i in range(1, 5001))))
     assert (found["drawn"], found["epochs"], len(found["rows"])) == (400, 5000, 60)
     assert report.plot_curves(History(()))["charts"] == []
-
-
-def test_figures_of_record_and_start() -> None:
-    measured = {"recall_at": {"10": 0.75, "1": 0.5}, "map_at_r": 0.25, "r_precision": 0.3}
-    measured |= {"images": 1234, "classes": 7}
-    noted = measured | {"map_at_r": 0.125, "nmi": 0.12, "untrained": {"recall_at": {}, "map_at_r": 0.03}}
-    record: dict[str, Any] = {"metrics": {"epoch": 3, "test": noted}}
-    history = History(({"epoch": 0.0, "map_at_r": 0.0625, "recall_at_1": 0.5},))
-    found = report.tabulate_figures(record, history, measured, title="now")
-    heads = ["R@1", "R@10", "MAP@R", "R-precision", "NMI", "images", "classes"]
-    assert all(list(cells) == heads for cells in found.values())
-    noted_as = "unseen classes (test), as noted in the run"
-    others = [noted_as, f"{noted_as}: the untrained backbone", "validation classes, before training"]
-    assert list(found) == ["now", *others]
-    rows = [list(cells.values()) for cells in found.values()]
-    assert rows[0] == ["50.00\xa0%", "75.00\xa0%", "25.00\xa0%", "30.00\xa0%", "–", "1,234", "7"]
-    assert rows[1][4] == "12.00\xa0%"
-    assert [row[2] for row in rows[1:]] == ["12.50\xa0%", "3.00\xa0%", "6.25\xa0%"]
 
 
 def _findings(histograms: np.ndarray, labels: np.ndarray, classes: list[str]) -> Findings:

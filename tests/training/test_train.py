@@ -64,8 +64,12 @@ def test_an_existing_folder_is_refused(train: Train, whole: Path, tmp_path: Path
         ({"set": ["backbone=nothing"]}, BadSetting, "no backbone"),
         ({"set": ["loss=nope"]}, BadSetting, "no loss"),
         ({"set": ["freeze_stages=99"]}, BadSetting, "freeze_stages"),
-        ({"set": ["head_init=pca", "dimension=512"]}, BadSetting, "head_init"),
         ({"device": "cuda"}, BadSetting, "--device cuda"),
+        (
+            {"set": ["made_for=cub"]},
+            BadData,
+            r"small\.yaml is for the data set cub, .* was read as folder",
+        ),
     ],
 )
 def test_a_setting_that_fails_leaves_no_folder_and_is_told_before_an_image_is_read(
@@ -77,8 +81,7 @@ def test_a_setting_that_fails_leaves_no_folder_and_is_told_before_an_image_is_re
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    if "head_init=pca" not in settings.get("set", ()):  # which has to see the features
-        monkeypatch.setattr(training.train, "Pictures", lambda *_, **__: pytest.fail("an image was read"))
+    monkeypatch.setattr(training.train, "Pictures", lambda *_, **__: pytest.fail("an image was read"))
     with pytest.raises(error, match=told):
         train(tmp_path / "r", *settings.pop("set", ()), **settings)
     assert not (tmp_path / "r").exists()
@@ -148,49 +151,41 @@ def test_list_shows_every_recipe_by_its_first_line_and_one_by_its_whole_head() -
     )
 
 
-def test_a_recipe_for_another_data_set_is_refused(data: Path, recipe: str, tmp_path: Path) -> None:
-    settings = Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["made_for=cub"])
-    with pytest.raises(BadData, match=r"small\.yaml is for the data set cub, .* was read as folder"):
-        run(settings)
-    assert not (tmp_path / "r").exists()
-
-
 def test_bad_images_are_skipped_and_listed_and_those_of_the_test_never_opened(
-    recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = draw_folder(tmp_path / "data", classes=6, images=3)
     (data / "class01" / "text.jpg").write_text("no image")
     (data / "class05" / "test.jpg").write_text("no image")  # the one class that tests
-    result = run(Settings(recipe=recipe, data=data, out=tmp_path / "r", set=["epochs=1"]))
+    result = train(tmp_path / "r", "epochs=1", data=data)
     assert [bad["key"] for bad in result["unreadable"]] == ["class01/text.jpg"]
     assert "skipped class01/text.jpg" in render(result)
     assert "text.jpg" not in caplog.text  # once is enough
     assert "1 images cannot be read and are left out" in caplog.text
     assert load_run(tmp_path / "r").record["data"]["unreadable"] == ["class01/text.jpg"]
-    for file in (data / "class00").iterdir():
-        file.write_text("no image")
-    with pytest.raises(BadData, match="'class00'"):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "s"))
+    for bad, told in (
+        (("class01", "class03"), r"none of the 2 validation classes has two images.*7 images cannot \(first"),
+        (("class00",), "'class00'"),
+    ):
+        for name in bad:
+            for file in (data / name).iterdir():
+                file.write_text("no image")
+        with pytest.raises(BadData, match=told):
+            train(tmp_path / "s", data=data)
+        assert not (tmp_path / "s").exists()
 
 
-def test_validation_that_cannot_be_read_is_told_before_training(recipe: str, tmp_path: Path) -> None:
-    data = draw_folder(tmp_path / "data", classes=6, images=3)
-    for file in (*(data / "class01").iterdir(), *(data / "class03").iterdir()):
-        file.write_text("no image")
-    told = r"none of the 2 validation classes has two images.*6 images cannot \(first"
-    with pytest.raises(BadData, match=told):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "r"))
-    assert not (tmp_path / "r").exists()
-
-
-def test_the_end_tells_what_trained_and_whether_it_was_of_use(train: Train, tmp_path: Path) -> None:
-    changes = ["epochs=1", "min_delta=0.99"]
-    told = render(train(tmp_path / "r", *changes))
+def test_the_end_tells_what_trained_and_whether_it_was_of_use(
+    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = render(train(tmp_path / "r", "epochs=1", "min_delta=0.99"))
     assert "12 images of 3 classes trained, and 8 chose the epoch; the data set was read as folder." in told
     assert "Trained 1 epoch in" in told
     assert "No epoch did better than the start on validation: these weights are untrained." in told
     again = render(run(Settings(out=tmp_path / "r", resume=True)))
     assert "The run was finished already" in again
+    load_run(tmp_path / "r")
+    assert "untrained: on validation, no epoch did better than the start" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from serving.errors import BadData, BadSetting
 from training.loop import trainee
-from training.loop.trainee import build_optimizer, clip, freeze_batchnorm, rate_factor, xml_weight
+from training.loop.trainee import build_optimizer, clip, rate_factor, xml_weight
 from training.losses.loss import build_loss
 from training.network.embedder import build_embedder
 from training.recipes.recipe import Recipe
@@ -50,15 +50,6 @@ def test_the_moving_average_against_a_loop() -> None:
         now = net.weight.detach().clone()
         expected = now if step == 0 else decay * expected + (1 - decay) * now
         torch.testing.assert_close(average.module.state_dict()["weight"], expected)
-
-
-def test_frozen_batchnorm_keeps_its_statistics() -> None:
-    net = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3)).train()
-    net[0].weight.requires_grad_(False)
-    freeze_batchnorm(net, whole=False)
-    assert [layer.training for layer in net] == [False, True]
-    freeze_batchnorm(net, whole=True)
-    assert [layer.training for layer in net] == [False, False]
 
 
 @pytest.mark.parametrize(

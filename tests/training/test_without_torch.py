@@ -9,8 +9,6 @@ import pytest
 
 from tests.training.drawn import draw_folder
 from training.evaluation.evaluate import Settings, run
-from training.export import Settings as ExportSettings
-from training.export import run as export
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = """
@@ -28,16 +26,7 @@ def _bare(*words: str | Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def exported(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "m.onnx"
-    export(ExportSettings(run_dir=whole, model=path))
-    return path
-
-
-def test_a_model_file_has_the_same_figures_with_torch_and_without(
-    exported: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_a_model_file_has_the_same_figures_with_torch_and_without(model: Path, tmp_path: Path) -> None:
     root = draw_folder(tmp_path / "images", classes=8, images=6, size=18)
     images = sorted(root.rglob("*.png"))
     lines = [
@@ -45,11 +34,11 @@ def test_a_model_file_has_the_same_figures_with_torch_and_without(
         for i, path in enumerate(images)
     ]
     (root / "table.csv").write_text("\n".join(["path,label,split,burst", *lines, ""]))
-    for options in ({}, {"protocol": "query-gallery"}, {"exclude_same": "burst"}):
-        given = Settings(target=exported, data=root, split="all", **options)
+    for options in ({}, {"protocol": "query-gallery", "exclude_same": "burst"}):
+        given = Settings(target=model, data=root, split="all", **options)
         expected = run(given)
         words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-        done = _bare(exported, "--data", root, "--split", "all", "--json", *words)
+        done = _bare(model, "--data", root, "--split", "all", "--json", *words)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["recall_at"] == pytest.approx(expected["recall_at"], abs=1e-6)
@@ -59,10 +48,10 @@ def test_a_model_file_has_the_same_figures_with_torch_and_without(
             assert found[name] == expected[name]
 
 
-def test_what_needs_torch_says_so_in_a_sentence(exported: Path, whole: Path, data: Path) -> None:
+def test_what_needs_torch_says_so_in_a_sentence(model: Path, whole: Path, data: Path) -> None:
     for words in (
-        (exported, "--data", data, "--clusters"),
-        (exported, "--data", data, "--fitted", "2"),
+        (model, "--data", data, "--clusters"),
+        (model, "--data", data, "--fitted", "2"),
         (whole,),
     ):
         done = _bare(*words)

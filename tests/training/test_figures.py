@@ -1,29 +1,42 @@
-"""The second figure, in short: two runs on drawn images, their histograms, maps and figures side by side."""
+"""The figures: the first is what its script draws, the second, in short, shows two runs side by side."""
 
 import csv
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+from benchmarks import covering
 from benchmarks.two_arms import main
 from serving.errors import BadSetting
 from tests.training.drawn import draw_folder
-from tests.training.small_run import SMALL
-from training import train
+from tests.training.small_run import Train
 from training.evaluation import evaluate
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+def test_the_committed_covering_is_what_its_script_draws_and_the_lemma_holds_on_it(tmp_path: Path) -> None:
+    for found in (covering.cover(count, seed=5) for count in covering.COUNTS):
+        assert 0 < found.discrepancy <= found.radius
+    covering.main(["--out", str(tmp_path)])
+    folders = tmp_path, covering.ROOT / "docs/figures"
+    made, kept = (np.loadtxt(folder / "covering.csv", delimiter=",", skiprows=1) for folder in folders)
+    np.testing.assert_allclose(made, kept, atol=2e-4)  # another processor rounds otherwise
+    drawn, committed = (
+        [each.tag for each in ElementTree.parse(folder / "covering.svg").iter()] for folder in folders
+    )
+    assert drawn == committed
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def runs(train: Train, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("arms")
     data = draw_folder(root / "data", classes=10, images=5)
-    (root / "recipe.yaml").write_text(SMALL.replace("epochs: 3", "epochs: 1"))
     without = ["xml_weight=0", "reconstruction_weight=1"]
     for name, given in {"random": without[:1], "without": without, "with": ["xml_weight=0.3"]}.items():
-        train.run(train.Settings(recipe=str(root / "recipe.yaml"), data=data, out=root / name, set=given))
+        train(root / name, "epochs=1", *given, data=data)
     return [root / "without", root / "with"]
 
 
