@@ -106,7 +106,7 @@ TURNED = {"split_train": 1, "quarter_turns": True}
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({}, r"one class is left to train on \('class00'\).* two or more are needed"),
+        ({}, r"one class is left to train on \('class00'\), but two or more are needed"),
         ({"classes_per_batch": 1}, "one class is left to train on"),
         (
             {"split_train": 2, "classes_per_batch": 3},
