@@ -25,10 +25,11 @@ from serving.errors import BadArtifact, BadData, BadImage, BadSetting
 from serving.model.encoder import Encoder
 from serving.model.preprocess import open_rgb
 from serving.model.spec import MAX_MODEL_BYTES, ModelSpec, bare, fingerprint, write_spec
-from training.data.partition import read_own
+from training.data.partition import Table, read_own
 from training.loop.checkpoint import replacing
 from training.loop.run import Run, load_run
 from training.network.embedder import Embedder
+from training.network.weights import first_line
 
 __all__ = ["OUTPUTS", "TOLERANCE", "OnnxGraph", "Settings", "check_parity", "export_model", "render", "run"]
 
@@ -43,28 +44,21 @@ _log = logging.getLogger(__name__)
 class Settings(BaseModel):
     """Write a run's best weights as one ONNX file that needs no torch."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    run_dir: Path = Field(
-        description="folder of the run", json_schema_extra={"positional": True, "metavar": "RUN"}
-    )
-    model: Path = Field(
-        description="file to write; one that is there is replaced",
-        json_schema_extra={"positional": True, "metavar": "MODEL.onnx"},
-    )
-    data: Path | None = Field(
-        None, description="images to check the file on; those of the run's own data set when not given"
-    )
-    format: Format = Field(
-        "auto", description="layout of the images; auto is the run's own, or finds out elsewhere"
-    )
-    table: Path | None = Field(
-        None, description="the .csv, .tar or .parquet file to read, where there are several"
-    )
-    images: int = Field(32, ge=_LEAST_IMAGES, le=10_000, description="how many images to check it on")
-    name: str | None = Field(
-        None, min_length=1, max_length=200, description="what to call the model; the recipe's name"
-    )
+    run_dir: Path = Field(json_schema_extra={"positional": True, "metavar": "RUN"})
+    """folder of the run"""
+    model: Path = Field(json_schema_extra={"positional": True, "metavar": "MODEL.onnx"})
+    """file to write; one that is there is replaced"""
+    data: Path | None = None
+    """images to check the file on; those of the run's own data set when not given"""
+    format: Format = "auto"
+    """layout of the images; auto is the run's own, or finds out elsewhere"""
+    table: Table = None
+    images: int = Field(32, ge=_LEAST_IMAGES, le=10_000)
+    """how many images to check it on"""
+    name: str | None = Field(None, min_length=1, max_length=200)
+    """what to call the model; the recipe's name"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -156,8 +150,7 @@ def _to_onnx(graph: OnnxGraph, size: int) -> onnx.ModelProto:
     weights = sum(tensor.nbytes for tensor in graph.state_dict().values())
     if weights > MAX_MODEL_BYTES:
         raise BadArtifact(
-            f"the network has {weights:,} bytes of weights, and one ONNX file holds {MAX_MODEL_BYTES:,}; "
-            "train a smaller backbone"
+            f"the network has {weights:,} bytes of weights, and one ONNX file holds {MAX_MODEL_BYTES:,}"
         )
     # A batch of one would be taken for a constant (pytorch#157621).
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
@@ -175,10 +168,8 @@ def _to_onnx(graph: OnnxGraph, size: int) -> onnx.ModelProto:
                 verbose=False,
             )
     except Exception as error:  # the exporter raises whatever an operator of the backbone makes it raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadArtifact(
-            f"the network cannot be written as ONNX: {reason}; choose another backbone"
-        ) from error
+        reason = f"cannot be written as ONNX: {first_line(error)}; choose another backbone"
+        raise BadArtifact(f"the network {reason}") from error
     model = bare(program.model_proto)
     model.producer_name = "crossbatch"
     return model

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.catalog.catalog import Catalog, Format, read
 from serving.errors import BadData, BadSetting
 from training.data.feature_cache import FeatureSet, cache_features
-from training.data.partition import Partition, divide, read_own
+from training.data.partition import Partition, Table, divide, read_own
 from training.data.pictures import (
     Pictures,
     QuarterTurns,
@@ -56,38 +56,30 @@ _log = logging.getLogger(__name__)
 class Settings(BaseModel):
     """Train an embedder, or go on with a training that was cut."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    recipe: str | None = Field(
-        None,
-        description="name of a recipe, or path of a .yaml file; the run's own when resuming",
-        json_schema_extra={"positional": True},
-    )
-    data: Path | None = Field(
-        None, description="the images: a folder, .csv, .tar or .parquet file; the run's own when resuming"
-    )
-    out: Path | None = Field(None, description="folder of the run, made anew")
-    format: Format = Field(
-        "auto", description="layout of the data set; auto finds out, or is the run's own when resuming"
-    )
-    table: Path | None = Field(
-        None, description="the .csv, .tar or .parquet file to read, where there are several"
-    )
-    set: builtins.list[str] = Field(
-        [], description="key=value: one setting of the recipe changed; may be repeated"
-    )
-    resume: bool = Field(False, description="go on after the last whole epoch of the run in --out")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto",
-        description="where to train; auto is cuda where there is one, else cpu (mps has not been measured)",
-    )
-    cache: Path | None = Field(
-        None,
-        description="folder for the features of a frozen backbone, which may be deleted at any time;"
-        " ~/.cache/crossbatch when not given",
-    )
-    tensorboard: bool = Field(False, description="write curves for TensorBoard into the run's folder, too")
-    list: bool = Field(False, description="show the recipes, or all that one says at its head, and stop")
+    recipe: str | None = Field(None, json_schema_extra={"positional": True})
+    """name of a recipe, or path of a .yaml file; the run's own when resuming"""
+    data: Path | None = None
+    """the images: a folder, .csv, .tar or .parquet file; the run's own when resuming"""
+    out: Path | None = None
+    """folder of the run, made anew"""
+    format: Format = "auto"
+    """layout of the data set; auto finds out, or is the run's own when resuming"""
+    table: Table = None
+    set: builtins.list[str] = []
+    """key=value: one setting of the recipe changed; may be repeated"""
+    resume: bool = False
+    """go on after the last whole epoch of the run in --out"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where to train; auto is cuda where there is one, else cpu (mps has not been measured)"""
+    cache: Path | None = None
+    """folder for the features of a frozen backbone, which may be deleted at any time; ~/.cache/crossbatch
+    when not given"""
+    tensorboard: bool = False
+    """write curves for TensorBoard into the run's folder, too"""
+    list: bool = False
+    """show the recipes, or all that one says at its head, and stop"""
 
 
 def run(settings: Settings) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from training.data import pictures
 from training.data.partition import read_own
 from training.data.pictures import Stream, viewing_decoder
 from training.evaluation.evaluate import Settings, render, run
-from training.evaluation.protocol import sides_of
+from training.evaluation.metrics import sides_of
 from training.export import Settings as ExportSettings
 from training.export import run as export
 from training.loop.run import load_run, read_record, write_record

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from serving.errors import BadSetting
 from tests import oracles
 from training.method.histogram import (
     Metric,
@@ -52,11 +51,6 @@ def test_half_precision_is_widened_to_shares_that_sum_to_one() -> None:
     assert z.dtype == torch.float32
     assert (z >= 0).all()
     torch.testing.assert_close(z.sum(dim=1), torch.ones(3))
-
-
-def test_an_unknown_way_to_assign_is_named() -> None:
-    with pytest.raises(BadSetting, match="assign_on is 'cosine', but it must be one of unit, raw, ball"):
-        histogram(torch.zeros(1, 2, 4), torch.zeros(3, 4), assign_on="cosine")  # type: ignore[arg-type]
 
 
 METRICS: list[Metric] = ["euclidean", "inner", "cosine"]

@@ -102,7 +102,7 @@ ONE = {"split_train": 2, "classes_per_batch": 1}
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({}, r"one class is left to train on \('class00'\).* two or more are needed"),
+        ({}, r"one class is left to train on \('class00'\), but two or more are needed"),
         ({"classes_per_batch": 1}, "one class is left to train on"),
         ({"split_train": 2, "classes_per_batch": 3}, "2 classes to train on, but a batch takes 3: .* to 2"),
         (TURNED | {"classes_per_batch": 5}, "4 classes with their quarter turns to train on"),

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from serving.errors import BadSetting
 from tests import oracles
 from tests.training.drawn import draw_batch
 from training.method.recursion import Fit, Past, fit_batch, merge, start, update, weight
@@ -78,15 +77,6 @@ def test_the_printed_recursive_weight_is_not_the_direct_solution() -> None:
     printed = r_new @ torch.linalg.inv(r_past + decay * r_new)
     np.testing.assert_allclose(combine(past, new, decay * printed), exact, atol=1e-9)
     assert np.abs(combine(past, new, printed).numpy() - exact).max() > 0.05
-
-
-@pytest.mark.parametrize("decay", [0.0, -0.5, 1.5])
-def test_a_decay_outside_its_range_is_refused(decay: float) -> None:
-    z, y = stream()[0]
-    with pytest.raises(BadSetting, match="decay"):
-        update(start(M, D, like=z), z, y, decay=decay)
-    with pytest.raises(BadSetting, match="decay"):
-        weight(fit_batch(z, y), fit_batch(z, y), decay=decay)
 
 
 @settings(deadline=None, max_examples=40)

@@ -1,8 +1,7 @@
 """Local features of a frozen backbone, computed once and kept on disk, so that a head trains in seconds.
 
 A folder holds the views of many images as float16 (N, V, h, w, C), mapped into memory; its name is a digest
-of the weights, the preprocessing and the contents of the images, and it may be deleted at any time. Letters:
-N images, V views, (h, w) places, C channels, S pixels a side.
+of weights, preprocessing and images' contents. Letters: N images, V views, (h, w) places, C channels.
 """
 
 import hashlib

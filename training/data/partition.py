@@ -9,19 +9,20 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from serving.catalog.catalog import Catalog, Row, SplitRule, read, select
+from serving.catalog.catalog import Catalog, Row, Split, SplitRule, read, select
 from serving.errors import BadData
 from training.evaluation.metrics import ExactSearch, unit_rows
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "NEAR", "Partition", "check_complete", "cut_fold", "divide", "find_duplicates", "hold_out", "is_own",
-    "read_own",
+    "NEAR", "Partition", "Table", "check_complete", "cut_fold", "divide", "find_duplicates", "hold_out",
+    "is_own", "labelled", "read_own",
 ]  # fmt: skip
 
 NEAR = 0.92
@@ -30,6 +31,10 @@ NEAR = 0.92
 Of 100 classes of CUB-200-2011 all 13 pairs above it are one photograph twice or two of one moment; below 0.91
 most are birds alike in one pose. Strokes on white (Omniglot) are above it without being copies.
 """
+Table = Annotated[
+    Path | None, Field(description="the .csv, .tar or .parquet file to read, where there are several")
+]
+"""The setting of every command that reads a data set."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,20 +82,14 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
     check_complete(catalog)
     train, validation = hold_out(select(catalog, "train", recipe.split), recipe)
     partition = Partition(catalog, recipe, train, validation)
-    key = "folds" if recipe.folds else "validation"
-    held, classes = len({row.label for row in validation}), partition.classes
-    images = len(train) * (4 if recipe.quarter_turns else 1)
-    if held == 1:
-        larger = "set fewer folds" if recipe.folds else "hold out a larger share"
+    classes, images = partition.classes, len(train) * (4 if recipe.quarter_turns else 1)
+    if len({row.label for row in validation}) == 1:
+        key, larger = ("folds", "set fewer folds") if recipe.folds else ("validation", "set it higher")
         raise BadData(
             f"{key} would hold out one class, where whatever is found is right: {larger}, or set {key} to 0"
-            " to keep the last epoch"
         )
     if classes == 1:
-        raise BadData(
-            f"one class is left to train on ({train[0].label!r}), which teaches nothing: two or more are"
-            " needed, so give more classes, or leave fewer to the test and to validation"
-        )
+        raise BadData(f"one class is left to train on ({train[0].label!r}), but two or more are needed")
     if classes < recipe.classes_per_batch:
         turned = " with their quarter turns" if recipe.quarter_turns else ""
         raise BadData(
@@ -115,6 +114,15 @@ def check_complete(catalog: Catalog) -> None:
     if catalog.missing:
         told = "%d images that %s names are not there (first: %s)"
         _log.warning(told, len(catalog.missing), catalog.root, ", ".join(catalog.missing[:3]))
+
+
+def labelled(catalog: Catalog, split: Split, rule: SplitRule) -> list[Row]:
+    """Give the rows of one side of a complete data set that are of a class; `BadData` if none is."""
+    check_complete(catalog)
+    rows = [row for row in select(catalog, split, rule) if row.label]
+    if not rows:
+        raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
+    return rows
 
 
 def read_own(
@@ -174,7 +182,6 @@ def _held(count: int, recipe: Recipe) -> NDArray[np.intp]:
     if recipe.folds > count:
         raise BadData(
             f"there are {count} {what} to train on, of which {recipe.folds} folds cannot be cut: set fewer"
-            " folds, or folds to 0 to keep the last epoch"
         )
     if recipe.folds:
         return cut_fold(count, folds=recipe.folds, fold=recipe.fold, rule=recipe.fold_rule)
@@ -183,8 +190,8 @@ def _held(count: int, recipe: Recipe) -> NDArray[np.intp]:
     wanted = max(1, round(recipe.validation * count))
     if wanted >= count:
         raise BadData(
-            f"there are {count} {what} to train on, and validation {recipe.validation} would take {wanted}"
-            " of them: lower it, or set it to 0 to keep the last epoch"
+            f"there are {count} {what} to train on, and validation {recipe.validation} would take {wanted}:"
+            " set it lower, or to 0"
         )
     return np.array([int((i + 0.5) * count / wanted) for i in range(wanted)], dtype=np.intp)  # evenly spaced
 

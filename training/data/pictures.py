@@ -167,9 +167,9 @@ def embed_pictures(
         while some := list(itertools.islice(arrays, batch)):
             parts.append(embed(np.stack(some)))
     if not parts:
+        bad = images.unreadable
         raise BadData(
-            f"none of the {len(images.unreadable)} images can be read{first_of(images.unreadable)}: repair"
-            " them or give other images"
+            f"none of the {len(bad)} images can be read{first_of(bad)}: repair them, or give others"
         )
     return np.concatenate(parts)
 

@@ -12,10 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Catalog, Format, Row, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
-from training.data.partition import NEAR, check_complete, find_duplicates, is_own, read_own
+from training.data.partition import NEAR, Table, find_duplicates, is_own, labelled, read_own
 from training.data.pictures import Decoder, Embed, Stream, class_numbers, embed_pictures, tell_unreadable
-from training.evaluation.metrics import FIGURE_NAMES, cluster_figures, retrieval_metrics
-from training.evaluation.protocol import ProtocolName, groups_of, roles_of
+from training.evaluation import metrics
 
 __all__ = ["Settings", "render", "run"]
 
@@ -36,7 +35,7 @@ class Settings(BaseModel):
     """the images: a folder, .csv, .tar or .parquet file; a run's own when not given"""
     split: Literal["test", "train", "all"] = "test"
     """classes that training has not seen, those it has, or all, by the model's own rule"""
-    protocol: ProtocolName = "auto"
+    protocol: metrics.ProtocolName = "auto"
     """leave-one-out searches each image among all others, query-gallery the data set's own queries in its
     gallery; auto is the latter for a run of the data set's own split that has them"""
     exclude_same: str | None = None
@@ -44,8 +43,7 @@ class Settings(BaseModel):
     for it"""
     format: Format = "auto"
     """layout of the data set; auto is a run's own, or finds out elsewhere"""
-    table: Path | None = None
-    """the .csv, .tar or .parquet file to read, where there are several"""
+    table: Table = None
     batch: int = Field(64, ge=1, le=4096)
     """images embedded at a time"""
     duplicates: bool = False
@@ -83,20 +81,13 @@ def run(settings: Settings) -> dict[str, Any]:
     The figures of a run on its own data set are noted in its record, from where `export` takes them into the
     model file.
 
-    Returns:
-        `target`, `split`, `protocol` (the one that was taken), `exclude_same`, `dimension`, `images`,
-        `classes`, `recall_at` (by k as text), `map_at_r` and `r_precision` (all in 0..1), `queries`,
-        `excluded` (those without a match), `gallery` (images that queries were searched in; 0 where each was
-        searched among all others), with `clusters` `nmi` and `ami`, with `fitted` `map_c`, `map_x`,
-        `halvings` and how many of these are `distinct`, `untrained` (`recall_at`, `map_at_r` and
-        `r_precision` of a run's backbone as training started it, by its raw pooled features, or null),
-        `no_untrained` (why a run has none), `duplicates` (`images`, how many have a near-duplicate that
-        trained, `least`, the cosine that takes, and the nearest `pairs`, or null where none were looked for),
-        `unlabelled` (how many images of the data set are of no class), `unreadable`, `noted` (whether in the
-        run's record), `not_noted` (why not, where the run itself was measured) and `seconds`.
-
-    Raises:
-        CrossbatchError: If the run, model or data set cannot be read, or no image has a match.
+    Gives `target`, `split`, `protocol` (the one that was taken), `exclude_same`, `dimension`, `images`,
+    `classes`, what `RetrievalMetrics.told` and on demand `cluster_figures` and `fitted_figures` do,
+    `untrained` (`recall_at`, `map_at_r` and `r_precision` of a run's backbone as training started it, by its
+    raw pooled features, or null), `no_untrained` (why a run has none), `duplicates` (`images`, how many have
+    a near-duplicate that trained, `least`, the cosine that takes, and the nearest `pairs`, or null where none
+    were looked for), `unlabelled` (how many images of the data set are of no class), `unreadable`, `noted`
+    (whether in the run's record), `not_noted` (why not, where the run itself was measured) and `seconds`.
     """
     started = time.monotonic()
     target = settings.target
@@ -118,13 +109,10 @@ def run(settings: Settings) -> dict[str, Any]:
         raise BadSetting("evaluating a model file needs --data, the folder of the images")
     else:
         catalog = read(settings.data, settings.format, table=settings.table)
-    check_complete(catalog)
     subject = _open_model(target) if is_model else _open_run(target)
     if settings.fitted and not subject.histogram:
         raise BadSetting(f"--fitted needs prototypes, and nothing trained those of {target}: leave it out")
-    rows = [row for row in select(catalog, settings.split, subject.split) if row.label]
-    if not rows:
-        raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
+    rows = labelled(catalog, settings.split, subject.split)
     _choose(settings, rows, subject.split)
     trained = _read_trained(settings, catalog, subject)
     not_noted = "" if is_model else _why_not_noted(settings, record, catalog, subject.split)
@@ -135,14 +123,14 @@ def run(settings: Settings) -> dict[str, Any]:
     embeddings, histograms, features = np.split(described, (width - subject.histogram, width), axis=1)
     labels = class_numbers(stream.rows, sorted({row.label for row in rows}))
     chosen = _choose(settings, stream.rows, subject.split)
-    figures = retrieval_metrics(embeddings, labels, **chosen, at=settings.at).told()
+    figures = metrics.retrieval_metrics(embeddings, labels, **chosen, at=settings.at).told()
     if settings.clusters:
-        figures |= cluster_figures(embeddings, labels)
+        figures |= metrics.cluster_figures(embeddings, labels)
     if settings.fitted:
         figures |= fitted_figures(histograms, embeddings, labels, draws=settings.fitted)
     untrained = None
     if subject.features:
-        before = retrieval_metrics(features, labels, **chosen, at=settings.at).told()
+        before = metrics.retrieval_metrics(features, labels, **chosen, at=settings.at).told()
         untrained = {name: before[name] for name in ("recall_at", "map_at_r", "r_precision")}
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
     if not is_model and not not_noted:
@@ -174,8 +162,8 @@ def render(result: dict[str, Any]) -> str:
         f"{result['target']} on {result['split']}: {result['images']} images of {result['classes']}"
         f" classes, {result['dimension']} dimensions, {result['seconds']:.0f} s"
     )
-    before = _named(result["untrained"] or {})
-    for name, share in _named(result).items():
+    before = metrics.named_shares(result["untrained"] or {})
+    for name, share in metrics.named_shares(result).items():
         line = f"  {name:<12}{100 * share:6.2f} %"
         if name in before:
             line += f"   untrained {100 * before[name]:6.2f} %, {100 * (share - before[name]):+.2f}"
@@ -201,12 +189,6 @@ def render(result: dict[str, Any]) -> str:
     if result["not_noted"]:
         lines.append(f"  these figures are not noted in the run: {result['not_noted']}")
     return "\n".join(lines)
-
-
-def _named(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Give the shares among some figures by what they are called."""
-    recalls = {f"R@{k}": share for k, share in figures.get("recall_at", {}).items()}
-    return recalls | {name: figures[key] for key, name in FIGURE_NAMES.items() if key in figures}
 
 
 def _open_model(path: Path) -> _Subject:
@@ -245,7 +227,8 @@ def _open_run(path: Path) -> _Subject:
     except CrossbatchError as error:
         return replace(subject, lacking=str(error))
     pooled = network.pooled_function(start, mapped=shared)
-    maps = network.maps_function(run.embedder) if shared else lambda pixels: pixels
+    rest = network.array_function(run.embedder, "cpu", False, run.embedder.backbone)
+    maps = rest if shared else lambda pixels: pixels
 
     def embed(pixels: NDArray[Any]) -> NDArray[np.float32]:
         images = maps(pixels)
@@ -268,8 +251,8 @@ def _open_run(path: Path) -> _Subject:
 
 def _choose(settings: Settings, rows: Sequence[Row], rule: SplitRule) -> dict[str, Any]:
     """Choose who is searched among whom: `roles` and `groups` for `retrieval_metrics`."""
-    roles = roles_of(rows, settings.split, rule, protocol=settings.protocol)
-    return {"roles": roles, "groups": groups_of(rows, settings.exclude_same)}
+    roles = metrics.roles_of(rows, settings.split, rule, protocol=settings.protocol)
+    return {"roles": roles, "groups": metrics.groups_of(rows, settings.exclude_same)}
 
 
 def _read_trained(settings: Settings, catalog: Catalog, subject: _Subject) -> _Featured | None:

@@ -1,8 +1,7 @@
 """MAP_c and MAP_x: how well images are told apart by prototypes fitted to their histograms.
 
-An image is its histogram z, expressed by prototypes V that were fitted to histograms Z and embeddings Y
-(eq. 2.8): V z. For MAP_c, V is fitted to the classes that are then measured; for MAP_x, to other classes, so
-that it tells what the prototypes of some classes are worth to others.
+An image is V z, its histogram z expressed by prototypes V that were fitted to histograms and embeddings (eq.
+2.8): of the classes that are then measured for MAP_c, of other classes for MAP_x.
 """
 
 from typing import Any
@@ -15,8 +14,7 @@ from torch.nn import functional
 
 from serving.errors import BadData
 from serving.progress import progress
-from training.evaluation.metrics import Floats, retrieval_metrics
-from training.evaluation.protocol import Ints
+from training.evaluation.metrics import Floats, Ints, retrieval_metrics
 from training.method.prototypes import fit_prototypes
 
 __all__ = ["draw_halvings", "fitted_figures"]
@@ -30,23 +28,15 @@ def fitted_figures(
 ) -> dict[str, Any]:
     """Measure the prototypes that are fitted to all classes, and to half of them for the other half.
 
-    Args:
-        histograms: z of each image, float (N, m).
-        embeddings: y of each image, float (N, d); of any norm, and taken at unit length.
-        labels: int64 (N,).
-        draws: How often the classes are cut into halves at random, at least once.
-        seed: Of the halves.
-
-    Returns:
-        `map_c`, MAP@R of all images in V z with V fitted to all; `map_x`, MAP@R of the images of one half of
-        the classes among themselves with V fitted to the other half, mean over the halvings drawn (both in
-        0..1); `halvings`, how many of those drawn had a query, and `distinct`, how many of these differ.
+    Takes z, float (N, m), y, float (N, d), of any norm and taken at unit length, and labels, int64 (N,), of
+    the images, and cuts the classes into halves at random `draws` times. Gives `map_c`, MAP@R of all images
+    in V z with V fitted to all; `map_x`, MAP@R of the images of one half of the classes among themselves with
+    V fitted to the other half, mean over the halvings (both in 0..1); `halvings`, how many of those drawn had
+    a query, and `distinct`, how many of these differ.
     """
     classes, numbers = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
-        raise BadData(
-            "MAP_x is measured across classes, and all images are of one: give at least two classes"
-        )
+        raise BadData("MAP_x is measured across classes, and all images are of one: give two or more")
     z, y = torch.as_tensor(histograms), functional.normalize(torch.as_tensor(embeddings), dim=1)
 
     def measure(fitted: NDArray[np.bool_], measured: NDArray[np.bool_]) -> float | None:
@@ -73,8 +63,7 @@ def fitted_figures(
             total, measured, distinct = total + times * value, measured + times, distinct + 1
     if measured == 0:
         raise BadData(
-            f"in none of the {draws} halvings of {len(classes)} classes has a measured image another of its"
-            " class: draw more halvings, or give more images of each class"
+            f"in none of the {draws} halvings of {len(classes)} classes has an image a match: draw more"
         )
     return {"map_c": map_c, "map_x": total / measured, "halvings": measured, "distinct": distinct}
 

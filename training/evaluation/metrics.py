@@ -1,26 +1,28 @@
 """Retrieval metrics, exact: R@k, MAP@R and R-precision, in one pass over what a search finds; NMI and AMI.
 
-Every image is a query against all others, or queries are searched in a gallery, by cosine similarity. R_q is
-how many references have the label of q; MAP@R = mean over q of 1/R_q · Σ_{j ≤ R_q} precision(j) · match(j).
-Torch searches where it is installed, which is faster, and numpy elsewhere.
+Every image is a query against all others, or the queries of a data set are searched in its gallery, by cosine
+similarity. R_q is how many references have the label of q; MAP@R = mean over q of 1/R_q · Σ_{j ≤ R_q}
+precision(j) · match(j). Torch searches where it is installed, which is faster, and numpy elsewhere.
 """
 
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from serving.catalog.catalog import Row, SplitRule
 from serving.errors import BadData, BadSetting
-from training.evaluation.protocol import Ints, sides_of
 
 __all__ = [
-    "FIGURE_NAMES", "ExactSearch", "RetrievalMetrics", "cluster_figures", "find_originals",
-    "rank_queries", "retrieval_metrics", "unit_rows",
+    "FIGURE_NAMES", "ExactSearch", "Floats", "Ints", "ProtocolName", "RetrievalMetrics", "cluster_figures",
+    "find_originals", "groups_of", "named_shares", "rank_queries", "retrieval_metrics", "roles_of",
+    "sides_of", "unit_rows",
 ]  # fmt: skip
 
 FIGURE_NAMES = {
@@ -30,6 +32,8 @@ FIGURE_NAMES = {
 """What the figures of an evaluation are called, R@k apart."""
 
 Floats = npt.NDArray[np.floating]
+Ints = npt.NDArray[np.int64]
+ProtocolName = Literal["auto", "leave-one-out", "query-gallery"]
 
 _BLOCK = 1024  # most queries at a time; fewer where a block would take more than these bytes
 _BLOCK_BYTES = 256 * 2**20  # for one block of similarities and of what is kept of them
@@ -80,18 +84,11 @@ def retrieval_metrics(
 ) -> RetrievalMetrics:
     """Measure retrieval by exact search, over the queries that have a match at all.
 
-    Args:
-        embeddings: Float (N, d), of any norm.
-        labels: Integer (N,).
-        roles: "query", "gallery" or another of each row (N,). Where any is "query", those are searched in the
-            rows that are "gallery", and all others are left out; else each row is searched among all others.
-        groups: Of each row, (N,): references of a query's own group are none of its references.
-        at: The k of R@k, each at least one; a k beyond the references counts them all.
-
-    Raises:
-        BadSetting: When a k is below one.
-        BadData: When an embedding is not finite, no query has a match, or there are queries and no gallery.
-        ValueError: When shapes or dtypes do not fit.
+    Takes embeddings, float (N, d), of any norm, and labels, integer (N,). Where any of the `roles` (N,) is
+    "query", those are searched in the rows that are "gallery", and all others are left out; else each row is
+    searched among all others. References of a query's own group, of `groups` (N,), are none of its
+    references. A k of R@k, at least one each, counts all references where it is beyond them.
+    A `BadData` if an embedding is not finite, no query has a match, or there are queries and no gallery.
     """
     if any(k < 1 for k in at):
         raise BadSetting(f"at is {tuple(at)}, but each k must be at least 1")
@@ -166,9 +163,8 @@ def rank_queries(
 def cluster_figures(embeddings: npt.ArrayLike, labels: Ints, *, seed: int = 0) -> dict[str, float]:
     """Cluster embeddings, finite (N, d), at unit length by Lloyd's k-means, as many clusters as classes.
 
-    It starts once from centres drawn by k-means++, and takes at most 100 rounds. Gives `nmi`, the mutual
-    information I of clusters and classes over the mean of both entropies H, and `ami`, (I − E) / (H − E) with
-    E the I that two partitions of these sizes have by chance.
+    Gives `nmi`, the mutual information I of clusters and classes over the mean of both entropies H, and
+    `ami`, (I − E) / (H − E) with E the I that two partitions of these sizes have by chance.
     """
     from sklearn import metrics  # only here: a model file is measured without
     from sklearn.cluster import KMeans
@@ -215,6 +211,12 @@ class ExactSearch:
         values = np.take_along_axis(scores, indices, axis=1)
         order = np.argsort(-values, axis=1, kind="stable")
         return np.take_along_axis(np.where(np.isneginf(values), -1, indices), order, axis=1)
+
+
+def named_shares(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Give the shares among some figures by what they are called."""
+    recalls = {f"R@{k}": share for k, share in figures.get("recall_at", {}).items()}
+    return recalls | {name: figures[key] for key, name in FIGURE_NAMES.items() if key in figures}
 
 
 def unit_rows(vectors: Floats) -> Floats:
@@ -278,3 +280,53 @@ def _vectors(embeddings: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[Floats, 
         vectors = vectors.copy()
         vectors[extreme] /= largest[extreme, None]
     return vectors, names.astype(np.int64)
+
+
+def sides_of(roles: Sequence[str] | None, count: int) -> tuple[Ints, Ints | None]:
+    """Give the rows that ask and those that are searched, None where each is searched among all others."""
+    if roles is None or "query" not in roles:
+        return np.arange(count), None
+    role = np.array(roles)
+    asked, held = np.flatnonzero(role == "query"), np.flatnonzero(role == "gallery")
+    if len(held) == 0:
+        raise BadData(
+            f"{len(asked)} images are queries and none is of a gallery: name gallery images too, or no"
+            " queries, so that every image is searched among all others"
+        )
+    return asked, held
+
+
+def roles_of(
+    rows: Sequence[Row], split: str, rule: SplitRule, *, protocol: ProtocolName = "auto"
+) -> list[str] | None:
+    """Give the roles of rows, one side of a data set that a rule cut, for `retrieval_metrics`.
+
+    `auto` is as the data set has it, where its own test is measured; `query-gallery` is that wherever the
+    rows come from, so that none that the data set calls train is searched; a `BadData` without either side.
+    """
+    if protocol == "leave-one-out" or (protocol == "auto" and (split != "test" or rule.by != "given")):
+        return None
+    roles = [row.split for row in rows]
+    for side in ("query", "gallery") if protocol == "query-gallery" else ():
+        if side not in roles:
+            raise BadData(
+                f"the protocol query-gallery needs queries and a gallery, but the data set calls none of the"
+                f" {len(rows)} images of the split {split} {side}: name them so, or take the protocol"
+                " leave-one-out"
+            )
+    return roles
+
+
+def groups_of(rows: Sequence[Row], field: str | None) -> Ints | None:
+    """Number images by what a field of their metadata says, (N,); one without it is a group by itself."""
+    if field is None:
+        return None
+    known = {name for row in rows for name in row.metadata}
+    if field not in known:
+        there = f"there are {', '.join(sorted(known))}" if known else "they have no metadata"
+        if near := get_close_matches(field, known, 1):
+            there = f"did you mean {near[0]!r}?"
+        raise BadSetting(f"none of the {len(rows)} images has the field {field!r}: {there}")
+    numbers = dict[object, int]()
+    values = [(row.metadata[field],) if field in row.metadata else row.key for row in rows]
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)

@@ -19,11 +19,10 @@ from torch.nn import functional
 from serving.catalog.catalog import Catalog, Format, Row, read, select
 from serving.errors import BadData, BadSetting, NotFound
 from training import train
-from training.data.partition import divide
+from training.data.partition import Table, divide
 from training.data.pictures import Pictures, embed_pictures, tell_unreadable, viewing_decoder
-from training.evaluation.metrics import retrieval_metrics
+from training.evaluation.metrics import Ints, retrieval_metrics, roles_of
 from training.evaluation.paired import summarise, tell
-from training.evaluation.protocol import Ints, roles_of
 from training.loop.checkpoint import load_state, write_file
 from training.loop.run import LAST, load_run, read_recipe, read_record
 from training.network.embedder import embedder_function
@@ -52,8 +51,7 @@ class Settings(BaseModel):
     """how often all folds are trained, each time from other seeds"""
     format: Format = "auto"
     """layout of the data set; auto finds out"""
-    table: Path | None = None
-    """the .csv, .tar or .parquet file to read, where there are several"""
+    table: Table = None
     set: list[str] = []
     """key=value: one setting of the recipe changed; may be repeated"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -75,18 +73,12 @@ class _Fold:
 def run(settings: Settings) -> dict[str, Any]:
     """Train what is not trained yet, then embed the test images by each fold's best weights.
 
-    Returns:
-        `recipe`, `out`, `folds`, `dimension` (of `separate` and `concatenated`), `images`, `classes`,
-        `queries`, `excluded` (those without a match), `gallery` (images that queries were searched in; 0
-        where each was searched among all others), `unreadable`, `repeats` (for each: `seeds`, the figures
-        `by_fold`, `separate` and `concatenated`), `separate` and `concatenated` (each figure's `mean` over
-        the repeats and `half_width` of its 95 % confidence interval, None for one repeat) and `seconds`; the
-        figures are `recall_at_1`, `map_at_r` and `r_precision`, in 0..1. The same is written to
-        OUT/mlrc.json.
-
-    Raises:
-        CrossbatchError: If the recipe has no folds, OUT holds runs of another recipe or of other images, or a
-            training or an evaluation fails.
+    Gives `recipe`, `out`, `folds`, `dimension` (of `separate` and `concatenated`), `images`, `classes`,
+    `queries`, `excluded` and `gallery` as `RetrievalMetrics` has them, `unreadable`, `repeats` (for each:
+    `seeds`, the figures `by_fold`, `separate` and `concatenated`), `separate` and `concatenated` (each
+    figure's `mean` over the repeats and `half_width` of its 95 % interval, None for one repeat) and
+    `seconds`; the figures are `recall_at_1`, `map_at_r` and `r_precision`, in 0..1. The same is written to
+    OUT/mlrc.json.
     """
     started = time.monotonic()
     recipe = load_recipe(settings.recipe, settings.set)

@@ -23,12 +23,11 @@ from serving.catalog.catalog import Catalog, Format, read, select
 from serving.errors import BadSetting
 from training import train
 from training.data.feature_cache import cache_features
-from training.data.partition import divide
+from training.data.partition import Table, divide
 from training.data.pictures import Stream, class_numbers, embed_pictures, viewing_decoder
 from training.evaluation.fitted import fitted_figures
-from training.evaluation.metrics import retrieval_metrics
+from training.evaluation.metrics import retrieval_metrics, roles_of
 from training.evaluation.paired import summarise, tell
-from training.evaluation.protocol import roles_of
 from training.loop.checkpoint import write_file
 from training.loop.logbook import read_history
 from training.loop.run import load_run, reserved
@@ -83,8 +82,7 @@ class Settings(BaseModel):
     """with --final also MAP_c and MAP_x, over that many halvings of the classes; 0 is without"""
     format: Format = "auto"
     """layout of the data set; auto finds out"""
-    table: Path | None = None
-    """the .csv, .tar or .parquet file to read, where there are several"""
+    table: Table = None
     cache: Path | None = None
     """folder for the features of a frozen backbone; ~/.cache/crossbatch when not given"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -94,15 +92,10 @@ class Settings(BaseModel):
 def run(settings: Settings) -> dict[str, Any]:
     """Train and score what is not in the table yet.
 
-    Returns:
-        `recipe`, `out`, `scored_on` (`validation` or `test`), `seeds`, `arms` (a dict each: `settings`,
-        `runs`, of each figure its `mean` and `half_width` of the 95 % interval, and, but for the first arm,
-        `difference` from the first over pairs of one seed, as `mean` and `half_width`; shares in 0..1) and
-        `seconds`.
-
-    Raises:
-        CrossbatchError: If a setting, the data set or the table does not fit, another sweep runs in OUT, or a
-            training fails.
+    Gives `recipe`, `out`, `scored_on` (`validation` or `test`), `seeds`, `arms` (a dict each: `settings`,
+    `runs`, of each figure its `mean` and `half_width` of the 95 % interval, and, but for the first arm,
+    `difference` from the first over pairs of one seed, as `mean` and `half_width`; shares in 0..1) and
+    `seconds`.
     """
     started = time.monotonic()
     arms = _arms(settings)

@@ -1,10 +1,9 @@
 """Exact search by torch, arrays in and out: of any queries in a gallery, or of a set in itself in pairs.
 
-Searching a set in itself, the similarity of a and b is that of b and a, so that only tiles on and above the
-diagonal need be multiplied: half of the product, which is nearly all of the time. Each tile is offered to the
-images of its rows and, turned, to those of its columns; an image keeps the best it was offered. References
-come to every image in the order of their indices, so that what is only as good as the last one kept may be
-passed over.
+Of a set in itself only tiles on and above the diagonal need be multiplied: half of the product, which is
+nearly all of the time. Each tile is offered to the images of its rows and, turned, to those of its columns.
+References come to every image in the order of their indices, so that what is only as good as the last one
+kept may be passed over.
 """
 
 from collections.abc import Callable, Iterator

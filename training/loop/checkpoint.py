@@ -71,8 +71,7 @@ def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
     """Fill a module's weights and buffers; `ModelMismatch` if a name or a shape differs."""
     own = module.state_dict()
-    differing = sorted(own.keys() ^ tensors.keys())
-    if differing:
+    if differing := sorted(own.keys() ^ tensors.keys()):
         raise ModelMismatch(
             f"{source} is a checkpoint of another architecture: it differs from the recipe's in"
             f" {len(differing)} names (first: {differing[0]})"

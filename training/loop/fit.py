@@ -170,8 +170,7 @@ def _drawn(batches: _Batches) -> Iterator[tuple[Tensor, Tensor]]:
         if "DataLoader worker" not in str(error):
             raise
         raise BadSetting(
-            "a process that augments images has been killed, for want of memory perhaps: set workers lower;"
-            " the last checkpoint is kept"
+            "a process that augments images has been killed, for want of memory perhaps: set workers lower"
         ) from error
 
 

@@ -79,9 +79,7 @@ def agree(value: Any, fabric: Fabric) -> None:
         return
     same = torch.tensor([fabric.broadcast(value) == value], device=fabric.device)
     if not gather_rows(same, fabric).all():
-        raise BadData(
-            f"the {fabric.world_size} processes do not read the same images: give each the same data set"
-        )
+        raise BadData(f"the {fabric.world_size} processes do not read the same images: give all the same")
 
 
 def share(batch: list[T], fabric: Fabric) -> list[T]:

@@ -87,17 +87,14 @@ def _check_trained(path: Path, recipe: Recipe, kept: int) -> None:
     if not finished:
         _log.warning("the run %s has ended %d of its %d epochs", path, done, recipe.epochs)
     if kept == 0:
-        _log.warning(
-            "the weights of %s are untrained: on validation, no epoch did better than the start", path
-        )
+        told = "the weights of %s are untrained: on validation, no epoch did better than the start"
+        _log.warning(told, path)
 
 
 def check_vacant(path: Path) -> None:
     """Refuse a folder in which something is; a run that was cut before it had a recipe is nothing."""
     if (path / _RECIPE).exists():
-        raise AlreadyExists(
-            f"{path} holds a run already: go on with it by --resume, or choose another folder"
-        )
+        raise AlreadyExists(f"{path} holds a run already: go on by --resume, or choose another folder")
     if path.exists() and not path.is_dir():
         raise BadSetting(f"{path} is a file: give --out a folder, which is made")
     if path.is_dir() and not _is_stump(path):
@@ -124,7 +121,7 @@ def reserved(path: Path) -> Iterator[None]:
             stack.enter_context(checkpoint.locked(path))
         except BlockingIOError as error:
             raise AlreadyExists(
-                f"another process trains in {path} just now: wait for its end, or choose another folder"
+                f"another process trains in {path}: wait, or choose another folder"
             ) from error
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
@@ -157,10 +154,7 @@ def read_recipe(path: Path) -> Recipe:
         raise BadArtifact(f"{file} is damaged: it is not readable YAML") from error
     digest = read_record(path).get("recipe_digest") if (path / _RECORD).is_file() else None
     if digest not in (None, hashlib.sha256(contents).hexdigest()):
-        raise BadArtifact(
-            f"{file} is damaged or was edited: it is not what the run was started with; put it back, or train"
-            " another run"
-        )
+        raise BadArtifact(f"{file} is damaged or was edited: put back what the run was started with")
     if not isinstance(values, dict):
         raise BadArtifact(f"{file} is damaged: it holds no table of settings")
     if "unit" in values:  # names of an earlier version

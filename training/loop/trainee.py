@@ -19,7 +19,7 @@ from training.data.sampler import draw_sample
 from training.loop.processes import batchnorms, sync_batchnorm
 from training.losses.objective import Objective
 from training.method.histogram import start_codebook
-from training.network.embedder import Embedder, build_embedder, locations_function, pooled_function
+from training.network.embedder import Embedder, array_function, build_embedder, pooled_function
 from training.recipes.recipe import Recipe
 
 __all__ = [
@@ -114,8 +114,7 @@ def closed_form_head(features: Tensor, labels: Tensor, recipe: Recipe) -> Tensor
     channels = rows.shape[1]
     if dimension > channels:
         raise BadSetting(
-            f"head_init {form} gives at most the backbone's {channels} dimensions, but dimension is"
-            f" {dimension}: lower it, or use head_init random"
+            f"head_init {form} gives at most the backbone's {channels} dimensions: lower dimension to that"
         )
     mean = rows.mean(dim=0)  # mu, (C,)
     transform: Tensor = torch.eye(channels, dtype=torch.float64, device=rows.device)
@@ -147,10 +146,7 @@ def _negative_power(scatter: Tensor, shrinkage: float, power: float) -> Tensor:
     values, vectors = torch.linalg.eigh(scatter)
     values = values.clamp_min(0)
     if not values.mean() > 0:
-        raise BadData(
-            "the training images' features do not vary within their classes, so that head_init cannot whiten"
-            " them: give more images a class, or use head_init pca"
-        )
+        raise BadData("features do not vary within classes: set head_init to pca, or give more images")
     powers: Tensor = (values + shrinkage * values.mean()) ** -power
     return torch.einsum("ik,k,jk->ij", vectors, powers, vectors)
 
@@ -161,9 +157,14 @@ def _start_codebook(embedder: Embedder, pictures: Images, recipe: Recipe) -> Non
     if recipe.codebook_init == "random" or not recipe.learns_prototypes:
         return
     chosen = draw_sample(pictures.rows, most=_SAMPLE, seed=recipe.seed)
-    only = pictures.only if isinstance(pictures, FeatureSet) else None
-    viewed = only(chosen) if only else Stream(chosen, viewing_decoder(recipe))
-    locate = locations_function(embedder, embedder.codebook.device, mapped=only is not None)
+    mapped = isinstance(pictures, FeatureSet)
+    viewed = (
+        pictures.only(chosen) if isinstance(pictures, FeatureSet) else Stream(chosen, viewing_decoder(recipe))
+    )
+    device = embedder.codebook.device
+    locate = array_function(
+        embedder, device, mapped, lambda images: embedder(images, mapped=mapped).locations
+    )
     found = embed_pictures(locate, viewed, label="Features for prototypes")  # (b, n, d)
     embedder.codebook.copy_(start_codebook(torch.from_numpy(found), recipe, seed=recipe.seed))
 

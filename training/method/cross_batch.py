@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from training.method import prototypes
-from training.method.prototypes import RidgeOn, check_choice, full_precision
+from training.method.prototypes import RidgeOn, full_precision
 from training.method.recursion import Past
 from training.recipes.recipe import Recipe
 
@@ -56,20 +56,12 @@ def cross_batch_loss(
 ) -> Tensor:
     """Loss of each half of a batch as the other half's prototypes express it (eq. 2.10 and 2.11).
 
-    Args:
-        histograms: Zᵀ, float (B, m).
-        embeddings: Yᵀ, raw GAP features, float (B, d).
-        labels: Integer (B,).
-        loss: ℓ, the pairwise or proxy loss that the embeddings are trained with.
-        ridge: ϵ of the fit, above zero.
-        ridge_on: Take ϵ as it is, or relative to trace(ZZᵀ)/m of what is fitted.
-        generator: Draws the halves, on the CPU; torch's global one when None.
-        fit_on: Fit the prototypes to raw or to unit embeddings.
-        past: Earlier batches, by class, a half's own left out of what expresses it (beyond the paper).
-        kinds: What halves are split and `past` is kept by, integer (B,); the labels themselves when None.
-
-    Returns:
-        L_XML, a scalar; gradients run through both fits, not into the past. With one class both are zero.
+    Takes Zᵀ, float (B, m), Yᵀ, raw GAP features, float (B, d), labels, integer (B,), and ℓ, the pairwise or
+    proxy loss that the embeddings are trained with. The `ridge` ϵ is taken as it is, or relative to
+    trace(ZZᵀ)/m, and prototypes are fitted to raw or to unit embeddings. The `generator` draws the halves, on
+    the CPU. `past` are earlier batches, by class, a half's own left out of what expresses it (beyond the
+    paper), and `kinds` what halves are split and `past` is kept by, integer (B,), if not the labels.
+    Gives L_XML, a scalar; gradients run through both fits, not into the past. With one class both are zero.
     """
     kinds = labels if kinds is None else kinds
     targets = fit_targets(embeddings, fit_on)
@@ -82,7 +74,6 @@ def cross_batch_loss(
 
 def fit_targets(embeddings: Tensor, fit_on: FitOn) -> Tensor:
     """Give what prototypes are fitted to, float (B, d): embeddings as they are, or at unit length."""
-    check_choice("fit_on", fit_on, FitOn)
     return functional.normalize(embeddings, dim=1) if fit_on == "unit" else embeddings
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from training.method.prototypes import check_choice, full_precision
+from training.method.prototypes import full_precision
 from training.recipes.recipe import AssignOn, Recipe
 
 __all__ = ["Metric", "assign", "covering_radius", "exact_histogram", "histogram", "start_codebook"]
@@ -25,18 +25,12 @@ def histogram(
 ) -> Tensor:
     """Share of an image's locations that each prototype takes, by soft assignment (eq. 2.4).
 
-    Args:
-        locations: Local features x_j, float (B, n, d).
-        codebook: Prototypes ν_i, float (m, d).
-        assignment_scale: ε, the inverse temperature of the assignment; the larger, the harder.
-        assign_on: `unit` compares unit features with unit prototypes; `raw` takes both as they are; `ball`
-            shrinks features alone into the unit ball, x / max(1, |x|), as the authors' own layer does (Gürbüz
-            et al., "Generalized Sum Pooling for Metric Learning", ICCV 2023).
-
-    Returns:
-        Histograms z, at least float32 (B, m), in [0, 1]; each row sums to one.
+    Local features x_j, float (B, n, d), and prototypes ν_i, float (m, d), give histograms z, at least float32
+    (B, m), in [0, 1], each row of which sums to one. The scale is ε: the larger, the harder. `unit` compares
+    unit features with unit prototypes; `raw` takes both as they are; `ball` shrinks features alone into the
+    unit ball, x / max(1, |x|), as the authors' own layer does (Gürbüz et al., "Generalized Sum Pooling for
+    Metric Learning", ICCV 2023).
     """
-    check_choice("assign_on", assign_on, AssignOn)
     if assign_on == "unit":
         codebook = functional.normalize(codebook, dim=1)
     scores = locations @ (assignment_scale * codebook).T  # (B, n, d) x (d, m) -> (B, n, m)
@@ -52,7 +46,6 @@ def assign(locations: Tensor, prototypes: Tensor, *, metric: Metric = "euclidean
     The paper assigns by the largest inner product, while its Lemma 1 needs the nearest prototype; the two
     agree only where all prototypes have one norm.
     """
-    check_choice("metric", metric, Metric)
     if metric == "euclidean":
         return _distances(locations, prototypes).argmin(dim=2)
     if metric == "cosine":  # a location's own norm does not change which prototype wins

@@ -8,7 +8,7 @@ Z (m, B) and Y (d, B) are `histograms.T` and `embeddings.T` here. The ridge ϵ i
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from serving.errors import BadSetting
 
 __all__ = [
-    "RidgeOn", "check_choice", "cross_reconstruct", "fit_dual", "fit_moments", "fit_primal", "fit_prototypes",
+    "RidgeOn", "cross_reconstruct", "fit_dual", "fit_moments", "fit_primal", "fit_prototypes",
     "full_precision", "scaled_ridge", "solve_positive",
 ]  # fmt: skip
 
@@ -46,12 +46,6 @@ def full_precision(function: Callable[P, T]) -> Callable[P, T]:
 def _widen(value: Any) -> Any:
     half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
     return value.float() if half else value
-
-
-def check_choice(name: str, value: str, choices: Any) -> None:
-    """Refuse, with a `BadSetting`, a value that is none of a `Literal`."""
-    if value not in get_args(choices):
-        raise BadSetting(f"{name} is {value!r}, but it must be one of {', '.join(get_args(choices))}")
 
 
 def fit_prototypes(
@@ -131,7 +125,6 @@ def scaled_ridge(ridge: float, ridge_on: RidgeOn, trace: Tensor, prototypes: int
     """Give ϵ as it is, or times trace(ZZᵀ)/m, in the shape of `trace`."""
     if not ridge > 0:
         raise BadSetting(f"ridge is {ridge}, but it must be above zero: the paper uses 0.05")
-    check_choice("ridge_on", ridge_on, RidgeOn)
     return trace * (ridge / prototypes) if ridge_on == "trace" else torch.full_like(trace, ridge)
 
 

@@ -39,7 +39,6 @@ def weight(first: Fit, second: Fit, *, decay: float = 1.0) -> Tensor:
 
     W = (αR₁ + R₂)⁻¹ αR₁ = αR₂⁻¹ (R₁⁻¹ + αR₂⁻¹)⁻¹; with α = 1 this is the two-batch form.
     """
-    _check_decay(decay)
     return solve_positive(decay * first.gram + second.gram, decay * first.gram)
 
 
@@ -67,7 +66,6 @@ def update(
     at each step. The new R is αR_K + R with R = ZZᵀ + (1−α)βI. The right-hand side uses RV = ZYᵀ instead of a
     fit to the batch alone, which does not exist for α = 1.
     """
-    _check_decay(decay)
     total = decay * past.gram + _gram(histograms, (1 - decay) * ridge)  # αR_K + R
     moment = decay * past.gram @ past.prototypes.T + histograms.T @ embeddings  # αR_K Vᵀ + R V_newᵀ (m, d)
     return Fit(solve_positive(total, moment).T, total)
@@ -78,14 +76,12 @@ class Past(nn.Module):
 
     def __init__(self, classes: int, prototypes: int, dimension: int, *, decay: float) -> None:
         super().__init__()
-        _check_decay(decay)
         size = 4 * classes * prototypes * (prototypes + dimension)
         if size > _MOST_BYTES:
             raise BadSetting(
-                f"xml_prototypes is recursion, whose sums for {classes:,} classes, {prototypes} prototypes"
-                f" and {dimension} dimensions would take {size / 2**30:.1f} GiB, and"
-                f" {_MOST_BYTES / 2**30:.0f} GiB are the most: set prototypes or dimension lower, or"
-                " xml_prototypes to batch"
+                f"the sums of xml_prototypes recursion for {classes:,} classes, {prototypes} prototypes and"
+                f" {dimension} dimensions would take {size / 2**30:.1f} GiB, and {_MOST_BYTES / 2**30:.0f}"
+                " are the most: set prototypes or dimension lower, or xml_prototypes to batch"
             )
         self._decay = decay
         self._sums: Tensor
@@ -112,8 +108,3 @@ class Past(nn.Module):
 def _gram(histograms: Tensor, ridge: float) -> Tensor:
     identity = torch.eye(histograms.shape[1], dtype=histograms.dtype, device=histograms.device)
     return histograms.T @ histograms + ridge * identity
-
-
-def _check_decay(decay: float) -> None:
-    if not 0 < decay <= 1:
-        raise BadSetting(f"decay is {decay}, but it must be above 0 and at most 1")

@@ -7,6 +7,7 @@ Letters: B images, S pixels a side, h * w locations.
 """
 
 import difflib
+import itertools
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import timm
@@ -48,8 +49,7 @@ class Backbone(nn.Module):
             return self.body.get_submodule(stages[(len(stages) - 1) // 2]["module"])
         except (IndexError, KeyError, TypeError, AttributeError) as error:
             raise BadSetting(
-                "the backbone does not say what its stages are, so that nothing can be mixed half way:"
-                " choose another backbone or another mixing"
+                "the backbone does not say what its stages are: choose another one, or another mixing"
             ) from error
 
     def freeze(self, stages: int) -> None:
@@ -174,13 +174,8 @@ class ResNet20(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, _WIDTHS[0], 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(_WIDTHS[0])
-        blocks: list[nn.Module] = []
-        width_in = _WIDTHS[0]
-        for width in _WIDTHS:
-            for _ in range(_DEEP):
-                blocks.append(_Residual(width_in, width))
-                width_in = width
-        self.blocks = nn.Sequential(*blocks)
+        widths = [_WIDTHS[0], *(width for width in _WIDTHS for _ in range(_DEEP))]
+        self.blocks = nn.Sequential(*(_Residual(*pair) for pair in itertools.pairwise(widths)))
         _start(self)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:

@@ -18,8 +18,8 @@ from training.network.weights import first_line
 from training.recipes.recipe import AssignOn, Recipe
 
 __all__ = [
-    "LEAST", "Embedder", "Features", "Pooling", "PoolingName", "build_embedder", "describer_function",
-    "embedder_function", "generalised_mean", "locations_function", "maps_function", "pooled_function",
+    "LEAST", "Embedder", "Features", "Pooling", "PoolingName", "array_function", "build_embedder",
+    "describer_function", "embedder_function", "generalised_mean", "pooled_function",
 ]  # fmt: skip
 
 PoolingName = Literal["gap", "gap_gmp", "gem"]
@@ -147,7 +147,7 @@ def build_embedder(recipe: Recipe) -> Embedder:
 
 def embedder_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
     """Give the function from images to embeddings (B, d)."""
-    return _function(embedder, device, mapped, lambda images: embedder(images, mapped=mapped).embeddings)
+    return array_function(embedder, device, mapped, lambda images: embedder(images, mapped=mapped).embeddings)
 
 
 def describer_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
@@ -157,25 +157,17 @@ def describer_function(embedder: Embedder, device: Device = "cpu", *, mapped: bo
         features = embedder(images, mapped=mapped)
         return torch.cat((features.embeddings, features.histograms), dim=1)
 
-    return _function(embedder, device, mapped, describe)
-
-
-def locations_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
-    """Give the function from images to local features (B, n, d)."""
-    return _function(embedder, device, mapped, lambda images: embedder(images, mapped=mapped).locations)
+    return array_function(embedder, device, mapped, describe)
 
 
 def pooled_function(embedder: Embedder, device: Device = "cpu", *, mapped: bool = False) -> Embed:
     """Give the function from images to the backbone's own features, pooled, (B, C)."""
-    return _function(embedder, device, mapped, lambda images: embedder.pooled(images, mapped=mapped))
+    return array_function(embedder, device, mapped, lambda images: embedder.pooled(images, mapped=mapped))
 
 
-def maps_function(embedder: Embedder, device: Device = "cpu") -> Embed:
-    """Give the function from pixels to what the others take with `mapped`, (B, C, h, w)."""
-    return _function(embedder, device, False, embedder.backbone)
+def array_function(embedder: Embedder, device: Device, mapped: bool, run: Callable[[Tensor], Any]) -> Embed:
+    """Give `run`, which takes what `Embedder.forward` does, as a function of arrays."""
 
-
-def _function(embedder: Embedder, device: Device, mapped: bool, run: Callable[[Tensor], Any]) -> Embed:
     @torch.no_grad()
     def wrapper(images: NDArray[Any]) -> NDArray[Any]:
         embedder.eval()

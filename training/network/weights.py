@@ -85,9 +85,7 @@ def find_published(backbone: str) -> Path:
     elif config is not None and isinstance(config.url, str) and config.url:
         url, local = config.url, PurePosixPath(config.url).name
     else:
-        raise BadSetting(
-            f"no weights of {backbone} are published: set `weights` to the path of a file, or to none"
-        )
+        raise BadSetting(f"no weights of {backbone} are published: set weights to a file's path, or to none")
     path = Path(torch.hub.get_dir(), "checkpoints", local)
     if not path.is_file():
         raise NotFound(

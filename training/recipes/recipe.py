@@ -276,8 +276,7 @@ class Recipe(BaseModel):
             )
         if self.xml_weight and self.classes_per_batch == 1:
             raise ValueError(
-                "the XML loss expresses some classes of a batch by others, but classes_per_batch is 1; set it"
-                " to 2 or more, or xml_weight to 0"
+                "the XML loss parts classes; set classes_per_batch to 2 or more, or xml_weight to 0"
             )
         if self.caches_features and (self.quarter_turns or self.mixing not in ("none", "embedding")):
             raise ValueError(

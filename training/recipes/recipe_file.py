@@ -37,10 +37,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe by its name, or by the path of a YAML file, with some keys set anew.
 
     Overrides are `key=value` each, the value read as YAML; `loss_options.margin=0.1` sets one option.
-
-    Raises:
-        NotFound: If there is no such recipe or file.
-        BadSetting: If a key is unknown or its value ill-typed; the message names the nearest key.
+    `NotFound` if there is no such recipe or file; a `BadSetting` names the key nearest to an unknown one.
     """
     values = _read_settings(name)
     for override in overrides:

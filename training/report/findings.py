@@ -11,8 +11,7 @@ from sklearn.decomposition import PCA
 
 from serving.catalog.catalog import Row
 from training.data.pictures import Stream, Unreadable, class_numbers, embed_pictures, viewing_decoder
-from training.evaluation.metrics import rank_queries, retrieval_metrics, unit_rows
-from training.evaluation.protocol import roles_of
+from training.evaluation.metrics import rank_queries, retrieval_metrics, roles_of, unit_rows
 from training.network.embedder import Embedder, describer_function
 from training.recipes.recipe import Recipe
 

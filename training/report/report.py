@@ -13,12 +13,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog.catalog import Format, Row, select
-from serving.errors import BadData, BadSetting
-from training.data.partition import check_complete, read_own
+from serving.catalog.catalog import Format, Row
+from serving.errors import BadSetting
+from training.data.partition import Table, labelled, read_own
 from training.data.pictures import tell_unreadable
 from training.data.sampler import draw_sample
-from training.evaluation.metrics import FIGURE_NAMES
+from training.evaluation.metrics import FIGURE_NAMES, named_shares
 from training.loop.checkpoint import write_file
 from training.loop.logbook import History, read_history
 from training.loop.run import Run, load_run
@@ -78,8 +78,7 @@ class Settings(BaseModel):
     """classes that training has not seen, those it has, or all, by the run's own rule"""
     format: Format = "auto"
     """layout of the data set; auto is the run's own, or finds out elsewhere"""
-    table: Path | None = None
-    """the .csv, .tar or .parquet file to read, where there are several"""
+    table: Table = None
     queries: int = Field(9, ge=1, le=60)
     """how many queries are shown: best, typical and worst"""
     neighbours: int = Field(8, ge=1, le=30)
@@ -95,13 +94,9 @@ class Settings(BaseModel):
 def run(settings: Settings) -> dict[str, Any]:
     """Embed the images of the split, or a sample of them, and write the page.
 
-    Returns:
-        `page` (its path), `bytes`, `split`, `images` and `classes` shown, `of_images` of the whole split,
-        `recall_at` by k as text, `map_at_r` and `r_precision` (all in 0..1), `queries`, `excluded`,
-        `unreadable` and `seconds`.
-
-    Raises:
-        CrossbatchError: If the run or data set cannot be read, no image has a match, or the page not written.
+    Gives `page` (its path), `bytes`, `split`, `images` and `classes` shown, `of_images` of the whole split,
+    `recall_at` by k as text, `map_at_r` and `r_precision` (all in 0..1), `queries`, `excluded`, `unreadable`
+    and `seconds`.
     """
     started = time.monotonic()
     loaded = load_run(settings.run_dir)
@@ -113,18 +108,13 @@ def run(settings: Settings) -> dict[str, Any]:
         raise BadSetting(f"the page cannot be written to {out}: there is no folder {out.parent}")
     history = read_history(settings.run_dir)
     catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)
-    check_complete(catalog)
-    rows = [row for row in select(catalog, settings.split, recipe.split) if row.label]
-    if not rows:
-        raise BadData(f"none of the {len(catalog.rows)} images of {catalog.root} is of a class")
+    rows = labelled(catalog, settings.split, recipe.split)
     sample = draw_sample(rows, most=settings.images, seed=settings.seed)
     findings = embed_split(sample, loaded.embedder, recipe, batch=settings.batch, split=settings.split)
     measured = measure(findings)
     on = _SPLITS[settings.split]
     page = _fill(
-        title=record["name"],
         path=settings.run_dir,
-        own=record["data"],
         record=record,
         on=on,
         day=datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -184,19 +174,15 @@ def tabulate_figures(
     if "map_at_r" in start:
         before = {"recall_at": {"1": start["recall_at_1"]}, "map_at_r": start["map_at_r"]}
         found["validation classes, before training"] = before
-    cells = {name: _cells(each) for name, each in found.items()}
+    cells = {
+        name: {heading: _percent(share) for heading, share in named_shares(each).items()}
+        | {count: f"{each[count]:,}" for count in _COUNTS if count in each}
+        for name, each in found.items()
+    }
     held = set(chain.from_iterable(cells.values()))
     recalls = sorted((name for name in held if name.startswith("R@")), key=lambda name: int(name[2:]))
     columns = [*recalls, *(name for name in (*FIGURE_NAMES.values(), *_COUNTS) if name in held)]
     return {name: {column: each.get(column, "–") for column in columns} for name, each in cells.items()}
-
-
-def _cells(found: Mapping[str, Any]) -> dict[str, str]:
-    """Write the numbers of a row by their headings."""
-    shares = {f"R@{k}": share for k, share in found["recall_at"].items()}
-    shares |= {heading: found[key] for key, heading in FIGURE_NAMES.items() if key in found}
-    told = {heading: _percent(share) for heading, share in shares.items()}
-    return told | {name: f"{found[name]:,}" for name in _COUNTS if name in found}
 
 
 def plot_curves(history: History) -> dict[str, Any]:
