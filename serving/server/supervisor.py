@@ -49,6 +49,8 @@ LOOK_SECONDS = 0.2
 class Supervisor:
     """Holds the port and keeps `workers` processes listening on it. Loads no engine itself."""
 
+    is_loading = False
+
     def __init__(self, settings: Settings) -> None:
         """Keep the settings; nothing runs yet."""
         self.address = ""
