@@ -216,11 +216,7 @@ def _of_gallery(name: str, models: "ModelRegistry", galleries: "GalleryDirectory
 
 @contextmanager
 def served_metrics(host: str, port: int, registry: CollectorRegistry) -> Iterator[str]:
-    """Serve metrics at /metrics while the block runs, in threads of its own; yields the address.
-
-    Raises:
-        Unavailable: It cannot listen there.
-    """
+    """Serve metrics at /metrics while the block runs, in threads of its own; yields the address."""
     try:
         server, _ = prometheus_client.start_http_server(port, host, registry)
     except OSError as error:
