@@ -65,7 +65,13 @@ class Call:
         self.end(_late if late else _gone)
 
     def check(self) -> None:
-        """Raise DeadlineExceeded, Cancelled (the caller left) or Draining where nobody waits any more."""
+        """Raise why nobody waits any more, if that is so.
+
+        Raises:
+            DeadlineExceeded: The deadline has passed.
+            Cancelled: The caller left.
+            Draining: The server has no more time for the call.
+        """
         if self.deadline is not None and time.monotonic() >= self.deadline:
             raise _late()
         if self.ended is not None:
