@@ -1,7 +1,7 @@
 """What `crossbatch serve` can be told."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, model_validator
 
@@ -9,123 +9,69 @@ from serving.rpc.limits import DEFAULT_PORT, MAX_INPUTS
 
 __all__ = ["Settings"]
 
+Device: TypeAlias = Literal["cpu", "cuda"]
+
 
 class Settings(BaseModel):
     """What `crossbatch serve` can be told."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model: tuple[str, ...] = Field(
-        min_length=1,
-        description="ONNX file written by `crossbatch export`, NAME=FILE to serve it by another name, or a "
-        "folder: every *.onnx in it, by the file's name without .onnx. May be given several times; where a "
-        "call names no model, the first one is meant.",
-    )
-    galleries: Path = Field(
-        description="Folder that holds the galleries, each a folder in it; made with the first one."
-    )
-    host: str = Field(
-        default="127.0.0.1",
-        description="Address to listen on; off loopback it needs TLS or --insecure. 0.0.0.0 is every address "
-        "of IPv4, and :: those of IPv6 as well.",
-    )
-    port: int = Field(
-        default=DEFAULT_PORT, ge=0, le=65_535, description="Port to listen on; 0 for a free one."
-    )
-    insecure: bool = Field(
-        default=False, description="Allow plain text to and from other machines, keys too."
-    )
-    tls_certificate: Path | None = Field(
-        default=None, description="PEM file with the server's certificate chain; read again when it changes."
-    )
-    tls_key: Path | None = Field(default=None, description="PEM file with that certificate's private key.")
-    tls_client_ca: Path | None = Field(
-        default=None,
-        description="PEM file with the authorities whose certificates clients must show (mutual TLS).",
-    )
-    keys: Path | None = Field(
-        default=None,
-        description="File of API keys made by `crossbatch keys`; every call must then bring one. Read again "
-        "when it changes.",
-    )
-    audit_log: Path | None = Field(
-        default=None, description="File that gets a line for each write, beside the log."
-    )
-    workers: int = Field(
-        default=1, ge=1, le=256, description="Processes that share the port and the galleries."
-    )
-    device: Literal["cpu", "cuda"] = Field(
-        default="cpu", description="What runs the model; a GPU must then be there."
-    )
-    search_device: Literal["cpu", "cuda"] = Field(
-        default="cpu",
-        description="Where galleries are searched; a GPU, which must then be there, compares every vector.",
-    )
-    threads: int = Field(
-        default=0,
-        ge=0,
-        le=1_024,
-        description="Cores that images are decoded and embedded on; 0 takes all, shared among the workers.",
-    )
-    decode_threads: int = Field(
-        default=0,
-        ge=0,
-        le=1_024,
-        description="Threads that decode images for a GPU; 0 takes one a core, shared among the workers.",
-    )
-    max_batch: int = Field(
-        default=0,
-        ge=0,
-        le=1_024,
-        description="Most images in one run of a model; 0 takes 4 on a CPU and 32 on a GPU.",
-    )
-    max_wait_ms: float = Field(
-        default=0.0,
-        ge=0,
-        le=1_000,
-        description="Longest time in milliseconds that an image waits for others to join it.",
-    )
-    max_in_flight: int = Field(
-        default=512,
-        ge=MAX_INPUTS,
-        le=65_536,
-        description="Most images, queries and items on their way at once in a worker; more are refused.",
-    )
-    max_in_flight_per_client: int = Field(
-        default=0,
-        ge=0,
-        le=65_536,
-        description="Most of them for one API key, 256 at least; 0 sets no limit beside the common one.",
-    )
-    grace: float = Field(
-        default=10.0,
-        ge=0,
-        le=3_600,
-        description="Seconds that calls have to finish after SIGTERM or Ctrl-C.",
-    )
-    drain_delay: float = Field(
-        default=0.0,
-        ge=0,
-        le=3_600,
-        description="Seconds before that in which health says NOT_SERVING and calls are still taken, for "
-        "load balancers to notice.",
-    )
-    metrics_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65_535,
-        description="Port for Prometheus, at /metrics; 0 for a free one. None by default.",
-    )
-    metrics_host: str = Field(
-        default="127.0.0.1", description="Address that the metrics are served on; they are plain text."
-    )
-    trace: AnyHttpUrl | None = Field(
-        default=None,
-        description="URL of an OpenTelemetry collector (OTLP over HTTP) that traces are sent to.",
-    )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="Least severe log line that is written to standard error."
-    )
+    model: tuple[str, ...] = Field(min_length=1)
+    """ONNX file written by `crossbatch export`, NAME=FILE to serve it by another name, or a folder: every
+    *.onnx in it, by the file's name without .onnx. May be given several times; where a call names no model,
+    the first one is meant."""
+    galleries: Path
+    """Folder that holds the galleries, each a folder in it; made with the first one."""
+    host: str = "127.0.0.1"
+    """Address to listen on; off loopback it needs TLS or --insecure. 0.0.0.0 is every address of IPv4, and ::
+    those of IPv6 as well."""
+    port: int = Field(DEFAULT_PORT, ge=0, le=65_535)
+    """Port to listen on; 0 for a free one."""
+    insecure: bool = False
+    """Allow plain text to and from other machines, keys too."""
+    tls_certificate: Path | None = None
+    """PEM file with the server's certificate chain; read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file with that certificate's private key."""
+    tls_client_ca: Path | None = None
+    """PEM file with the authorities whose certificates clients must show (mutual TLS)."""
+    keys: Path | None = None
+    """File of API keys made by `crossbatch keys`; every call must then bring one. Read again when it
+    changes."""
+    audit_log: Path | None = None
+    """File that gets a line for each write, beside the log."""
+    workers: int = Field(1, ge=1, le=256)
+    """Processes that share the port and the galleries."""
+    device: Device = "cpu"
+    """What runs the model; a GPU must then be there."""
+    search_device: Device = "cpu"
+    """Where galleries are searched; a GPU, which must then be there, compares every vector."""
+    threads: int = Field(0, ge=0, le=1_024)
+    """Cores that images are decoded and embedded on; 0 takes all, shared among the workers."""
+    decode_threads: int = Field(0, ge=0, le=1_024)
+    """Threads that decode images for a GPU; 0 takes one a core, shared among the workers."""
+    max_batch: int = Field(0, ge=0, le=1_024)
+    """Most images in one run of a model; 0 takes 4 on a CPU and 32 on a GPU."""
+    max_wait_ms: float = Field(0.0, ge=0, le=1_000)
+    """Longest time in milliseconds that an image waits for others to join it."""
+    max_in_flight: int = Field(512, ge=MAX_INPUTS, le=65_536)
+    """Most images, queries and items on their way at once in a worker; more are refused."""
+    max_in_flight_per_client: int = Field(0, ge=0, le=65_536)
+    """Most of them for one API key, 256 at least; 0 sets no limit beside the common one."""
+    grace: float = Field(10.0, ge=0, le=3_600)
+    """Seconds that calls have to finish after SIGTERM or Ctrl-C."""
+    drain_delay: float = Field(0.0, ge=0, le=3_600)
+    """Seconds before that in which health says NOT_SERVING and calls are still taken, for load balancers to
+    notice."""
+    metrics_port: int | None = Field(None, ge=0, le=65_535)
+    """Port for Prometheus, at /metrics; 0 for a free one. None by default."""
+    metrics_host: str = "127.0.0.1"
+    """Address that the metrics are served on; they are plain text."""
+    trace: AnyHttpUrl | None = None
+    """URL of an OpenTelemetry collector (OTLP over HTTP) that traces are sent to."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe log line that is written to standard error."""
 
     @model_validator(mode="after")
     def _fit(self) -> Self:

@@ -30,22 +30,18 @@ class AuditLog:
     """Writes a line for each write that has ended, well or not, to the log and, if asked to, to a file.
 
     The line is handed to the file system before the write is acknowledged, so that none is lost when the
-    server is killed. A file that cannot be written fails no call.
+    server is killed. A file that cannot be written fails no call; at first it is a CrossbatchError.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Find out whether the file can be written that lines are added to.
-
-        Raises:
-            CrossbatchError: It cannot.
-        """
-        self._path = None if path is None else path.absolute()
+        """Find out whether the file can be written that lines are added to."""
+        self._path = path and path.absolute()
         self._lost = 0
-        if self._path is not None:
-            try:
+        try:
+            if self._path:
                 _append(self._path, "")
-            except OSError as error:
-                raise disk_error(error, f"the file {path}") from error
+        except OSError as error:
+            raise disk_error(error, f"the file {path}") from error
 
     def record(self, call: Call, code: str, seconds: float) -> None:
         """Note a write that has ended."""
@@ -63,20 +59,17 @@ class AuditLog:
                 what = "%s cannot be written (%s); calls go on, with their lines in the log"
                 logger.error(what, self._path, error)
             self._lost += 1
-            return
-        if self._lost:
-            logger.warning("%s is written again; it lacks %d lines", self._path, self._lost)
+        else:
+            if self._lost:
+                logger.warning("%s is written again; it lacks %d lines", self._path, self._lost)
             self._lost = 0
 
 
 def _append(path: Path, text: str) -> None:
     """Add to a file, which logrotate may have renamed, by one write, so that processes can share it."""
     data = text.encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        written = os.write(descriptor, data)
-    finally:
-        os.close(descriptor)
+    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0) as file:
+        written = file.write(data)
     if written < len(data):
         raise OSError(f"{written} of {len(data)} bytes had room")
 

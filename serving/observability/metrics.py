@@ -4,7 +4,6 @@ import logging
 import platform
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -25,17 +24,14 @@ if TYPE_CHECKING:  # they bring an engine, which whoever imports only the settin
     from serving.gallery.directory import GalleryDirectory
     from serving.gallery.gallery import Gallery, GalleryStatus
 
-__all__ = ["MOST_GALLERIES", "OTHERS", "Metrics", "keep_fresh", "served_metrics"]
+__all__ = ["Metrics", "served_metrics"]
 
 logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 1.0
-MOST_GALLERIES = 100
-"""Galleries that are told one by one; the others are told together."""
-OTHERS = "(others)"  # no gallery can be called that
 GONE = float("nan")  # several processes cannot remove what they told, only unsay it
 
-Told: TypeAlias = dict[tuple[str, tuple[str, ...]], float]
+Told: TypeAlias = dict[tuple[str, ...], float]
 """What gauges are set to, by name and labels."""
 
 CALL_SECONDS = (
@@ -88,14 +84,14 @@ log_lines_dropped | count | worker | Log lines lost by a slow reader.
 build_info | max | version, python | The version that runs; 1.
 """
 
-OF_GALLERY: "dict[str, Callable[[GalleryStatus], float]]" = {
-    "gallery_items": lambda info: info.items,
-    "gallery_fresh_items": lambda info: info.fresh,
-    "gallery_deleted_items": lambda info: info.deleted,
-    "gallery_index_bytes": lambda info: info.index_bytes,
-    "gallery_store_bytes": lambda info: info.store_bytes,
-    "gallery_generation": lambda info: info.generation,
-    "gallery_index_recall": lambda info: info.recall,
+OF_GALLERY = {  # from which attribute of its status each is set
+    "gallery_items": "items",
+    "gallery_fresh_items": "fresh",
+    "gallery_deleted_items": "deleted",
+    "gallery_index_bytes": "index_bytes",
+    "gallery_store_bytes": "store_bytes",
+    "gallery_generation": "generation",
+    "gallery_index_recall": "recall",
 }
 
 
@@ -119,7 +115,7 @@ class Metrics:
         # Kept, as prometheus_client takes 1 µs to find it.
         self._of: Callable[..., Any] = cache(lambda name, *labels: self._made[name].labels(*labels))
         self._told: Told = {}
-        self._counted = defaultdict[str, float](float)
+        self._counted: dict[str, float] = {}
         self._of("build_info", version("crossbatch"), platform.python_version()).set(1)
         for reason in ("expired", "cancelled"):  # told from the start, or a rate misses the first one
             self._of("inputs_given_up", reason)
@@ -155,9 +151,25 @@ class Metrics:
         self._of("model_run_duration_seconds", model).observe(seconds)
         self._of("images_embedded", model).inc(size)
 
-    def refresh(self, admission: Admission, models: "ModelRegistry", galleries: "GalleryDirectory") -> None:
-        """Set the gauges to how the server stands now; blocks on the galleries' disk."""
-        worker = (self._worker,)
+    def keep_fresh(
+        self, admission: Admission, models: "ModelRegistry", galleries: "GalleryDirectory"
+    ) -> Callable[[], None]:
+        """Set the gauges once a second, in a thread of its own, to how these stand; return what ends that."""
+        stopped = threading.Event()
+
+        def work() -> None:
+            while not stopped.is_set():
+                try:
+                    self._refresh(admission, models, galleries)
+                except Exception:  # a disk that fails; the next time may do
+                    logger.exception("the metrics could not be refreshed")
+                stopped.wait(REFRESH_SECONDS)
+
+        threading.Thread(target=work, name="metrics", daemon=True).start()
+        return stopped.set
+
+    def _refresh(self, admission: Admission, models: "ModelRegistry", galleries: "GalleryDirectory") -> None:
+        worker = self._worker
         now: Told = {
             ("inputs_in_flight", worker): admission.inputs,
             ("inputs_in_flight_limit", worker): admission.most_inputs,
@@ -172,70 +184,39 @@ class Metrics:
                     now[name, worker] = sample.value
         for model in models.all():
             spec = model.spec
-            now["queue_images", (self._worker, model.name)] = model.waiting
-            now["model_info", (model.name, spec.fingerprint, spec.precision, str(spec.dimension))] = 1
-        now |= _of_galleries(models, galleries)
-        for name, labels in self._told.keys() - now.keys():
-            self._of(name, *labels).set(GONE)
-        for (name, labels), value in now.items():
-            self._of(name, *labels).set(value)
+            now["queue_images", worker, model.name] = model.waiting
+            now["model_info", model.name, spec.fingerprint, spec.precision, str(spec.dimension)] = 1
+        for name in galleries.open_names():
+            now |= _of_gallery(name, models, galleries)
+        for each in self._told | now:
+            self._of(*each).set(now.get(each, GONE))
         self._told = now
-        self._count_up("worker_cpu_seconds", time.process_time())
-        self._count_up("log_lines_dropped", dropped_lines())
-
-    def _count_up(self, name: str, total: float) -> None:
-        """Bring a counter to what was counted elsewhere."""
-        self._of(name, self._worker).inc(max(0.0, total - self._counted[name]))
-        self._counted[name] = total
+        counted = {"worker_cpu_seconds": time.process_time(), "log_lines_dropped": float(dropped_lines())}
+        for name, total in counted.items():
+            self._of(name, worker).inc(max(0.0, total - self._counted.get(name, 0.0)))
+        self._counted = counted
 
 
-def _of_galleries(models: "ModelRegistry", galleries: "GalleryDirectory") -> Told:
-    """What the galleries that are open tell of themselves."""
+def _of_gallery(name: str, models: "ModelRegistry", galleries: "GalleryDirectory") -> Told:
+    """What an open gallery tells of itself; noughts where it is of no use."""
 
     def usable(gallery: "Gallery") -> "GalleryStatus":
         models.fitting(gallery)
         return gallery.info()
 
-    now: Told = defaultdict(float)
-    for number, name in enumerate(sorted(galleries.open_names())):
-        info: GalleryStatus | None = None
-        with suppress(Exception):  # whatever it is, the calls to that gallery say it
-            info = galleries.using(name, usable)
-        told = {metric: 0 if info is None else value(info) for metric, value in OF_GALLERY.items()}
-        if number < MOST_GALLERIES:
-            now["gallery_usable", (name,)] = info is not None
-            if info is not None:
-                now["gallery_info", (name, info.index_type, info.model_name)] = 1
-            now |= {(metric, (name,)): value for metric, value in told.items()}
-        else:
-            for metric in told.keys() - {"gallery_generation", "gallery_index_recall"}:
-                now[metric, (OTHERS,)] += told[metric]
-    return now
-
-
-def keep_fresh(refresh: Callable[[], None]) -> Callable[[], None]:
-    """Call `Metrics.refresh` once a second, in a thread of its own; return what ends that."""
-    stopped = threading.Event()
-
-    def work() -> None:
-        while not stopped.is_set():
-            try:
-                refresh()
-            except Exception:  # a disk that fails; the next time may do
-                logger.exception("the metrics could not be refreshed")
-            stopped.wait(REFRESH_SECONDS)
-
-    threading.Thread(target=work, name="metrics", daemon=True).start()
-    return stopped.set
+    info: GalleryStatus | None = None
+    with suppress(Exception):  # whatever it is, the calls to that gallery say it
+        info = galleries.using(name, usable)
+    told: Told = {(metric, name): getattr(info, of, 0) for metric, of in OF_GALLERY.items()}
+    told["gallery_usable", name] = info is not None
+    if info is not None:
+        told["gallery_info", name, info.index_type, info.model_name] = 1
+    return told
 
 
 @contextmanager
 def served_metrics(host: str, port: int, registry: CollectorRegistry) -> Iterator[str]:
-    """Serve metrics at /metrics while the block runs, in threads of its own; yields the address.
-
-    Raises:
-        Unavailable: It cannot listen there.
-    """
+    """Serve metrics at /metrics while the block runs, in threads of its own; yields the address."""
     try:
         server, _ = prometheus_client.start_http_server(port, host, registry)
     except OSError as error:

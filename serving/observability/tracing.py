@@ -90,9 +90,6 @@ def tracer_of(url: AnyHttpUrl | None) -> Tracer | None:
     """Make the tracer that sends to a collector, by OTLP over HTTP.
 
     Without a URL OpenTelemetry's own environment variables decide; where they name no collector, None.
-
-    Raises:
-        BadSetting: The extra is not installed.
     """
     named = [each for each in ENDPOINTS if os.environ.get(each)]
     if url is None and (not named or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"):

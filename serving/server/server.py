@@ -1,9 +1,6 @@
 """Models and a folder of galleries behind gRPC: every part put together, started and stopped."""
 
-import atexit
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,8 +23,7 @@ from serving.engine.repository import ModelRepository
 from serving.errors import Draining, Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.access_log import AccessLog, AuditLog
-from serving.observability.logs import flush_logs
-from serving.observability.metrics import Metrics, keep_fresh, served_metrics
+from serving.observability.metrics import Metrics, served_metrics
 from serving.observability.tracing import tracer_of
 from serving.rpc.address import barred_ipv6, check_host, held_port, written_address
 from serving.rpc.admission import Admission
@@ -150,8 +146,11 @@ class Server:
         self.galleries.directory.close()
         if self._tracer is not None:
             self._tracer.close(max(FLUSH_SECONDS, deadline - time.monotonic()))
-        if self.models.is_loading:
-            atexit.register(_end_now)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether models are being loaded, which cannot be broken off."""
+        return self.models.is_loading
 
     def reload(self) -> Change:
         """Look at the model files and the galleries again; if it fails, everything stays as it was."""
@@ -176,8 +175,8 @@ class Server:
             if not self._worker:  # or else the supervisor serves those of all workers
                 place = (settings.metrics_host, settings.metrics_port)
                 self.metrics_address = self._stops.enter_context(served_metrics(*place, metrics.registry))
-            told = (self.admission, self.models, self.galleries.directory)
-            self._stops.callback(keep_fresh(lambda: metrics.refresh(*told)))
+            seen = (self.admission, self.models, self.galleries.directory)
+            self._stops.callback(metrics.keep_fresh(*seen))
         self.models.reload()
         self.galleries.report()
 
@@ -265,10 +264,3 @@ def _channel_options(settings: Settings) -> list[tuple[str, int]]:
             ("grpc.max_connection_age_grace_ms", 3_600_000),
         ]
     return options
-
-
-def _end_now() -> None:
-    """End the process while an engine is at work; Python would abort it (status 134) were it to finalize."""
-    flush_logs()
-    sys.stdout.flush()
-    os._exit(0)

@@ -1,10 +1,12 @@
 """A process that serves, from start to drained stop, and the signals that tell it to stop or to load anew."""
 
+import atexit
 import ctypes
 import gc
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -69,10 +71,9 @@ class Signals:
 def live(
     server: "Server | Supervisor", signals: Signals, grace: float, *, serving: Callable[[], None]
 ) -> float:
-    """Serve until told to stop, then give running calls `grace` seconds; only in the main thread.
+    """Serve until told to stop, then give running calls `grace` seconds; return how many seconds it served.
 
-    Returns:
-        How many seconds it served.
+    Only in the main thread.
     """
     _keep_little()
     # Beside this thread, which would hear no signal while an engine loads a model.
@@ -88,6 +89,8 @@ def live(
         in_daemon(lambda: reload_safely(server))
     logger.info("draining for up to %g s", grace)
     server.stop(grace)
+    if server.is_loading:
+        atexit.register(_end_well)
     return time.monotonic() - began
 
 
@@ -112,6 +115,13 @@ def reload_safely(server: "Server | Supervisor") -> None:
     except Exception as error:  # a bug that a reload shows must not end a server that answers
         bug = not isinstance(error, CrossbatchError)
         logger.error("nothing was loaded anew, everything stays as it is: %s", error, exc_info=bug)
+
+
+def _end_well() -> None:
+    """End the process while an engine is at work; Python would abort it (status 134) were it to finalize."""
+    flush_logs()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _keep_little() -> None:

@@ -49,6 +49,8 @@ LOOK_SECONDS = 0.2
 class Supervisor:
     """Holds the port and keeps `workers` processes listening on it. Loads no engine itself."""
 
+    is_loading = False
+
     def __init__(self, settings: Settings) -> None:
         """Keep the settings; nothing runs yet."""
         self.address = ""
@@ -175,11 +177,7 @@ class Supervisor:
 
 
 def work() -> int:
-    """Be a worker, as the environment tells.
-
-    Returns:
-        The exit status: 0, 2 if it could not start, 1 if it cannot embed any more.
-    """
+    """Be a worker, as the environment tells; returns 2 if it cannot start, 1 if it can embed no more."""
     pipe = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what libraries print
     number, told, generation = json.loads(os.environ[TOLD])

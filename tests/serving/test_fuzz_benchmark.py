@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from google.protobuf.message import DecodeError
 
 from benchmarks import fuzz
 from benchmarks.fuzzing import campaign as module
@@ -16,8 +15,6 @@ from benchmarks.fuzzing import mutation, pictures
 from benchmarks.fuzzing.campaign import Campaign, Finding
 from benchmarks.fuzzing.requests import methods, request
 from protos import retrieval_service_pb2 as pb
-from serving.errors import BadImage
-from serving.model.preprocess import preprocess
 
 
 def test_a_short_run_finds_nothing_and_the_server_answers_as_ever(
@@ -31,31 +28,11 @@ def test_a_short_run_finds_nothing_and_the_server_answers_as_ever(
     assert result["not_implemented"] == []
     assert "answers that no input deserves: 0: met" in shown
     assert result["cases"] >= 1900
+    assert {"Search OK", "Search INVALID_ARGUMENT"} <= result["codes"].keys()
     assert result["codes"]["image OK"] > 100
     assert result["codes"]["image 3"] > 300
     assert not (tmp_path / "found").exists()
     assert status in (0, 1)  # the memory of a server that has just started still grows
-
-
-def test_every_rpc_gets_messages_and_health_and_reflection_too() -> None:
-    paths = [method.path for method in methods()]
-    assert len(set(paths)) == len(paths)
-    assert {"/grpc.health.v1.Health/Check", "/crossbatch.v1.GalleryService/BuildIndex"} <= set(paths)
-    streamed = {method.name for method in methods() if method.gives_stream}
-    assert {"BuildIndex", "ServerReflectionInfo"} <= streamed
-
-
-def test_seeds_are_pictures_of_every_format_and_bombs_are_not_read() -> None:
-    for seed in pictures.seeds():
-        assert preprocess(seed, size=8, crop_fraction=0.9, resampling="bicubic").shape == (8, 8, 3)
-    refused = 0
-    for bomb in pictures.bombs():
-        assert len(bomb) < 200_000
-        try:
-            preprocess(bomb, size=8, crop_fraction=0.9, resampling="nearest")
-        except BadImage:
-            refused += 1
-    assert refused >= 4
 
 
 def method_of(name: str) -> Any:
@@ -70,22 +47,6 @@ def test_a_case_is_made_again_by_its_seed() -> None:
     search = method_of("RetrievalService/Search")
     one, same = (request(Random(3), search, seeds, b"vector", "tiny") for _ in range(2))
     assert pb.SearchRequest.FromString(one) == pb.SearchRequest.FromString(same)
-
-
-def test_messages_are_right_wrong_and_unreadable() -> None:
-    search = method_of("RetrievalService/Search")
-    same = changed = unreadable = 0
-    for number in range(500):
-        random = Random(number)
-        whole = request(random, search, [b"image"], b"vector", "tiny")
-        case = mutation.message(random, whole, [whole])
-        try:
-            pb.SearchRequest.FromString(case)
-        except DecodeError:
-            unreadable += 1
-        else:
-            same, changed = same + (case == whole), changed + (case != whole)
-    assert min(same, changed, unreadable) > 50
 
 
 def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, replies: list[bytes]) -> Campaign:

@@ -147,20 +147,14 @@ def test_refusals_are_no_goodput_and_other_ends_are_counted() -> None:
     assert "of refusals not measured" in str(strained(OK=850))
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["-c", "raise SystemExit('no luck')"], "no luck"),
-        (["-c", "import time; time.sleep(60)"], r"did not answer within 0\.5 s"),
-    ],
-)
-def test_a_server_that_does_not_start_is_told_and_leaves_no_process(
-    tmp_path: Path, words: list[str], reason: str
-) -> None:
-    with pytest.raises(Failed, match=reason):
-        Served([sys.executable, *words], tmp_path / "log", patience=0.5 if "sleep" in words[1] else 20)
-    with pytest.raises(Failed, match="no-such-program cannot be run"):
-        Served(["no-such-program"], tmp_path / "log")
+def test_a_server_that_does_not_start_is_told_and_leaves_no_process(tmp_path: Path) -> None:
+    def failing(reason: str, *words: str, patience: float = 20) -> None:
+        with pytest.raises(Failed, match=reason):
+            Served(list(words), tmp_path / "log", patience=patience)
+
+    failing("no luck", sys.executable, "-c", "raise SystemExit('no luck')")
+    failing(r"did not answer within 0\.3 s", "sleep", "60", patience=0.3)
+    failing("no-such-program cannot be run", "no-such-program")
 
 
 def test_a_server_is_ended_with_all_that_it_started(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import struct
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +23,11 @@ from benchmarks.load import pictures
 from benchmarks.rivals import rival as module
 from benchmarks.rivals.onnx_model import OnnxModel, Order
 from benchmarks.rivals.rival import SETTINGS, Rival, answer, check, requests, tuned
+from protos import open_inference_pb2 as pb
 from serving.model.encoder import Encoder
 from serving.model.spec import keep_outputs, read_model
 from tests.serving.benched import write_jpegs
+from tests.serving.scripts import scripted
 from tests.tiny_model import SIZE, write_tiny_model
 
 
@@ -89,36 +90,25 @@ def field(number: int, data: bytes) -> bytes:
     return bytes([number << 3 | 2, len(data)]) + data
 
 
-@contextmanager
-def made_up(reply: Any) -> Iterator[str]:
-    """A server that answers ModelInfer by a function of the request."""
-    service, _, name = messages.INFER[1:].partition("/")
-    handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(reply)}
-    generic = grpc.method_handlers_generic_handler(service, handlers)
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[generic])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
-
-
 def test_a_peer_with_other_embeddings_or_none_takes_no_part(plain: Plain, order: Order) -> None:
     some, expected = requests(order, plain.images, plain), plain.embed(plain.images)
-    known = dict(zip(some, expected, strict=True))
-    with made_up(lambda request, _: field(6, known[request].tobytes())) as address:
-        check(address, some, expected)
-    with (
-        made_up(lambda request, _: field(6, (known[request] + 2e-4).tobytes())) as address,
-        pytest.raises(Failed, match=r"differ from those of the plain loop by 0\.0002"),
-    ):
-        check(address, some, expected)
+    read = pb.ModelInferRequest.FromString
+    known = {read(each).raw_input_contents[0]: vector for each, vector in zip(some, expected, strict=True)}
 
-    def refuse(_: bytes, context: Any) -> bytes:
-        context.abort(grpc.StatusCode.INTERNAL, "no luck")
-        return b""
+    def answered(apart: float) -> Any:
+        def reply(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+            vector = known[request.raw_input_contents[0]] + np.float32(apart)
+            return pb.ModelInferResponse(raw_output_contents=[vector.tobytes()])
 
-    with made_up(refuse) as address, pytest.raises(Failed, match="INTERNAL: no luck"):
-        check(address, some, expected)
+        return scripted({"ModelInfer": reply})
+
+    with answered(0) as server:
+        check(server.address, some, expected)
+    with answered(2e-4) as server, pytest.raises(Failed, match=r"from those of the plain loop by 0\.0002"):
+        check(server.address, some, expected)
+    broken: Any = scripted({"ModelInfer": lambda _: grpc.StatusCode.INTERNAL})
+    with broken as server, pytest.raises(Failed, match="INTERNAL: scripted"):
+        check(server.address, some, expected)
 
 
 def test_the_setting_with_the_most_images_a_second_at_all_levels_is_taken(

@@ -177,7 +177,11 @@ def tell(number: int) -> None:
     time.sleep(0.02)
 
 
-def test_a_hangup_loads_anew_and_one_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hangup_loads_anew_and_one_that_fails_changes_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_the_end = MagicMock()
+    monkeypatch.setattr("atexit.register", at_the_end)
     outcomes = [None, ZeroDivisionError("a bug"), BadArtifact("It is damaged.")]
 
     def reload() -> None:
@@ -186,7 +190,7 @@ def test_a_hangup_loads_anew_and_one_that_fails_changes_nothing(caplog: pytest.L
         if outcome:
             raise outcome
 
-    server = MagicMock()
+    server = MagicMock(is_loading=True)
     server.start.side_effect = lambda: tell(signal.SIGHUP)  # before it serves: not worth a reload
     server.reload.side_effect = reload
     server.stop.side_effect = lambda grace: tell(signal.SIGHUP)
@@ -201,6 +205,10 @@ def test_a_hangup_loads_anew_and_one_that_fails_changes_nothing(caplog: pytest.L
     assert [name for name, *_ in server.method_calls] == ["start", "reload", "reload", "reload", "stop"]
     server.stop.assert_called_once_with(3.0)
     assert [each.levelname for each in caplog.records if "stays as it is" in each.message] == ["ERROR"] * 2
+    (end,) = at_the_end.call_args.args  # a load cannot be broken off, and Python would abort
+    monkeypatch.setattr("os._exit", at_the_end)
+    end()
+    at_the_end.assert_called_with(0)
     # No call waits while what was loaded is looked through for garbage.
     assert frozen[0] > 10_000
     gc.unfreeze()

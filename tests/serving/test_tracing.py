@@ -18,7 +18,6 @@ from serving.errors import BadSetting
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.call import Call
 from serving.observability.tracing import Tracer, tracer_of
-from serving.settings import Settings
 from tests.serving.rpc_fakes import FakeEncoder, serving
 from tests.serving.stubs import connected, image, item
 
@@ -123,12 +122,6 @@ def test_without_the_extra_the_flag_names_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(BadSetting, match=r"--trace .* pip install 'crossbatch\[trace\]'"):
         tracer_of(AnyHttpUrl("http://localhost:4318"))
-
-
-@pytest.mark.parametrize("url", ["localhost:4318", "ftp://host/x", "http://", "http://host:99999", ""])
-def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="trace"):
-        Settings.model_validate({"model": ["m"], "galleries": "g", "trace": url})
 
 
 def record(tracer: Tracer, code: str = "OK", metadata: tuple[tuple[str, str], ...] = ()) -> None:
