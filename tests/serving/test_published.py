@@ -9,9 +9,10 @@ from scipy.io import savemat
 
 from serving.catalog.catalog import Catalog, SplitRule, read, select, select_missing
 from serving.catalog.published import parse
-from serving.errors import BadData, BadSetting
+from serving.errors import BadSetting
 from tests.serving.published import (
     CUB,
+    GIVEN,
     INSHOP,
     annotated,
     car_names,
@@ -22,16 +23,11 @@ from tests.serving.published import (
     make_cub,
     make_inshop,
     make_sop,
+    refused,
     write,
 )
 
-GIVEN = SplitRule(by="given")
 SOP = "image_id class_id super_class_id path"
-
-
-def refused(root: Path, message: str, format: str = "auto") -> None:
-    with pytest.raises(BadData, match=message):
-        read(root, format)
 
 
 def sides(catalog: Catalog) -> dict[str, str]:
