@@ -84,7 +84,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
 
 
 def no_builds() -> bool:
-    return not [each for each in threading.enumerate() if "gallery-build" in each.name]
+    return not [each for each in threading.enumerate() if each.name.startswith("build ")]
 
 
 def test_a_gallery_that_is_deleted_is_gone_and_its_name_free(stubs: Stubs, tmp_path: Path) -> None:

@@ -129,6 +129,9 @@ def test_a_model_or_version_that_is_not_served_is_not_found(stubs: Stubs) -> Non
         refusal_of(partial(infer, stubs, photo), "NOT_FOUND")
         ready = calls.ModelReady(pb.ModelReadyRequest(name=name, version=version), timeout=10)
         assert not ready.ready  # clients ask until it is
+    for version in ("", "1", "a" * 12):
+        assert calls.ModelReady(pb.ModelReadyRequest(name="fake", version=version), timeout=10).ready
+    assert calls.ServerLive(pb.ServerLiveRequest(), timeout=10).live
 
 
 def test_images_are_admitted_and_not_calls(encoder: FakeEncoder, tmp_path: Path) -> None:
