@@ -5,7 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -102,10 +102,8 @@ class GalleryExecutor:
         if not self._upkeep.acquire(blocking=False):
             raise Overloaded(f"{MOST_UPKEEP} changes of galleries are under way, the most; try again later.")
         try:
-            return work()
-        except CrossbatchError as error:
-            self.hide(error)
-            raise
+            with self.naming_no_path():
+                return work()
         finally:
             self._upkeep.release()
 
@@ -186,19 +184,18 @@ class GalleryExecutor:
         logger.info("galleries in %s: %d", folder, count, extra={"galleries": count})
         self._each(self._models.fitting, told=True)
 
-    def hide(self, error: CrossbatchError) -> CrossbatchError:
+    @contextmanager
+    def naming_no_path(self) -> Iterator[None]:
         """Take the folder's path, which a caller need not know, out of an error; the gallery's name stays."""
-        if self.directory.path.is_absolute():
-            text = self._path.sub(lambda found: "" if found[1] else "the server's folder", str(error))
-            error.args = (text,)
-        return error
+        try:
+            yield
+        except CrossbatchError as error:
+            error.args = (self._path.sub(lambda at: "" if at[1] else "the server's folder", str(error)),)
+            raise
 
     def _named(self, name: str, work: Callable[[Gallery], T]) -> T:
-        try:
+        with self.naming_no_path():
             return self.directory.using(name, work)
-        except CrossbatchError as error:
-            self.hide(error)
-            raise
 
     def _each(self, work: Callable[[Gallery], T], *, told: bool = False) -> dict[str, T]:
         """Do some work with each gallery that can be used; one that cannot must not harm the others."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -243,28 +244,23 @@ class ModelInstances:
                 "with the XML loss."
             )
         began = time.monotonic()
-        _acquire(self._explaining, call)
-        try:
+        with _permit(self._explaining, call):
             call.stages.spent("queue", began, time.monotonic() - began)
             found: list[Prototypes] = []
             for start in range(0, len(images), EXPLAINED_AT_ONCE):
                 call.check()
                 found += self._explained(images[start : start + EXPLAINED_AT_ONCE], call)
             return found
-        finally:
-            self._explaining.release()
 
     def thumbnails(self, images: Sequence[bytes], side: int, call: Call) -> list[bytes | Exception]:
         """Make a small JPEG picture of each image, `side` pixels at its longer side."""
         made: list[bytes | Exception] = []
         for image in images:
-            _acquire(self._shrinking, call)
-            try:
-                made.append(thumbnail(image, side=side, most_bytes=MAX_THUMBNAIL_BYTES))
-            except Exception as error:  # whatever it is, it is this image's; `to_status` sorts out the bugs
-                made.append(error)
-            finally:
-                self._shrinking.release()
+            with _permit(self._shrinking, call):
+                try:
+                    made.append(thumbnail(image, side=side, most_bytes=MAX_THUMBNAIL_BYTES))
+                except Exception as error:  # whatever it is, it is this image's alone
+                    made.append(error)
         return made
 
     def _live(self) -> None:
@@ -370,11 +366,16 @@ def _step_back() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
-def _acquire(permits: threading.BoundedSemaphore, call: Call) -> None:
-    """Wait for a permit as long as somebody waits for the call."""
+@contextmanager
+def _permit(permits: threading.BoundedSemaphore, call: Call) -> Iterator[None]:
+    """Wait for a permit as long as somebody waits for the call, and hold it."""
     call.check()
     while not permits.acquire(timeout=call.remaining(LOOK_SECONDS)):
         call.check()
+    try:
+        yield
+    finally:
+        permits.release()
 
 
 def _stopping() -> CrossbatchError:

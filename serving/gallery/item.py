@@ -23,7 +23,8 @@ __all__ = [
     "check_metadata", "check_origin", "check_text", "check_whole", "normalize_queries", "unit_vector",
 ]  # fmt: skip
 
-MAX_K = 2048  # neighbours of a query, as many as FAISS returns from a GPU
+MAX_K = 2048
+"""Most neighbours of a query, as many as FAISS returns from a GPU."""
 MAX_KEY_BYTES = 1024  # a label has the same bound
 MAX_URI_BYTES = 8192
 MAX_THUMBNAIL_BYTES = 65_536

@@ -43,12 +43,7 @@ class Admission:
             most_a_client: Most inputs of one client, who then has the same share of the bytes, yet room for
                 one message; 0 for no limit of his own.
             refused: Is told which of `LIMITS` a call was refused for.
-
-        Raises:
-            ValueError: A limit is below 1.
         """
-        if most_inputs < 1 or most_bytes < 1:
-            raise ValueError(f"a limit of {most_inputs} inputs and {most_bytes} bytes admits nothing")
         self.most_inputs, self.most_bytes = most_inputs, most_bytes
         self.most_a_client = most_a_client or most_inputs
         share = most_bytes * self.most_a_client // most_inputs

@@ -4,8 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from scipy.io import savemat
 
+from serving.catalog.catalog import SplitRule, read
+from serving.errors import BadData
 from tests.pictures import encoded, picture
 
 CUB = {
@@ -23,6 +26,14 @@ CARS = {
     196: "smart",
 }
 _IMAGE = encoded(picture(6, 4), "JPEG")
+
+
+GIVEN = SplitRule(by="given")
+
+
+def refused(root: Path, message: str, format: str = "auto") -> None:
+    with pytest.raises(BadData, match=message):
+        read(root, format)
 
 
 def draw(root: Path, paths: Iterable[str]) -> Path:

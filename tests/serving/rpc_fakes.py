@@ -148,11 +148,6 @@ def serving(encoder: Any, galleries: Any, **settings: Any) -> Iterator[Server]:
         server.stop(given.grace)
 
 
-def stop(running: Server, grace: float) -> None:
-    """Stop a server of `serving` before its block ends."""
-    running.stop(grace)
-
-
 def until(condition: Callable[[], Any], patience: float = 10.0) -> Any:
     """Wait until something holds, and return it."""
     deadline = time.monotonic() + patience

@@ -53,12 +53,6 @@ def test_a_draining_server_receives_nothing_and_lets_what_runs_go_on() -> None:
         admission.check_room("", 0)
 
 
-@pytest.mark.parametrize("limits", [(0, 1), (1, 0)])
-def test_a_limit_below_one_is_refused(limits: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="admits nothing"):
-        Admission(*limits)
-
-
 def test_a_batch_cannot_pass_by_the_limit_that_single_inputs_meet() -> None:
     """Of a client as of all: one call of ten is refused where ten calls of one are."""
     refusals: list[str] = []

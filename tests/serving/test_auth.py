@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 import protos
 from protos import gallery_service_pb2 as gallery_pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.errors import BadSetting, NotFound, PermissionDenied, Unauthenticated
+from serving.errors import BadSetting, NotFound, Unauthenticated
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.call import Call
 from serving.rpc import auth, keys
@@ -113,14 +113,6 @@ def test_a_key_that_is_none_is_refused_in_the_same_words(file: Path) -> None:
         told.add(str(failure.value))
     (words,) = told
     assert not any(each in words for each in (key, gone, "shop", "gone"))
-
-
-def test_the_role_that_is_needed_is_named(file: Path) -> None:
-    key = add_key(file, "web", "read")
-    gate = Authenticator(file)
-    assert caller(gate, bearer(key)) == "web"
-    with pytest.raises(PermissionDenied, match="web has the role read and GalleryService/UpsertItems needs"):
-        caller(gate, bearer(key), "write")
 
 
 def test_a_server_does_not_start_with_keys_that_let_nobody_in(file: Path) -> None:

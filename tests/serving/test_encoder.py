@@ -90,9 +90,6 @@ def test_preprocess_follows_the_spec(encoder: Encoder) -> None:
     assert (pixels == [9, 8, 7]).all()
 
 
-# --- loading ---------------------------------------------------------------------------------------------
-
-
 def test_what_runs_is_what_was_proven(path: Path, tmp_path: Path, loads: list[Any]) -> None:
     """The file may be replaced between the proof and the load: the bytes that were proven are loaded."""
     proven, file = path.read_bytes(), tmp_path / "model.onnx"
@@ -121,9 +118,6 @@ def test_session_is_set_up_for_a_server(path: Path, loads: list[Any]) -> None:
         assert options.inter_op_num_threads == 1
         assert options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
-
-
-# --- what may not be there -------------------------------------------------------------------------------
 
 
 def test_cuda_that_is_not_offered_or_does_not_start_is_an_error(

@@ -84,10 +84,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
 
 
 def no_builds() -> bool:
-    return not [each for each in threading.enumerate() if "gallery-build" in each.name]
-
-
-# --- made, described, removed -------------------------------------------------------------------------------
+    return not [each for each in threading.enumerate() if each.name.startswith("build ")]
 
 
 def test_a_gallery_that_is_deleted_is_gone_and_its_name_free(stubs: Stubs, tmp_path: Path) -> None:
@@ -157,9 +154,6 @@ def test_a_gallery_is_made_for_the_model_that_was_named(tmp_path: Path) -> None:
         assert {each.name: each.HasField("problem") for each in listed} == {"a": False, "b": False, "d": True}
         stubs.upsert("b", item("x", image=b"x"))
         assert found(stubs, "b") == ["x"]
-
-
-# --- indexed anew -------------------------------------------------------------------------------------------
 
 
 def test_an_index_is_made_anew_and_the_last_message_has_the_gallery(stubs: Stubs) -> None:
@@ -240,9 +234,6 @@ def test_a_rebuild_that_waits_for_another_one_says_so_and_can_be_given_up(
             list(build(stubs, "birds", timeout=0.3))
         assert failure.value.code().name == "DEADLINE_EXCEEDED"
         until(no_builds)
-
-
-# --- switched and back --------------------------------------------------------------------------------------
 
 
 def test_a_name_is_given_away_and_comes_back(stubs: Stubs) -> None:

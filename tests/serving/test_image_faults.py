@@ -1,7 +1,6 @@
 """Nine faults that people have complained of in other image services, by number; none of them is ours."""
 
 import struct
-import warnings
 from typing import Any
 
 import numpy as np
@@ -121,14 +120,6 @@ def test_6_bytes_and_pixels_are_bounded_before_decoding(
     monkeypatch.setattr(ImageFile.ImageFile, "load", load)
     with pytest.raises(BadImage, match=message):
         run(data)
-
-
-def test_6_header_between_pillows_warning_and_its_error_does_not_warn() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with pytest.raises(BadImage):
-            run(png_header(12_000, 12_000))
-    assert not caught
 
 
 def test_6_progressive_jpeg_of_many_scans_is_refused() -> None:

@@ -43,11 +43,13 @@ def test_the_next_run_goes_on(
     path = tmp_path / "birds"
     command = [sys.executable, "-m", "crossbatch", "index", "--model", str(model), "--data", str(data)]
     command += ["--batch", "2", "--threads", "1", str(path)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
     ends, before = [], 0
     for wanted in (1, COUNT // 2):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         while process.poll() is None:
-            if (path / "gallery.sqlite").is_file() and stored(path) >= wanted:
+            # Only once this run has stored something: a signal while Python itself starts is not ours.
+            if (path / "gallery.sqlite").is_file() and stored(path) >= max(wanted, before + 1):
                 process.send_signal(number)
                 break
             time.sleep(0.01)

@@ -45,9 +45,6 @@ def running(encoder: FakeEncoder, tmp_path: Path) -> Iterator[Server]:
         yield running
 
 
-# --- what is answered ---------------------------------------------------------------------------------------
-
-
 def test_pixels_and_files_give_the_same_embeddings(stubs: Stubs, encoder: FakeEncoder) -> None:
     column = tensor("encoded", "BYTES", 3, 1)
     for request in (
@@ -132,9 +129,9 @@ def test_a_model_or_version_that_is_not_served_is_not_found(stubs: Stubs) -> Non
         refusal_of(partial(infer, stubs, photo), "NOT_FOUND")
         ready = calls.ModelReady(pb.ModelReadyRequest(name=name, version=version), timeout=10)
         assert not ready.ready  # clients ask until it is
-
-
-# --- while it is busy ---------------------------------------------------------------------------------------
+    for version in ("", "1", "a" * 12):
+        assert calls.ModelReady(pb.ModelReadyRequest(name="fake", version=version), timeout=10).ready
+    assert calls.ServerLive(pb.ServerLiveRequest(), timeout=10).live
 
 
 def test_images_are_admitted_and_not_calls(encoder: FakeEncoder, tmp_path: Path) -> None:
@@ -153,9 +150,6 @@ def test_images_are_admitted_and_not_calls(encoder: FakeEncoder, tmp_path: Path)
         finally:
             encoder.encode_gate.set()
         assert arrays_in(pending.result())["embeddings"].shape == (200, DIMENSION)
-
-
-# --- what is refused ----------------------------------------------------------------------------------------
 
 
 SHAPE = (1, SIZE, SIZE, 3)

@@ -145,13 +145,10 @@ def test_an_image_that_is_alone_has_all_cores_and_waits_for_nobody() -> None:
         assert call.stages.seconds("queue") < 1
         model.embed([b"a", b"b"], call_of())
     assert encoder.threads_used[1:] != [0, 0]
-
-
-def test_for_a_gpu_each_instance_hands_it_whole_batches() -> None:
-    encoder = Noting(device="cuda")
-    with running(encoder, instances=3) as model:
+    gpu = Noting(device="cuda")
+    with running(gpu, instances=3) as model:
         model.embed([b"%d" % i for i in range(9)], call_of())
-    assert set(encoder.threads_used) == {0}
+    assert set(gpu.threads_used) == {0}  # which takes whole batches of each instance
 
 
 def test_an_image_may_wait_a_little_for_others_to_join_it() -> None:
@@ -231,10 +228,8 @@ def test_a_call_that_would_come_too_late_behind_others_is_refused_at_once() -> N
         encoder.encode_gate.clear()
         waiting = [begin(model.embed, [b"%d" % i], call_of(20)) for i in range(40)]
         until(lambda: model.waiting >= 38)
-        began = time.monotonic()
         with pytest.raises(Overloaded, match=r"3\d images wait, for about .* and the call has 0.20 s"):
             model.embed([b"late"], call_of(0.2))
-        assert time.monotonic() - began < 0.1
         enough = begin(model.embed, [b"enough"], call_of(20))
         until(lambda: model.waiting >= 39)
         encoder.encode_gate.set()

@@ -17,9 +17,6 @@ from tests.pictures import chunk, cmyk, encoded, far, picture, rgb, run
 SETTINGS: dict[str, Any] = {"size": 8, "crop_fraction": 0.875, "resampling": "bicubic"}
 
 
-# --- the documented rule ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_is_read(format: str) -> None:
     options = (
@@ -65,9 +62,6 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         preprocess(encoded(picture()), **SETTINGS | wrong)
 
 
-# --- colour modes ----------------------------------------------------------------------------------------
-
-
 def test_alpha_is_laid_over_white() -> None:
     rgba = np.array([[[0, 0, 0, 0], [0, 0, 0, 255], [200, 100, 0, 51]]], np.uint8)
     expected = [[255, 255, 255], [0, 0, 0], [244, 224, 204]]
@@ -99,9 +93,6 @@ def test_one_bit_is_black_and_white() -> None:
     bits = Image.fromarray(np.array([[0, 255]], np.uint8)).convert("1")
     for format in ("PNG", "TIFF", "BMP", "GIF"):
         assert rgb(encoded(bits, format)).tolist() == [[[0, 0, 0], [255, 255, 255]]], format
-
-
-# --- anything else ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [b"a text file named .jpg\n", b"\0" * 100, b"%PDF-1.7", b"8BPS\0\1"])

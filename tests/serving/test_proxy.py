@@ -37,13 +37,8 @@ def proxied(folder: Path, address: str, **changes: str) -> Iterator[Stubs]:
         text = text.replace(f"{old}: ", f"{old}: {new} # ")
     config = folder / "envoy.yaml"
     config.write_text(text)
-    envoy = Path(sys.executable).with_name("envoy")
-    words = [
-        str(envoy),
-        "-c",
-        str(config),
-        *["--log-level", "error", "--concurrency", "1", "--disable-hot-restart"],
-    ]
+    words = [str(Path(sys.executable).with_name("envoy")), "-c", str(config), "--disable-hot-restart"]
+    words += ["--log-level", "error", "--concurrency", "1"]
     credentials = grpc.ssl_channel_credentials(authority.certificate)
     with subprocess.Popen(words) as process, grpc.secure_channel(f"localhost:{port}", credentials) as channel:
         try:

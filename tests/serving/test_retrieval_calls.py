@@ -41,9 +41,6 @@ def explain(stubs: Stubs, *images: bytes, model: str = "") -> Any:
     return stubs.retrieval.Explain(pb.ExplainRequest(images=images, model=model))
 
 
-# --- Embed and Explain --------------------------------------------------------------------------------------
-
-
 def test_embed_answers_each_image_in_order_with_the_model_and_the_times(stubs: Stubs) -> None:
     images = [b"%d" % i for i in range(40)]
     reply = stubs.embed(*images)
@@ -117,9 +114,6 @@ def test_each_image_has_its_histogram_and_where_its_prototypes_are(stubs: Stubs)
     assert bad.error.details[0].Unpack(info)
     assert (bad.error.code, info.reason) == (INVALID, "BAD_IMAGE")
     assert (bad.histogram, bad.assignments, bad.height) == (b"", b"", 0)
-
-
-# --- Search -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -216,9 +210,6 @@ def test_what_is_out_of_bounds_is_refused(stubs: Stubs) -> None:
         calls.append((partial(stubs.search, "birds", *queries, **options), field))
     for call, field in calls:
         refusal_of(call, "INVALID_ARGUMENT", field)
-
-
-# --- how neighbours are written -----------------------------------------------------------------------------
 
 
 class FakeGallery:

@@ -81,9 +81,6 @@ def test_write_replaces_all_other_metadata_and_refuses_the_spec_of_another_graph
         write_spec(tiny_graph(), tiny_spec(tiny_graph(size=9)))
 
 
-# --- the fingerprint -------------------------------------------------------------------------------------
-
-
 def test_fingerprint_leaves_out_what_computes_nothing() -> None:
     one, other = tiny_graph(), tiny_graph()
     other.producer_name, other.producer_version, other.doc_string = "pytorch", "9", "made on a Monday"
@@ -132,9 +129,6 @@ def test_kept_outputs_bring_all_they_need_and_nothing_else() -> None:
     onnx.checker.check_model(kept)
     whole = onnx.load_model_from_string(keep_outputs(data, output_names(data)))
     assert fingerprint(whole) == fingerprint(tiny_graph())
-
-
-# --- what is refused -------------------------------------------------------------------------------------
 
 
 def _refused(path: Path, message: str) -> None:
@@ -224,8 +218,6 @@ def test_any_damage_is_refused_or_harmless(
         return
     assert spec.fingerprint == fingerprint(_MODEL) == fingerprint(onnx.load_model_from_string(bytes(data)))
 
-
-# --- the page about it -----------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[2] / "docs/artifact.md").read_text(encoding="utf-8")
 

@@ -22,8 +22,10 @@ __all__ = [
 LABEL = "$label"
 """The field that stands for an item's label; an item whose label is empty has none."""
 
-MAX_LEVELS = 30  # of filters within filters
-MAX_CONDITIONS = 1000  # in one filter; each value that a field may be among is one
+MAX_LEVELS = 30
+"""Most levels of filters within filters."""
+MAX_CONDITIONS = 1000
+"""Most conditions in one filter; each value that a field may be among is one."""
 MAX_FILTER_BYTES = 65_536  # of all fields and strings of one; no metadata is longer
 _TOO_DEEP = f"the filter is nested more than {MAX_LEVELS} levels deep; make it flatter"
 _RANGES = {"$gt": "above", "$gte": "least", "$lt": "below", "$lte": "most"}

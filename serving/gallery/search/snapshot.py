@@ -175,8 +175,9 @@ class SnapshotCache:
         self._store = store
         self._device = device
         self._rebuilder = rebuilder
-        self._guard = threading.Lock()  # of the two fields below
+        self._guard = threading.Lock()  # of the three fields below
         self._snapshot: Snapshot | None = None
+        self._is_due = False  # whether the index of that snapshot is to be made anew
         self._retired = False
         self._loading = threading.Lock()  # held by the one caller that loads an index
 
@@ -187,7 +188,8 @@ class SnapshotCache:
             with self._store.read() as reader:
                 snapshot = self._current(reader)
                 if snapshot is not None:
-                    self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)
+                    if self._is_due:
+                        self._rebuilder.consider(snapshot.state, damaged=snapshot.damaged)
                     yield snapshot, reader
                     return
 
@@ -236,6 +238,7 @@ class SnapshotCache:
     def _keep(self, snapshot: Snapshot) -> None:
         if not self._retired:
             self._snapshot = snapshot
+            self._is_due = snapshot.damaged or self._rebuilder.policy.is_due(snapshot.state)
 
     def _load(self, state: State, reader: Reader) -> Snapshot | None:
         """Return the snapshot of another generation, or None if a newer one was published meanwhile."""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from protos import gallery_service_pb2 as pb
@@ -10,7 +9,7 @@ from protos import gallery_service_pb2_grpc
 from serving.engine.galleries import GalleryExecutor
 from serving.engine.instances import ModelInstances
 from serving.engine.models import ModelRegistry
-from serving.errors import CrossbatchError, Draining, Mismatch, NotFound
+from serving.errors import Draining, Mismatch, NotFound
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import MAX_METADATA_BYTES, CheckedItem, check_key, unit_vector
 from serving.gallery.store.schema import Meta
@@ -56,7 +55,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         spec = self._models.get(request.model).spec
         recall = {"recall": request.recall} if request.HasField("recall") else {}
         self._admission.admit(call)
-        with _naming_no_path(self._galleries):
+        with self._galleries.naming_no_path():
             self._galleries.directory.create(
                 request.name,
                 model_name=spec.name,
@@ -78,7 +77,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         size = page_size(request.page_size)
         reply = pb.ListGalleriesResponse()
         self._admission.admit(call)
-        with _naming_no_path(self._galleries):
+        with self._galleries.naming_no_path():
             names = [name for name in self._galleries.directory.names() if name > request.page_token]
             for name in names[:size]:
                 call.check()
@@ -187,20 +186,11 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
             self._models.fitting(gallery)
 
         try:
-            with _naming_no_path(self._galleries):
+            with self._galleries.naming_no_path():
                 self._galleries.directory.using(name, describe)
         except Mismatch as error:
             told.problem.CopyFrom(to_status(error))
         return told
-
-
-@contextmanager
-def _naming_no_path(galleries: GalleryExecutor) -> Iterator[None]:
-    try:
-        yield
-    except CrossbatchError as error:
-        galleries.hide(error)
-        raise
 
 
 def _complete(upsert: Upsert, model: ModelInstances, thumbnail_side: int, call: Call) -> None:
