@@ -1,5 +1,8 @@
 """The Open Inference Protocol over real sockets, with a fake encoder: what is answered, what is refused."""
 
+import os
+import re
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from importlib import metadata
@@ -30,6 +33,8 @@ from tests.serving.rpc_fakes import DIMENSION, SIZE, FakeEncoder, FakeSources, F
 from tests.serving.stubs import Stubs, connected, refusal_of
 
 PHOTOS = [b"photo %d" % i for i in range(3)]
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-tritonclient" / "bin" / "python"
 
 
 @pytest.fixture
@@ -236,3 +241,25 @@ def test_one_bad_image_refuses_the_call_and_tells_its_place(stubs: Stubs, output
     said = refusal_of(lambda: infer(stubs, request), "INVALID_ARGUMENT", *fields, reason="BAD_IMAGE")
     assert said.startswith("encoded[1]: ")
     assert "secret" not in refusal_of(lambda: infer(stubs, of_files(b"1", b"bug")), "INTERNAL")
+
+
+def test_the_example_with_tritonclient_runs_and_is_what_the_pages_show(tmp_path: Path) -> None:
+    """In an environment of its own: it wants an older protobuf and names its messages as ours are named."""
+    if not PYTHON.exists():
+        missing = "tritonclient is not there; scripts/tritonclient fetches it"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    paths = [tmp_path / f"{i}.jpg" for i in range(len(PHOTOS))]
+    for path, photo in zip(paths, PHOTOS, strict=True):
+        path.write_bytes(photo)
+    example = ROOT / "examples" / "triton.py"
+    with serving(FakeEncoder(), GalleryDirectory(tmp_path / "galleries")) as running:
+        line = [*map(str, (PYTHON, "-I", example, running.address, *paths))]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=40, check=False)
+    assert done.returncode == 0, done.stderr
+    found = np.loadtxt(done.stdout.splitlines(), np.float32)
+    np.testing.assert_allclose(found, expected(*PHOTOS), atol=1e-6)
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for block in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            assert "tritonclient" not in block or block in example.read_text(), page

@@ -1,6 +1,7 @@
-"""Image bytes to pixels: every colour mode right, no fault of other services, any bytes survived."""
+"""Image bytes to pixels and thumbnails: every colour mode right, no fault of others, any bytes survived."""
 
 import contextlib
+import io
 import warnings
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from serving.errors import BadImage, BadSetting
-from serving.model.preprocess import FORMATS, RESAMPLINGS, open_rgb, preprocess
+from serving.gallery.item import MAX_THUMBNAIL_BYTES
+from serving.model.preprocess import FORMATS, RESAMPLINGS, open_rgb, preprocess, thumbnail
 from tests.pictures import chunk, cmyk, encoded, far, picture, rgb, run
 
 SETTINGS: dict[str, Any] = {"size": 8, "crop_fraction": 0.875, "resampling": "bicubic"}
@@ -93,6 +95,56 @@ def test_one_bit_is_black_and_white() -> None:
     bits = Image.fromarray(np.array([[0, 255]], np.uint8)).convert("1")
     for format in ("PNG", "TIFF", "BMP", "GIF"):
         assert rgb(encoded(bits, format)).tolist() == [[[0, 0, 0], [255, 255, 255]]], format
+
+
+def made(data: bytes, side: int = 256, most_bytes: int = MAX_THUMBNAIL_BYTES) -> Image.Image:
+    found = thumbnail(data, side=side, most_bytes=most_bytes)
+    assert len(found) <= most_bytes
+    image = Image.open(io.BytesIO(found))
+    assert (image.format, image.mode) == ("JPEG", "RGB")
+    return image
+
+
+@settings(max_examples=40, deadline=None)
+@given(width=st.integers(1, 700), height=st.integers(1, 700), side=st.integers(1, 300))
+def test_the_longer_side_of_a_thumbnail_is_bounded_the_shape_kept_and_nothing_enlarged(
+    width: int, height: int, side: int
+) -> None:
+    found = made(encoded(picture(width, height)), side)
+    scale = min(1.0, side / max(width, height))
+    assert max(found.size) == min(side, max(width, height))
+    assert max(abs(found.width - width * scale), abs(found.height - height * scale)) <= 1
+
+
+def test_a_thumbnail_shows_the_whole_picture_upright() -> None:
+    upright = picture(400, 300)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = encoded(np.rot90(upright), "JPEG", exif=exif, quality=95)
+    found = made(turned, 200)
+    assert found.size == (200, 150)
+    assert far(np.asarray(found), np.asarray(Image.fromarray(upright).resize((200, 150)))) < 16
+
+
+def test_the_quality_of_a_thumbnail_is_lowered_until_it_fits() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
+    for most in (MAX_THUMBNAIL_BYTES, 40_000, 8_000):
+        assert made(encoded(noise), most_bytes=most).size == (256, 256)
+    with pytest.raises(BadImage, match="no thumbnail of 256 x 256 pixels fits into 100 bytes"):
+        thumbnail(encoded(noise), side=256, most_bytes=100)
+
+
+def test_a_thumbnail_has_nothing_of_the_files_metadata() -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "alice's garden"
+    data = encoded(picture(), "JPEG", exif=exif, comment=b"alice was here", dpi=(72, 72))
+    assert data.count(b"alice") == 2
+    assert b"alice" not in thumbnail(data, side=32, most_bytes=MAX_THUMBNAIL_BYTES)
+
+
+def test_a_thumbnail_of_no_side_is_refused() -> None:
+    with pytest.raises(BadSetting, match="0 pixels"):
+        thumbnail(encoded(picture()), side=0, most_bytes=MAX_THUMBNAIL_BYTES)
 
 
 @pytest.mark.parametrize("data", [b"a text file named .jpg\n", b"\0" * 100, b"%PDF-1.7", b"8BPS\0\1"])
