@@ -23,7 +23,7 @@ def call(client: str = "") -> Call:
 
 @pytest.mark.parametrize("way", WAYS)
 @given(limit=st.integers(1, 50), calls=st.lists(st.integers(1, 60), max_size=20))
-def test_what_is_in_flight_never_passes_the_limit_and_all_permits_come_back(
+def test_what_is_in_flight_keeps_the_limit_and_permits_come_back(
     way: str, limit: int, calls: list[int]
 ) -> None:
     admission = Admission(limit, limit)

@@ -206,9 +206,7 @@ def test_a_wrong_key_is_answered_before_a_message_is_received(stubs: Stubs, guar
     assert guarded.encoder.decoded == before
 
 
-def test_no_key_shows_in_a_log_or_an_error(
-    stubs: Stubs, guarded: Guarded, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_key_is_logged_or_told(stubs: Stubs, guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
     told = []
     web = str(guarded.web[0][1]).removeprefix("Bearer ")
     with caplog.at_level(logging.DEBUG):

@@ -182,7 +182,7 @@ def test_csv_gives_labels_splits_and_typed_metadata(tmp_path: Path) -> None:
         (("2024-01-31", ""), ("2024-01-31",)),
     ],
 )
-def test_a_column_of_a_table_is_of_one_type(
+def test_a_column_is_of_one_type(
     tmp_path: Path, cells: tuple[str, str], expected: tuple[object, ...]
 ) -> None:
     touch(tmp_path, "1.jpg", "2.jpg")
@@ -300,9 +300,7 @@ def test_layout_that_could_be_two_says_which(tmp_path: Path, monkeypatch: pytest
     refused(tmp_path, "chair_final cannot be read: Permission denied", "sop")
 
 
-def test_published_counts_that_are_as_published_pass_and_others_do_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_counts_as_published_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected: dict[tuple[str, str], published_counts.Counts] = {
         ("CUB_200_2011", "cub"): {"train": (6, 3), "test": (4, 2)},
         ("Cars196", "cars"): {"train": (4, 2), "test": (6, 3)},

@@ -128,9 +128,7 @@ def test_bad_images_are_skipped_and_named(tmp_path: Path, model: Path, data: Pat
     assert not list(path.glob("*skipped*"))
 
 
-def test_nothing_readable_makes_no_gallery_and_the_report_goes_where_it_is_wanted(
-    tmp_path: Path, model: Path, data: Path
-) -> None:
+def test_nothing_readable_makes_no_gallery_but_the_report(tmp_path: Path, model: Path, data: Path) -> None:
     for path in data.rglob("*.jpg"):
         path.write_bytes(b"text")
     report = tmp_path / "bad.csv"
@@ -168,9 +166,7 @@ def test_a_report_takes_the_place_of_nothing_else_and_is_whole(
     assert [sorted(tmp_path.iterdir()), reported(report)] == before
 
 
-def test_each_side_of_the_models_split_counts_its_own_and_leaves_out_what_is_of_no_class(
-    tmp_path: Path, model: Path, data: Path
-) -> None:
+def test_each_side_of_the_split_counts_its_own_images_alone(tmp_path: Path, model: Path, data: Path) -> None:
     (data / "class0" / "gone.jpg").symlink_to("nowhere")  # of the side that trains
     (data / "class3" / "lost.jpg").symlink_to("nowhere")
     (data / "stray.jpg").write_bytes(picture(50))
@@ -240,7 +236,7 @@ def test_the_index_is_made_once_at_the_end_only_after_a_change_and_by_the_next_r
         assert (gallery.info().items, gallery.info().fresh) == (19, 0)
 
 
-def test_the_type_of_index_and_its_recall_are_kept_until_others_are_wanted(
+def test_type_and_recall_of_the_index_stay_until_others_are_wanted(
     tmp_path: Path, model: Path, data: Path
 ) -> None:
     automatic, ivf = ("auto", "exact", 0.99, 1), ("IVF2,Flat", "IVF2,Flat,RFlat", 0.5, 2)

@@ -222,9 +222,7 @@ BAD: list[tuple[pb.ModelInferRequest, str, str]] = [
 ]
 
 
-def test_a_tensor_that_is_not_as_the_metadata_says_is_refused_by_name(
-    stubs: Stubs, encoder: FakeEncoder
-) -> None:
+def test_a_tensor_not_as_the_metadata_says_is_refused_by_name(stubs: Stubs, encoder: FakeEncoder) -> None:
     for request, field, told in BAD:
         said = refusal_of(partial(infer, stubs, request), "INVALID_ARGUMENT", field)
         assert said.startswith(f"{field}: ")

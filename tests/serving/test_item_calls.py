@@ -228,9 +228,7 @@ class Late(GalleryDirectory):
         return found
 
 
-def test_no_call_fails_that_looks_a_gallery_up_just_before_it_loses_its_name(
-    encoder: FakeEncoder, tmp_path: Path
-) -> None:
+def test_no_call_fails_whose_gallery_loses_its_name_meanwhile(encoder: FakeEncoder, tmp_path: Path) -> None:
     galleries = Late(tmp_path)
     with serving(encoder, galleries) as running, connected(running.address) as stubs:
         stubs.create("birds")

@@ -195,9 +195,7 @@ def test_any_images_come_back_in_any_order(
         assert contents([rows[place] for place in order]) == [images[place] for place in order]
 
 
-def test_threads_that_read_in_order_open_each_row_group_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_in_order_open_each_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, real = list[str](), pq.ParquetFile
 
     def open_counted(path: Path, **more: Any) -> Any:

@@ -107,7 +107,7 @@ def made(data: bytes, side: int = 256, most_bytes: int = MAX_THUMBNAIL_BYTES) ->
 
 @settings(max_examples=40, deadline=None)
 @given(width=st.integers(1, 700), height=st.integers(1, 700), side=st.integers(1, 300))
-def test_the_longer_side_of_a_thumbnail_is_bounded_the_shape_kept_and_nothing_enlarged(
+def test_a_thumbnail_is_bounded_keeps_its_shape_and_is_never_enlarged(
     width: int, height: int, side: int
 ) -> None:
     found = made(encoded(picture(width, height)), side)
@@ -208,7 +208,7 @@ def _survives(data: bytes) -> None:
     st.binary(max_size=8),
 )
 @example("PNG", [], 1.0, b"")
-def test_mutated_images_end_in_pixels_or_bad_image(
+def test_mutations_give_pixels_or_bad_image(
     name: str, edits: list[tuple[float, bytes]], keep: float, tail: bytes
 ) -> None:
     data = bytearray(_SEEDS[name])

@@ -34,9 +34,7 @@ def sides(catalog: Catalog) -> dict[str, str]:
     return {row.label: row.split for row in catalog.rows}
 
 
-def test_classes_of_the_first_hundred_of_cub_train_whatever_the_split_of_classification_says(
-    tmp_path: Path,
-) -> None:
+def test_the_first_hundred_classes_of_cub_train_whatever_its_own_split_says(tmp_path: Path) -> None:
     catalog = read(make_cub(tmp_path))
     assert (catalog.format, catalog.root, len(catalog.rows)) == ("cub", tmp_path, 10)
     assert sides(catalog) == {
@@ -61,7 +59,7 @@ def test_classes_of_the_first_hundred_of_cub_train_whatever_the_split_of_classif
         ("images.txt", ["1 001.a/1.jpg", "2 001.a/1.jpg"], "names the image '001.a/1.jpg' twice"),
     ],
 )
-def test_lists_of_cub_that_do_not_hold_are_refused_by_line(
+def test_bad_lists_of_cub_are_refused_by_line(
     tmp_path: Path, name: str, lines: list[str], message: str
 ) -> None:
     write(tmp_path / "images.txt", "1 001.a/1.jpg", "2 001.a/2.jpg")
@@ -120,9 +118,7 @@ def test_list_that_is_a_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("below", "list_below"), [("", "Eval"), ("Img", "."), ("Img", "Eval")])
-def test_list_says_train_query_and_gallery_wherever_the_parts_lie(
-    tmp_path: Path, below: str, list_below: str
-) -> None:
+def test_list_says_the_split_wherever_the_parts_lie(tmp_path: Path, below: str, list_below: str) -> None:
     make_inshop(tmp_path, below=below)
     (tmp_path / "Eval" / "list_eval_partition.txt").rename(tmp_path / list_below / "list_eval_partition.txt")
     catalog = read(tmp_path)

@@ -184,9 +184,7 @@ def test_flipped_byte_in_the_weights(path: Path) -> None:
     _refused(path, r"is damaged: the fingerprint of its graph .* export or copy it again")
 
 
-def test_weights_in_another_file_or_beyond_what_one_message_holds(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_in_another_file_or_beyond_one_message(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = tiny_graph()
     tensor = graph.graph.initializer[0]
     tensor.ClearField("float_data")
@@ -203,9 +201,7 @@ write_spec(_MODEL, tiny_spec(_MODEL))
 
 @settings(deadline=None)
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 255), st.floats(0, 1))
-def test_any_damage_is_refused_or_harmless(
-    tmp_path_factory: Any, place: float, flip: int, keep: float
-) -> None:
+def test_damage_is_refused_or_harmless(tmp_path_factory: Any, place: float, flip: int, keep: float) -> None:
     """A damaged file either is refused, or still computes the same (the damage is in what only describes)."""
     whole = _MODEL.SerializeToString()
     data = bytearray(whole[: max(1, int(len(whole) * keep * 2))])

@@ -69,9 +69,7 @@ def shown_by(address: str) -> bytes:
         return secure.getpeercert(binary_form=True) or b""
 
 
-def test_a_client_that_trusts_the_authority_is_answered_and_others_are_not(
-    tmp_path: Path, authority: Authority
-) -> None:
+def test_only_a_client_that_trusts_the_authority_is_answered(tmp_path: Path, authority: Authority) -> None:
     with secured(tmp_path, authority.sign()) as address:
         with trusting(address, authority) as stubs:
             assert stubs.embed(b"x").results[0].vector
@@ -93,7 +91,7 @@ def test_mutual_tls_lets_in_whom_the_authority_has_signed(tmp_path: Path, author
                 unreachable(stubs)
 
 
-def test_new_certificates_are_used_for_new_connections_and_old_ones_go_on(
+def test_new_certificates_serve_new_connections_and_old_ones_go_on(
     tmp_path: Path, authority: Authority
 ) -> None:
     first, second = authority.sign("first"), authority.sign("second")
