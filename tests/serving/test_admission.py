@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given
@@ -11,20 +12,17 @@ from serving.errors import Draining, Overloaded
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 
-WAYS: dict[str, Callable[[Admission, Call, int], None]] = {
-    "inputs": Admission.admit,
-    "bytes": Admission.receive,
-}
+Take: TypeAlias = Callable[[Admission, Call, int], None]
 
 
 def call(client: str = "") -> Call:
     return Call("RetrievalService/Embed", client=client)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "take"), [("inputs", Admission.admit), ("bytes", Admission.receive)])
 @given(limit=st.integers(1, 50), calls=st.lists(st.integers(1, 60), max_size=20))
 def test_what_is_in_flight_keeps_the_limit_and_permits_come_back(
-    way: str, limit: int, calls: list[int]
+    way: str, take: Callable[[Admission, Call, int], None], limit: int, calls: list[int]
 ) -> None:
     admission = Admission(limit, limit)
     made = []
@@ -32,7 +30,7 @@ def test_what_is_in_flight_keeps_the_limit_and_permits_come_back(
         made.append(call())
         held = getattr(admission, way)
         try:
-            WAYS[way](admission, made[-1], wanted)
+            take(admission, made[-1], wanted)
         except Overloaded:
             assert held + wanted > limit
         else:

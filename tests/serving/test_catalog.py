@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from benchmarks import published_counts
@@ -382,17 +380,3 @@ def test_data_set_that_cannot_be_cut_is_refused(labels: Sequence[str], rule: Spl
 def test_split_rule_refuses_what_is_neither_share_nor_count(train: object) -> None:
     with pytest.raises(ValidationError):
         SplitRule.model_validate({"train": train})
-
-
-@given(
-    st.lists(st.sampled_from(["a/x", "a/y", "b/x", "c/x", "d/x"]), min_size=1),
-    st.sampled_from(["class", "folder"]),
-)
-def test_train_and_test_part_the_rows_and_share_no_group(labels: list[str], by: str) -> None:
-    catalog = made(labels)
-    rule = SplitRule.model_validate({"by": by})
-    if len({label if by == "class" else label[0] for label in labels}) < 2:
-        return
-    train, test = select(catalog, "train", rule), select(catalog, "test", rule)
-    assert sorted(train + test, key=lambda row: int(row.key)) == list(catalog.rows)
-    assert not {row.label for row in train} & {row.label for row in test}

@@ -17,16 +17,9 @@ from tests.pictures import cmyk, encoded, far, picture, png_header, rgb, run
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_1_exif_orientation_is_applied(format: str, orientation: int) -> None:
     upright = picture()
-    stored = {
-        1: upright,
-        2: upright[:, ::-1],
-        3: upright[::-1, ::-1],
-        4: upright[::-1],
-        5: upright.transpose(1, 0, 2),
-        6: upright[:, ::-1].transpose(1, 0, 2),
-        7: upright[::-1, ::-1].transpose(1, 0, 2),
-        8: upright[::-1].transpose(1, 0, 2),
-    }[orientation]
+    flips = [upright, upright[:, ::-1], upright[::-1, ::-1], upright[::-1]]
+    flipped = flips[(orientation - 1) % 4]
+    stored = flipped.transpose(1, 0, 2) if orientation > 4 else flipped
     exif = Image.Exif()
     exif[0x0112] = orientation
     options = {"lossless": True} if format == "WebP" else {} if format == "TIFF" else {"quality": 100}

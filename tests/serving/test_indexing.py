@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -156,11 +157,7 @@ def test_a_report_takes_the_place_of_nothing_else_and_is_whole(
     index(model, data, tmp_path / "birds", report=report)
     before = [sorted(tmp_path.iterdir()), reported(report)]
     (data / "class0/04.jpg").write_bytes(b"text")
-
-    def fail(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(ReadOnly, match=r"the report .* cannot be written"):
         index(model, data, tmp_path / "birds", report=report)
     assert [sorted(tmp_path.iterdir()), reported(report)] == before

@@ -3,7 +3,7 @@
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -162,23 +162,19 @@ ONE = bytes(SIZE * SIZE * 3)
 LIST = [0] * len(ONE)
 
 
-def shaped(name: str, *shape: int) -> pb.ModelInferRequest:
-    datatype = "UINT8" if name == "images" else "BYTES"
-    return pb.ModelInferRequest(inputs=[tensor(name, datatype, *shape)], raw_input_contents=[ONE])
-
-
-def listing(name: str, datatype: str, *shape: int, **contents: Any) -> pb.ModelInferRequest:
-    return pb.ModelInferRequest(inputs=[tensor(name, datatype, *shape, **contents)])
+def sent(
+    name: str, *shape: int, raw: Sequence[bytes] = (), datatype: str = "", **contents: Any
+) -> pb.ModelInferRequest:
+    datatype = datatype or {"images": "UINT8"}.get(name, "BYTES")
+    return pb.ModelInferRequest(inputs=[tensor(name, datatype, *shape, **contents)], raw_input_contents=raw)
 
 
 def pixels(*raw: bytes, **contents: Any) -> pb.ModelInferRequest:
-    return pb.ModelInferRequest(
-        inputs=[tensor("images", "UINT8", *SHAPE, **contents)], raw_input_contents=raw
-    )
+    return sent("images", *SHAPE, raw=raw, **contents)
 
 
 def two_files(raw: bytes) -> pb.ModelInferRequest:
-    return pb.ModelInferRequest(inputs=[tensor("encoded", "BYTES", 2)], raw_input_contents=[raw])
+    return sent("encoded", 2, raw=[raw])
 
 
 def with_parameter(place: str, name: str) -> pb.ModelInferRequest:
@@ -190,15 +186,15 @@ def with_parameter(place: str, name: str) -> pb.ModelInferRequest:
 BAD: list[tuple[pb.ModelInferRequest, str, str]] = [
     (pb.ModelInferRequest(), "inputs", "0 tensors were sent; send one"),
     (pb.ModelInferRequest(inputs=[tensor("images", "UINT8")] * 2), "inputs", "2 tensors were sent"),
-    (listing("pixels", "UINT8", 1), "inputs[0].name", "'pixels'"),
-    (listing("images", "FP32", *SHAPE), "inputs[0].datatype", "images is UINT8"),
-    (shaped("images"), "inputs[0].shape", "images takes [B, 4, 4, 3]"),
-    (shaped("images", *range(1, 2_000)), "inputs[0].shape", "[1, 2, 3, 4, 5, ...]"),
-    (shaped("images", 0, *SHAPE[1:]), "inputs[0].shape", "images takes"),
-    (shaped("images", -1, *SHAPE[1:]), "inputs[0].shape", "images takes"),
-    (shaped("images", 257, *SHAPE[1:]), "inputs[0].shape", "B from 1 to 256"),
-    (shaped("encoded", 10**9), "inputs[0].shape", "encoded takes [B] or [B, 1]"),
-    (shaped("encoded", 1, 2), "inputs[0].shape", "encoded takes"),
+    (sent("pixels", 1), "inputs[0].name", "'pixels'"),
+    (sent("images", *SHAPE, datatype="FP32"), "inputs[0].datatype", "images is UINT8"),
+    (sent("images"), "inputs[0].shape", "images takes [B, 4, 4, 3]"),
+    (sent("images", *range(1, 2_000)), "inputs[0].shape", "[1, 2, 3, 4, 5, ...]"),
+    (sent("images", 0, *SHAPE[1:]), "inputs[0].shape", "images takes"),
+    (sent("images", -1, *SHAPE[1:]), "inputs[0].shape", "images takes"),
+    (sent("images", 257, *SHAPE[1:]), "inputs[0].shape", "B from 1 to 256"),
+    (sent("encoded", 10**9), "inputs[0].shape", "encoded takes [B] or [B, 1]"),
+    (sent("encoded", 1, 2), "inputs[0].shape", "encoded takes"),
     (pixels(), "inputs[0]", "images were sent 0 times"),
     (pixels(ONE, ONE), "inputs[0]", "images were sent 2 times"),
     (pixels(ONE, uint_contents=LIST), "inputs[0]", "images were sent 2 times"),
@@ -208,7 +204,7 @@ BAD: list[tuple[pb.ModelInferRequest, str, str]] = [
     (pixels(uint_contents=[*LIST[1:], 256]), "inputs[0].contents", "images has an element above 255"),
     (pixels(int_contents=LIST), "inputs[0].contents", "uint_contents"),
     (pixels(uint_contents=LIST, fp32_contents=[0.0]), "inputs[0].contents", "uint_contents"),
-    (listing("encoded", "BYTES", 1, uint_contents=[1]), "inputs[0].contents", "bytes_contents"),
+    (sent("encoded", 1, uint_contents=[1]), "inputs[0].contents", "bytes_contents"),
     (two_files(prefixed(b"1")), "raw_input_contents[0]", "encoded of shape [2]"),
     (two_files(prefixed(b"1", b"2", b"3")), "raw_input_contents[0]", "has more than"),
     (two_files(prefixed(b"1") + b"\1\0"), "raw_input_contents[0]", "within element 1"),

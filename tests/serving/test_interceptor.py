@@ -91,11 +91,8 @@ def test_a_service_is_handed_the_call_and_the_caller_gets_his_id_back(running: R
     assert seen.deadline is not None
     assert seen.deadline - time.monotonic() < 11
     assert running.interceptor.wait_idle(5)
-
-
-def test_an_id_that_cannot_be_searched_for_is_replaced(running: Running) -> None:
-    for proposed in ("", "x" * 65):
-        running.list(metadata=(("x-request-id", proposed),))
+    for useless in ("", "x" * 65):
+        running.list(metadata=(("x-request-id", useless),))
         assert len(running.service.calls[-1].request_id) == 16
 
 

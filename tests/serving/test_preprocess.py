@@ -132,6 +132,8 @@ def test_the_quality_of_a_thumbnail_is_lowered_until_it_fits() -> None:
         assert made(encoded(noise), most_bytes=most).size == (256, 256)
     with pytest.raises(BadImage, match="no thumbnail of 256 x 256 pixels fits into 100 bytes"):
         thumbnail(encoded(noise), side=256, most_bytes=100)
+    with pytest.raises(BadSetting, match="0 pixels"):
+        thumbnail(encoded(noise), side=0, most_bytes=100)
 
 
 def test_a_thumbnail_has_nothing_of_the_files_metadata() -> None:
@@ -140,11 +142,6 @@ def test_a_thumbnail_has_nothing_of_the_files_metadata() -> None:
     data = encoded(picture(), "JPEG", exif=exif, comment=b"alice was here", dpi=(72, 72))
     assert data.count(b"alice") == 2
     assert b"alice" not in thumbnail(data, side=32, most_bytes=MAX_THUMBNAIL_BYTES)
-
-
-def test_a_thumbnail_of_no_side_is_refused() -> None:
-    with pytest.raises(BadSetting, match="0 pixels"):
-        thumbnail(encoded(picture()), side=0, most_bytes=MAX_THUMBNAIL_BYTES)
 
 
 @pytest.mark.parametrize("data", [b"a text file named .jpg\n", b"\0" * 100, b"%PDF-1.7", b"8BPS\0\1"])

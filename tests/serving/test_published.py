@@ -16,7 +16,6 @@ from tests.serving.published import (
     INSHOP,
     annotated,
     car_names,
-    draw,
     inshop_lines,
     make_cars,
     make_cars_devkit,
@@ -235,9 +234,3 @@ def test_without_scipy_one_is_told_what_to_install(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(BadSetting, match=r"SciPy is not installed, .* install scipy, or crossbatch\[train\]"):
         read(tmp_path)
-
-
-@pytest.mark.parametrize("format", ["cub", "cars", "sop", "inshop"])
-def test_folder_that_is_not_of_the_format_asked_for_is_refused(tmp_path: Path, format: str) -> None:
-    draw(tmp_path, ["a/1.jpg", "b/1.jpg"])
-    refused(tmp_path, r"is not there; give the folder|holds neither cars_annos\.mat nor", format)

@@ -46,17 +46,9 @@ def _with_text(path: Path, *texts: str) -> Path:
 
 def test_spec_comes_back_as_it_was_written(tmp_path: Path) -> None:
     graph = tiny_graph()
-    spec = tiny_spec(
-        graph,
-        split=SplitRule(by="folder", train=5),
-        accuracy={"map_at_r": 0.4, "recall_at": {"1": 0.8}},
-        recipe={"lr": 1e-3, "flip": True},
-        grid=(4, 2),
-        backbone="bn_inception",
-        pooling="gem",
-        versions={"torch": "2"},
-        seed=0,
-    )
+    named: dict[str, Any] = {"backbone": "bn_inception", "pooling": "gem", "versions": {"torch": "2"}}
+    named |= {"accuracy": {"map_at_r": 0.4, "recall_at": {"1": 0.8}}, "recipe": {"lr": 1e-3, "flip": True}}
+    spec = tiny_spec(graph, split=SplitRule(by="folder", train=5), grid=(4, 2), seed=0, **named)
     write_spec(graph, spec)
     (tmp_path / "m.onnx").write_bytes(graph.SerializeToString())
     data, again = read_model(tmp_path / "m.onnx")
