@@ -11,7 +11,8 @@ from benchmarks import published_counts
 from serving.catalog.catalog import FORMATS, Catalog, Row, SplitRule, read, select, select_missing
 from serving.catalog.picture import File
 from serving.errors import BadData, BadSetting
-from tests.serving.published import (
+from tests.serving.test_parquet import make_parquet
+from tests.serving.test_published import (
     GIVEN,
     draw,
     make_cars,
@@ -22,7 +23,6 @@ from tests.serving.published import (
     refused,
     write,
 )
-from tests.serving.test_parquet import make_parquet
 from tests.serving.test_webdataset import make_tar
 
 

@@ -2,6 +2,10 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +21,7 @@ from serving.gallery.gallery import Gallery
 from serving.gallery.item import GalleryItem
 from serving.indexing.command import render
 from serving.model.encoder import Encoder
+from tests.pictures import encoded
 from tests.serving.indexed import counts, index, opened, picture
 from tests.serving.test_parquet import make_parquet
 from tests.serving.test_webdataset import make_tar
@@ -295,3 +300,44 @@ def test_a_source_is_of_what_was_embedded(again: Again, data: Path, monkeypatch:
         patch.setattr(File, "read_bytes", read)
         assert again() == {"unchanged": 20}
     assert again() == {"unchanged": 19, "changed": 1}
+
+
+COUNT = 120
+
+
+def stored(path: Path) -> int:
+    with opened(path) as gallery:
+        return gallery.info().items
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_run_broken_off_by_a_signal_at_any_moment_is_continued_by_the_next(
+    tmp_path: Path, model: Path, number: signal.Signals, status: int
+) -> None:
+    data, path = tmp_path / "large", tmp_path / "birds"
+    data.mkdir()
+    noise = encoded(np.random.default_rng(0).integers(0, 256, (640, 640, 3), np.uint8), "JPEG")
+    for place in range(COUNT):
+        (data / f"{place:03}.jpg").write_bytes(noise)  # takes its time
+    command = [sys.executable, "-m", "crossbatch", "index", "--model", str(model), "--data", str(data)]
+    command += ["--batch", "2", "--threads", "1", str(path)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
+    ends, before = [], 0
+    for wanted in (1, COUNT // 2):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while process.poll() is None:
+            # Only once this run has stored something: a signal while Python itself starts is not ours.
+            if (path / "gallery.sqlite").is_file() and stored(path) >= max(wanted, before + 1):
+                process.send_signal(number)
+                break
+            time.sleep(0.01)
+        _, errors = process.communicate(timeout=30)
+        assert "Traceback" not in errors
+        ends.append(process.returncode)
+        assert stored(path) >= max(before, wanted)
+        before = stored(path)
+    assert status in ends
+    expected = {"stored": COUNT - before, "unchanged": before}
+    assert counts(index(model, data, path, batch=64)) == {name: n for name, n in expected.items() if n}
+    assert stored(path) == COUNT
+    assert not [file.name for file in tmp_path.iterdir() if file.name.startswith(".")]

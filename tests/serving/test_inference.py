@@ -1,36 +1,97 @@
-"""The Open Inference Protocol over real sockets, with a fake encoder: what is answered, what is refused."""
+"""The Open Inference Protocol over real sockets, with a fake encoder; and fuzzed messages of any service."""
 
 import os
 import re
 import subprocess
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import grpc
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from protos import gallery_service_pb2 as gallery_pb
 from protos import open_inference_pb2 as pb
+from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery.directory import GalleryDirectory
+from serving.gallery.search.filter import AnyOf, Equal, Exists, Not, Range
+from serving.rpc.filters import filter_message
 from serving.server.server import Server
-from tests.serving.inference_calls import (
-    GRID,
-    PROTOTYPES,
-    arrays_in,
-    asking,
-    expected,
-    explained,
-    infer,
-    of_files,
-    of_pixels,
-    pixels_of,
-    prefixed,
-    tensor,
+from tests.serving.rpc_fakes import (
+    DIMENSION,
+    SIZE,
+    FakeEncoder,
+    FakeSources,
+    FakeSpec,
+    explanation_for,
+    serving,
+    until,
+    vector_for,
 )
-from tests.serving.rpc_fakes import DIMENSION, SIZE, FakeEncoder, FakeSources, FakeSpec, serving, until
-from tests.serving.stubs import Stubs, connected, refusal_of
+from tests.serving.stubs import Stubs, connected, image, item, refusal_of
+
+PROTOTYPES = 5
+GRID = (2, 3)
+
+
+def pixels_of(encoder: FakeEncoder, *photos: bytes) -> NDArray[np.uint8]:
+    return np.stack([encoder.preprocess(photo) for photo in photos])
+
+
+def tensor(name: str, datatype: str, *shape: int, **contents: Any) -> pb.ModelInferRequest.InferInputTensor:
+    made = pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape)
+    if contents:
+        made.contents.CopyFrom(pb.InferTensorContents(**contents))
+    return made
+
+
+def prefixed(*elements: bytes) -> bytes:
+    return b"".join(len(each).to_bytes(4, "little") + each for each in elements)
+
+
+def of_pixels(pixels: NDArray[np.uint8], **fields: Any) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(
+        inputs=[tensor("images", "UINT8", *pixels.shape)], raw_input_contents=[pixels.tobytes()], **fields
+    )
+
+
+def of_files(*photos: bytes, **fields: Any) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(
+        inputs=[tensor("encoded", "BYTES", len(photos))], raw_input_contents=[prefixed(*photos)], **fields
+    )
+
+
+def asking(*names: str) -> list[pb.ModelInferRequest.InferRequestedOutputTensor]:
+    return [pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in names]
+
+
+def infer(stubs: Stubs, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    reply: pb.ModelInferResponse = stubs.inference.ModelInfer(request, timeout=20)
+    return reply
+
+
+def arrays_in(reply: pb.ModelInferResponse) -> dict[str, NDArray[Any]]:
+    types = {"FP32": "<f4", "UINT8": "u1"}
+    return {
+        output.name: np.frombuffer(raw, types[output.datatype]).reshape(output.shape)
+        for output, raw in zip(reply.outputs, reply.raw_output_contents, strict=True)
+    }
+
+
+def expected(*photos: bytes) -> NDArray[np.float32]:
+    return np.stack([vector_for(photo) for photo in photos])
+
+
+def explained(photo: bytes) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    return explanation_for(zlib.crc32(photo), PROTOTYPES)
+
 
 PHOTOS = [b"photo %d" % i for i in range(3)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -257,3 +318,80 @@ def test_the_example_with_tritonclient_runs_and_is_what_the_pages_show(tmp_path:
     for page in sorted((ROOT / "docs").glob("*.md")):
         for block in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
             assert "tritonclient" not in block or block in example.read_text(), page
+
+
+class Blind(FakeEncoder):
+    """Takes any pixels."""
+
+    def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> NDArray[np.float32]:
+        return np.tile(np.eye(1, DIMENSION, dtype=np.float32), (len(images), 1))
+
+
+@pytest.fixture
+def blind(tmp_path: Path) -> Iterator[Stubs]:
+    encoder = Blind(FakeSpec(prototypes=PROTOTYPES, grid=GRID))
+    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
+        yield stubs
+
+
+def called(stubs: Stubs, method: str, message: bytes) -> bytes:
+    package = "inference" if "Inference" in method else "crossbatch.v1"
+    call: Any = stubs.channel.unary_unary(f"/{package}.{method}")
+    reply: bytes = call(message, timeout=10)
+    return reply
+
+
+def valid_messages() -> Iterator[tuple[str, Any]]:
+    queries = [retrieval_pb.Query(key="a"), image(b"x")]
+    yield "RetrievalService/Embed", retrieval_pb.EmbedRequest(images=[b"x", b"bad"])
+    yield "RetrievalService/Search", retrieval_pb.SearchRequest(gallery="birds", queries=queries, k=3)
+    wanted = filter_message(AnyOf((Exists("n"), Not(Equal("$label", "l")), Range("$label", "a"))))
+    search = retrieval_pb.SearchRequest(
+        gallery="birds", queries=queries[:1], filter=wanted, group_by_label=True
+    )
+    yield "RetrievalService/Search", search
+    listed = gallery_pb.ListItemsRequest(gallery="birds", page_token="a", key_prefix="b", with_vectors=True)
+    yield "GalleryService/ListItems", listed
+    deleted = gallery_pb.DeleteItemsRequest(gallery="birds", keys=["z"], expected_versions=[0])
+    yield "GalleryService/DeleteItems", deleted
+    yield "GalleryService/GetItem", gallery_pb.GetItemRequest(gallery="birds", key="a")
+    items = [item("a", label="l"), item("b", image=b"x")]
+    items[0].metadata.update({"a": 1, "b": ["c", None]})
+    yield "GalleryService/UpsertItems", gallery_pb.UpsertItemsRequest(gallery="birds", items=items)
+    yield "GalleryService/GetGallery", gallery_pb.GetGalleryRequest(name="birds")
+    yield "GalleryService/ListGalleries", gallery_pb.ListGalleriesRequest(page_token="a")
+    outputs = asking("embeddings", "histograms", "assignments")
+    pixels = tensor("images", "UINT8", 1, SIZE, SIZE, 3, uint_contents=[200] * 48)
+    files = tensor("encoded", "BYTES", 2, bytes_contents=[b"1", b"2"])
+    for request in (
+        of_files(b"1", b"bad", id="x", outputs=outputs),
+        of_pixels(np.zeros((1, SIZE, SIZE, 3), np.uint8)),
+        pb.ModelInferRequest(inputs=[pixels]),
+        pb.ModelInferRequest(inputs=[files]),
+    ):
+        yield "GRPCInferenceService/ModelInfer", request
+
+
+def test_fuzzed_messages_never_show_a_bug_of_ours(blind: Stubs) -> None:
+    blind.create("birds")
+    blind.upsert("birds", item("a", label="l"))
+
+    @hypothesis.settings(max_examples=300, deadline=None)
+    @hypothesis.given(
+        call=st.sampled_from([(method, each.SerializeToString()) for method, each in valid_messages()]),
+        edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4),
+        tail=st.binary(max_size=8),
+    )
+    def fuzz(call: tuple[str, bytes], edits: list[tuple[int, int]], tail: bytes) -> None:
+        method, valid = call
+        message = bytearray(valid + tail)
+        for place, value in edits:
+            message[place % len(message)] = value
+        try:
+            called(blind, method, bytes(message))
+        except grpc.RpcError as failure:
+            code: grpc.StatusCode = failure.code()
+            assert code.name in {"INVALID_ARGUMENT", "NOT_FOUND", "ABORTED"}, (method, message)
+
+    fuzz()
+    assert blind.embed(b"x").results[0].vector
