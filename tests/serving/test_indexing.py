@@ -3,6 +3,8 @@
 import csv
 import io
 import os
+import re
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks import indexing
 from serving.catalog.catalog import Catalog, Row, read
 from serving.catalog.picture import File
 from serving.errors import (
@@ -33,8 +36,8 @@ from serving.indexing.pipeline import Report, index_rows
 from serving.indexing.target import Target
 from serving.model.encoder import Encoder
 from tests.pictures import encoded, png_header
-from tests.serving.indexed import MANUAL, counts, index, opened, picture
-from tests.tiny_model import tiny_graph, tiny_spec
+from tests.serving.indexed import MANUAL, counts, fill, index, opened, picture
+from tests.tiny_model import tiny_graph, tiny_spec, write_tiny_model
 
 
 def reported(path: Path) -> list[dict[str, str]]:
@@ -318,3 +321,20 @@ def test_failure_while_encoding_ends_the_run_and_keeps_what_was_stored(tmp_path:
             index_numbers(tmp_path, directory, FakeEncoder(fail_at=3))
         assert directory.get("a").info().items == 24
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
+def test_a_ratio_to_the_plain_loop_is_told_and_data_with_a_bad_image_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data = write_tiny_model(tmp_path / "model.onnx"), fill(tmp_path / "data")
+    monkeypatch.setattr(sys, "argv", ["", str(model), str(data), "--threads", "2", "--rounds", "2"])
+    indexing.main()
+    told = capsys.readouterr().out
+    assert "tiny, 20 images, 2 threads, 2 rounds" in told
+    assert len(re.findall(r"\d+\.\d images/s \(\d+\.\d to \d+\.\d\)", told)) == 3
+    assert len(re.findall(r"ratio \d+\.\d{3} \(\d+\.\d{3} to \d+\.\d{3}\)", told)) == 2
+    seconds = {indexing.PLAIN: [1.0, 2.0], indexing.STORED: [2.0, 2.5]}
+    assert indexing.ratios(seconds, indexing.STORED) == [0.5, 0.8]
+    (data / "class0/bad.jpg").write_bytes(b"text")
+    with pytest.raises(SystemExit):
+        indexing.main()
