@@ -15,7 +15,7 @@ import pytest
 import crossbatch
 from scripts.commands import page as commands_page
 from tests.conftest import Serve, crossbatch_ok
-from tests.serving.published import make_cub
+from tests.serving.test_published import make_cub
 from training.data.drawing import draw_catalogue
 
 ROOT = Path(__file__).resolve().parent.parent

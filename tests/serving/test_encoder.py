@@ -143,11 +143,7 @@ def test_missing_onnxruntime_says_what_to_install(path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (
-            RuntimeError("[ONNX] Failed to allocate memory\nmore"),
-            Overloaded,
-            "2 images: .*; send fewer",
-        ),
+        (RuntimeError("[ONNX] Failed to allocate memory\nmore"), Overloaded, "2 images: .*; send fewer"),
         (MemoryError(), Overloaded, "no memory for a batch of 2 images: it needs more memory than there is"),
         (RuntimeError("[ONNX] : 1 : FAIL : Conv."), BadArtifact, "fails on a batch of 2 images: .* Conv$"),
     ],

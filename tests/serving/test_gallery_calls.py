@@ -193,7 +193,7 @@ def test_a_rebuild_that_nobody_waits_for_is_broken_off_and_leaves_the_index(
     assert last.gallery.generation == before.generation + 1
 
 
-def test_a_rebuild_ends_when_the_server_drains(
+def test_a_drain_ends_a_rebuild(
     running: Server, stubs: Stubs, slow: Slow, galleries: GalleryDirectory
 ) -> None:
     stubs.create("birds")
@@ -222,9 +222,7 @@ def test_so_many_rebuilds_run_at_once_and_none_holds_up_a_read_or_write(stubs: S
         assert list(stream)[-1].gallery.generation == 1
 
 
-def test_a_rebuild_that_waits_for_another_one_says_so_and_can_be_given_up(
-    stubs: Stubs, tmp_path: Path
-) -> None:
+def test_a_rebuild_that_waits_for_another_says_so_and_can_be_given_up(stubs: Stubs, tmp_path: Path) -> None:
     stubs.create("birds")
     with alone(tmp_path / "birds", 1):
         stream = build(stubs, "birds")

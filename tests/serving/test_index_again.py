@@ -2,15 +2,17 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from serving.catalog.parquet import Cell
 from serving.catalog.picture import File, Member
@@ -19,10 +21,13 @@ from serving.gallery.gallery import Gallery
 from serving.gallery.item import GalleryItem
 from serving.indexing.command import render
 from serving.model.encoder import Encoder
+from tests.pictures import encoded
 from tests.serving.indexed import counts, index, opened, picture
 from tests.serving.test_parquet import make_parquet
 from tests.serving.test_webdataset import make_tar
-from tests.tiny_model import write_tiny_model
+from tests.serving.vectors import flip
+
+Again: TypeAlias = Callable[..., dict[str, int]]
 
 
 @pytest.fixture
@@ -30,6 +35,12 @@ def birds(tmp_path: Path, model: Path, data: Path) -> Path:
     """A gallery of all pictures of `data`."""
     index(model, data, tmp_path / "galleries" / "birds")
     return tmp_path / "galleries" / "birds"
+
+
+@pytest.fixture
+def again(model: Path, data: Path, birds: Path) -> Again:
+    """Index the pictures once more, or those of another folder; returns what that did."""
+    return lambda source=data, **more: counts(index(model, source, birds, **more))
 
 
 def refuse(*_: object) -> Any:
@@ -48,17 +59,16 @@ def labels(path: Path) -> dict[str, str]:
 
 
 def test_unchanged_files_are_not_read_and_nothing_is_written(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, data: Path, birds: Path, again: Again, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.utime(data / "class0/00.jpg", ns=(1, 1))  # is hashed once, and known by that
     monkeypatch.setattr(Encoder, "preprocess", refuse)
-    assert counts(index(model, data, birds)) == {"unchanged": 20}
+    assert again() == {"unchanged": 20}
     monkeypatch.setattr(File, "read_bytes", refuse)
     for change in (Gallery.upsert, Gallery.delete, Gallery.touch, Gallery.rebuild):
         monkeypatch.setattr(Gallery, change.__name__, refuse)
     result = index(model, data, birds)
-    assert counts(result) == {"unchanged": 20}
-    assert result["items"] == 20
+    assert (counts(result), result["items"]) == ({"unchanged": 20}, 20)
     assert "unchanged: 20 images" in render(result)
 
 
@@ -71,27 +81,25 @@ def pack(file: Path, numbers: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.parquet"])
-def test_an_image_within_a_file_is_known_by_that_file_and_then_by_its_own_bytes(
-    tmp_path: Path, model: Path, name: str, monkeypatch: pytest.MonkeyPatch
+def test_a_packed_image_is_known_by_its_file_and_then_by_itself(
+    tmp_path: Path, again: Again, name: str
 ) -> None:
-    file, path = tmp_path / "packed" / name, tmp_path / "birds"
+    file = tmp_path / "packed" / name
     file.parent.mkdir()
     pack(file, {"one": 1, "two": 2})
-    assert counts(index(model, file.parent, path)) == {"stored": 2}
-    with monkeypatch.context() as patch:
+    assert again(file.parent) == {"stored": 2}
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Encoder, "preprocess", refuse)
         patch.setattr(Member, "read_bytes", refuse)
         patch.setattr(Cell, "read_bytes", refuse)
-        assert counts(index(model, file.parent, path)) == {"unchanged": 2}
+        assert again(file.parent) == {"unchanged": 2}
     pack(file, {"one": 1, "two": 3, "three": 4})
     os.utime(file, ns=(1, 1))
-    assert counts(index(model, file.parent, path)) == {"stored": 1, "unchanged": 1, "changed": 1}
-    assert counts(index(model, file.parent, path, sync=True)) == {"stored": 1, "unchanged": 2}
+    assert again(file.parent) == {"stored": 1, "unchanged": 1, "changed": 1}
+    assert again(file.parent, sync=True) == {"stored": 1, "unchanged": 2}
 
 
-def test_what_is_new_is_added_and_what_changed_or_went_waits_for_sync(
-    model: Path, data: Path, birds: Path
-) -> None:
+def test_what_is_new_is_added_the_rest_by_sync(model: Path, data: Path, birds: Path, again: Again) -> None:
     (data / "class0/new.jpg").write_bytes(picture(99))
     (data / "class1/01.jpg").unlink()
     (data / "class2/02.jpg").write_bytes(picture(98, "PNG"))
@@ -105,13 +113,13 @@ def test_what_is_new_is_added_and_what_changed_or_went_waits_for_sync(
     assert "gone: the images of 1 items, which were left as they are; --sync deletes them" in text
     with opened(birds) as gallery:
         assert gallery.get(["class2/02.jpg"])[0].version == before.version
-    assert counts(index(model, data, birds, sync=True)) == {"stored": 1, "unchanged": 19, "deleted": 1}
+    assert again(sync=True) == {"stored": 1, "unchanged": 19, "deleted": 1}
     assert set(labels(birds)) == {path.relative_to(data).as_posix() for path in data.rglob("*.jpg")}
     with opened(birds) as gallery:
         assert not np.allclose(gallery.get(["class2/02.jpg"])[0].vector, before.vector)
 
 
-def test_an_edited_table_tells_items_anew_without_decoding(
+def test_an_edited_table_decodes_nothing(
     tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, path = data / "items.csv", tmp_path / "birds"
@@ -132,9 +140,7 @@ def test_an_edited_table_tells_items_anew_without_decoding(
     assert counts(index(model, table, path)) == {"unchanged": 2}
 
 
-def test_a_table_that_names_another_file_by_a_key_is_found_out(
-    tmp_path: Path, model: Path, data: Path
-) -> None:
+def test_a_table_that_names_another_file_by_a_key_is_seen(tmp_path: Path, model: Path, data: Path) -> None:
     table, path = data / "items.csv", tmp_path / "birds"
     for name, number in (("a.bmp", 1), ("b.bmp", 2), ("c.bmp", 1)):  # of one size and time
         (data / name).write_bytes(picture(number, "BMP"))
@@ -144,9 +150,7 @@ def test_a_table_that_names_another_file_by_a_key_is_found_out(
         assert counts(index(model, table, path)) == found
 
 
-def test_sync_of_one_data_set_leaves_the_items_of_others(
-    tmp_path: Path, model: Path, data: Path, birds: Path
-) -> None:
+def test_sync_spares_other_data_sets(tmp_path: Path, again: Again, data: Path, birds: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "x.jpg").write_bytes(picture(50))
@@ -154,31 +158,25 @@ def test_sync_of_one_data_set_leaves_the_items_of_others(
     online(birds, "put in")
     for name in "ab":  # two tables of one folder are two data sets
         (data / f"{name}.csv").write_text(f"path,label,key\nclass0/00.jpg,{name},{name}\n")
-        assert counts(index(model, data / f"{name}.csv", birds, sync=True)) == {"stored": 1}
-    assert counts(index(model, other, birds, sync=True)) == {"stored": 2}
+        assert again(data / f"{name}.csv", sync=True) == {"stored": 1}
+    assert again(other, sync=True) == {"stored": 2}
     (other / "x.jpg").unlink()
     (data / "class1/01.jpg").unlink()
-    assert counts(index(model, other, birds, sync=True)) == {"unchanged": 1, "deleted": 1}
-    result = index(model, data, birds, format="folder", sync=True)
-    assert counts(result) == {"unchanged": 19, "deleted": 1}
+    assert again(other, sync=True) == {"unchanged": 1, "deleted": 1}
+    assert again(format="folder", sync=True) == {"unchanged": 19, "deleted": 1}
     assert len(labels(birds)) == 19 + 1 + 2 + 1
     assert {"put in", "a", "b", "y.jpg"} < set(labels(birds))
 
 
-def test_same_key_in_another_data_set_is_the_same_item_only_with_the_same_bytes(
-    tmp_path: Path, model: Path, data: Path, birds: Path
-) -> None:
+def test_a_key_is_the_same_item_only_with_the_same_bytes(tmp_path: Path, again: Again, data: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(data, copy)
-    stamp = (data / "class0/00.jpg").stat()
-    altered = bytearray((data / "class0/00.jpg").read_bytes())
-    altered[-20] ^= 1
-    (copy / "class0/00.jpg").write_bytes(altered)
-    os.utime(copy / "class0/00.jpg", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert counts(index(model, copy, birds)) == {"unchanged": 19, "changed": 1}
-    assert counts(index(model, copy, birds, sync=True)) == {"unchanged": 19, "stored": 1}
+    flip(copy / "class0/00.jpg", -20)
+    shutil.copystat(data / "class0/00.jpg", copy / "class0/00.jpg")
+    assert again(copy) == {"unchanged": 19, "changed": 1}
+    assert again(copy, sync=True) == {"unchanged": 19, "stored": 1}
     (data / "class0/00.jpg").unlink()  # its item is the copy's now
-    assert "deleted" not in counts(index(model, data, birds, sync=True))
+    assert "deleted" not in again(sync=True)
 
 
 def test_items_move_to_the_side_that_was_indexed_last(tmp_path: Path, model: Path, data: Path) -> None:
@@ -195,21 +193,19 @@ def test_items_move_to_the_side_that_was_indexed_last(tmp_path: Path, model: Pat
     assert counts(index(model, data, path, split="all", sync=True)) == {"unchanged": 18, "deleted": 2}
 
 
-def test_an_item_put_in_online_under_the_key_of_a_file_counts_as_changed(
-    model: Path, data: Path, birds: Path
-) -> None:
+def test_an_item_put_in_under_a_files_key_counts_as_changed(again: Again, data: Path, birds: Path) -> None:
     online(birds, "class0/00.jpg", "class1/new.jpg")
     (data / "class1/new.jpg").write_bytes(picture(60))
-    assert counts(index(model, data, birds)) == {"unchanged": 19, "changed": 2}
+    assert again() == {"unchanged": 19, "changed": 2}
     assert labels(birds)["class0/00.jpg"] == labels(birds)["class1/new.jpg"] == "online"
-    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "stored": 2}
+    assert again(sync=True) == {"unchanged": 19, "stored": 2}
     assert "online" not in labels(birds).values()
-    assert counts(index(model, data, birds)) == {"unchanged": 21}
+    with opened(birds) as gallery:
+        gallery.delete(["class1/new.jpg"])
+    assert again() == {"unchanged": 20, "stored": 1}
 
 
-def test_an_image_gone_bad_keeps_its_item_until_sync(
-    tmp_path: Path, model: Path, data: Path, birds: Path
-) -> None:
+def test_a_bad_one_keeps_its_item(tmp_path: Path, model: Path, again: Again, data: Path, birds: Path) -> None:
     (data / "class0/00.jpg").write_bytes(b"no image")
     result = index(model, data, birds)
     assert counts(result) == {"unchanged": 19, "skipped": 1, "kept": 1}
@@ -218,16 +214,14 @@ def test_an_image_gone_bad_keeps_its_item_until_sync(
     (other / "class0").mkdir(parents=True)
     (other / "class0/00.jpg").write_bytes(b"no image")
     (other / "good.jpg").write_bytes(picture(70))
-    assert counts(index(model, other, birds, sync=True)) == {"stored": 1, "skipped": 1, "kept": 1}
-    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "skipped": 1, "deleted": 1}
+    assert again(other, sync=True) == {"stored": 1, "skipped": 1, "kept": 1}
+    assert again(sync=True) == {"unchanged": 19, "skipped": 1, "deleted": 1}
 
 
-def test_an_image_that_cannot_be_read_just_now_keeps_its_item_with_sync(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_one_keeps_its_item(again: Again, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.utime(data / "class0/00.jpg", ns=(1, 1))
     monkeypatch.setattr(File, "read_bytes", Mock(side_effect=PermissionError(13, "Permission denied")))
-    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 19, "skipped": 1, "kept": 1}
+    assert again(sync=True) == {"unchanged": 19, "skipped": 1, "kept": 1}
 
 
 def test_sync_with_nothing_readable_deletes_nothing(model: Path, data: Path, birds: Path) -> None:
@@ -238,110 +232,60 @@ def test_sync_with_nothing_readable_deletes_nothing(model: Path, data: Path, bir
     assert len(labels(birds)) == 20
 
 
-def between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], *, at: str = "upsert") -> None:
-    """Let somebody write to the gallery just before indexing does, once."""
-    real, left = getattr(Gallery, at), [1]
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lets somebody write to the gallery just before indexing does, once."""
 
-    def write(gallery: Gallery, *given: Any, **more: Any) -> Any:
-        if left and "expected" in more:
-            left.clear()
-            act()
-        return real(gallery, *given, **more)
+    def let(act: Callable[[], object], at: str = "upsert") -> None:
+        real, left = getattr(Gallery, at), [1]
 
-    monkeypatch.setattr(Gallery, at, write)
+        def write(gallery: Gallery, *given: Any, **more: Any) -> Any:
+            if left and "expected" in more:
+                left.clear()
+                act()
+            return real(gallery, *given, **more)
+
+        monkeypatch.setattr(Gallery, at, write)
+
+    return let
+
+
+CHANGED, STORED, SAME = {"unchanged": 20, "changed": 1}, {"unchanged": 20, "stored": 1}, {"unchanged": 21}
 
 
 @pytest.mark.parametrize(
-    ("others", "sync", "found", "label"),
-    [
-        ("online", False, {"changed": 1}, "online"),
-        ("online", True, {"stored": 1}, "class0"),
-        ("index", False, {}, "class0"),
-    ],
+    ("others", "sync", "found"),
+    [("online", False, CHANGED), ("online", True, STORED), ("index", False, SAME)],
 )
 def test_an_item_written_by_others_meanwhile_is_replaced_only_with_sync(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch,
-    others: str, sync: bool, found: dict[str, int], label: str,
-) -> None:  # fmt: skip
+    again: Again, data: Path, birds: Path, between: Any, others: str, sync: bool, found: dict[str, int]
+) -> None:
     (data / "class0/new.jpg").write_bytes(picture(99))
-    acts = {"online": lambda: online(birds, "class0/new.jpg"), "index": lambda: index(model, data, birds)}
-    between(monkeypatch, acts[others])
-    expected = {"unchanged": 20 + (others == "index")} | found
-    assert counts(index(model, data, birds, sync=sync)) == expected
-    assert labels(birds)["class0/new.jpg"] == label
+    between({"online": lambda: online(birds, "class0/new.jpg"), "index": again}[others])
+    assert again(sync=sync) == found
+    assert labels(birds)["class0/new.jpg"] == ("online" if found is CHANGED else "class0")
 
 
-def test_a_vector_is_not_told_anew_over_a_newer_one(
-    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table, path = data / "items.csv", tmp_path / "birds"
+def test_a_vector_is_not_told_anew_over_a_newer(again: Again, data: Path, birds: Path, between: Any) -> None:
+    table = data / "items.csv"
     table.write_text("path,label,key\nclass0/00.jpg,a,one\n")
-    index(model, table, path)
+    again(table)
     table.write_text("path,label,key\nclass0/00.jpg,b,one\n")
-    between(monkeypatch, lambda: online(path, "one"))
-    assert counts(index(model, table, path, sync=True)) == {"changed": 1}
-    assert labels(path) == {"one": "online"}
-    assert counts(index(model, table, path, sync=True)) == {"stored": 1}
+    between(lambda: online(birds, "one"))
+    assert again(table, sync=True) == {"changed": 1}
+    assert labels(birds)["one"] == "online"
+    assert again(table, sync=True) == {"stored": 1}
 
 
-def test_sync_does_not_delete_what_was_just_put_in(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_spares_what_was_just_put_in(again: Again, data: Path, birds: Path, between: Any) -> None:
     (data / "class0/00.jpg").unlink()
     (data / "class1/01.jpg").unlink()
-    between(monkeypatch, lambda: online(birds, "class0/00.jpg"), at="delete")
-    assert counts(index(model, data, birds, sync=True)) == {"unchanged": 18, "deleted": 1}
+    between(lambda: online(birds, "class0/00.jpg"), at="delete")
+    assert again(sync=True) == {"unchanged": 18, "deleted": 1}
     assert labels(birds)["class0/00.jpg"] == "online"
 
 
-_NAMES = ["write", "touch", "remove", "spoil", "online", "drop", "index", "sync"]
-ACTIONS = st.lists(st.tuples(st.sampled_from(_NAMES), st.integers(0, 3)), max_size=8)
-
-
-@settings(max_examples=15, deadline=None)
-@given(actions=ACTIONS)
-def test_whatever_happened_sync_brings_the_gallery_in_step(
-    actions: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    home = tmp_path_factory.mktemp("again")
-    model, root, path = write_tiny_model(home / "model.onnx"), home / "data", home / "birds"
-    root.mkdir()
-    (root / "anchor.png").write_bytes(picture(1000, "PNG"))
-    index(model, root, path)
-    good = {"anchor.png"}
-    for step, (action, number) in enumerate(actions):
-        name, file = f"{number}.png", root / f"{number}.png"
-        match action:
-            case "write":
-                good.add(name)
-                file.write_bytes(picture(step, "PNG"))
-            case "touch" if file.exists():
-                os.utime(file, ns=(step, step))
-            case "remove":
-                good.discard(name)
-                file.unlink(missing_ok=True)
-            case "spoil":
-                good.discard(name)
-                file.write_bytes(f"no image {step}".encode())
-            case "online":
-                online(path, name)
-            case "drop":
-                with opened(path) as gallery:
-                    gallery.delete([name])
-            case "index" | "sync":
-                index(model, root, path, sync=action == "sync")
-    index(model, root, path, sync=True)
-    assert {key for key, label in labels(path).items() if label != "online"} == good
-    encoder = Encoder(model, threads=1)
-    with opened(path) as gallery:
-        for item in gallery.get(sorted(good)):
-            (vector,) = encoder.encode(encoder.preprocess((root / item.key).read_bytes())[None])
-            np.testing.assert_allclose(item.vector, vector, atol=1e-6)
-
-
-def test_a_source_is_that_of_the_bytes_that_were_embedded(
-    model: Path, data: Path, birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_is_of_what_was_embedded(again: Again, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that changes while it is read is found changed the next time."""
     file, real = data / "class0/00.jpg", File.read_bytes
     os.utime(file, ns=(1, 1))
@@ -354,5 +298,46 @@ def test_a_source_is_that_of_the_bytes_that_were_embedded(
 
     with monkeypatch.context() as patch:
         patch.setattr(File, "read_bytes", read)
-        assert counts(index(model, data, birds)) == {"unchanged": 20}
-    assert counts(index(model, data, birds)) == {"unchanged": 19, "changed": 1}
+        assert again() == {"unchanged": 20}
+    assert again() == {"unchanged": 19, "changed": 1}
+
+
+COUNT = 120
+
+
+def stored(path: Path) -> int:
+    with opened(path) as gallery:
+        return gallery.info().items
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_run_broken_off_by_a_signal_at_any_moment_is_continued_by_the_next(
+    tmp_path: Path, model: Path, number: signal.Signals, status: int
+) -> None:
+    data, path = tmp_path / "large", tmp_path / "birds"
+    data.mkdir()
+    noise = encoded(np.random.default_rng(0).integers(0, 256, (640, 640, 3), np.uint8), "JPEG")
+    for place in range(COUNT):
+        (data / f"{place:03}.jpg").write_bytes(noise)  # takes its time
+    command = [sys.executable, "-m", "crossbatch", "index", "--model", str(model), "--data", str(data)]
+    command += ["--batch", "2", "--threads", "1", str(path)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
+    ends, before = [], 0
+    for wanted in (1, COUNT // 2):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while process.poll() is None:
+            # Only once this run has stored something: a signal while Python itself starts is not ours.
+            if (path / "gallery.sqlite").is_file() and stored(path) >= max(wanted, before + 1):
+                process.send_signal(number)
+                break
+            time.sleep(0.01)
+        _, errors = process.communicate(timeout=30)
+        assert "Traceback" not in errors
+        ends.append(process.returncode)
+        assert stored(path) >= max(before, wanted)
+        before = stored(path)
+    assert status in ends
+    expected = {"stored": COUNT - before, "unchanged": before}
+    assert counts(index(model, data, path, batch=64)) == {name: n for name, n in expected.items() if n}
+    assert stored(path) == COUNT
+    assert not [file.name for file in tmp_path.iterdir() if file.name.startswith(".")]

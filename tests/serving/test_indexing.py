@@ -3,16 +3,20 @@
 import csv
 import io
 import os
+import re
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks import indexing
 from serving.catalog.catalog import Catalog, Row, read
 from serving.catalog.picture import File
 from serving.errors import (
@@ -32,8 +36,8 @@ from serving.indexing.pipeline import Report, index_rows
 from serving.indexing.target import Target
 from serving.model.encoder import Encoder
 from tests.pictures import encoded, png_header
-from tests.serving.indexed import MANUAL, counts, index, opened, picture
-from tests.tiny_model import tiny_graph, tiny_spec
+from tests.serving.indexed import MANUAL, counts, fill, index, opened, picture
+from tests.tiny_model import tiny_graph, tiny_spec, write_tiny_model
 
 
 def reported(path: Path) -> list[dict[str, str]]:
@@ -128,9 +132,7 @@ def test_bad_images_are_skipped_and_named(tmp_path: Path, model: Path, data: Pat
     assert not list(path.glob("*skipped*"))
 
 
-def test_nothing_readable_makes_no_gallery_and_the_report_goes_where_it_is_wanted(
-    tmp_path: Path, model: Path, data: Path
-) -> None:
+def test_nothing_readable_makes_no_gallery_but_the_report(tmp_path: Path, model: Path, data: Path) -> None:
     for path in data.rglob("*.jpg"):
         path.write_bytes(b"text")
     report = tmp_path / "bad.csv"
@@ -158,19 +160,13 @@ def test_a_report_takes_the_place_of_nothing_else_and_is_whole(
     index(model, data, tmp_path / "birds", report=report)
     before = [sorted(tmp_path.iterdir()), reported(report)]
     (data / "class0/04.jpg").write_bytes(b"text")
-
-    def fail(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(ReadOnly, match=r"the report .* cannot be written"):
         index(model, data, tmp_path / "birds", report=report)
     assert [sorted(tmp_path.iterdir()), reported(report)] == before
 
 
-def test_each_side_of_the_models_split_counts_its_own_and_leaves_out_what_is_of_no_class(
-    tmp_path: Path, model: Path, data: Path
-) -> None:
+def test_each_side_of_the_split_counts_its_own_images_alone(tmp_path: Path, model: Path, data: Path) -> None:
     (data / "class0" / "gone.jpg").symlink_to("nowhere")  # of the side that trains
     (data / "class3" / "lost.jpg").symlink_to("nowhere")
     (data / "stray.jpg").write_bytes(picture(50))
@@ -240,7 +236,7 @@ def test_the_index_is_made_once_at_the_end_only_after_a_change_and_by_the_next_r
         assert (gallery.info().items, gallery.info().fresh) == (19, 0)
 
 
-def test_the_type_of_index_and_its_recall_are_kept_until_others_are_wanted(
+def test_type_and_recall_of_the_index_stay_until_others_are_wanted(
     tmp_path: Path, model: Path, data: Path
 ) -> None:
     automatic, ivf = ("auto", "exact", 0.99, 1), ("IVF2,Flat", "IVF2,Flat,RFlat", 0.5, 2)
@@ -325,3 +321,20 @@ def test_failure_while_encoding_ends_the_run_and_keeps_what_was_stored(tmp_path:
             index_numbers(tmp_path, directory, FakeEncoder(fail_at=3))
         assert directory.get("a").info().items == 24
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
+def test_a_ratio_to_the_plain_loop_is_told_and_data_with_a_bad_image_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data = write_tiny_model(tmp_path / "model.onnx"), fill(tmp_path / "data")
+    monkeypatch.setattr(sys, "argv", ["", str(model), str(data), "--threads", "2", "--rounds", "2"])
+    indexing.main()
+    told = capsys.readouterr().out
+    assert "tiny, 20 images, 2 threads, 2 rounds" in told
+    assert len(re.findall(r"\d+\.\d images/s \(\d+\.\d to \d+\.\d\)", told)) == 3
+    assert len(re.findall(r"ratio \d+\.\d{3} \(\d+\.\d{3} to \d+\.\d{3}\)", told)) == 2
+    seconds = {indexing.PLAIN: [1.0, 2.0], indexing.STORED: [2.0, 2.5]}
+    assert indexing.ratios(seconds, indexing.STORED) == [0.5, 0.8]
+    (data / "class0/bad.jpg").write_bytes(b"text")
+    with pytest.raises(SystemExit):
+        indexing.main()

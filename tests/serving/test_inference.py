@@ -1,35 +1,101 @@
-"""The Open Inference Protocol over real sockets, with a fake encoder: what is answered, what is refused."""
+"""The Open Inference Protocol over real sockets, with a fake encoder; and fuzzed messages of any service."""
 
-from collections.abc import Iterator
+import os
+import re
+import subprocess
+import zlib
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import grpc
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from protos import gallery_service_pb2 as gallery_pb
 from protos import open_inference_pb2 as pb
+from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery.directory import GalleryDirectory
+from serving.gallery.search.filter import AnyOf, Equal, Exists, Not, Range
+from serving.rpc.filters import filter_message
 from serving.server.server import Server
-from tests.serving.inference_calls import (
-    GRID,
-    PROTOTYPES,
-    arrays_in,
-    asking,
-    expected,
-    explained,
-    infer,
-    of_files,
-    of_pixels,
-    pixels_of,
-    prefixed,
-    tensor,
+from tests.serving.rpc_fakes import (
+    DIMENSION,
+    SIZE,
+    FakeEncoder,
+    FakeSources,
+    FakeSpec,
+    explanation_for,
+    serving,
+    until,
+    vector_for,
 )
-from tests.serving.rpc_fakes import DIMENSION, SIZE, FakeEncoder, FakeSources, FakeSpec, serving, until
-from tests.serving.stubs import Stubs, connected, refusal_of
+from tests.serving.stubs import Stubs, connected, image, item, refusal_of
+
+PROTOTYPES = 5
+GRID = (2, 3)
+
+
+def pixels_of(encoder: FakeEncoder, *photos: bytes) -> NDArray[np.uint8]:
+    return np.stack([encoder.preprocess(photo) for photo in photos])
+
+
+def tensor(name: str, datatype: str, *shape: int, **contents: Any) -> pb.ModelInferRequest.InferInputTensor:
+    made = pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape)
+    if contents:
+        made.contents.CopyFrom(pb.InferTensorContents(**contents))
+    return made
+
+
+def prefixed(*elements: bytes) -> bytes:
+    return b"".join(len(each).to_bytes(4, "little") + each for each in elements)
+
+
+def of_pixels(pixels: NDArray[np.uint8], **fields: Any) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(
+        inputs=[tensor("images", "UINT8", *pixels.shape)], raw_input_contents=[pixels.tobytes()], **fields
+    )
+
+
+def of_files(*photos: bytes, **fields: Any) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(
+        inputs=[tensor("encoded", "BYTES", len(photos))], raw_input_contents=[prefixed(*photos)], **fields
+    )
+
+
+def asking(*names: str) -> list[pb.ModelInferRequest.InferRequestedOutputTensor]:
+    return [pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in names]
+
+
+def infer(stubs: Stubs, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    reply: pb.ModelInferResponse = stubs.inference.ModelInfer(request, timeout=20)
+    return reply
+
+
+def arrays_in(reply: pb.ModelInferResponse) -> dict[str, NDArray[Any]]:
+    types = {"FP32": "<f4", "UINT8": "u1"}
+    return {
+        output.name: np.frombuffer(raw, types[output.datatype]).reshape(output.shape)
+        for output, raw in zip(reply.outputs, reply.raw_output_contents, strict=True)
+    }
+
+
+def expected(*photos: bytes) -> NDArray[np.float32]:
+    return np.stack([vector_for(photo) for photo in photos])
+
+
+def explained(photo: bytes) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    return explanation_for(zlib.crc32(photo), PROTOTYPES)
+
 
 PHOTOS = [b"photo %d" % i for i in range(3)]
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-tritonclient" / "bin" / "python"
 
 
 @pytest.fixture
@@ -157,23 +223,19 @@ ONE = bytes(SIZE * SIZE * 3)
 LIST = [0] * len(ONE)
 
 
-def shaped(name: str, *shape: int) -> pb.ModelInferRequest:
-    datatype = "UINT8" if name == "images" else "BYTES"
-    return pb.ModelInferRequest(inputs=[tensor(name, datatype, *shape)], raw_input_contents=[ONE])
-
-
-def listing(name: str, datatype: str, *shape: int, **contents: Any) -> pb.ModelInferRequest:
-    return pb.ModelInferRequest(inputs=[tensor(name, datatype, *shape, **contents)])
+def sent(
+    name: str, *shape: int, raw: Sequence[bytes] = (), datatype: str = "", **contents: Any
+) -> pb.ModelInferRequest:
+    datatype = datatype or {"images": "UINT8"}.get(name, "BYTES")
+    return pb.ModelInferRequest(inputs=[tensor(name, datatype, *shape, **contents)], raw_input_contents=raw)
 
 
 def pixels(*raw: bytes, **contents: Any) -> pb.ModelInferRequest:
-    return pb.ModelInferRequest(
-        inputs=[tensor("images", "UINT8", *SHAPE, **contents)], raw_input_contents=raw
-    )
+    return sent("images", *SHAPE, raw=raw, **contents)
 
 
 def two_files(raw: bytes) -> pb.ModelInferRequest:
-    return pb.ModelInferRequest(inputs=[tensor("encoded", "BYTES", 2)], raw_input_contents=[raw])
+    return sent("encoded", 2, raw=[raw])
 
 
 def with_parameter(place: str, name: str) -> pb.ModelInferRequest:
@@ -185,15 +247,15 @@ def with_parameter(place: str, name: str) -> pb.ModelInferRequest:
 BAD: list[tuple[pb.ModelInferRequest, str, str]] = [
     (pb.ModelInferRequest(), "inputs", "0 tensors were sent; send one"),
     (pb.ModelInferRequest(inputs=[tensor("images", "UINT8")] * 2), "inputs", "2 tensors were sent"),
-    (listing("pixels", "UINT8", 1), "inputs[0].name", "'pixels'"),
-    (listing("images", "FP32", *SHAPE), "inputs[0].datatype", "images is UINT8"),
-    (shaped("images"), "inputs[0].shape", "images takes [B, 4, 4, 3]"),
-    (shaped("images", *range(1, 2_000)), "inputs[0].shape", "[1, 2, 3, 4, 5, ...]"),
-    (shaped("images", 0, *SHAPE[1:]), "inputs[0].shape", "images takes"),
-    (shaped("images", -1, *SHAPE[1:]), "inputs[0].shape", "images takes"),
-    (shaped("images", 257, *SHAPE[1:]), "inputs[0].shape", "B from 1 to 256"),
-    (shaped("encoded", 10**9), "inputs[0].shape", "encoded takes [B] or [B, 1]"),
-    (shaped("encoded", 1, 2), "inputs[0].shape", "encoded takes"),
+    (sent("pixels", 1), "inputs[0].name", "'pixels'"),
+    (sent("images", *SHAPE, datatype="FP32"), "inputs[0].datatype", "images is UINT8"),
+    (sent("images"), "inputs[0].shape", "images takes [B, 4, 4, 3]"),
+    (sent("images", *range(1, 2_000)), "inputs[0].shape", "[1, 2, 3, 4, 5, ...]"),
+    (sent("images", 0, *SHAPE[1:]), "inputs[0].shape", "images takes"),
+    (sent("images", -1, *SHAPE[1:]), "inputs[0].shape", "images takes"),
+    (sent("images", 257, *SHAPE[1:]), "inputs[0].shape", "B from 1 to 256"),
+    (sent("encoded", 10**9), "inputs[0].shape", "encoded takes [B] or [B, 1]"),
+    (sent("encoded", 1, 2), "inputs[0].shape", "encoded takes"),
     (pixels(), "inputs[0]", "images were sent 0 times"),
     (pixels(ONE, ONE), "inputs[0]", "images were sent 2 times"),
     (pixels(ONE, uint_contents=LIST), "inputs[0]", "images were sent 2 times"),
@@ -203,7 +265,7 @@ BAD: list[tuple[pb.ModelInferRequest, str, str]] = [
     (pixels(uint_contents=[*LIST[1:], 256]), "inputs[0].contents", "images has an element above 255"),
     (pixels(int_contents=LIST), "inputs[0].contents", "uint_contents"),
     (pixels(uint_contents=LIST, fp32_contents=[0.0]), "inputs[0].contents", "uint_contents"),
-    (listing("encoded", "BYTES", 1, uint_contents=[1]), "inputs[0].contents", "bytes_contents"),
+    (sent("encoded", 1, uint_contents=[1]), "inputs[0].contents", "bytes_contents"),
     (two_files(prefixed(b"1")), "raw_input_contents[0]", "encoded of shape [2]"),
     (two_files(prefixed(b"1", b"2", b"3")), "raw_input_contents[0]", "has more than"),
     (two_files(prefixed(b"1") + b"\1\0"), "raw_input_contents[0]", "within element 1"),
@@ -217,9 +279,7 @@ BAD: list[tuple[pb.ModelInferRequest, str, str]] = [
 ]
 
 
-def test_a_tensor_that_is_not_as_the_metadata_says_is_refused_by_name(
-    stubs: Stubs, encoder: FakeEncoder
-) -> None:
+def test_a_tensor_not_as_the_metadata_says_is_refused_by_name(stubs: Stubs, encoder: FakeEncoder) -> None:
     for request, field, told in BAD:
         said = refusal_of(partial(infer, stubs, request), "INVALID_ARGUMENT", field)
         assert said.startswith(f"{field}: ")
@@ -236,3 +296,102 @@ def test_one_bad_image_refuses_the_call_and_tells_its_place(stubs: Stubs, output
     said = refusal_of(lambda: infer(stubs, request), "INVALID_ARGUMENT", *fields, reason="BAD_IMAGE")
     assert said.startswith("encoded[1]: ")
     assert "secret" not in refusal_of(lambda: infer(stubs, of_files(b"1", b"bug")), "INTERNAL")
+
+
+def test_the_example_with_tritonclient_runs_and_is_what_the_pages_show(tmp_path: Path) -> None:
+    """In an environment of its own: it wants an older protobuf and names its messages as ours are named."""
+    if not PYTHON.exists():
+        missing = "tritonclient is not there; scripts/tritonclient fetches it"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    paths = [tmp_path / f"{i}.jpg" for i in range(len(PHOTOS))]
+    for path, photo in zip(paths, PHOTOS, strict=True):
+        path.write_bytes(photo)
+    example = ROOT / "examples" / "triton.py"
+    with serving(FakeEncoder(), GalleryDirectory(tmp_path / "galleries")) as running:
+        line = [*map(str, (PYTHON, "-I", example, running.address, *paths))]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=40, check=False)
+    assert done.returncode == 0, done.stderr
+    found = np.loadtxt(done.stdout.splitlines(), np.float32)
+    np.testing.assert_allclose(found, expected(*PHOTOS), atol=1e-6)
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for block in re.findall(r"^```py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            assert "tritonclient" not in block or block in example.read_text(), page
+
+
+class Blind(FakeEncoder):
+    """Takes any pixels."""
+
+    def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> NDArray[np.float32]:
+        return np.tile(np.eye(1, DIMENSION, dtype=np.float32), (len(images), 1))
+
+
+@pytest.fixture
+def blind(tmp_path: Path) -> Iterator[Stubs]:
+    encoder = Blind(FakeSpec(prototypes=PROTOTYPES, grid=GRID))
+    with serving(encoder, GalleryDirectory(tmp_path)) as running, connected(running.address) as stubs:
+        yield stubs
+
+
+def called(stubs: Stubs, method: str, message: bytes) -> bytes:
+    package = "inference" if "Inference" in method else "crossbatch.v1"
+    call: Any = stubs.channel.unary_unary(f"/{package}.{method}")
+    reply: bytes = call(message, timeout=10)
+    return reply
+
+
+def valid_messages() -> Iterator[tuple[str, Any]]:
+    queries = [retrieval_pb.Query(key="a"), image(b"x")]
+    yield "RetrievalService/Embed", retrieval_pb.EmbedRequest(images=[b"x", b"bad"])
+    yield "RetrievalService/Search", retrieval_pb.SearchRequest(gallery="birds", queries=queries, k=3)
+    wanted = filter_message(AnyOf((Exists("n"), Not(Equal("$label", "l")), Range("$label", "a"))))
+    search = retrieval_pb.SearchRequest(
+        gallery="birds", queries=queries[:1], filter=wanted, group_by_label=True
+    )
+    yield "RetrievalService/Search", search
+    listed = gallery_pb.ListItemsRequest(gallery="birds", page_token="a", key_prefix="b", with_vectors=True)
+    yield "GalleryService/ListItems", listed
+    deleted = gallery_pb.DeleteItemsRequest(gallery="birds", keys=["z"], expected_versions=[0])
+    yield "GalleryService/DeleteItems", deleted
+    yield "GalleryService/GetItem", gallery_pb.GetItemRequest(gallery="birds", key="a")
+    items = [item("a", label="l"), item("b", image=b"x")]
+    items[0].metadata.update({"a": 1, "b": ["c", None]})
+    yield "GalleryService/UpsertItems", gallery_pb.UpsertItemsRequest(gallery="birds", items=items)
+    yield "GalleryService/GetGallery", gallery_pb.GetGalleryRequest(name="birds")
+    yield "GalleryService/ListGalleries", gallery_pb.ListGalleriesRequest(page_token="a")
+    outputs = asking("embeddings", "histograms", "assignments")
+    pixels = tensor("images", "UINT8", 1, SIZE, SIZE, 3, uint_contents=[200] * 48)
+    files = tensor("encoded", "BYTES", 2, bytes_contents=[b"1", b"2"])
+    for request in (
+        of_files(b"1", b"bad", id="x", outputs=outputs),
+        of_pixels(np.zeros((1, SIZE, SIZE, 3), np.uint8)),
+        pb.ModelInferRequest(inputs=[pixels]),
+        pb.ModelInferRequest(inputs=[files]),
+    ):
+        yield "GRPCInferenceService/ModelInfer", request
+
+
+def test_fuzzed_messages_never_show_a_bug_of_ours(blind: Stubs) -> None:
+    blind.create("birds")
+    blind.upsert("birds", item("a", label="l"))
+
+    @hypothesis.settings(max_examples=300, deadline=None)
+    @hypothesis.given(
+        call=st.sampled_from([(method, each.SerializeToString()) for method, each in valid_messages()]),
+        edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4),
+        tail=st.binary(max_size=8),
+    )
+    def fuzz(call: tuple[str, bytes], edits: list[tuple[int, int]], tail: bytes) -> None:
+        method, valid = call
+        message = bytearray(valid + tail)
+        for place, value in edits:
+            message[place % len(message)] = value
+        try:
+            called(blind, method, bytes(message))
+        except grpc.RpcError as failure:
+            code: grpc.StatusCode = failure.code()
+            assert code.name in {"INVALID_ARGUMENT", "NOT_FOUND", "ABORTED"}, (method, message)
+
+    fuzz()
+    assert blind.embed(b"x").results[0].vector

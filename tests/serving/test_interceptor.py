@@ -1,4 +1,4 @@
-"""What a call passes on its way in and out, with services that tell what they were handed."""
+"""What a call passes on its way in and out, and the permits that it needs: counted, and always given back."""
 
 import gc
 import logging
@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protos import gallery_service_pb2 as gallery_pb
 from protos import gallery_service_pb2_grpc, model_service_pb2_grpc
 from protos import model_service_pb2 as model_pb
-from serving.errors import NotFound, Overloaded
+from serving.errors import Draining, NotFound, Overloaded
 from serving.observability.access_log import MOST_LINES, AccessLog, AuditLog, told_peer
 from serving.observability.call import Call
 from serving.observability.metrics import Metrics
@@ -91,11 +93,8 @@ def test_a_service_is_handed_the_call_and_the_caller_gets_his_id_back(running: R
     assert seen.deadline is not None
     assert seen.deadline - time.monotonic() < 11
     assert running.interceptor.wait_idle(5)
-
-
-def test_an_id_that_cannot_be_searched_for_is_replaced(running: Running) -> None:
-    for proposed in ("", "x" * 65):
-        running.list(metadata=(("x-request-id", proposed),))
+    for useless in ("", "x" * 65):
+        running.list(metadata=(("x-request-id", useless),))
         assert len(running.service.calls[-1].request_id) == 16
 
 
@@ -235,3 +234,91 @@ def test_of_many_refusals_alike_few_have_a_line(running: Running, caplog: pytest
 def test_an_address_is_written_as_people_write_it() -> None:
     assert told_peer("ipv6:%5Bfe80::7%25eth0%5D:50412") == "[fe80::7%eth0]:50412"
     assert told_peer("") == ""
+
+
+Take: TypeAlias = Callable[[Admission, Call, int], None]
+
+
+def call_of(client: str = "") -> Call:
+    return Call("RetrievalService/Embed", client=client)
+
+
+@pytest.mark.parametrize(("way", "take"), [("inputs", Admission.admit), ("bytes", Admission.receive)])
+@given(limit=st.integers(1, 50), calls=st.lists(st.integers(1, 60), max_size=20))
+def test_what_is_in_flight_keeps_the_limit_and_permits_come_back(
+    way: str, take: Callable[[Admission, Call, int], None], limit: int, calls: list[int]
+) -> None:
+    admission = Admission(limit, limit)
+    made = []
+    for wanted in calls:
+        made.append(call_of())
+        held = getattr(admission, way)
+        try:
+            take(admission, made[-1], wanted)
+        except Overloaded:
+            assert held + wanted > limit
+        else:
+            assert getattr(admission, way) == held + wanted <= limit
+    for each in made:  # those that were refused, too
+        admission.release(each)
+    assert (admission.inputs, admission.bytes) == (0, 0)
+
+
+def test_a_draining_server_receives_nothing_and_lets_what_runs_go_on() -> None:
+    admission, running = Admission(10), call_of()
+    admission.receive(running, 1)
+    admission.draining = True
+    admission.admit(running)
+    with pytest.raises(Draining):
+        admission.receive(call_of(), 1)
+    with pytest.raises(Draining):
+        admission.check_room("", 0)
+
+
+def test_a_batch_cannot_pass_by_the_limit_that_single_inputs_meet() -> None:
+    """Of a client as of all: one call of ten is refused where ten calls of one are."""
+    refusals: list[str] = []
+    admission, shop = Admission(100, most_a_client=9, refused=refusals.append), call_of("shop")
+    with pytest.raises(Overloaded, match="0 of at most 9 inputs of the key shop"):
+        admission.admit(shop, 10)
+    for _ in range(9):
+        admission.admit(shop)
+    with pytest.raises(Overloaded) as refusal:
+        admission.check_room("shop")
+    admission.check_room("another")
+    assert 0.05 <= refusal.value.retry_after <= 5
+    assert refusals == ["client_inputs"] * 2
+    assert shop.inputs == 9
+
+
+def test_a_client_at_its_limit_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.rpc.admission.MAX_MESSAGE_BYTES", 1)
+    admission, greedy, modest = Admission(10, 10, most_a_client=6), call_of("greedy"), call_of("modest")
+    admission.receive(greedy, 6)
+    with pytest.raises(Overloaded, match=r"6 of at most 6 .* of the key greedy"):
+        admission.receive(greedy, 1)
+    admission.receive(modest, 4)
+    with pytest.raises(Overloaded, match="10 of at most 10"):
+        admission.receive(modest, 1)
+    monkeypatch.undo()  # a client has room for one message of any size that is allowed
+    Admission(1_000, 256 << 20, most_a_client=1).receive(call_of("shop"), 64 << 20)
+
+
+def test_permits_survive_many_threads() -> None:
+    admission = Admission(50)
+
+    def work(_: int) -> int:
+        made = call_of("a")
+        try:
+            admission.receive(made, 1)
+            admission.admit(made, 7)
+            assert admission.inputs <= 50
+        except Overloaded:
+            return 0
+        finally:
+            admission.release(made)
+        return 1
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(work, range(2_000)))
+    assert (admission.inputs, admission.bytes) == (0, 0)

@@ -1,4 +1,4 @@
-"""The calls on items over real sockets: filters, versions, reading one item and all of them page by page."""
+"""The calls on items over real sockets: versions, one item, all of them by page; filters as they travel."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,17 +9,20 @@ import grpc
 import numpy as np
 import pytest
 from grpc_status import rpc_status
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protos import gallery_service_pb2 as pb
 from protos import retrieval_service_pb2 as retrieval_pb
-from serving.errors import Conflict
+from serving.errors import Conflict, InvalidArgument
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, GalleryItem
-from serving.gallery.search.filter import AllOf, Equal, Not, Range
+from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.model.preprocess import open_rgb
 from serving.observability.call import Call
 from serving.rpc import limits
-from serving.rpc.filters import filter_message
+from serving.rpc.filters import filter_message, filter_of
+from serving.rpc.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_LEVELS
 from serving.rpc.services import galleries as calls
 from serving.rpc.services.convert import read_items
 from serving.rpc.status import from_status
@@ -228,9 +231,7 @@ class Late(GalleryDirectory):
         return found
 
 
-def test_no_call_fails_that_looks_a_gallery_up_just_before_it_loses_its_name(
-    encoder: FakeEncoder, tmp_path: Path
-) -> None:
+def test_no_call_fails_whose_gallery_loses_its_name_meanwhile(encoder: FakeEncoder, tmp_path: Path) -> None:
     galleries = Late(tmp_path)
     with serving(encoder, galleries) as running, connected(running.address) as stubs:
         stubs.create("birds")
@@ -248,3 +249,99 @@ def test_no_call_fails_that_looks_a_gallery_up_just_before_it_loses_its_name(
             call()
             assert not galleries.armed
         assert [each.label for each in listed(stubs)] == ["new"]
+
+
+Message = retrieval_pb.Filter
+names = st.text("abc$\0é😀", max_size=8)
+numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
+values = names | st.booleans() | numbers
+bounds = st.sampled_from([st.text(max_size=4), numbers]).flatmap(
+    lambda bound: st.tuples(*[st.none() | bound] * 4).filter(
+        lambda four: any(each is not None for each in four)
+    )
+)
+ranges = st.builds(lambda name, four: Range(name, *four), names, bounds)
+filters = st.recursive(
+    st.builds(Equal, names, values)
+    | st.builds(In, names, st.lists(values, max_size=4).map(tuple))
+    | st.builds(Exists, names)
+    | ranges,
+    lambda inner: (
+        st.builds(AllOf, st.lists(inner, max_size=3).map(tuple))
+        | st.builds(AnyOf, st.lists(inner, max_size=3).map(tuple))
+        | st.builds(Not, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60)
+@given(filters)
+def test_a_filter_comes_back_as_it_was(condition: Filter) -> None:
+    data = filter_message(condition).SerializeToString()
+    back = filter_of(Message.FromString(data))
+    assert back == condition
+    told = [repr(each).count("True") + repr(each).count("False") for each in (back, condition)]
+    assert told[0] == told[1]  # since True == 1 == 1.0
+
+
+value = Message.Value(number=1)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (Message(), "is empty; give equal"),
+        (Message(any_of=Message.Several(filters=[Message()])), "is empty; give equal"),
+        (Message(equal=Message.Equal(field="a")), "lacks a value"),
+        (Message(among=Message.Among(field="a", values=[value, Message.Value()])), "lacks a value"),
+        (Message(range=Message.Range(field="a")), "without bounds on the field 'a'"),
+        (Message(range=Message.Range(field="a", most=Message.Value())), "lacks a value"),
+        (
+            Message(range=Message.Range(field="a", most=Message.Value(boolean=True))),
+            "expected all numbers",
+        ),
+        (Message(range=Message.Range(above=Message.Value(number=float("nan")))), "finite"),
+        (Message(equal=Message.Equal(value=Message.Value(number=float("inf")))), "finite"),
+        (Message(among=Message.Among(values=[value] * (MAX_FILTER_CONDITIONS + 1))), "more than 1000"),
+        (
+            Message(all_of=Message.Several(filters=[Message(any_of=Message.Several())] * 1_001)),
+            "more than 1000",
+        ),
+        (Message(among=Message.Among(values=[Message.Value()] * 300_000)), "fewer or shorter"),
+    ],
+)
+def test_a_malformed_filter_is_refused(message: Message, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        filter_of(message)
+
+
+def test_a_filter_has_so_many_levels_and_parts_at_most() -> None:
+    deepest: Filter = Exists("a")
+    for _ in range(MAX_FILTER_LEVELS - 1):
+        deepest = AllOf((deepest,))
+    sent = retrieval_pb.SearchRequest(filter=filter_message(deepest)).SerializeToString()
+    assert (
+        filter_of(retrieval_pb.SearchRequest.FromString(sent).filter) == deepest
+    )  # Protocol Buffers read it, too
+    with pytest.raises(InvalidArgument, match="more than 30 levels"):
+        filter_of(Message(negated=filter_message(deepest)))
+    largest = Not(In("a", tuple(range(MAX_FILTER_CONDITIONS))))
+    assert filter_of(filter_message(largest)) == largest
+    with pytest.raises(InvalidArgument, match="more than 1000"):
+        filter_message(AllOf((largest, Exists("b"))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Not, (5,)), (Not, (None,)), (AllOf, (5,)), (AnyOf, ((None,),)), (AnyOf, (Exists("a"),)), (dict, ()),
+        (Equal, (5, 1)), (Equal, ("\udcff", 1)), (Equal, ("a", "\udcff")), (Equal, ("a", None)),
+        (Equal, ("a", b"1")), (Equal, ("a", [1])), (Equal, ("a", 1j)), (Equal, ("a", float("nan"))),
+        (Equal, ("a", 10**400)), (In, ("a", (1, None))), (In, ("a", 5)), (In, ("a", "b")), (Exists, (5,)),
+        (Range, ("a",)), (Range, ("a", 1, "b")), (Range, ("a", float("inf"))), (Range, (None, 1)),
+    ],
+)  # fmt: skip
+def test_what_is_no_filter_is_not_sent(kind: Any, fields: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidArgument):
+        filter_message(kind(*fields))

@@ -221,11 +221,6 @@ def repository_of(*words: object, **settings: Any) -> ModelRepository:
     return ModelRepository(Settings.model_validate(given | settings))
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return write_tiny_model(tmp_path / "tiny.onnx")
-
-
 def test_files_folders_and_names_are_found_in_the_order_given(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
@@ -259,9 +254,9 @@ def test_a_file_that_was_replaced_or_written_to_has_another_stamp(model: Path, t
         ("nowhere.onnx", NotFound, "nowhere.onnx is not there"),
         ("empty", BadSetting, "empty holds no .onnx file"),
         ("name=empty", BadSetting, "names a folder; only a file can be served by another name"),
-        ("=tiny.onnx", BadSetting, "give FILE, FOLDER or NAME=FILE"),
+        ("=model.onnx", BadSetting, "give FILE, FOLDER or NAME=FILE"),
         ("name=", BadSetting, "give FILE, FOLDER or NAME=FILE"),
-        ("tiny.onnx/below", BadArtifact, "cannot be read: Not a directory"),
+        ("model.onnx/below", BadArtifact, "cannot be read: Not a directory"),
     ],
 )
 def test_words_that_stand_for_no_file_are_refused_in_one_sentence(

@@ -87,16 +87,8 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
     assert (twelve.key, twelve.label, twelve.split) == ("12", "shoe", "")
     assert (seven.key, seven.label, seven.split) == ("7", "", "gallery")
     assert seven.metadata == {"ean": str(10**15)}
-    assert twelve.metadata == {
-        "price": 9.5,
-        "cost": 1.25,
-        "stock": 3,
-        "ean": "1",
-        "new": True,
-        "day": "2024-01-31",
-        "at": "2023-11-14T22:13:20.123456+00:00",
-        "time": "00:00:00",
-    }
+    when = {"day": "2024-01-31", "at": "2023-11-14T22:13:20.123456+00:00", "time": "00:00:00"}
+    assert twelve.metadata == {"price": 9.5, "cost": 1.25, "stock": 3, "ean": "1", "new": True} | when
     assert contents(catalog.rows) == [b"one", b"two"]
     assert read(tmp_path, "parquet", table=path) == catalog
 
@@ -195,9 +187,7 @@ def test_any_images_come_back_in_any_order(
         assert contents([rows[place] for place in order]) == [images[place] for place in order]
 
 
-def test_threads_that_read_in_order_open_each_row_group_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_in_order_open_each_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, real = list[str](), pq.ParquetFile
 
     def open_counted(path: Path, **more: Any) -> Any:

@@ -1,5 +1,7 @@
-"""The wire contract: stubs as fresh as the proto files, buf clean."""
+"""The wire contract: stubs as fresh as the proto files, buf clean, and the pages of the API complete."""
 
+import dataclasses
+import inspect
 import os
 import re
 import shutil
@@ -11,7 +13,9 @@ from pathlib import Path
 import google.rpc
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.api import ROOT, page
+from serving import client
+
 NAMES = ("retrieval_service", "gallery_service", "model_service", "open_inference")
 BUF = shutil.which("buf") or shutil.which("buf", path=Path(sys.executable).parent)
 
@@ -87,3 +91,35 @@ def test_the_floors_of_the_project_run_the_stubs() -> None:
 
 def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
+
+
+PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+def test_the_page_is_of_today() -> None:
+    assert page() == PAGE, "run `python scripts/api.py`"
+
+
+def test_every_field_is_explained() -> None:
+    assert len(re.findall(r"^\| `\w+` \| .+ \| .+ \|$", PAGE, re.MULTILINE)) > 100
+    assert not re.findall(r"^\| .*\| *\|$", PAGE, re.MULTILINE)
+
+
+def test_the_contents_lead_to_every_section_in_order() -> None:
+    head, _, rest = PAGE.partition("\n## ")
+    links = re.findall(r"\[([^]]+)\]\(#([a-z0-9-]+)\)", head)
+    assert [title for title, _ in links] == re.findall(r"^##+ (.+)$", f"## {rest}", re.MULTILINE)
+    assert {"Search", "Filter.Value", "Limits", "Errors"} <= {title for title, _ in links}
+    for title, anchor in links:  # as GitHub makes it
+        assert anchor == title.lower().replace(".", "").replace(" ", "-")
+
+
+def test_every_method_and_record_of_the_python_client_is_on_its_page() -> None:
+    text = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+    for name, _ in inspect.getmembers(client.Client, inspect.isfunction):
+        if not name.startswith("_") and name != "close":
+            assert re.search(rf"^\|.*`{name}\(", text, re.MULTILINE), name
+    for name in set(client.__all__) - {"AsyncClient", "Client"}:
+        (line,) = re.findall(rf"^\| `{name}` \| (.*) \|$", text, re.MULTILINE)
+        fields = dataclasses.fields(getattr(client, name))
+        assert re.findall(r"`(\w+)`", line) == [each.name for each in fields]

@@ -25,9 +25,9 @@ from serving.rpc import limits
 from serving.server import server
 from serving.server.server import Server
 from serving.settings import Settings
-from tests.serving.inference_calls import infer, of_files
 from tests.serving.rpc_fakes import FakeEncoder, serving, until
 from tests.serving.stubs import Stubs, connected, image, item, refusal_of, refused
+from tests.serving.test_inference import infer, of_files
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -46,17 +46,9 @@ def _with_text(path: Path, *texts: str) -> Path:
 
 def test_spec_comes_back_as_it_was_written(tmp_path: Path) -> None:
     graph = tiny_graph()
-    spec = tiny_spec(
-        graph,
-        split=SplitRule(by="folder", train=5),
-        accuracy={"map_at_r": 0.4, "recall_at": {"1": 0.8}},
-        recipe={"lr": 1e-3, "flip": True},
-        grid=(4, 2),
-        backbone="bn_inception",
-        pooling="gem",
-        versions={"torch": "2"},
-        seed=0,
-    )
+    named: dict[str, Any] = {"backbone": "bn_inception", "pooling": "gem", "versions": {"torch": "2"}}
+    named |= {"accuracy": {"map_at_r": 0.4, "recall_at": {"1": 0.8}}, "recipe": {"lr": 1e-3, "flip": True}}
+    spec = tiny_spec(graph, split=SplitRule(by="folder", train=5), grid=(4, 2), seed=0, **named)
     write_spec(graph, spec)
     (tmp_path / "m.onnx").write_bytes(graph.SerializeToString())
     data, again = read_model(tmp_path / "m.onnx")
@@ -184,9 +176,7 @@ def test_flipped_byte_in_the_weights(path: Path) -> None:
     _refused(path, r"is damaged: the fingerprint of its graph .* export or copy it again")
 
 
-def test_weights_in_another_file_or_beyond_what_one_message_holds(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_in_another_file_or_beyond_one_message(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = tiny_graph()
     tensor = graph.graph.initializer[0]
     tensor.ClearField("float_data")
@@ -203,9 +193,7 @@ write_spec(_MODEL, tiny_spec(_MODEL))
 
 @settings(deadline=None)
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 255), st.floats(0, 1))
-def test_any_damage_is_refused_or_harmless(
-    tmp_path_factory: Any, place: float, flip: int, keep: float
-) -> None:
+def test_damage_is_refused_or_harmless(tmp_path_factory: Any, place: float, flip: int, keep: float) -> None:
     """A damaged file either is refused, or still computes the same (the damage is in what only describes)."""
     whole = _MODEL.SerializeToString()
     data = bytearray(whole[: max(1, int(len(whole) * keep * 2))])

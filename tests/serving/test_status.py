@@ -59,16 +59,12 @@ def test_a_conflict_tells_the_item_and_both_versions() -> None:
     status = to_status(errors.Conflict("changed", key="shoes/1 ä", expected=2**60 + 1, found=0))
     (info,) = details(status, error_details_pb2.ErrorInfo)
     assert dict(info.metadata) == {"key": "shoes/1 ä", "expected": str(2**60 + 1), "found": "0"}
-    back = from_status(status)
-    assert isinstance(back, errors.Conflict)
-    assert (back.key, back.expected, back.found) == ("shoes/1 ä", 2**60 + 1, 0)
-
-
-@pytest.mark.parametrize("metadata", [{}, {"expected": "x", "found": "-1"}, {"found": "²"}])
-def test_a_conflict_of_another_hand_is_one_too(metadata: dict[str, str]) -> None:
-    back = from_status(told(10, reason="CONFLICT", metadata=metadata))
-    assert isinstance(back, errors.Conflict)
-    assert (back.key, back.expected, back.found) == ("", 0, 0)
+    strange: list[dict[str, str]] = [{}, {"expected": "x", "found": "-1"}, {"found": "²"}]
+    others = [(told(10, reason="CONFLICT", metadata=each), ("", 0, 0)) for each in strange]
+    for sent, expected in [(status, ("shoes/1 ä", 2**60 + 1, 0)), *others]:
+        back = from_status(sent)
+        assert isinstance(back, errors.Conflict)
+        assert (back.key, back.expected, back.found) == expected
 
 
 def test_an_overload_tells_when_to_return() -> None:

@@ -1,7 +1,10 @@
-"""TLS and mutual TLS with certificates made on the spot, and what a server that is given none will not do."""
+"""TLS with certificates made on the spot, what a server without them will not do, and Envoy before one."""
 
 import socket
 import ssl
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 from pydantic import ValidationError
 
 import crossbatch
@@ -69,9 +73,7 @@ def shown_by(address: str) -> bytes:
         return secure.getpeercert(binary_form=True) or b""
 
 
-def test_a_client_that_trusts_the_authority_is_answered_and_others_are_not(
-    tmp_path: Path, authority: Authority
-) -> None:
+def test_only_a_client_that_trusts_the_authority_is_answered(tmp_path: Path, authority: Authority) -> None:
     with secured(tmp_path, authority.sign()) as address:
         with trusting(address, authority) as stubs:
             assert stubs.embed(b"x").results[0].vector
@@ -93,7 +95,7 @@ def test_mutual_tls_lets_in_whom_the_authority_has_signed(tmp_path: Path, author
                 unreachable(stubs)
 
 
-def test_new_certificates_are_used_for_new_connections_and_old_ones_go_on(
+def test_new_certificates_serve_new_connections_and_old_ones_go_on(
     tmp_path: Path, authority: Authority
 ) -> None:
     first, second = authority.sign("first"), authority.sign("second")
@@ -197,3 +199,58 @@ def test_a_server_that_anybody_can_write_to_says_so(
         assert "may read and write" not in caplog.text
     with secured(tmp_path, authority.sign()):
         assert "may read and write" in caplog.text
+
+
+REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+CONFIG = Path(__file__).resolve().parents[2] / "examples" / "envoy.yaml"
+
+
+@contextmanager
+def proxied(folder: Path, address: str, **changes: str) -> Iterator[Stubs]:
+    """Envoy in front of a server, with its ports and files in place of those of the example."""
+    authority = Authority()
+    certificate, _ = authority.sign().write(folder)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    text = CONFIG.read_text().replace("/etc/envoy/", f"{certificate.parent}/")
+    text = text.replace("0.0.0.0, port_value: 8443", f"127.0.0.1, port_value: {port}")
+    text = text.replace("port_value: 50051", f"port_value: {address.rpartition(':')[2]}")
+    for old, new in changes.items():
+        assert f"{old}: " in text
+        text = text.replace(f"{old}: ", f"{old}: {new} # ")
+    config = folder / "envoy.yaml"
+    config.write_text(text)
+    words = [str(Path(sys.executable).with_name("envoy")), "-c", str(config), "--disable-hot-restart"]
+    words += ["--log-level", "error", "--concurrency", "1"]
+    credentials = grpc.ssl_channel_credentials(authority.certificate)
+    with subprocess.Popen(words) as process, grpc.secure_channel(f"localhost:{port}", credentials) as channel:
+        try:
+            stubs = Stubs(channel)
+            stubs.health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=20)
+            yield stubs
+        finally:
+            process.terminate()
+
+
+def test_calls_pass_and_a_slow_sender_does_not_reach_the_server(tmp_path: Path) -> None:
+    encoder = FakeEncoder()
+    with (
+        serving(encoder, GalleryDirectory(tmp_path / "g")) as server,
+        proxied(tmp_path, server.address, request_timeout="1s") as stubs,
+    ):
+        assert stubs.embed(b"photo").results[0].vector
+        with pytest.raises(grpc.RpcError) as failure:
+            stubs.embed(b"bad")
+        assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        answered = threading.Event()
+        never = iter(lambda: answered.wait(20) and b"", b"")
+        slow: Any = stubs.channel.stream_unary("/crossbatch.v1.RetrievalService/Embed")
+        with pytest.raises(grpc.RpcError) as failure:
+            slow(never, timeout=15)
+        answered.set()
+        assert failure.value.code() != grpc.StatusCode.DEADLINE_EXCEEDED
+        assert len(encoder.decoded) == 2
+        reflection: Any = stubs.channel.unary_unary(f"/{REFLECTION}/ServerReflectionInfo")
+        with pytest.raises(grpc.RpcError) as failure:
+            reflection(b"")
+        assert failure.value.code() == grpc.StatusCode.UNIMPLEMENTED

@@ -93,7 +93,7 @@ _NAMES = st.text(_PLAIN, min_size=1, max_size=60) | _LONG
 @given(
     st.dictionaries(_NAMES, st.binary(max_size=1500), min_size=1, max_size=6), st.sampled_from(["gnu", "pax"])
 )
-def test_any_set_of_members_gives_the_same_bytes_back(
+def test_members_give_their_bytes_back(
     tmp_path: Path, samples: dict[str, bytes], form: Literal["gnu", "pax"]
 ) -> None:
     samples = {name: data for name, data in samples.items() if name and not name.startswith("__")}

@@ -203,10 +203,9 @@ def write_hits(
     `known` keeps metadata as it travels, by version, so that what several queries find is packed once.
     """
     add = result.hits.add
-    hit = None
-    try:
-        for hit in hits:  # without a function of ours for each: there may be thousands
-            metadata = known.get(hit.version)
+    for hit in hits:  # without a function of ours for each: there may be thousands
+        metadata = known.get(hit.version)
+        try:
             if metadata is None and hit.metadata:
                 metadata = known[hit.version] = Struct()
                 metadata.update(hit.metadata)
@@ -218,8 +217,8 @@ def write_hits(
                 metadata=metadata,
                 version=hit.version,
             )
-    except _NOT_SENT as error:
-        raise _unsendable(hit, error) from error
+        except _NOT_SENT as error:
+            raise _unsendable(hit.key, error) from error
 
 
 def write_item(message: gallery_service_pb2.StoredItem, item: GalleryItem, *, with_vector: bool) -> None:
@@ -230,7 +229,7 @@ def write_item(message: gallery_service_pb2.StoredItem, item: GalleryItem, *, wi
             message.metadata.update(item.metadata)
             message.metadata.FromString(message.metadata.SerializeToString())  # refuses what is too deep
     except _NOT_SENT as error:
-        raise _unsendable(item, error) from error
+        raise _unsendable(item.key, error) from error
     if with_vector:
         message.vector = bytes_of(item.vector)
 
@@ -249,7 +248,6 @@ def write_info(message: gallery_service_pb2.Gallery, info: GalleryStatus, thumbn
     message.thumbnail_side = thumbnail_side
 
 
-def _unsendable(item: Neighbour | GalleryItem | None, error: Exception) -> BadArtifact:
+def _unsendable(key: str, error: Exception) -> BadArtifact:
     """Name the item with metadata that was stored past our own checks, too deep or too large to be sent."""
-    key = "" if item is None else item.key
     return BadArtifact(f"The item {key!r} of the gallery cannot be sent: {error}")

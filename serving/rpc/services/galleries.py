@@ -196,8 +196,6 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
 def _complete(upsert: Upsert, model: ModelInstances, thumbnail_side: int, call: Call) -> None:
     """Give the items that came as images their vectors and, with a side, their thumbnails."""
     places, images = list(upsert.images), list(upsert.images.values())
-    if not images:
-        return
     vectors = good_or_refused(model.embed(images, call), lambda at: f"items[{places[at]}].image")
     pictures = [b""] * len(images)
     if thumbnail_side:
