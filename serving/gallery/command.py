@@ -24,37 +24,27 @@ _MOST_FIELDS = 40
 class Settings(BaseModel):
     """Settings of `crossbatch gallery`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     action: Literal[
         "list", "info", "verify", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"
-    ] = Field(
-        description="list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; "
-        "rebuild NAME: make its search index anew; snapshot NAME FILE: write it to one file; "
-        "restore FILE NAME: make a gallery of that; switch NAME OTHER: give the gallery OTHER the name NAME "
-        "at once, and the one before the name OTHER; rollback NAME: undo that; drop NAME: remove it",
-        json_schema_extra={"positional": True},
-    )
-    name: str | None = Field(
-        default=None,
-        description="the gallery's name; for restore the file",
-        json_schema_extra={"positional": True},
-    )
-    other: str | None = Field(
-        default=None,
-        description="for snapshot the file to write, for restore the name, for switch the other gallery",
-        json_schema_extra={"positional": True},
-    )
-    galleries: Path = Field(default=Path("galleries"), description="the folder that holds the galleries")
-    index: str | None = Field(
-        default=None,
-        description="rebuild with this type of index from now on: auto, exact, or a FAISS factory string "
-        "(HNSW16,SQ8)",
-    )
-    recall: float | None = Field(
-        default=None, gt=0, le=1, description="rebuild for this share of the true 10 nearest from now on"
-    )
-    yes: bool = Field(default=False, description="drop without being asked")
+    ] = Field(json_schema_extra={"positional": True})
+    """list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; rebuild NAME:
+    make its search index anew; snapshot NAME FILE: write it to one file; restore FILE NAME: make a gallery of
+    that; switch NAME OTHER: give the gallery OTHER the name NAME at once, and the one before the name OTHER;
+    rollback NAME: undo that; drop NAME: remove it"""
+    name: str | None = Field(None, json_schema_extra={"positional": True})
+    """the gallery's name; for restore the file"""
+    other: str | None = Field(None, json_schema_extra={"positional": True})
+    """for snapshot the file to write, for restore the name, for switch the other gallery"""
+    galleries: Path = Path("galleries")
+    """the folder that holds the galleries"""
+    index: str | None = None
+    """rebuild with this type of index from now on: auto, exact, or a FAISS factory string (HNSW16,SQ8)"""
+    recall: float | None = Field(None, gt=0, le=1)
+    """rebuild for this share of the true 10 nearest from now on"""
+    yes: bool = False
+    """drop without being asked"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
