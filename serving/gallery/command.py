@@ -55,9 +55,7 @@ def run(settings: Settings) -> dict[str, Any]:
     words = [word for word in (settings.name, settings.other) if word is not None]
     _check_words(settings, words)
     if not settings.galleries.is_dir() and settings.action != "restore":
-        raise NotFound(
-            f"there is no folder {settings.galleries}; give the folder of galleries by --galleries"
-        )
+        raise NotFound(f"there is no folder {settings.galleries}; give that of galleries by --galleries")
     # A command looks and goes: it leaves background work to the server.
     with GalleryDirectory(settings.galleries, policy=RebuildPolicy(automatic=False)) as directory:
         work, *_ = _ACTIONS[settings.action]
@@ -141,9 +139,7 @@ def _drop(directory: GalleryDirectory, settings: Settings, name: str) -> dict[st
         items = _entry(directory, name).get("items")
         count = "an unknown number of" if items is None else f"{items:,}"
         if not sys.stdin.isatty():
-            raise BadSetting(
-                f"dropping the gallery {name} removes {count} items for good; add --yes to do it"
-            )
+            raise BadSetting(f"dropping the gallery {name} removes {count} items for good; add --yes")
         sys.stderr.write(f"drop the gallery {name} with {count} items for good? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -230,9 +226,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 def _sheet(entry: Mapping[str, Any]) -> str:
     """Return all that is known of one gallery, a line each."""
-    trials = (
-        f"{each['type']} {each['recall']:.4f} at {each['latency_ms']:.3f} ms" for each in entry["trials"]
-    )
+    trials = (f"{it['type']} {it['recall']:.4f} at {it['latency_ms']:.3f} ms" for it in entry["trials"])
     lines = {
         "items": f"{entry['items']:,} of dimension {entry['dimension']}; {entry['fresh']:,} newer than the "
         f"index, {entry['deleted']:,} deleted and still in memory",
@@ -253,9 +247,7 @@ def _sheet(entry: Mapping[str, Any]) -> str:
         "folder": entry["path"],
     }
     width = max(map(len, lines))
-    return "\n".join(
-        [entry["name"], *(f"  {label:<{width}}  {text}" for label, text in lines.items() if text)]
-    )
+    return "\n".join([entry["name"], *(f"  {name:<{width}}  {text}" for name, text in lines.items() if text)])
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
