@@ -24,11 +24,8 @@ def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: 
     if sys.stderr.isatty():
         return tqdm(items, desc=label, total=total, unit=unit, file=sys.stderr, dynamic_ncols=True)
     layout = "{desc}: {n_fmt} of {total_fmt}, {pace}, {elapsed} gone, {remaining} left"
-    seldom: dict[str, Any] = {
-        "mininterval": 60.0,
-        "maxinterval": 60.0,
-        "delay": 1e-9,
-    }  # and not before the first step
+    # The delay: not before the first step.
+    seldom: dict[str, Any] = {"mininterval": 60.0, "maxinterval": 60.0, "delay": 1e-9}
     log = _LineStream(sys.stderr)
     return _Logged(items, desc=label, total=total, unit=unit, file=log, bar_format=layout, **seldom)
 

@@ -20,51 +20,46 @@ __all__ = ["Settings", "remark", "render", "run"]
 class Settings(BaseModel):
     """What `crossbatch search` can be told."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    photo: Path | None = Field(
-        default=None, description="Image to search for.", json_schema_extra={"positional": True}
-    )
-    gallery: str = Field(description="Name of the gallery to search.")
-    key: str | None = Field(
-        default=None,
-        description="Item of the gallery to search for in place of a photo; it is left out itself.",
-    )
-    address: str = Field(default=f"127.0.0.1:{DEFAULT_PORT}", description="HOST:PORT of the server.")
-    k: int = Field(default=DEFAULT_K, ge=1, le=MAX_K, description="Number of neighbours.")
-    filter: str | None = Field(
-        default=None,
-        description="What each must fulfil, as JSON: "
-        '\'{"brand": "acme", "price": {"$lt": 9}, "$label": {"$in": ["shoe", "boot"]}}\'.',
-    )
-    group_by_label: bool = Field(default=False, description="Show only the nearest item of each label.")
-    minimum_score: float | None = Field(default=None, ge=-1, le=1, description="Least score, -1 to 1.")
-    exclude: tuple[str, ...] = Field(
-        default=(), description="Key of an item to leave out; may be given several times."
-    )
-    model: str = Field(
-        default="", description="Name of the model that embeds the photo; the first one that fits by default."
-    )
-    show: tuple[str, ...] = Field(
-        default=(), description="Field of the metadata to show in a column; may be given several times."
-    )
-    api_key: SecretStr | None = Field(
-        default=None,
-        description="API key, if the server wants one. Set the variable rather than the flag, which other "
-        "users of the machine can see.",
-    )
-    tls: bool = Field(default=False, description="Use TLS, trusting the system's authorities.")
-    ca: Path | None = Field(default=None, description="Use TLS, trusting the authorities in this PEM file.")
-    certificate: Path | None = Field(
-        default=None, description="PEM file with your own certificate, for a server that wants one."
-    )
-    private_key: Path | None = Field(default=None, description="PEM file with that certificate's key.")
-    insecure: bool = Field(
-        default=False, description="Send the API key to another machine in plain text if need be."
-    )
-    timeout: float = Field(
-        default=10.0, gt=0, le=3_600, description="Seconds to wait for the answer, retries included."
-    )
+    photo: Path | None = Field(None, json_schema_extra={"positional": True})
+    """Image to search for."""
+    gallery: str
+    """Name of the gallery to search."""
+    key: str | None = None
+    """Item of the gallery to search for in place of a photo; it is left out itself."""
+    address: str = f"127.0.0.1:{DEFAULT_PORT}"
+    """HOST:PORT of the server."""
+    k: int = Field(DEFAULT_K, ge=1, le=MAX_K)
+    """Number of neighbours."""
+    filter: str | None = None
+    """What each must fulfil, as JSON: '{"brand": "acme", "price": {"$lt": 9}, "$label": {"$in": ["shoe",
+    "boot"]}}'."""
+    group_by_label: bool = False
+    """Show only the nearest item of each label."""
+    minimum_score: float | None = Field(None, ge=-1, le=1)
+    """Least score, -1 to 1."""
+    exclude: tuple[str, ...] = ()
+    """Key of an item to leave out; may be given several times."""
+    model: str = ""
+    """Name of the model that embeds the photo; the first one that fits by default."""
+    show: tuple[str, ...] = ()
+    """Field of the metadata to show in a column; may be given several times."""
+    api_key: SecretStr | None = None
+    """API key, if the server wants one. Set the variable rather than the flag, which other users of the
+    machine can see."""
+    tls: bool = False
+    """Use TLS, trusting the system's authorities."""
+    ca: Path | None = None
+    """Use TLS, trusting the authorities in this PEM file."""
+    certificate: Path | None = None
+    """PEM file with your own certificate, for a server that wants one."""
+    private_key: Path | None = None
+    """PEM file with that certificate's key."""
+    insecure: bool = False
+    """Send the API key to another machine in plain text if need be."""
+    timeout: float = Field(10.0, gt=0, le=3_600)
+    """Seconds to wait for the answer, retries included."""
 
     @field_validator("filter")
     @classmethod

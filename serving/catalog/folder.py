@@ -17,9 +17,7 @@ from serving.errors import BadData
 
 __all__ = ["read"]
 
-_WRAPPERS: Final = frozenset(
-    ("data", "dataset", "image", "images", "img", "imgs", "jpg", "photos", "pictures")
-)
+_WRAPPERS: Final = ("data", "dataset", "image", "images", "img", "imgs", "jpg", "photos", "pictures")
 
 
 def read(root: Path, format: str = "auto") -> Catalog:
@@ -40,9 +38,8 @@ def read(root: Path, format: str = "auto") -> Catalog:
         return folder.relative_to(wrapper) if folder.is_relative_to(wrapper) else PurePosixPath()
 
     folders = {path: below(path.parent) for path in (*images, *dangling)}
-    has_splits = format != "folder" and _has_splits(
-        root, {folders[path] for path in images if folders[path].parts}, format
-    )
+    classes = {folders[path] for path in images if folders[path].parts}
+    has_splits = format != "folder" and _has_splits(root, classes, format)
 
     def row(path: PurePosixPath) -> Row:
         folder, split = folders[path], ""

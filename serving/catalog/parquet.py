@@ -74,9 +74,7 @@ def _rows(shard: Shard, root: Path) -> list[Row]:
     label = label or named.get("class", "")
     for name in (label, key, split):
         if name and kinds[name] not in ("number", "text"):
-            raise BadData(
-                f"the column {name} of {path} is of the type {types[name]}; give text or whole numbers"
-            )
+            raise BadData(f"the column {name} of {path} is of the type {types[name]}; give text or integers")
     classes = _class_names(schema, label)
     column = f"{image}.bytes" if types[image].num_fields else image
     cells, first = list[Cell](), 0
@@ -157,7 +155,7 @@ def _kind(of: Any) -> str:
     return next(fitting, "other")
 
 
-def _python(column: Any) -> list[Any]:
+def _python(column: Any) -> Any:
     """Return a column as values of Python, None where there is none."""
     import pyarrow
     from pyarrow import types
@@ -167,8 +165,7 @@ def _python(column: Any) -> list[Any]:
         column = column.cast(pyarrow.timestamp("us", of.tz), safe=False)
     elif types.is_time64(of):
         column = column.cast(pyarrow.time64("us"), safe=False)
-    values: list[Any] = column.to_pylist()
-    return values
+    return column.to_pylist()
 
 
 @dataclass(frozen=True, slots=True)

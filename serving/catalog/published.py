@@ -76,9 +76,7 @@ def parse(root: Path, format: str) -> tuple[Path, list[Listed]]:
             raise BadData(f"{home} names the image {path!r} twice; each image may be there once")
         seen.add(path)
         if label and is_trained.setdefault(label, split == "train") != (split == "train"):
-            raise BadData(
-                f"{home} has the class {label!r} both in train and in test; take the published list"
-            )
+            raise BadData(f"{home} has the class {label!r} both in train and in test; take the published one")
     return home, listed
 
 
@@ -122,9 +120,7 @@ def _is_cub(home: Path) -> bool:
 
 
 def _parse_cub(folder: Path) -> list[Listed]:
-    images, classes, names = (
-        folder / name for name in ("images.txt", "image_class_labels.txt", "classes.txt")
-    )
+    images, classes, names = (folder / it for it in ("images.txt", "image_class_labels.txt", "classes.txt"))
     paths, numbers = _read_pairs(images, "image"), _read_pairs(classes, "image")
     named = _read_pairs(names, "class") if names.is_file() else {}
     for image in sorted(paths.keys() ^ numbers.keys())[:1]:
@@ -171,7 +167,7 @@ def _parse_cars(folder: Path) -> list[Listed]:
     return listed + _annotated(test, _read_arrays(test), "fname", "cars_test/", names)
 
 
-def _read_arrays(path: Path) -> dict[str, Any]:
+def _read_arrays(path: Path) -> Any:
     """Read a .mat file: cells as lists, structs as dicts, an array of one as its value."""
     if importlib.util.find_spec("scipy") is None:
         raise BadSetting(
@@ -182,8 +178,7 @@ def _read_arrays(path: Path) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, check=False, env=environment)
     if done.returncode:
         raise BadData(f"{path} is damaged or no .mat file, and cannot be read; take the published file")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def _annotated(

@@ -40,12 +40,8 @@ logger = logging.getLogger(__name__)
 # Made again after a lost reply, CreateGallery would find its own gallery, DeleteGallery perhaps a new one of
 # that name, and a switch or a rollback could undo itself.
 _ONCE = ("CreateGallery", "DeleteGallery", "SwitchGallery", "RollbackGallery")
-_MESSAGES: dict[str, Any] = {
-    **vars(gallery_service_pb2),
-    **vars(model_service_pb2),
-    **vars(retrieval_service_pb2),
-    "CheckRequest": health_pb2.HealthCheckRequest,
-}
+_MESSAGES: dict[str, Any] = vars(gallery_service_pb2) | vars(model_service_pb2) | vars(retrieval_service_pb2)
+_MESSAGES["CheckRequest"] = health_pb2.HealthCheckRequest
 
 
 @dataclass(slots=True)

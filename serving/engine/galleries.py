@@ -63,10 +63,6 @@ class GalleryExecutor:
 
         The work is begun anew where another gallery took the name meanwhile, so that a switch fails no call.
         It is this very model that must fit, or the one of that name, or any that is served.
-
-        Raises:
-            NotFound: There is none of that name, or no such model.
-            Mismatch: It belongs to another model or is damaged.
         """
 
         def fitted(gallery: Gallery) -> T:
@@ -112,14 +108,9 @@ class GalleryExecutor:
     ) -> Iterator[tuple[str, int, int]]:
         """Make the index of a gallery anew, of the type and recall wanted from now on, or as before (None).
 
-        The work is done in a daemon thread: a step of FAISS may take minutes and cannot be broken off, and
-        what is made aside is thrown away when the process ends. Leaving the iterator breaks it off.
-
-        Yields:
-            Several times a second the stage, what is done of it and its total.
-
-        Raises:
-            Overloaded: Too many are being made.
+        Yields several times a second the stage, what is done of it and its total; leaving the iterator breaks
+        the work off. It is done in a daemon thread: a step of FAISS may take minutes and cannot be broken
+        off, and what is made aside is thrown away when the process ends.
         """
         if not self._builds.acquire(blocking=False):
             raise Overloaded(

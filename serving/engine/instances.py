@@ -3,8 +3,6 @@
 import itertools
 import logging
 import math
-import os
-import sys
 import threading
 import time
 from collections import deque
@@ -16,10 +14,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import BadImage, CrossbatchError, Draining, Mismatch, Overloaded, Unavailable
+from serving.cores import lower_priority
+from serving.errors import CrossbatchError, Draining, Mismatch, Overloaded, Unavailable
 from serving.gallery.item import MAX_THUMBNAIL_BYTES
 from serving.model.encoder import Encoder
-from serving.model.preprocess import MAX_BYTES, thumbnail
+from serving.model.preprocess import thumbnail
 from serving.observability.call import Call
 
 __all__ = ["InstanceLimits", "ModelInstances", "Outcome", "Prototypes"]
@@ -39,7 +38,6 @@ LOOK_SECONDS = 0.25
 SMOOTHING = 0.2
 MARGIN = 1.2
 """A wait is taken for so many times as long as it looks: a call that ends just too late is lost whole."""
-NICENESS = 10
 EXPLAINED_AT_ONCE = 4
 
 
@@ -219,10 +217,7 @@ class ModelInstances:
     def embed(self, images: Sequence[Image], call: Call) -> list[Outcome]:
         """Embed images, each for itself: one outcome an image, in order.
 
-        Raises:
-            Overloaded: Too many wait, or those of other calls would make them late.
-            Draining: The model is stopping.
-            Unavailable: It can embed no image any more.
+        Overloaded tells that too many wait, or that those of other calls would make them late.
         """
         call.check()
         if not images:
@@ -267,7 +262,7 @@ class ModelInstances:
         """Take batch after batch, in a thread of its own, until told to stop."""
         batch: Batch = []
         try:
-            _step_back()
+            lower_priority()  # a busy server refuses at once
             while batch := self._queue.take():
                 self._run(batch)
         except BaseException as error:
@@ -322,14 +317,6 @@ class ModelInstances:
             call.check()
             if isinstance(image, np.ndarray):
                 return image
-            if not image:
-                raise BadImage(
-                    "The image is empty; send the bytes of a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file."
-                )
-            if len(image) > MAX_BYTES:
-                raise BadImage(
-                    f"The image has {len(image):,} bytes and at most {MAX_BYTES:,} are read; shrink it."
-                )
             began = time.monotonic()
             try:
                 pixels = self.encoder.preprocess(image)
@@ -357,13 +344,6 @@ class ModelInstances:
             explained = itertools.repeat(error)
         call.stages.spent("encode", began, time.monotonic() - began)
         return [each if isinstance(each, Exception) else next(explained) for each in decoded]
-
-
-def _step_back() -> None:
-    """Let the calling thread leave the cores to those that answer calls: a busy server refuses at once."""
-    if sys.platform == "linux":  # elsewhere it would be the whole process
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from serving.engine.instances import InstanceLimits, ModelInstances
-from serving.engine.repository import ModelFile, ModelRepository, served_name
+from serving.engine.repository import ModelRepository, served_name
 from serving.errors import Draining, Mismatch, ModelMismatch, NotFound
 from serving.gallery.gallery import Gallery
 
@@ -169,7 +169,10 @@ class ModelRegistry:
         for file in self._sources.look():
             served = known.pop((file.name, file.stamp), None)
             if served is None:
-                served = self._loaded(file)
+                encoder = file.load()
+                name = file.name or served_name(encoder.spec)
+                instances = ModelInstances(name, encoder, self._limits, ran=self._ran, failed=self._failed)
+                served = _Served(instances, (file.name, file.stamp), file.place)
                 loaded.append(served)
             name = served.instances.name
             if name in fresh:
@@ -179,12 +182,6 @@ class ModelRegistry:
                 )
             fresh[name] = served
         return fresh
-
-    def _loaded(self, file: ModelFile) -> _Served:
-        encoder = file.load()
-        name = file.name or served_name(encoder.spec)
-        instances = ModelInstances(name, encoder, self._limits, ran=self._ran, failed=self._failed)
-        return _Served(instances, (file.name, file.stamp), file.place)
 
     def _check_open(self) -> None:
         if self._stopping:

@@ -35,13 +35,7 @@ class ModelRepository:
         self._settings = settings
 
     def look(self) -> Sequence[ModelFile]:
-        """Tell which files there are now; those of a folder by name.
-
-        Raises:
-            NotFound: One is not there.
-            BadSetting: A folder holds none, or a word says something else.
-            BadArtifact: One cannot be read.
-        """
+        """Tell which files there are now; those of a folder by name."""
         return [
             ModelFile(name, str(path), _stamp(path), partial(_load, path, self._settings))
             for word in self._settings.model
@@ -89,9 +83,7 @@ def _stamp(path: Path) -> Hashable:
     try:
         status = path.stat()
     except FileNotFoundError as error:
-        raise NotFound(
-            f"{path} is not there; give the .onnx file that export wrote, or a folder of such"
-        ) from error
+        raise NotFound(f"{path} is not there; give the .onnx file that export wrote, or a folder") from error
     except OSError as error:
         raise BadArtifact(f"the model file {path} cannot be read: {error.strerror or error}") from error
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -24,37 +24,27 @@ _MOST_FIELDS = 40
 class Settings(BaseModel):
     """Settings of `crossbatch gallery`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     action: Literal[
         "list", "info", "verify", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"
-    ] = Field(
-        description="list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; "
-        "rebuild NAME: make its search index anew; snapshot NAME FILE: write it to one file; "
-        "restore FILE NAME: make a gallery of that; switch NAME OTHER: give the gallery OTHER the name NAME "
-        "at once, and the one before the name OTHER; rollback NAME: undo that; drop NAME: remove it",
-        json_schema_extra={"positional": True},
-    )
-    name: str | None = Field(
-        default=None,
-        description="the gallery's name; for restore the file",
-        json_schema_extra={"positional": True},
-    )
-    other: str | None = Field(
-        default=None,
-        description="for snapshot the file to write, for restore the name, for switch the other gallery",
-        json_schema_extra={"positional": True},
-    )
-    galleries: Path = Field(default=Path("galleries"), description="the folder that holds the galleries")
-    index: str | None = Field(
-        default=None,
-        description="rebuild with this type of index from now on: auto, exact, or a FAISS factory string "
-        "(HNSW16,SQ8)",
-    )
-    recall: float | None = Field(
-        default=None, gt=0, le=1, description="rebuild for this share of the true 10 nearest from now on"
-    )
-    yes: bool = Field(default=False, description="drop without being asked")
+    ] = Field(json_schema_extra={"positional": True})
+    """list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; rebuild NAME:
+    make its search index anew; snapshot NAME FILE: write it to one file; restore FILE NAME: make a gallery of
+    that; switch NAME OTHER: give the gallery OTHER the name NAME at once, and the one before the name OTHER;
+    rollback NAME: undo that; drop NAME: remove it"""
+    name: str | None = Field(None, json_schema_extra={"positional": True})
+    """the gallery's name; for restore the file"""
+    other: str | None = Field(None, json_schema_extra={"positional": True})
+    """for snapshot the file to write, for restore the name, for switch the other gallery"""
+    galleries: Path = Path("galleries")
+    """the folder that holds the galleries"""
+    index: str | None = None
+    """rebuild with this type of index from now on: auto, exact, or a FAISS factory string (HNSW16,SQ8)"""
+    recall: float | None = Field(None, gt=0, le=1)
+    """rebuild for this share of the true 10 nearest from now on"""
+    yes: bool = False
+    """drop without being asked"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -65,9 +55,7 @@ def run(settings: Settings) -> dict[str, Any]:
     words = [word for word in (settings.name, settings.other) if word is not None]
     _check_words(settings, words)
     if not settings.galleries.is_dir() and settings.action != "restore":
-        raise NotFound(
-            f"there is no folder {settings.galleries}; give the folder of galleries by --galleries"
-        )
+        raise NotFound(f"there is no folder {settings.galleries}; give that of galleries by --galleries")
     # A command looks and goes: it leaves background work to the server.
     with GalleryDirectory(settings.galleries, policy=RebuildPolicy(automatic=False)) as directory:
         work, *_ = _ACTIONS[settings.action]
@@ -151,9 +139,7 @@ def _drop(directory: GalleryDirectory, settings: Settings, name: str) -> dict[st
         items = _entry(directory, name).get("items")
         count = "an unknown number of" if items is None else f"{items:,}"
         if not sys.stdin.isatty():
-            raise BadSetting(
-                f"dropping the gallery {name} removes {count} items for good; add --yes to do it"
-            )
+            raise BadSetting(f"dropping the gallery {name} removes {count} items for good; add --yes")
         sys.stderr.write(f"drop the gallery {name} with {count} items for good? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -240,9 +226,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 def _sheet(entry: Mapping[str, Any]) -> str:
     """Return all that is known of one gallery, a line each."""
-    trials = (
-        f"{each['type']} {each['recall']:.4f} at {each['latency_ms']:.3f} ms" for each in entry["trials"]
-    )
+    trials = (f"{it['type']} {it['recall']:.4f} at {it['latency_ms']:.3f} ms" for it in entry["trials"])
     lines = {
         "items": f"{entry['items']:,} of dimension {entry['dimension']}; {entry['fresh']:,} newer than the "
         f"index, {entry['deleted']:,} deleted and still in memory",
@@ -263,9 +247,7 @@ def _sheet(entry: Mapping[str, Any]) -> str:
         "folder": entry["path"],
     }
     width = max(map(len, lines))
-    return "\n".join(
-        [entry["name"], *(f"  {label:<{width}}  {text}" for label, text in lines.items() if text)]
-    )
+    return "\n".join([entry["name"], *(f"  {name:<{width}}  {text}" for name, text in lines.items() if text)])
 
 
 def _fields(fields: Mapping[str, Any]) -> str:

@@ -105,9 +105,7 @@ def disk_error(error: OSError, what: str) -> CrossbatchError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Overloaded(f"{what} cannot be written: the disk is full; free some space", retry_after=30.0)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return ReadOnly(
-            f"{what} cannot be written: {(error.strerror or str(error)).lower()}; make it writable"
-        )
+        return ReadOnly(f"{what} cannot be written: {str(error.strerror).lower()}; make it writable")
     if error.errno in _OUT:
         return Unavailable(f"{what} cannot be written: {TOO_MANY_OPEN}")
     return Unavailable(f"{what} cannot be written ({error.strerror or error}); check permissions and disk")

@@ -96,10 +96,8 @@ def sweep(folder: Path) -> None:
 def take_name(path: Path, other: Path, *, timeout: float) -> None:
     """Let the gallery at `other` have the name of `path`; a gallery that has it gets the other's name.
 
-    Raises:
-        AlreadyExists: It was switched already, and a second time would undo it; or no gallery has the name.
-        Overloaded: Somebody rebuilds or switches one of them for longer than `timeout` seconds.
-        Unavailable: The file system cannot do it.
+    AlreadyExists tells that it was switched already, as a second time would undo it, or that what has the
+    name is no gallery; Overloaded, that somebody works on one of them for longer than `timeout` seconds.
     """
     if path == other:
         raise InvalidArgument(f"the gallery {path.name} has that name already; give that of another")
@@ -118,21 +116,14 @@ def take_name(path: Path, other: Path, *, timeout: float) -> None:
 
 
 def give_back_name(path: Path, *, timeout: float) -> Path:
-    """Undo the switch by which the gallery at `path` got its name; returns where it lies now.
-
-    Raises:
-        NotFound: It did not get its name by a switch, or the gallery before is not there any more.
-        Mismatch: Another gallery lies where that one was.
-    """
+    """Undo the switch by which the gallery at `path` got its name; returns where it lies now."""
     with closing(Store(path / FILE_NAME)) as store:
         name, gallery = _previous(store)
     if name in ("", path.name):  # its own: a switch was broken off before anything changed
         raise NotFound(f"the gallery {path.name} did not get its name by a switch; there is nothing to undo")
     other = path.with_name(name)
     if not (other / FILE_NAME).is_file():
-        raise NotFound(
-            f"the gallery that was {path.name} before lay at {other} and is gone; it cannot be brought back"
-        )
+        raise NotFound(f"the gallery that was {path.name} before lay at {other}, and is gone")
     with _held([path, other], timeout) as (current, before):
         if _previous(current) != (name, gallery):
             raise Overloaded(f"the gallery {path.name} was switched in this moment; look, and try again")

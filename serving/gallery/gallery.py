@@ -107,9 +107,7 @@ class Gallery:
     def open(cls, path: Path, *, policy: RebuildPolicy | None = None, device: str = "cpu") -> Self:
         """Open a gallery and its index, to be searched on a device as `create` tells.
 
-        Raises:
-            ReadOnly: This process may not write to it, and nobody has it open who may.
-            BadSetting: FAISS is not installed, or there is no such device.
+        ReadOnly tells that this process may not write to it, and nobody has it open who may.
         """
         require_faiss(device)
         check_path(path)
@@ -179,15 +177,10 @@ class Gallery:
         filter: Filter | None = None,
         group_by_label: bool = False,
     ) -> list[list[Neighbour]]:
-        """Find the k items nearest to each query.
+        """Find the k items nearest to each query, unit vectors (Q, d); all where there are fewer.
 
-        Args:
-            vectors: Unit vectors (Q, d).
-            k: How many to find; all where there are fewer.
-            minimum_score: The least cosine of a hit.
-            exclude: Keys of items that are passed over.
-            filter: What the label and metadata of a hit must fulfil.
-            group_by_label: Whether only the best item of each label is a hit; one without stands for itself.
+        With `group_by_label` only the best item of each label is a hit; one without stands for itself. The
+        keys in `exclude` are passed over.
 
         Returns:
             For each query its hits, best first, ties in the order of their keys. Hits of one item share
@@ -241,12 +234,8 @@ class Gallery:
     def upsert(self, items: Iterable[GalleryItem], *, expected: Mapping[str, int] | None = None) -> list[int]:
         """Store items; one whose key is there is replaced whole. Returns their versions, in order.
 
-        Args:
-            items: What is stored; no key twice.
-            expected: Which version some keys must have now, those of `items` or others; 0: not be there.
-
-        Raises:
-            Conflict: An item is of another version than the one expected.
+        No key may come twice. It is a Conflict where a key, of `items` or another, has not the version that
+        is `expected` of it now (0: not to be there).
         """
         return self.upsert_checked(check_items(items, dimension=self.meta.dimension), expected=expected)
 

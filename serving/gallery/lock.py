@@ -25,10 +25,8 @@ _MOVE = 10.0  # seconds; opening a gallery file takes a millisecond
 def alone(gallery: Path, timeout: float, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a gallery's lock; while it is held, the gallery keeps its name (but may be dropped).
 
-    Raises:
-        Overloaded: Somebody else held it for more than `timeout` seconds. Meanwhile `waiting` is called again
-            and again; what it raises ends the wait.
-        OSError: The gallery's folder cannot be written.
+    Overloaded tells that somebody else held it for more than `timeout` seconds, OSError that the folder
+    cannot be written. Meanwhile `waiting` is called again and again; what it raises ends the wait.
     """
     deadline = time.monotonic() + timeout
     busy = f"another rebuild or switch of the gallery {gallery} is running; try again later"

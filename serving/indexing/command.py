@@ -32,43 +32,37 @@ _SHOWN = 5
 class Settings(BaseModel):
     """Settings of `crossbatch index`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    gallery: str = Field(
-        description="the gallery to fill, made if it is not there: a path, or a name with --galleries",
-        json_schema_extra={"positional": True},
-    )
-    model: Path = Field(description="the model file, as `crossbatch export` writes it")
-    data: Path = Field(description="the data set: a folder, or one .csv, .tar or .parquet file")
-    galleries: Path | None = Field(default=None, description="the folder that holds the gallery")
-    format: Format = Field(default="auto", description="how the data set is laid out; auto finds out")
-    split: Split = Field(
-        default="all", description="which images: all, or one side of the split that the model trained with"
-    )
-    sync: bool = Field(
-        default=False,
-        description="embed changed images anew, and delete items of this data set whose image is gone",
-    )
-    report: Path | None = Field(
-        default=None, description=f"CSV file of what cannot be stored; by default {FILE_NAME} in the gallery"
-    )
-    thumbnails: bool = Field(
-        default=False, description="keep a small JPEG picture with each item; decided when a gallery is made"
-    )
-    index: str | None = Field(
-        default=None,
-        description="search index: auto (by the number of items and the recall), exact, or a FAISS factory "
-        "string (IVF1024,PQ32x4fs); by default as it is, and auto for a new gallery",
-    )
-    recall: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="recall@10 that an auto index must reach; 0.99 for a new gallery",
-    )
-    batch: int = Field(default=32, ge=1, le=1024, description="images encoded at once")
-    threads: int = Field(default=0, ge=0, le=256, description="threads that decode and encode; 0: one a core")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the model runs")
+    gallery: str = Field(json_schema_extra={"positional": True})
+    """the gallery to fill, made if it is not there: a path, or a name with --galleries"""
+    model: Path
+    """the model file, as `crossbatch export` writes it"""
+    data: Path
+    """the data set: a folder, or one .csv, .tar or .parquet file"""
+    galleries: Path | None = None
+    """the folder that holds the gallery"""
+    format: Format = "auto"
+    """how the data set is laid out; auto finds out"""
+    split: Split = "all"
+    """which images: all, or one side of the split that the model trained with"""
+    sync: bool = False
+    """embed changed images anew, and delete items of this data set whose image is gone"""
+    report: Path | None = None
+    """CSV file of what cannot be stored; by default skipped.csv in the gallery"""
+    thumbnails: bool = False
+    """keep a small JPEG picture with each item; decided when a gallery is made"""
+    index: str | None = None
+    """search index: auto (by the number of items and the recall), exact, or a FAISS factory string
+    (IVF1024,PQ32x4fs); by default as it is, and auto for a new gallery"""
+    recall: float | None = Field(None, gt=0, le=1)
+    """recall@10 that an auto index must reach; 0.99 for a new gallery"""
+    batch: int = Field(32, ge=1, le=1024)
+    """images encoded at once"""
+    threads: int = Field(0, ge=0, le=256)
+    """threads that decode and encode; 0: one a core"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where the model runs"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -79,9 +73,6 @@ def run(settings: Settings) -> dict[str, Any]:
         `format`, `table`, `labels`, `images` found on the wanted side of the split, `unlabelled` (images of
         no class that the split left out), `empty` class folders, `report` (the file that lists the skipped,
         None where there are none), `items` now in the gallery, `seconds`, `images_per_second`.
-
-    Raises:
-        CrossbatchError: Nothing can be read or written, or the settings do not go with the gallery.
     """
     folder, name = _place(settings)
     if settings.report is not None:

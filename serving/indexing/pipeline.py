@@ -85,17 +85,10 @@ def index_rows(
     batch: int = 32,
     threads: int = 0,
 ) -> Report:
-    """Bring a gallery in step with rows of a catalogue, as far as that takes nothing away.
+    """Bring a gallery in step with rows of a catalogue, those on the side `split`.
 
-    Args:
-        encoder: The model.
-        catalog: The data set.
-        rows: Those of its rows that are on the side `split`.
-        target: The gallery, which is made when the first image is ready.
-        split: The side of the data set; with the place of the data set it says whose the items are.
-        sync: Whether items are replaced whose file has changed, and deleted whose file is gone.
-        batch: Images encoded at once.
-        threads: Threads that decode; 0 takes one a core.
+    Only with `sync` are items replaced whose file has changed, and deleted whose file is gone. The gallery is
+    made when the first image is ready. Threads decode; 0 takes one a core.
     """
     examiner = _Examiner(encoder, catalog, split, sync=sync, thumbnail_side=target.thumbnail_side)
     without_key = {row.key: fault for row in rows if (fault := _key_fault(row.key))}

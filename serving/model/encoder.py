@@ -24,16 +24,10 @@ class Encoder:
     """One loaded model; all methods may be called from several threads at once."""
 
     def __init__(self, path: Path, *, threads: int = 0, device: Literal["cpu", "cuda"] = "cpu") -> None:
-        """Read, prove and load an ONNX file.
+        """Read, prove and load an ONNX file, as `read_model` does; `cuda` is the first GPU.
 
-        Args:
-            path: The file.
-            threads: Threads that compute one batch; 0 takes one for each core this process may use.
-            device: Where it runs; `cuda` is the first GPU.
-
-        Raises:
-            NotFound, BadArtifact: There is no such file, or it is no model; see `read_model`.
-            BadSetting: ONNX Runtime or the device is not there.
+        So many threads compute one batch; 0 takes one for each core that this process may use. BadSetting
+        tells that ONNX Runtime or the device is not there.
         """
         self.spec: ModelSpec
         self._data, self.spec = read_model(path)
@@ -52,14 +46,12 @@ class Encoder:
         return embeddings
 
     def run(self, images: NDArray[np.uint8], *outputs: str, threads: int = 0) -> dict[str, NDArray[Any]]:
-        """Compute the named outputs, and only the nodes that they need.
+        """Compute the named outputs, and only the nodes that they need; all that there are if none is named.
 
         Args:
             images: uint8 (B, S, S, 3), RGB, B at least 1, as `preprocess` gives them.
-            outputs: Of `embeddings`, float32 (B, d); `histograms`, float32 (B, m); and `assignments`, uint8
-                (B, h, w). None named gives all that the model has.
-            threads: Threads that compute it; 0 takes those that were said at first. Another number loads the
-                model a second time, once.
+            outputs: `embeddings` float32 (B, d), `histograms` float32 (B, m), `assignments` uint8 (B, h, w).
+            threads: 0 takes those that were said at first; another number loads the model a second time.
 
         Raises:
             InvalidArgument: `images` has another shape or dtype, or the model has no such output.

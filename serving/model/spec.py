@@ -92,9 +92,7 @@ def read_spec(path: Path) -> ModelSpec:
 def read_model(path: Path) -> tuple[bytes, ModelSpec]:
     """Read the bytes of a model file and its spec, at once, so that what runs is what was proven.
 
-    Raises:
-        NotFound: There is no such file.
-        BadArtifact: It is no model file, or its spec is missing, newer or damaged, or its weights are.
+    BadArtifact tells that it is no model file, or its spec is missing, newer or damaged, or its weights are.
     """
     data = _read(path)
     try:
@@ -112,9 +110,7 @@ def read_model(path: Path) -> tuple[bytes, ModelSpec]:
     spec = _parse(texts[0], path)
     external = onnx.TensorProto.EXTERNAL
     if any(part.data_location == external for part in _parts(model) if isinstance(part, onnx.TensorProto)):
-        raise BadArtifact(
-            f"{path} keeps weights in another file; a model must be one file, so export it again"
-        )
+        raise BadArtifact(f"{path} keeps weights in another file; a model must be one file: export it again")
     found = fingerprint(model)
     if found != spec.fingerprint:
         raise BadArtifact(
@@ -204,9 +200,7 @@ def _read(path: Path) -> bytes:
             raise BadArtifact(f"{path} has {found.st_size} bytes; a model has at most {MAX_MODEL_BYTES}")
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise NotFound(
-            f"the model file {path} is not there; give the .onnx file that export wrote"
-        ) from error
+        raise NotFound(f"the model file {path} is not there; give the .onnx file of export") from error
     except OSError as error:
         raise BadArtifact(f"the model file {path} cannot be read: {cause_of(error)}") from error
 

@@ -55,17 +55,11 @@ class Call:
     """For who waits for the call's work: None when it is done, or what makes the error that ends the call."""
 
     def check(self) -> None:
-        """Raise why nobody waits any more, if that is so.
-
-        Raises:
-            DeadlineExceeded: The deadline has passed.
-            Cancelled: The caller left.
-            Draining: The server has no more time for the call.
-        """
+        """Raise why nobody waits any more, if that is so: DeadlineExceeded, Cancelled or Draining."""
         ended = not self.news.empty()
         early = EARLY_SECONDS if ended else 0.0
         if self.deadline is not None and time.monotonic() >= self.deadline - early:
-            raise _late()
+            raise DeadlineExceeded("The deadline passed before the work was done; give the call more time.")
         if ended:
             why = self.news.get()
             self.news.put(why)
@@ -87,10 +81,6 @@ class Call:
     def remaining(self, longest: float) -> float:
         """Return the seconds that a wait may last: until the deadline, and `longest` at most."""
         return longest if self.deadline is None else max(0.0, min(longest, self.deadline - time.monotonic()))
-
-
-def _late() -> CrossbatchError:
-    return DeadlineExceeded("The deadline passed before the work was done; give the call more time.")
 
 
 def gone() -> CrossbatchError:

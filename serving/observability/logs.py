@@ -43,10 +43,7 @@ class _Lines(QueueHandler):
 def configure_logs(level: str = "INFO", stream: TextIO | None = None, *, worker: int | None = None) -> None:
     """Send the logs of the process to a stream, standard error by default, in the form that suits it.
 
-    Args:
-        level: The least severe level that is written, one that `logging` knows.
-        stream: Where to.
-        worker: The number of this process among its like, which each line then tells.
+    Each line tells the number of this process among its like, the `worker`, where it has one.
     """
     stream = sys.stderr if stream is None else stream
     written = logging.StreamHandler(stream)

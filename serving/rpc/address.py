@@ -34,10 +34,6 @@ def held_port(host: str, port: int, *, shared: bool = False) -> Iterator[int]:
     """Hold a port while the block runs, without listening: connections and other servers are refused.
 
     Where it is `shared`, workers of ours may listen on it. Yields its number, a free one's for 0.
-
-    Raises:
-        BadSetting: The host is not of this machine.
-        Unavailable: The port is in use or may not be used.
     """
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as held:
@@ -81,6 +77,4 @@ def _explained(error: OSError, host: str, port: int) -> CrossbatchError:
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return BadSetting(f"The host {host} is not an address of this machine; give --host one that is.")
-    return Unavailable(
-        f"Port {port} on {host} cannot be used ({error.strerror}); choose another with --port."
-    )
+    return Unavailable(f"Port {port} on {host} cannot be used ({error.strerror}); choose another by --port.")

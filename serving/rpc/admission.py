@@ -17,7 +17,6 @@ LIMITS = ("inputs", "bytes", "client_inputs", "client_bytes")
 
 SMOOTHING = 0.1
 SHORTEST_RETRY, LONGEST_RETRY = 0.05, 5.0  # seconds
-_DRAINING = "The server is stopping and takes no new work; try another one."
 
 
 class Admission:
@@ -37,12 +36,8 @@ class Admission:
     ) -> None:
         """Set the limits; each must be at least what the largest call needs.
 
-        Args:
-            most_inputs: Most inputs in flight.
-            most_bytes: Most bytes of the messages in flight.
-            most_a_client: Most inputs of one client, who then has the same share of the bytes, yet room for
-                one message; 0 for no limit of his own.
-            refused: Is told which of `LIMITS` a call was refused for.
+        Of the inputs one client may have `most_a_client`, and the same share of the bytes, yet room for one
+        message; 0 for no limit of his own. `refused` is told which of `LIMITS` a call was refused for.
         """
         self.most_inputs, self.most_bytes = most_inputs, most_bytes
         self.most_a_client = most_a_client or most_inputs
@@ -57,26 +52,14 @@ class Admission:
         self._lock = threading.Lock()
 
     def check_room(self, client: str, inputs: int = 1) -> None:
-        """Find out, before a message is received, whether a call with so many inputs would be admitted.
-
-        Raises:
-            Draining: The server is stopping.
-            Overloaded: It would not.
-        """
-        if self.draining:
-            raise Draining(_DRAINING)
+        """Raise, before a message is received, what a call with so many inputs would be refused for."""
+        self._check_open()
         if inputs:
             self._check_inputs(client, inputs)
 
     def receive(self, call: Call, size: int) -> None:
-        """Account for the bytes of a call's message, until it is released.
-
-        Raises:
-            Draining: The server is stopping.
-            Overloaded: There is no room for so many bytes now.
-        """
-        if self.draining:
-            raise Draining(_DRAINING)
+        """Account for the bytes of a call's message, until it is released; raises where there is no room."""
+        self._check_open()
         with self._lock:
             held = self._bytes_of[call.client]
             if self.bytes + size > self.most_bytes:
@@ -92,9 +75,6 @@ class Admission:
         """Hold a permit for each input until the call is released; a call without inputs holds one.
 
         Not for a call that goes on for minutes: it would make the others come back too late.
-
-        Raises:
-            Overloaded: Too many inputs are in flight now.
         """
         with self._lock:
             self._check_inputs(call.client, inputs)
@@ -115,6 +95,10 @@ class Admission:
             if call.inputs:
                 # A place becomes free about when a call of usual length ends: that is when to come back.
                 self._usual_stay += SMOOTHING * (time.monotonic() - call.admitted - self._usual_stay)
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise Draining("The server is stopping and takes no new work; try another one.")
 
     def _check_inputs(self, client: str, inputs: int) -> None:
         if self.inputs + inputs > self.most_inputs:

@@ -1,18 +1,13 @@
 """Who calls, and what he may do: API keys, and the role that each call needs."""
 
-import logging
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from serving.errors import BadSetting, CrossbatchError, PermissionDenied, Unauthenticated
-from serving.gallery.disk import stamp_of
+from serving.errors import PermissionDenied, Unauthenticated
 from serving.observability.call import Call
-from serving.rpc.keys import Key, Role, hash_of, read_keys
+from serving.rpc.keys import KeysInForce, Role
 
 __all__ = ["OURS", "ROLES", "Authenticator", "Role", "role_of", "short_name"]
-
-logger = logging.getLogger(__name__)
 
 OURS = ("/crossbatch.v1.", "/inference.")
 """How the calls of our own packages begin; every other service is gRPC's."""
@@ -49,8 +44,6 @@ ROLES: dict[str, Role | None] = {
 }
 """By a call's full name, the role that it needs; None where anybody may make it."""
 
-LOOK_SECONDS = 1.0  # between two looks at whether the file of keys has changed
-
 # The same for a key that is missing, unknown, revoked or no key at all: it helps nobody to guess.
 _UNKNOWN = (
     "The call brings no API key that is valid here; send one as `authorization: Bearer KEY`. "
@@ -70,29 +63,12 @@ def short_name(method: str) -> str:
 
 
 class Authenticator:
-    """Knows the API keys. The file is read again when it changes, by a thread that looks once a second."""
+    """Knows who may do what, by the API keys of a file; without one everybody may do all."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read the keys of a file; without one everybody may do all, and `asks` is false.
-
-        Raises:
-            NotFound: There is no such file.
-            BadArtifact: It is damaged.
-            BadSetting: It has no key that may be used.
-        """
+        """Read the file; `asks` is false where there is none."""
+        self._keys = KeysInForce(path) if path else None
         self.asks = path is not None
-        self._known: dict[bytes, Key] = {}
-        self._closed = threading.Event()
-        if path is None:
-            return
-        stamp = stamp_of(path)
-        self._known = _usable(path)
-        if not self._known:
-            raise BadSetting(
-                f"the key file {path} has no key that may be used; "
-                f"make one by `crossbatch keys add NAME --file {path}`"
-            )
-        threading.Thread(target=self._watch, args=(path, stamp), name="keys", daemon=True).start()
 
     def authorize(self, call: Call, needed: Role) -> None:
         """Find out who makes a call, by its metadata, and whether he may; note his name in it.
@@ -101,8 +77,7 @@ class Authenticator:
             Unauthenticated: The call brings no valid key.
             PermissionDenied: The key's role does not allow the call.
         """
-        # By its hash, which an attacker cannot steer: how long a look-up takes tells nothing of other keys.
-        key = self._known.get(hash_of(_sent(call.metadata)))
+        key = self._keys.find(_sent(call.metadata)) if self._keys else None
         if key is None:
             raise Unauthenticated(_UNKNOWN)
         call.client = key.name
@@ -114,29 +89,8 @@ class Authenticator:
 
     def close(self) -> None:
         """Look at the file no more."""
-        self._closed.set()
-
-    def _watch(self, path: Path, stamp: tuple[int, ...]) -> None:
-        complaint = ""
-        while not self._closed.wait(LOOK_SECONDS):
-            now = stamp_of(path)
-            if now == stamp and not complaint:
-                continue
-            stamp = now
-            try:
-                self._known = _usable(path)
-            except CrossbatchError as error:
-                if str(error) != complaint:
-                    logger.error("%s; the keys read before stay in force", error)
-                complaint = str(error)
-            else:
-                complaint = ""
-                logger.info("read %d keys of %s", len(self._known), path)
-
-
-def _usable(path: Path) -> dict[bytes, Key]:
-    """The keys that are not revoked, by their hash."""
-    return {bytes.fromhex(key.sha256): key for key in read_keys(path) if key.revoked is None}
+        if self._keys:
+            self._keys.close()
 
 
 def _sent(metadata: Iterable[tuple[str, str | bytes]]) -> str:

@@ -1,21 +1,11 @@
 """How filters travel: the dataclasses of `serving.gallery.search.filter` as the message Filter, and back."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import InvalidArgument
-from serving.gallery.search.filter import (
-    AllOf,
-    AnyOf,
-    Equal,
-    Exists,
-    Filter,
-    In,
-    Not,
-    Range,
-    Value,
-    check_filter,
-)
+from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, check_filter
 
 __all__ = ["MAX_FILTER_MESSAGE", "filter_message", "filter_of"]
 
@@ -26,27 +16,17 @@ _BOUNDS = ("above", "least", "below", "most")
 
 
 def filter_message(condition: Filter) -> pb.Filter:
-    """Write a filter as it travels; its whole numbers become doubles.
-
-    Raises:
-        InvalidArgument: if it is no filter, too large, or holds a value that cannot be sent.
-    """
+    """Write a filter as it travels, its whole numbers as doubles; InvalidArgument where it cannot be sent."""
     try:
         return _written(check_filter(condition))
     except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            f"The filter holds a text that is not valid Unicode: {error.reason}."
-        ) from error
+        raise InvalidArgument(f"The filter holds a text that is not Unicode: {error.reason}.") from error
     except TypeError as error:
         raise InvalidArgument(f"The filter holds no list where it should: {error}.") from error
 
 
 def filter_of(message: pb.Filter) -> Filter:
-    """Read a filter.
-
-    Raises:
-        InvalidArgument: if it is incomplete, too large, or cannot be carried out.
-    """
+    """Read a filter; InvalidArgument where it is incomplete, too large, or cannot be carried out."""
     if (size := message.ByteSize()) > MAX_FILTER_MESSAGE:
         raise InvalidArgument(
             f"The filter takes {size:,} bytes; one of 1,000 conditions with 64 KiB of text takes less than "
@@ -80,7 +60,7 @@ def _several(filters: Iterable[Filter]) -> pb.Filter.Several:
     return pb.Filter.Several(filters=[_written(each) for each in filters])
 
 
-def _value_message(value: Value) -> pb.Filter.Value:
+def _value_message(value: str | float) -> pb.Filter.Value:
     if isinstance(value, str):
         return pb.Filter.Value(string=value)
     if isinstance(value, bool):
@@ -114,9 +94,8 @@ def _read(message: pb.Filter) -> Filter:
             )
 
 
-def _value(message: pb.Filter.Value) -> Value:
+def _value(message: pb.Filter.Value) -> Any:
     kind = message.WhichOneof("kind")
     if kind is None:
         raise InvalidArgument("A filter lacks a value; give a string, a number or a boolean.")
-    value: Value = getattr(message, kind)
-    return value
+    return getattr(message, kind)

@@ -1,4 +1,4 @@
-"""The file of API keys, and the command `crossbatch keys` that makes, lists and revokes them.
+"""The file of API keys: the keys in force, and the command `crossbatch keys` that makes and revokes them.
 
 A key is 256 random bits, which nobody finds by trying, so a plain SHA-256 hides it: the slow hashes that
 passwords need would only slow down each call.
@@ -7,9 +7,11 @@ passwords need would only slow down each call.
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,15 +20,18 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.errors import AlreadyExists, BadArtifact, BadSetting, InvalidArgument, NotFound
-from serving.gallery.disk import disk_error, written_aside
+from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchError, InvalidArgument, NotFound
+from serving.gallery.disk import disk_error, stamp_of, written_aside
 
 __all__ = [
-    "Key", "Role", "Settings", "add_key", "hash_of", "read_keys", "remark", "render", "revoke_key", "run",
+    "Key", "KeysInForce", "Role", "Settings", "add_key", "read_keys", "remark", "render", "revoke_key", "run",
 ]  # fmt: skip
+
+logger = logging.getLogger(__name__)
 
 Role: TypeAlias = Literal["read", "write"]
 
+LOOK_SECONDS = 1.0  # between two looks at whether the file has changed
 FORMAT = 1
 PREFIX = "cb_"  # by which scanners for leaked secrets know it
 MAX_KEYS = 1_000
@@ -55,39 +60,66 @@ class _File(BaseModel):
 class Settings(BaseModel):
     """Settings of `crossbatch keys`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    action: Literal["add", "list", "revoke"] = Field(
-        description="add NAME: make a key and show it, this once; list: show the keys' names and roles; "
-        "revoke NAME: refuse a key from now on, for good",
-        json_schema_extra={"positional": True},
-    )
-    name: str | None = Field(
-        default=None,
-        description="the key's name, which logs tell its holder by",
-        json_schema_extra={"positional": True},
-    )
-    role: Role = Field(
-        default="read",
-        description="what the key that is added may do: read (embed, search, look), or write as well",
-    )
-    file: Path = Field(
-        default=Path("keys.json"), description="the file that holds the keys' hashes, for `serve --keys`"
-    )
+    action: Literal["add", "list", "revoke"] = Field(json_schema_extra={"positional": True})
+    """add NAME: make a key and show it, this once; list: show the keys' names and roles; revoke NAME: refuse
+    a key from now on, for good"""
+    name: str | None = Field(None, json_schema_extra={"positional": True})
+    """the key's name, which logs tell its holder by"""
+    role: Role = "read"
+    """what the key that is added may do: read (embed, search, look), or write as well"""
+    file: Path = Path("keys.json")
+    """the file that holds the keys' hashes, for `serve --keys`"""
 
 
-def hash_of(key: str) -> bytes:
-    """Return the SHA-256 of a key, 32 bytes; whatever else was sent has one too."""
-    return hashlib.sha256(key.encode(errors="replace")).digest()
+class KeysInForce:
+    """The keys of a file that are not revoked; a thread reads it again when it changes."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file; raises as `read_keys` does, and BadSetting where it has no key that may be used."""
+        self._path, self._stamp = path, stamp_of(path)
+        self._keys = self._read()
+        if not self._keys:
+            raise BadSetting(
+                f"the key file {path} has no key that may be used; "
+                f"make one by `crossbatch keys add NAME --file {path}`"
+            )
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="keys", daemon=True).start()
+
+    def find(self, sent: str) -> Key | None:
+        """Return what is kept of a key that was sent; None where it is unknown or revoked."""
+        # By its hash, which an attacker cannot steer: how long a look-up takes tells nothing of other keys.
+        return self._keys.get(_hash_of(sent))
+
+    def close(self) -> None:
+        """Look at the file no more."""
+        self._closed.set()
+
+    def _read(self) -> dict[str, Key]:
+        return {key.sha256: key for key in read_keys(self._path) if key.revoked is None}
+
+    def _watch(self) -> None:
+        complaint = ""
+        while not self._closed.wait(LOOK_SECONDS):
+            now = stamp_of(self._path)
+            if now == self._stamp and not complaint:
+                continue
+            self._stamp = now
+            try:
+                self._keys = self._read()
+            except CrossbatchError as error:
+                if str(error) != complaint:
+                    logger.error("%s; the keys read before stay in force", error)
+                complaint = str(error)
+            else:
+                complaint = ""
+                logger.info("read %d keys of %s", len(self._keys), self._path)
 
 
 def read_keys(path: Path) -> list[Key]:
-    """Read a file of keys, those that were revoked too.
-
-    Raises:
-        NotFound: There is no such file.
-        BadArtifact: It cannot be read, is damaged, or of a newer format.
-    """
+    """Read a file of keys, those that were revoked too; raises NotFound, or BadArtifact if it is damaged."""
     try:
         found = json.loads(path.read_bytes())
         version = found.get("format") if isinstance(found, dict) else None
@@ -117,10 +149,7 @@ def read_keys(path: Path) -> list[Key]:
 def add_key(path: Path, name: str, role: Role) -> str:
     """Make a key, keep its hash, and return the key, which cannot be had again.
 
-    Raises:
-        InvalidArgument: The name cannot be one, or the file is full.
-        AlreadyExists: The name is taken, also by a key that was revoked: logs tell keys by it.
-        CrossbatchError: The file is damaged or cannot be written.
+    A name that is taken, also by a key that was revoked, is AlreadyExists: logs tell keys by it.
     """
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
@@ -135,16 +164,12 @@ def add_key(path: Path, name: str, role: Role) -> str:
         if len(keys) == MAX_KEYS:
             raise InvalidArgument(f"the key file {path} has {MAX_KEYS:,} keys, which is the most")
         text = PREFIX + secrets.token_urlsafe(32)
-        _write(path, [*keys, Key(name=name, role=role, sha256=hash_of(text).hex(), created=_now())])
+        _write(path, [*keys, Key(name=name, role=role, sha256=_hash_of(text), created=_now())])
     return text
 
 
 def revoke_key(path: Path, name: str) -> Key:
-    """Take a key's rights away for good; return what is kept of it.
-
-    Raises:
-        CrossbatchError: There is no such key or file, or it is damaged or cannot be written.
-    """
+    """Take a key's rights away for good; return what is kept of it."""
     read_keys(path)  # which leaves no lock beside a file that is not there
     with _locked(path):
         keys = read_keys(path)
@@ -158,11 +183,7 @@ def revoke_key(path: Path, name: str) -> Key:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Do what the command says; return the `action` and what came of it, without hashes.
-
-    Raises:
-        CrossbatchError: The name is missing or taken, there is no such file or key, or the file is damaged.
-    """
+    """Do what the command says; return the `action` and what came of it, without hashes."""
     action, file, name = settings.action, settings.file, settings.name
     done: dict[str, Any] = {"action": action, "file": str(file)}
     if action == "list":
@@ -227,6 +248,11 @@ def _write(path: Path, keys: Sequence[Key]) -> None:
 
 def _damaged(path: Path, why: str) -> BadArtifact:
     return BadArtifact(f"the key file {path} is damaged: {why}; restore it from a backup")
+
+
+def _hash_of(key: str) -> str:
+    """Return the SHA-256 of a key; whatever else was sent has one too."""
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
 
 def _now() -> str:

@@ -20,10 +20,7 @@ def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
     """Read the certificate that a server was given; None for one that speaks plain text.
 
     gRPC asks at each new connection whether there is a newer one. Files that cannot be used then are logged,
-    and leave the one that is in use.
-
-    Raises:
-        BadSetting: A file cannot be used; the sentence tells which and why.
+    and leave the one that is in use; at first they are a BadSetting.
     """
     certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
     if certificate is None or key is None:

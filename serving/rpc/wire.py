@@ -22,23 +22,14 @@ def bytes_of(vector: NDArray[np.floating[Any]]) -> bytes:
 
 
 def vector_of(data: bytes) -> NDArray[np.float32]:
-    """Unpack a vector: float32 (d,), native byte order, read-only.
-
-    Raises:
-        InvalidArgument: if the bytes are not whole float32 values.
-    """
+    """Unpack a vector: float32 (d,), native byte order, read-only; InvalidArgument where it is none."""
     if len(data) % 4:
         raise InvalidArgument(f"A vector of {len(data)} bytes was sent; float32 values take a multiple of 4.")
     return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
 
 
 def struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
-    """Pack metadata as a Struct, whose numbers are doubles.
-
-    Raises:
-        InvalidArgument: if a value is not of a JSON type, is no Unicode, is larger than a double or not
-            finite, or is nested more than 30 levels deep.
-    """
+    """Pack metadata as a Struct, whose numbers are doubles; InvalidArgument for what a Struct cannot hold."""
     check_metadata(metadata)
     struct = struct_pb2.Struct()
     try:

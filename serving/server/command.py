@@ -21,14 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Serve until SIGTERM or Ctrl-C.
-
-    Returns:
-        The address that was served and for how many seconds.
-
-    Raises:
-        CrossbatchError: The model or the folder cannot be used, or the port is taken.
-    """
+    """Serve until SIGTERM or Ctrl-C; return the address that was served and for how many seconds."""
     signals = Signals()
     _check_folder(settings.galleries)
     configure_logs(settings.log_level)

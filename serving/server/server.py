@@ -72,14 +72,10 @@ class Server:
         worker: int = 0,
         asked_to_reload: Callable[[], object] = lambda: None,
     ) -> None:
-        """Put the parts together; nothing runs yet.
+        """Put the parts together; nothing runs yet. Models and galleries are by default the settings'.
 
-        Args:
-            settings: What `crossbatch serve` was told.
-            sources: Where the models are; by default the files that the settings name.
-            directory: The galleries; by default those in the folder that the settings name.
-            worker: The number of this process among its like; 0 for one that is alone.
-            asked_to_reload: Called when a client let this process load anew; its like know nothing of it.
+        `worker` is the number of this process among its like, 0 for one that is alone. `asked_to_reload` is
+        called when a client let this process load anew, of which its like know nothing.
         """
         self.address = ""
         self.metrics_address = ""
@@ -207,13 +203,12 @@ class Server:
         self.address = written_address(settings.host, number)
 
     def _add_services(self, server: grpc.Server) -> None:
-        parts = (self.models, self.galleries, self.admission)
+        models, parts = self.models, (self.models, self.galleries, self.admission)
+        inference = InferenceCalls(models, self.admission, self._ready.is_set)
         add_RetrievalServiceServicer_to_server(RetrievalCalls(*parts), server)
         add_GalleryServiceServicer_to_server(GalleryCalls(*parts), server)
-        add_ModelServiceServicer_to_server(ModelCalls(self.models, self._reload_by_call), server)
-        add_GRPCInferenceServiceServicer_to_server(
-            InferenceCalls(self.models, self.admission, self._ready.is_set), server
-        )
+        add_ModelServiceServicer_to_server(ModelCalls(models, self._reload_by_call), server)
+        add_GRPCInferenceServiceServicer_to_server(inference, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
@@ -259,8 +254,5 @@ def _channel_options(settings: Settings) -> list[tuple[str, int]]:
     if settings.workers > 1:
         # A connection is one worker's for ever (grpc#22036): clients that stay would leave new workers idle.
         # It is ended gently, and what runs on it may go on for an hour.
-        options += [
-            ("grpc.max_connection_age_ms", 60_000),
-            ("grpc.max_connection_age_grace_ms", 3_600_000),
-        ]
+        options += [("grpc.max_connection_age_ms", 60_000), ("grpc.max_connection_age_grace_ms", 3_600_000)]
     return options

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from serving.engine.repository import ModelFile, ModelRepository
 from serving.errors import BadImage, InvalidArgument
+from serving.model.preprocess import MAX_BYTES
 from serving.server.server import Server
 from serving.settings import Settings
 
@@ -75,6 +76,8 @@ class FakeEncoder:
 
     def preprocess(self, data: bytes) -> NDArray[np.uint8]:
         assert self.decode_gate.wait(20)
+        if not 0 < len(data) <= MAX_BYTES:
+            raise BadImage(f"the image has {len(data):,} bytes; it must have between 1 and {MAX_BYTES:,}")
         self.decoded.append(data)
         if data.startswith(b"bad"):
             raise BadImage("These bytes hold no image.")

@@ -152,7 +152,7 @@ def test_each_of_many_bad_inputs_has_an_error(shared: Client, count: int) -> Non
     assert len(errors) == count
     for i, error in enumerate(errors):
         assert isinstance(error, BadImage)
-        says = "hold no image" if i % 2 else "is empty"
+        says = "hold no image" if i % 2 else "0 bytes"
         assert (says if i < 10 else "like all others of its call") in str(error)
     with pytest.raises(BadImage, match="input 0: "):
         shared.embed(images)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.engine.instances import NICENESS, InstanceLimits, ModelInstances
+from serving.engine.instances import InstanceLimits, ModelInstances
 from serving.errors import BadImage, Cancelled, DeadlineExceeded, Draining, Mismatch, Overloaded, Unavailable
 from serving.observability.call import Call, gone
 from tests.serving.rpc_fakes import FakeEncoder, FakeSpec, until, vector_for
@@ -296,4 +296,4 @@ def test_instances_leave_the_cores_to_those_who_answer() -> None:
     encoder.preprocess = noted  # type: ignore[method-assign]
     with running(encoder) as model:
         model.embed([b"x"], call_of())
-    assert nice == [max(NICENESS, os.getpriority(os.PRIO_PROCESS, os.getpid()))]
+    assert nice == [min(19, 10 + os.getpriority(os.PRIO_PROCESS, os.getpid()))]

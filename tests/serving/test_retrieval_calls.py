@@ -58,7 +58,7 @@ def test_one_bad_image_fails_alone(stubs: Stubs, encoder: FakeEncoder) -> None:
     internal = grpc.StatusCode.INTERNAL.value[0]
     assert [each.error.code for each in results] == [0, INVALID, INVALID, internal, 0]
     assert results[1].error.message == "These bytes hold no image."
-    assert "empty" in results[2].error.message
+    assert "0 bytes" in results[2].error.message
     assert "secret" not in str(results[3].error)
     assert encoder.encoded == 2
 

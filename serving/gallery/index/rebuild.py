@@ -1,9 +1,7 @@
 """Making the next FAISS file of a gallery: one process at a time, beside the searches, published at once."""
 
 import logging
-import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -11,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from serving.cores import usable_cores
+from serving.cores import lower_priority, usable_cores
 from serving.errors import CrossbatchError, Overloaded
 from serving.gallery.disk import disk_error, gallery_error
 from serving.gallery.index.builder import Advance, GivenUp, IndexBuilder
@@ -25,7 +23,6 @@ from serving.gallery.store.transaction import Block, Reader, State
 
 __all__ = ["RebuildPolicy", "Rebuilder"]
 
-_NICE = 10  # steps; each gives about a tenth less of a busy core
 _PAUSE = 30.0  # seconds until a background rebuild that failed is tried again
 _PATIENCE = 0.5  # seconds
 _TURN = 600.0  # seconds that one who asks for a rebuild waits for another's
@@ -105,7 +102,7 @@ class Rebuilder:
             thread.join(_PATIENCE)
 
     def _in_background(self, damaged: bool) -> None:
-        _lower_priority()
+        lower_priority()
         began = time.monotonic()
         try:
             with alone(self._folder, 0.0):
@@ -254,12 +251,3 @@ def _remove(files: Iterable[Path], *, but: str) -> None:
         if (not but or path.stem != Path(but).stem) and not path.is_dir():
             with suppress(FileNotFoundError):
                 path.unlink()
-
-
-def _lower_priority() -> None:
-    """Let other threads go first; those that this one starts inherit it."""
-    if sys.platform == "linux":  # elsewhere only a whole process has a priority
-        thread = threading.get_native_id()
-        with suppress(OSError):
-            lower = os.getpriority(os.PRIO_PROCESS, thread) + _NICE
-            os.setpriority(os.PRIO_PROCESS, thread, lower)  # the least there is where that is lower still

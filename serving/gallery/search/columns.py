@@ -223,10 +223,8 @@ def _read(labels: Iterable[str], metadata: Iterable[str]) -> _Entries:
             groups.append(4 * names.setdefault(name, len(names)) + kind)
             positions.append(position)
             values.append(number)
-    integers = np.frombuffer(positions, np.int32), np.frombuffer(label_codes, np.int32)
-    return _Entries(
-        list(names), list(texts), np.frombuffer(groups, np.int64), np.frombuffer(values), *integers
-    )
+    narrow = np.frombuffer(positions, np.int32), np.frombuffer(label_codes, np.int32)
+    return _Entries(list(names), list(texts), np.frombuffer(groups, np.int64), np.frombuffer(values), *narrow)
 
 
 def _elements(label: str, text: str) -> Iterator[tuple[str, Any]]:

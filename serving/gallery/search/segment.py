@@ -15,7 +15,7 @@ from serving.gallery.search.filter import Filter
 from serving.gallery.store.schema import sound
 from serving.gallery.store.transaction import Block, State
 
-__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "kth", "ranked", "rescored"]
+__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "kth", "ranked", "rescore"]
 
 Near = tuple[NDArray[np.float32], NDArray[np.int64], float]
 """Scores of candidates (c,), their positions (c,), and a bound on the scores of all others allowed."""
@@ -238,7 +238,7 @@ def _product(
     return scores
 
 
-def rescored(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def rescore(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return inner products of (d,) and (c, d), float32 (c,), summed in float64.
 
     They do not depend on where an item is kept, nor on how many queries came together (FAISS's do:

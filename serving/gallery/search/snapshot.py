@@ -18,15 +18,7 @@ from serving.gallery.index.index import SCORE_ERROR, IndexDamaged
 from serving.gallery.index.rebuild import Rebuilder
 from serving.gallery.search.columns import Columns, Mask
 from serving.gallery.search.filter import LABEL, Filter
-from serving.gallery.search.segment import (
-    GrowingSegment,
-    Near,
-    SealedSegment,
-    distinct,
-    kth,
-    ranked,
-    rescored,
-)
+from serving.gallery.search.segment import GrowingSegment, Near, SealedSegment, distinct, kth, ranked, rescore
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
 
@@ -135,7 +127,7 @@ class Snapshot:
             places = np.union1d(places, others[~barred[others]])
         main, rest = places[places < count], places[places >= count] - count
         seqs = np.concatenate([sealed.seqs[main], growing.seqs[rest]])
-        exact = rescored(query, np.concatenate([sealed.vectors[main], growing.vectors[rest]]))
+        exact = rescore(query, np.concatenate([sealed.vectors[main], growing.vectors[rest]]))
         order = ranked(exact, k, minimum, self._labels(places) if by_label else None)
         return list(zip(seqs[order].tolist(), exact[order].tolist(), strict=True))
 

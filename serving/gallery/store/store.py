@@ -77,10 +77,7 @@ class Store:
     def __init__(self, path: Path, *, busy_timeout: float = 10.0) -> None:
         """Open the file; a writer of another process is waited for as many seconds as `busy_timeout`.
 
-        Raises:
-            NotFound: There is no such file.
-            BadArtifact: It is damaged, not a gallery, or of a newer format.
-            ReadOnly: This process may not write to it, and as it stands it cannot be read without.
+        ReadOnly tells that this process may not write to it, and as it stands it cannot be read without.
         """
         if not path.is_file():
             raise NotFound(f"there is no gallery file {path}; check the path, or make it by crossbatch index")
@@ -149,9 +146,7 @@ class Store:
     def check_name(self) -> None:
         """Check that the gallery still has the name that it was opened by."""
         if _identity_of(self.path) != self.identity:
-            raise Replaced(
-                f"the gallery file {self.path} has been replaced by another; open the gallery again"
-            )
+            raise Replaced(f"the gallery file {self.path} has been replaced by another; open it again")
 
     @property
     def bytes(self) -> int:

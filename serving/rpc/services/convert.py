@@ -66,16 +66,12 @@ def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, An
     if not 1 <= k <= MAX_K:
         raise refusal("k", f"{k} neighbours were asked for; 1 to {MAX_K:,} can be had.")
     if k * len(request.queries) > MAX_HITS:
-        raise refusal(
-            "k", f"{k} neighbours of {len(request.queries)} queries are more than {MAX_HITS:,} in all."
-        )
+        raise refusal("k", f"{k} neighbours of {len(request.queries)} queries are more than {MAX_HITS:,}.")
     options: dict[str, Any] = {"k": k, "group_by_label": request.group_by_label}
     if request.HasField("minimum_score"):
         options["minimum_score"] = request.minimum_score
         if not -1 <= request.minimum_score <= 1:  # NaN too
-            raise refusal(
-                "minimum_score", f"{request.minimum_score} is not a score; scores lie between -1 and 1."
-            )
+            raise refusal("minimum_score", f"{request.minimum_score} is no score; they lie between -1 and 1.")
     if request.exclude_keys:
         if (count := len(request.exclude_keys)) > MAX_EXCLUDED:
             raise refusal("exclude_keys", f"{count} were sent; a call takes at most {MAX_EXCLUDED:,}.")

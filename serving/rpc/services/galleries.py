@@ -16,17 +16,7 @@ from serving.gallery.store.schema import Meta
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_MESSAGE_BYTES
-from serving.rpc.services.convert import (
-    Upsert,
-    check_count,
-    checked,
-    good_or_refused,
-    page_size,
-    read_items,
-    timings_of,
-    write_info,
-    write_item,
-)
+from serving.rpc.services import convert
 from serving.rpc.status import refusal, to_status
 
 __all__ = ["GalleryCalls"]
@@ -74,7 +64,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
 
     def ListGalleries(self, request: pb.ListGalleriesRequest, call: Call) -> pb.ListGalleriesResponse:  # noqa: N802
         """Describe one page of galleries; the token of the next one is the last name of this one."""
-        size = page_size(request.page_size)
+        size = convert.page_size(request.page_size)
         reply = pb.ListGalleriesResponse()
         self._admission.admit(call)
         with self._galleries.naming_no_path():
@@ -119,10 +109,10 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
 
     def UpsertItems(self, request: pb.UpsertItemsRequest, call: Call) -> pb.UpsertItemsResponse:  # noqa: N802
         """Store all the items of the request or none; the reply follows when they are on disk."""
-        check_count("items", len(request.items), MAX_INPUTS)
+        convert.check_count("items", len(request.items), MAX_INPUTS)
 
         def complete_and_store(meta: Meta, model: ModelInstances) -> list[int]:
-            upsert = read_items(request.items, meta.dimension, call)
+            upsert = convert.read_items(request.items, meta.dimension, call)
             _complete(upsert, model, meta.thumbnail_side, call)
             call.check()
             began = time.monotonic()
@@ -135,12 +125,14 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         self._admission.admit(call, len(request.items))
         # The model is looked up before anything is spent on the items.
         versions = self._galleries.with_model(request.gallery, complete_and_store)
-        return pb.UpsertItemsResponse(stored=len(versions), versions=versions, timings=timings_of(call))
+        return pb.UpsertItemsResponse(
+            stored=len(versions), versions=versions, timings=convert.timings_of(call)
+        )
 
     def DeleteItems(self, request: pb.DeleteItemsRequest, call: Call) -> pb.DeleteItemsResponse:  # noqa: N802
         """Remove items by key; the reply follows when that is on disk."""
         keys, versions = list(request.keys), list(request.expected_versions)
-        check_count("keys", len(keys), MAX_DELETED_KEYS)
+        convert.check_count("keys", len(keys), MAX_DELETED_KEYS)
         if versions and len(versions) != len(keys):
             raise refusal(
                 "expected_versions",
@@ -157,12 +149,12 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
 
     def GetItem(self, request: pb.GetItemRequest, call: Call) -> pb.GetItemResponse:  # noqa: N802
         """Read one item whole."""
-        key = checked("key", check_key, request.key)
+        key = convert.checked("key", check_key, request.key)
 
         def read(gallery: Gallery, _: ModelInstances) -> pb.GetItemResponse:
             (item,) = gallery.get([key], thumbnails=request.with_thumbnail)
             reply = pb.GetItemResponse(thumbnail=item.thumbnail)
-            write_item(reply.item, item, with_vector=True)
+            convert.write_item(reply.item, item, with_vector=True)
             return reply
 
         self._admission.admit(call)
@@ -170,10 +162,10 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
 
     def ListItems(self, request: pb.ListItemsRequest, call: Call) -> pb.ListItemsResponse:  # noqa: N802
         """Read one page of items; the token of the next one is the last key of this one."""
-        size = page_size(request.page_size)
+        size = convert.page_size(request.page_size)
         for field in ("page_token", "key_prefix"):
             if text := getattr(request, field):
-                checked(field, check_key, text)
+                convert.checked(field, check_key, text)
         self._admission.admit(call)
         return self._galleries.using(request.gallery, lambda gallery, _: _page(gallery, request, size, call))
 
@@ -182,7 +174,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         told = pb.Gallery(name=name)
 
         def describe(gallery: Gallery) -> None:
-            write_info(told, gallery.info(), gallery.meta.thumbnail_side)
+            convert.write_info(told, gallery.info(), gallery.meta.thumbnail_side)
             self._models.fitting(gallery)
 
         try:
@@ -193,21 +185,21 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         return told
 
 
-def _complete(upsert: Upsert, model: ModelInstances, thumbnail_side: int, call: Call) -> None:
+def _complete(upsert: convert.Upsert, model: ModelInstances, thumbnail_side: int, call: Call) -> None:
     """Give the items that came as images their vectors and, with a side, their thumbnails."""
     places, images = list(upsert.images), list(upsert.images.values())
-    vectors = good_or_refused(model.embed(images, call), lambda at: f"items[{places[at]}].image")
+    vectors = convert.good_or_refused(model.embed(images, call), lambda at: f"items[{places[at]}].image")
     pictures = [b""] * len(images)
     if thumbnail_side:
         made = model.thumbnails(images, thumbnail_side, call)
-        pictures = good_or_refused(made, lambda at: f"items[{places[at]}].image")
+        pictures = convert.good_or_refused(made, lambda at: f"items[{places[at]}].image")
     for place, vector, picture in zip(places, vectors, pictures, strict=True):
         item, metadata = upsert.items[place]
         unit = unit_vector(vector, f"the vector of {item.key!r}", dimension=model.spec.dimension)
         upsert.items[place] = CheckedItem(replace(item, vector=unit, thumbnail=picture), metadata)
 
 
-def _stored(gallery: Gallery, upsert: Upsert) -> list[int]:
+def _stored(gallery: Gallery, upsert: convert.Upsert) -> list[int]:
     """Store items; return their versions."""
     items = upsert.items
     if not gallery.meta.thumbnail_side:  # that of a gallery which had the name before may have been asked for
@@ -226,7 +218,7 @@ def _page(gallery: Gallery, request: pb.ListItemsRequest, size: int, call: Call)
         block = gallery.list(after=after, limit=wanted, prefix=request.key_prefix)
         for item in block:
             call.check()
-            write_item(added := reply.items.add(), item, with_vector=request.with_vectors)
+            convert.write_item(added := reply.items.add(), item, with_vector=request.with_vectors)
             room -= added.ByteSize() + _FRAME_BYTES
             if room < 0 and len(reply.items) > 1:
                 del reply.items[-1]

@@ -114,9 +114,7 @@ def _checked_input(request: pb.ModelInferRequest, side: int) -> tuple[str, tuple
     tensor, raw = request.inputs[0], len(request.raw_input_contents)
     name = tensor.name
     if name not in _DATATYPES:
-        raise refusal(
-            "inputs[0].name", f"There is no input {name[:80]!r}; the model takes images or encoded."
-        )
+        raise refusal("inputs[0].name", f"There is no input {name[:80]!r}; give images or encoded.")
     if tensor.datatype != _DATATYPES[name]:
         raise refusal(
             "inputs[0].datatype",
@@ -126,9 +124,7 @@ def _checked_input(request: pb.ModelInferRequest, side: int) -> tuple[str, tuple
     _check_parameters(f"inputs[0].parameters of {name}", tensor.parameters)
     listed = tensor.HasField("contents")
     if raw + listed != 1:
-        raise refusal(
-            "inputs[0]", f"The elements of the tensor {name} were sent {raw + listed} times; send them once."
-        )
+        raise refusal("inputs[0]", f"The elements of {name} were sent {raw + listed} times; send them once.")
     return name, shape
 
 

@@ -20,15 +20,7 @@ from serving.gallery.store.schema import Meta
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_EXPLAINED, MAX_INPUTS, MAX_MESSAGE_BYTES
-from serving.rpc.services.convert import (
-    check_count,
-    embed_result,
-    explain_result,
-    refuse_if_all_failed,
-    search_options,
-    timings_of,
-    write_hits,
-)
+from serving.rpc.services import convert
 from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import vector_of
 
@@ -51,39 +43,39 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
     def Embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:  # noqa: N802
         """Embed each image of the request; the call fails only if every one does."""
         images = list(request.images)
-        check_count("images", len(images), MAX_INPUTS)
+        convert.check_count("images", len(images), MAX_INPUTS)
         self._admission.admit(call, len(images))
         with self._models.holding(request.model) as model:
             outcomes = model.embed(images, call)
-        refuse_if_all_failed(outcomes, "images[{}]".format)
+        convert.refuse_if_all_failed(outcomes, "images[{}]".format)
         return pb.EmbedResponse(
-            results=[embed_result(outcome) for outcome in outcomes],
+            results=[convert.embed_result(outcome) for outcome in outcomes],
             model_name=model.name,
             model_fingerprint=model.spec.fingerprint,
             dimension=model.spec.dimension,
-            timings=timings_of(call),
+            timings=convert.timings_of(call),
         )
 
     def Explain(self, request: pb.ExplainRequest, call: Call) -> pb.ExplainResponse:  # noqa: N802
         """Tell which prototypes make up each image of the request, and where."""
         images = list(request.images)
-        check_count("images", len(images), MAX_EXPLAINED)
+        convert.check_count("images", len(images), MAX_EXPLAINED)
         self._admission.admit(call, len(images))
         with self._models.holding(request.model) as model:
             outcomes = model.explain(images, call)
-        refuse_if_all_failed(outcomes, "images[{}]".format)
+        convert.refuse_if_all_failed(outcomes, "images[{}]".format)
         return pb.ExplainResponse(
-            results=[explain_result(outcome) for outcome in outcomes],
+            results=[convert.explain_result(outcome) for outcome in outcomes],
             model_name=model.name,
             model_fingerprint=model.spec.fingerprint,
             prototypes=model.spec.prototypes,
-            timings=timings_of(call),
+            timings=convert.timings_of(call),
         )
 
     def Search(self, request: pb.SearchRequest, call: Call) -> pb.SearchResponse:  # noqa: N802
         """Find the nearest items to each query of the request; the call fails only if every one does."""
         queries = list(request.queries)
-        options = search_options(request)
+        options = convert.search_options(request)
         images = {i: query.image for i, query in enumerate(queries) if query.HasField("image")}
         embedded: dict[int, Outcome] = {}
         search = partial(_found, queries=queries, embedded=embedded, options=options, call=call)
@@ -102,7 +94,7 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             began = time.monotonic()
             reply = self._galleries.using(request.gallery, search, model=request.model)
         call.stages.spent("gallery", began, time.monotonic() - began)
-        reply.timings.CopyFrom(timings_of(call))
+        reply.timings.CopyFrom(convert.timings_of(call))
         return reply
 
 
@@ -125,7 +117,7 @@ def _found(
     ]
     reply = pb.SearchResponse(model_fingerprint=model.spec.fingerprint)
     neighbours(reply, gallery, vectors, options, call)
-    for i, error in refuse_if_all_failed(vectors, field_of).items():
+    for i, error in convert.refuse_if_all_failed(vectors, field_of).items():
         reply.results[i].error.CopyFrom(to_status(error))
     if "filter" in options:
         reply.unknown_fields.extend(gallery.unknown_fields(options["filter"]))
@@ -166,7 +158,7 @@ def neighbours(
                 raise
             raise Refusal([Violation("filter", error)]) from error  # all else was checked before
         for (_, _, result), hits in zip(some, near, strict=True):
-            write_hits(result, hits, known)
+            convert.write_hits(result, hits, known)
             room -= result.ByteSize() + _FRAME_BYTES
             if room < 0:
                 raise refusal(
