@@ -33,16 +33,7 @@ from training.data.pictures import (
 from training.loop.checkpoint import load_state
 from training.loop.fit import fit
 from training.loop.processes import agree, keep_freed_memory, processes
-from training.loop.run import (
-    LAST,
-    MAX_NAME,
-    begin,
-    check_vacant,
-    provenance,
-    read_recipe,
-    read_record,
-    reserved,
-)
+from training.loop.run import LAST, begin, check_vacant, new_record, read_recipe, read_record, reserved
 from training.loop.trainee import build_network, start_trainee
 from training.network.embedder import Embedder
 from training.recipes.recipe import Recipe
@@ -163,8 +154,8 @@ def _train(
             )
     else:
         asked = settings.recipe or ""  # a name of ours, without slashes, or that of the caller's file
-        name = (asked.replace("/", "-") if asked in recipe_names() else Path(asked).stem)[:MAX_NAME]
-        record = {"name": name, **provenance(), "seed": recipe.seed, "data": about, "metrics": {}}
+        name = asked.replace("/", "-") if asked in recipe_names() else Path(asked).stem
+        record = new_record(name, recipe.seed, about)
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
     source: Pictures | QuarterTurns | FeatureSet = pictures

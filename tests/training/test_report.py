@@ -300,7 +300,7 @@ def _findings(histograms: np.ndarray, labels: np.ndarray, classes: list[str]) ->
 
 def test_histograms_name_the_strongest() -> None:
     histograms = np.array([[0.5, 0.25, 0.25, 0], [0, 0, 1, 0]])
-    found = report.tabulate_histograms(_findings(histograms, np.array([0, 1]), ["a", EVIL]))
+    found = figures.tabulate_histograms(_findings(histograms, np.array([0, 1]), ["a", EVIL]))
     assert (found["count"], found["used"], found["largest"], found["classes"]) == (4, 2, 1, 2)
     assert [line["name"] for line in found["lines"]] == ["a", EVIL]
     assert found["lines"][0]["strongest"] == "0 (50\xa0%), 1 (25\xa0%), 2 (25\xa0%)"
@@ -309,7 +309,7 @@ def test_histograms_name_the_strongest() -> None:
     assert pixels_of(found["lines"][0]["strip"]).shape == (1, 4, 3)  # a pixel a prototype
 
     names = [f"c{i:03}" for i in range(100)]
-    lines = report.tabulate_histograms(_findings(np.full((100, 4), 0.25), np.arange(100), names))["lines"]
+    lines = figures.tabulate_histograms(_findings(np.full((100, 4), 0.25), np.arange(100), names))["lines"]
     assert (len(lines), lines[0]["name"], lines[-1]["name"]) == (40, "c000", "c099")
 
 

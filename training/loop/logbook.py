@@ -18,8 +18,9 @@ from training.loop.run import BEST, LAST, METRICS, write_record
 from training.loop.trainee import Trainee
 from training.recipes.recipe import Recipe
 
-__all__ = ["History", "Logbook", "curves", "read_history"]
+__all__ = ["History", "Logbook", "curves", "dead_note", "read_history"]
 
+_ALIVE = 4  # fewer eigenvalues above the ridge than this express next to nothing
 _RESTING = ("model.backbone.", "average.module.backbone.")
 
 
@@ -151,6 +152,27 @@ def _finite(cells: Iterable[tuple[Any, Any]]) -> dict[str, float]:
             if name and math.isfinite(value := float(cell)):
                 found[name] = value
     return found
+
+
+def dead_note(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> str | None:
+    """Say that the term is dead, and what wakes it, if it was in the last measured of rows of metrics.csv."""
+    measured = [row for row in rows if "eigenvalues" in row]
+    if not recipe.xml_weight or not measured:
+        return None
+    last = measured[-1]
+    if last["eigenvalues"] >= min(_ALIVE, recipe.prototypes):
+        return None
+    cure = (
+        "To wake it, set assignment_scale higher, assign_on to raw or ball, codebook_init to start from the"
+        " images, or ridge lower."
+    )
+    if (half := recipe.batch_size // 2) < _ALIVE:
+        cure = f"A half of a batch is {half} images: raise classes_per_batch or images_per_class."
+    return (
+        f"The cross-batch term is dead at epoch {last['epoch']:g}: {last['eigenvalues']:g} of"
+        f" {recipe.prototypes} eigenvalues of what its prototypes are fitted to are above the ridge, and with"
+        f" fewer than {_ALIVE} it expresses all images alike. {cure}"
+    )
 
 
 @contextlib.contextmanager

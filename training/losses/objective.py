@@ -87,8 +87,8 @@ class Objective(nn.Module):
         if self.memory is not None and step >= recipe.memory_start:
             references, reference_labels = self.memory.contents()  # none of which is of the batch
             if len(references):
-                against = self.loss.against(embeddings, labels, references, reference_labels)
-                dml = dml + recipe.memory_weight * against
+                others = references.to(embeddings.dtype), reference_labels
+                dml = dml + recipe.memory_weight * self.loss(embeddings, labels, *others)
             self.memory.push(embeddings, labels)
         if mixed is not None:
             options: dict[str, Any] = dict(recipe.loss_options)

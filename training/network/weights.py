@@ -40,11 +40,12 @@ def fit_weights(
 ) -> None:
     """Copy `state` into a network: every entry must fit, those of the layers of a `classifier` apart."""
     own = body.state_dict()
-    given = {
-        name: _flat(value, own.get(name))
-        for name, value in _fit_by_timm(body, state, source).items()
-        if not name.startswith(tuple(f"{layer}." for layer in classifier))
-    }
+    given = dict[str, Tensor]()
+    for name, value in _fit_by_timm(body, state, source).items():
+        if not name.startswith(tuple(f"{layer}." for layer in classifier)):
+            # files of BN-Inception have entries (1, C) of what is (C,) now
+            old = name in own and value.shape == (1, *own[name].shape)
+            given[name] = value[0] if old else value
     # old files lack the counter of batches, which only an unset BatchNorm momentum would read
     missing = [name for name in own if name not in given and not name.endswith("num_batches_tracked")]
     unknown = [name for name in given if name not in own]
@@ -170,11 +171,6 @@ def _fit_by_timm(body: nn.Module, state: Mapping[str, Tensor], source: str) -> M
             f"{source} holds weights of another architecture: timm cannot fit them in ({first_line(error)})"
         ) from error
     return fitted
-
-
-def _flat(value: Tensor, own: Tensor | None) -> Tensor:
-    """Take the leading 1 off an entry (1, C) of what is (C,) now, as files of BN-Inception have it."""
-    return value[0] if own is not None and value.shape == (1, *own.shape) else value
 
 
 def _first(keys: list[str]) -> str:
