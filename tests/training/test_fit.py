@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import training.loop.fit
-import training.losses.objective
+import training.method.cross_batch
 import training.train
 from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
@@ -42,7 +42,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step(
         calls.append(1)
         return histograms.sum() * (float("nan") if len(calls) == 6 else 1)  # the watch calls, too
 
-    monkeypatch.setattr(training.losses.objective, "cross_batch_loss", spoiled)
+    monkeypatch.setattr(training.method.cross_batch, "cross_batch_loss", spoiled)
     with pytest.raises(BadSetting, match=r"nan.* at step 4 \(epoch 2, batch 2\).*epoch 1 is kept"):
         train(tmp_path / "wild")
     tensors, rows = _last(tmp_path / "wild")

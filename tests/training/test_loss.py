@@ -102,7 +102,7 @@ def test_against_references_a_loss_is_its_loop(name: str, case: tuple[list[int],
     function, seen = build(name), 0.0
     for seed in range(8):
         (x, labels), others = batch(case[0], seed), batch(case[1], 100 + seed)
-        value = function(x.requires_grad_(), labels, *others)
+        value = function.against(x.requires_grad_(), labels, *others)
         expected = ON_PAIRS[name](*(each.detach().numpy() for each in (x, labels, *others)))
         assert value.item() == pytest.approx(expected, abs=1e-10)
         torch.autograd.backward(value)
@@ -118,8 +118,8 @@ def test_references_of_the_batchs_very_labels_are_others_all_the_same(name: str)
     x, labels = batch(AGAINST["usual"][0])
     function = build(name, **({"epsilon": 3.0} if name == "multi_similarity" else {}))  # it takes every pair
     for references in (batch(AGAINST["usual"][0], 1)[0], x):
-        value = function(x, labels, references, labels)
-        torch.testing.assert_close(value, function(x, labels, references.clone(), labels.clone()))
+        value = function.against(x, labels, references, labels)
+        torch.testing.assert_close(value, function.against(x, labels, references.clone(), labels.clone()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

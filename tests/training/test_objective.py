@@ -62,7 +62,9 @@ def test_the_memory_counts_from_its_start_and_never_holds_the_batch_itself() -> 
         expected = loss(embeddings, LABELS)
         held = batches[max(1, step - 2) : step]
         if step > 1:
-            expected = expected + 0.5 * loss(embeddings, LABELS, torch.cat(held), LABELS.repeat(len(held)))
+            expected = expected + 0.5 * loss.against(
+                embeddings, LABELS, torch.cat(held), LABELS.repeat(len(held))
+            )
         torch.testing.assert_close(told[step], expected)
     objective.zero_grad()
     _measure(objective, step=9).total.backward()  # type: ignore[no-untyped-call]  # no gradient flows into the memory

@@ -44,7 +44,7 @@ _SUMS = ("loss", "dml", "xml", "gradient_norm")  # what each step tells; an epoc
 def fit(
     recipe: Recipe,
     trainee: Trainee,
-    source: _Source,
+    pictures: Pictures | FeatureSet,
     validation: Pictures | FeatureSet | None,
     folder: Path,
     record: dict[str, Any],
@@ -59,6 +59,9 @@ def fit(
     is the start) and its metrics.
     """
     fabric = trainee.fabric
+    source: _Source = pictures
+    if recipe.quarter_turns and isinstance(pictures, Pictures):
+        source = QuarterTurns(pictures)
     sampler = PKSampler(
         source.labels,
         classes_per_batch=recipe.classes_per_batch,

@@ -21,6 +21,7 @@ from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchErr
 from training.loop import checkpoint
 from training.loop.checkpoint import entry
 from training.network.embedder import Embedder, build_embedder
+from training.network.weights import fit_weights
 from training.recipes.recipe import Recipe, make_recipe
 from training.recipes.recipe_file import parse_yaml
 
@@ -68,7 +69,7 @@ def load_run(path: Path) -> Run:
     _check_trained(path, recipe, kept)
     # the weights come from the checkpoint: the recipe's own package or file need not be here
     embedder = build_embedder(recipe.model_copy(update={"weights": "none"}))
-    checkpoint.load_module(embedder, checkpoint.unprefixed("model", tensors), source=path / BEST)
+    fit_weights(embedder, checkpoint.unprefixed("model", tensors), source=path / BEST)
     return Run(path, recipe, embedder.eval(), kept, record)
 
 

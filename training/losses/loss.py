@@ -189,12 +189,17 @@ class MetricLoss(nn.Module):
         return isinstance(self.inner, PairLoss)
 
     @full_precision
-    def forward(self, embeddings: Tensor, labels: Tensor, *references: Tensor) -> Tensor:
-        """Loss of a batch, raw (B, d); zero with a zero gradient where a loss on pairs finds none.
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Loss of a batch, raw (B, d); zero with a zero gradient where a loss on pairs finds none."""
+        return cast(Tensor, self.inner(embeddings, labels))
 
-        One on pairs may be given references (R, d) and their labels, for a batch compared with these alone.
-        """
-        return cast(Tensor, self.inner(embeddings, labels, *references))
+    @full_precision
+    def against(
+        self, embeddings: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor
+    ) -> Tensor:
+        """Loss of a batch (B, d) compared with references (R, d) alone, none of which is of the batch."""
+        references = references.to(embeddings.dtype)
+        return cast(Tensor, self.inner(embeddings, labels, references, reference_labels))
 
 
 def build_loss(name: str, *, classes: int, dimension: int, **options: float | str) -> MetricLoss:

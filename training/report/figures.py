@@ -70,7 +70,7 @@ def tabulate_figures(
             found[told] = noted
             if "untrained" in noted:
                 found[f"{told}: the untrained backbone"] = noted["untrained"]
-    start = next((row for row in history.rows if row["epoch"] == 0), {})
+    start = next((row for row in history if row["epoch"] == 0), {})
     if "map_at_r" in start:
         before = {"recall_at": {"1": start["recall_at_1"]}, "map_at_r": start["map_at_r"]}
         found["validation classes, before training"] = before

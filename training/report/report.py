@@ -22,15 +22,7 @@ from training.loop.logbook import History, dead_note, read_history
 from training.loop.run import Run, load_run
 from training.recipes.recipe import Recipe
 from training.report import figures
-from training.report.findings import (
-    Findings,
-    choose_queries,
-    embed_split,
-    find_assignments,
-    measure,
-    project,
-    rank,
-)
+from training.report.findings import Findings, choose_queries, embed_split, find_assignments, project, rank
 
 __all__ = ["Settings", "plot_curves", "render", "run"]
 
@@ -105,7 +97,7 @@ def run(settings: Settings) -> dict[str, Any]:
     rows = labelled(catalog, settings.split, recipe.split)
     sample = draw_sample(rows, most=settings.images, seed=settings.seed)
     findings = embed_split(sample, loaded.embedder, recipe, batch=settings.batch, split=settings.split)
-    measured = measure(findings)
+    measured = findings.measure()
     on = figures.SPLITS[settings.split]
     page = _fill(
         path=settings.run_dir,
@@ -119,7 +111,7 @@ def run(settings: Settings) -> dict[str, Any]:
         untrained=loaded.epoch == 0,
         figures=figures.tabulate_figures(record, history, measured, title=f"{on}, now"),
         curves=plot_curves(history),
-        dead=dead_note(history.rows, recipe),
+        dead=dead_note(history, recipe),
         **_show_pictures(findings, loaded, settings),
         histograms=figures.tabulate_histograms(findings),
         trained=recipe.learns_prototypes,
@@ -150,9 +142,9 @@ def render(result: dict[str, Any]) -> str:
 
 def plot_curves(history: History) -> dict[str, Any]:
     """Plot every figure of the history, those that belong together in one frame, and tabulate them."""
-    drawn, few = history.thinned(_EPOCHS), history.thinned(_LINES)
+    drawn, few = _thin(history, _EPOCHS), _thin(history, _LINES)
     known = {name: label for _, _, labels in _PANELS for name, label in labels.items()}
-    labels = {name: known.get(name, name.replace("_", " ")) for name in history.names}
+    labels = {name: known.get(name, name.replace("_", " ")) for name in _names(history)}
     others = [
         (label.capitalize(), label, {name: label})
         for name, label in labels.items()
@@ -161,22 +153,38 @@ def plot_curves(history: History) -> dict[str, Any]:
     charts = []
     for title, unit, lines in (*_PANELS, *others):
         factor = 100 if unit == "percent" else 1
-        series = {label: [(x, factor * y) for x, y in drawn.points(name)] for name, label in lines.items()}
+        series = {
+            label: [(row["epoch"], factor * row[name]) for row in drawn if name in row]
+            for name, label in lines.items()
+        }
         # a term without weight is all zeros: no line
         series = {label: points for label, points in series.items() if any(y for _, y in points)}
         if series:
             told = " ".join(f"{name}: {_tell(points)}." for name, points in series.items())
             plot, told = figures.line_chart(series, unit=unit), f"{title} by epoch. {told}"
             charts.append({"title": title, "plot": plot, "alt": told})
-    rows = [[f"{row['epoch']:g}", *(f"{row[name]:.4g}" if name in row else "–" for name in few.names)]
-            for row in few.rows]  # fmt: skip
+    names = _names(few)
+    rows = [[f"{row['epoch']:g}", *(f"{row[name]:.4g}" if name in row else "–" for name in names)]
+            for row in few]  # fmt: skip
     return {
         "charts": charts,
-        "epochs": len(history.rows),
-        "drawn": len(drawn.rows),
-        "names": ["epoch", *(labels[name] for name in few.names)],
+        "epochs": len(history),
+        "drawn": len(drawn),
+        "names": ["epoch", *(labels[name] for name in names)],
         "rows": rows,
     }
+
+
+def _thin(history: History, most: int) -> History:
+    """Give at most `most` of the epochs, evenly spaced, the first and the last among them."""
+    if len(history) <= most:
+        return history
+    places = {round(i * (len(history) - 1) / (most - 1)) for i in range(most)}
+    return [history[place] for place in sorted(places)]
+
+
+def _names(history: History) -> list[str]:
+    return [name for name in dict.fromkeys(chain.from_iterable(history)) if name != "epoch"]
 
 
 def _tell(points: Sequence[tuple[float, float]]) -> str:
