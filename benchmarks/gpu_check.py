@@ -81,7 +81,7 @@ def check_training(bench: Bench) -> Iterator[Line]:
     """Train a small network in each precision."""
     for precision in PRECISIONS:
         train.run(bench.settings(precision, f"precision={precision}"))
-        losses = [value for _, value in read_history(bench.folder / precision).points("loss")]
+        losses = [row["loss"] for row in read_history(bench.folder / precision) if "loss" in row]
         epochs = 3 if bench.short else 8
         finite = len(losses) == epochs  # the history passes over what is no number
         told = f"loss {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} of {epochs} epochs"
@@ -198,7 +198,7 @@ def _away(found: Tensor, wanted: Tensor) -> float:
 
 def _losses(folder: Path) -> np.ndarray:
     """Give the losses of the epochs so far, (epochs, 3)."""
-    rows = [row for row in read_history(folder).rows if "loss" in row]
+    rows = [row for row in read_history(folder) if "loss" in row]
     return np.array([[row[name] for name in _LOSSES] for row in rows])
 
 

@@ -26,7 +26,7 @@ from training.data.partition import read_own
 from training.evaluation.fitted import fitted_figures
 from training.loop.run import load_run
 from training.report.figures import jpeg, map_colours, thumbnails
-from training.report.findings import class_histograms, embed_split, find_assignments, measure
+from training.report.findings import class_histograms, embed_split, find_assignments
 
 __all__ = ["Arm", "look", "main"]
 
@@ -78,7 +78,7 @@ def look(name: str, folder: Path, *, data: Path | None, halvings: int, images: i
         )
     rows = [row for row in select(read_own(run.record, data=data), "test", run.recipe.split) if row.label]
     found = embed_split(rows, run.embedder, run.recipe, batch=64)
-    measured = measure(found)
+    measured = found.measure()
     fitted = fitted_figures(found.histograms, found.embeddings, found.labels, draws=halvings)
     firsts = np.unique(found.labels, return_index=True)[1]  # an image of each class
     chosen = firsts[(np.arange(images) * len(firsts)) // max(images, 1)].tolist()

@@ -20,29 +20,11 @@ from serving.catalog.catalog import Catalog, Format, read
 from serving.errors import BadData, BadSetting
 from training.data.feature_cache import FeatureSet, cache_features
 from training.data.partition import Partition, Table, divide, read_own
-from training.data.pictures import (
-    Pictures,
-    QuarterTurns,
-    check_classes,
-    check_pairs,
-    first_of,
-    tell_unreadable,
-    training_decoder,
-    viewing_decoder,
-)
+from training.data.pictures import check_classes, check_pairs, first_of, read_pictures, tell_unreadable
 from training.loop.checkpoint import load_state
 from training.loop.fit import fit
 from training.loop.processes import agree, keep_freed_memory, processes
-from training.loop.run import (
-    LAST,
-    MAX_NAME,
-    begin,
-    check_vacant,
-    provenance,
-    read_recipe,
-    read_record,
-    reserved,
-)
+from training.loop.run import LAST, begin, check_vacant, new_record, read_recipe, read_record, reserved
 from training.loop.trainee import build_network, start_trainee
 from training.network.embedder import Embedder
 from training.recipes.recipe import Recipe
@@ -143,10 +125,11 @@ def _train(
     fresh = not (folder / LAST).is_file()
     # before the minutes that reading images may take: what a setting spoils, and weights that are not there
     network = build_network(recipe, classes=partition.classes, fresh=fresh)
+    keep = recipe.memory_gib * 2**30 / fabric.world_size
     pictures, validation = (
         _read_features(partition, network[0], settings.cache, fabric)
         if recipe.caches_features
-        else _read_pictures(partition, keep=recipe.memory_gib * 2**30 / fabric.world_size)
+        else read_pictures(partition.train, partition.validation, recipe, keep=keep)
     )
     check_classes(pictures)
     if validation is not None:
@@ -163,13 +146,10 @@ def _train(
             )
     else:
         asked = settings.recipe or ""  # a name of ours, without slashes, or that of the caller's file
-        name = (asked.replace("/", "-") if asked in recipe_names() else Path(asked).stem)[:MAX_NAME]
-        record = {"name": name, **provenance(), "seed": recipe.seed, "data": about, "metrics": {}}
+        name = asked.replace("/", "-") if asked in recipe_names() else Path(asked).stem
+        record = new_record(name, recipe.seed, about)
     if unreadable:
         _log.warning("%d images cannot be read and are left out; the end names them", len(unreadable))
-    source: Pictures | QuarterTurns | FeatureSet = pictures
-    if recipe.quarter_turns and not isinstance(pictures, FeatureSet):
-        source = QuarterTurns(pictures)
     trainee = start_trainee(recipe, network, pictures, fabric=fabric, fresh=fresh)
     fabric.barrier()  # every process has seen that the folder was vacant
     with reserved(folder) if fabric.is_global_zero else contextlib.nullcontext():
@@ -178,7 +158,7 @@ def _train(
         fabric.barrier()
         finished = not fresh and bool(load_state(folder / LAST).get("finished"))
         options = {"fresh": fresh, "tensorboard": settings.tensorboard}
-        logbook = fit(recipe, trainee, source, validation, folder, record, **options)
+        logbook = fit(recipe, trainee, pictures, validation, folder, record, **options)
     return {
         "run": str(folder),
         "recipe": record["name"],
@@ -237,16 +217,6 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
         raise BadSetting("--set cannot change a run that is resumed: start another one")
     catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)
     return recipe, record, folder, catalog
-
-
-def _read_pictures(partition: Partition, *, keep: float) -> tuple[Pictures, Pictures | None]:
-    """Decode the images to train on and those to validate on, both within `keep` bytes."""
-    train, view = training_decoder(partition.recipe), viewing_decoder(partition.recipe)
-    pictures = Pictures(partition.train, train, keep=keep, label="Reading images")
-    if not partition.validation:
-        return pictures, None
-    label = "Reading validation images"
-    return pictures, Pictures(partition.validation, view, keep=pictures.room, label=label)
 
 
 def _read_features(

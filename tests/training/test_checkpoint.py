@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
-from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
+from serving.errors import BadArtifact, CrossbatchError, NotFound
 from training.loop.checkpoint import (
     load_checkpoint,
-    load_module,
     load_state,
     save_checkpoint,
     write_file,
@@ -66,14 +64,6 @@ def test_damage_is_told(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, path, metadata={"crossbatch": json.dumps({"format_version": 99})})
     with pytest.raises(BadArtifact, match=r"version 99.*up to 2"):
         load_checkpoint(path)
-
-
-def test_another_architecture_is_told(tmp_path: Path) -> None:
-    tensors = {"weight": torch.zeros(2, 2), "0.bias": torch.zeros(1), "1.bias": torch.zeros(1)}
-    with pytest.raises(ModelMismatch, match=r"2 names \(first: 0\.bias\)"):
-        load_module(nn.Linear(2, 2, bias=False), tensors, source=tmp_path)
-    with pytest.raises(ModelMismatch, match=r"weight has shape \(3, 2\), but the recipe's has \(2, 2\)"):
-        load_module(nn.Linear(2, 2, bias=False), {"weight": torch.zeros(3, 2)}, source=tmp_path)
 
 
 def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:

@@ -11,16 +11,8 @@ from torch import Tensor
 from tests import oracles
 from tests.training.drawn import draw_batch
 from training.losses.loss import MetricLoss, build_loss
-from training.method.cross_batch import (
-    FitOn,
-    cross_batch_loss,
-    dead_note,
-    gradient_share,
-    split_classes,
-    watch_term,
-)
+from training.method.cross_batch import FitOn, cross_batch_loss, gradient_share, split_classes, watch_term
 from training.method.recursion import Past
-from training.recipes.recipe import Recipe
 
 MARGINS = (0.9, 0.2)
 # Labels by name: the usual batch, an odd class count, halves of unequal size, and classes of one image.
@@ -147,18 +139,3 @@ def test_the_share_is_the_ratio_of_the_gradients() -> None:
         for term in (0.2 * xml, 0.8 * dml)
     ]
     assert share == pytest.approx(lengths[0] / lengths[1])
-
-
-def test_a_dead_term_is_told_with_what_wakes_it() -> None:
-    recipe = Recipe(prototypes=64)
-    note = dead_note([{"epoch": 1, "eigenvalues": 9}, {"epoch": 2, "eigenvalues": 1.5}, {"epoch": 3}], recipe)
-    assert note is not None
-    assert "dead at epoch 2: 1.5 of 64" in note
-    for setting in ("assignment_scale", "assign_on", "codebook_init", "ridge"):
-        assert setting in note
-    small = Recipe(classes_per_batch=2, images_per_class=2)
-    assert "A half of a batch is 2 images" in str(dead_note([{"epoch": 1, "eigenvalues": 2}], small))
-    assert dead_note([{"epoch": 1, "eigenvalues": 1}, {"epoch": 2, "eigenvalues": 4}], recipe) is None
-    assert dead_note([{"epoch": 1}], recipe) is None
-    assert dead_note([{"epoch": 1, "eigenvalues": 1}], Recipe(xml_weight=0, reconstruction_weight=1)) is None
-    assert dead_note([{"epoch": 1, "eigenvalues": 2}], Recipe(prototypes=2)) is None

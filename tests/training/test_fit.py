@@ -9,16 +9,18 @@ import pytest
 import torch
 
 import training.loop.fit
-import training.losses.objective
+import training.method.cross_batch
 import training.train
 from serving.errors import BadData, BadSetting
 from tests.training.drawn import draw_folder
 from tests.training.small_run import Train
 from training.loop.checkpoint import load_checkpoint
+from training.loop.logbook import dead_note
 from training.loop.run import load_run
 from training.loop.trainee import start_trainee
 from training.losses import metrix
 from training.network.embedder import Embedder, build_embedder
+from training.recipes.recipe import Recipe
 from training.train import Settings, render, run
 
 # Python 3.12 and newer tell every fork of a process with threads, which a torch process always has
@@ -40,7 +42,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step(
         calls.append(1)
         return histograms.sum() * (float("nan") if len(calls) == 6 else 1)  # the watch calls, too
 
-    monkeypatch.setattr(training.losses.objective, "cross_batch_loss", spoiled)
+    monkeypatch.setattr(training.method.cross_batch, "cross_batch_loss", spoiled)
     with pytest.raises(BadSetting, match=r"nan.* at step 4 \(epoch 2, batch 2\).*epoch 1 is kept"):
         train(tmp_path / "wild")
     tensors, rows = _last(tmp_path / "wild")
@@ -173,7 +175,7 @@ def test_each_level_mixes_at_its_own_place(
         return inner_mixing(module, pairs)
 
     monkeypatch.setattr(Embedder, "forward", forward)
-    monkeypatch.setattr(training.loop.fit, "mixing_at", mixing_at)
+    monkeypatch.setattr(metrix, "mixing_at", mixing_at)
     changes = ["loss=multi_similarity", f"mixing={level}", "images_per_class=4", "batches_per_epoch=1"]
     train(tmp_path / "r", *changes, "epochs=1")
     assert seen == [12] * passes
@@ -192,3 +194,18 @@ def test_what_goes_wrong_in_a_process_of_the_loader_is_one_sentence(
     monkeypatch.setattr(training.train, "start_trainee", start)
     with pytest.raises(BadData, match=r"^[^\n]*0\.png could be read before, but now cannot: [^\n]*$"):
         train(tmp_path / "r", "workers=1", "memory_gib=0", data=data)
+
+
+def test_a_dead_term_is_told_with_what_wakes_it() -> None:
+    recipe = Recipe(prototypes=64)
+    note = dead_note([{"epoch": 1, "eigenvalues": 9}, {"epoch": 2, "eigenvalues": 1.5}, {"epoch": 3}], recipe)
+    assert note is not None
+    assert "dead at epoch 2: 1.5 of 64" in note
+    for setting in ("assignment_scale", "assign_on", "codebook_init", "ridge"):
+        assert setting in note
+    small = Recipe(classes_per_batch=2, images_per_class=2)
+    assert "A half of a batch is 2 images" in str(dead_note([{"epoch": 1, "eigenvalues": 2}], small))
+    assert dead_note([{"epoch": 1, "eigenvalues": 1}, {"epoch": 2, "eigenvalues": 4}], recipe) is None
+    assert dead_note([{"epoch": 1}], recipe) is None
+    assert dead_note([{"epoch": 1, "eigenvalues": 1}], Recipe(xml_weight=0, reconstruction_weight=1)) is None
+    assert dead_note([{"epoch": 1, "eigenvalues": 2}], Recipe(prototypes=2)) is None

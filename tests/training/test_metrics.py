@@ -15,9 +15,9 @@ from serving.errors import BadData, BadSetting
 from tests import oracles
 from training.evaluation import metrics
 from training.evaluation.metrics import (
-    ExactSearch,
     RetrievalMetrics,
     cluster_figures,
+    exact_search,
     retrieval_metrics,
     unit_rows,
 )
@@ -113,8 +113,8 @@ class Rounding(np.ndarray):
 def test_copies_tie_exactly_in_numpy_too() -> None:
     base = cloud(5, 7, 129)[np.random.default_rng(1).integers(0, 7, 333)]
     unit = unit_rows(base)
-    search = ExactSearch(unit.view(Rounding), unit, np.arange(333), np.arange(333))
-    np.testing.assert_array_equal(search.nearest(np.arange(333), 332), oracles.neighbours(base, 332))
+    nearest = exact_search(unit.view(Rounding), unit, np.arange(333), np.arange(333))
+    np.testing.assert_array_equal(nearest(np.arange(333), 332), oracles.neighbours(base, 332))
 
 
 def tuple_of(found: RetrievalMetrics) -> tuple[dict[int, float], float, float, int]:

@@ -25,7 +25,6 @@ from tests.training.drawn import draw_folder
 from tests.training.small_run import TINY, Train
 from training.evaluation.evaluate import Settings as EvaluateSettings
 from training.evaluation.evaluate import run as evaluate
-from training.loop.logbook import History
 from training.loop.run import METRICS, read_record, write_record
 from training.recipes.recipe import Recipe
 from training.report import figures, report
@@ -278,7 +277,7 @@ def test_curves_of_a_history() -> None:
         {"epoch": i, "steps": 9.0, "loss": 1 / i, "xml": 0.0, "odd": i, "map_at_r": 0.5, "eigenvalues": i}
         for i in (1.0, 2.0)
     ]
-    found = report.plot_curves(History(tuple(rows)))
+    found = report.plot_curves(rows)
     frames = ["Loss and its parts", "On the validation classes", "How many prototypes are at work", "Odd"]
     assert [chart["title"] for chart in found["charts"]] == frames
     told = " ".join(chart["alt"] for chart in found["charts"])
@@ -289,9 +288,9 @@ def test_curves_of_a_history() -> None:
     assert len(found["rows"]) == 3
 
     # a long history is thinned
-    found = report.plot_curves(History(tuple({"epoch": float(i), "loss": 1.0} for i in range(1, 5001))))
+    found = report.plot_curves([{"epoch": float(i), "loss": 1.0} for i in range(1, 5001)])
     assert (found["drawn"], found["epochs"], len(found["rows"])) == (400, 5000, 60)
-    assert report.plot_curves(History(()))["charts"] == []
+    assert report.plot_curves([])["charts"] == []
 
 
 def _findings(histograms: np.ndarray, labels: np.ndarray, classes: list[str]) -> Findings:
@@ -300,7 +299,7 @@ def _findings(histograms: np.ndarray, labels: np.ndarray, classes: list[str]) ->
 
 def test_histograms_name_the_strongest() -> None:
     histograms = np.array([[0.5, 0.25, 0.25, 0], [0, 0, 1, 0]])
-    found = report.tabulate_histograms(_findings(histograms, np.array([0, 1]), ["a", EVIL]))
+    found = figures.tabulate_histograms(_findings(histograms, np.array([0, 1]), ["a", EVIL]))
     assert (found["count"], found["used"], found["largest"], found["classes"]) == (4, 2, 1, 2)
     assert [line["name"] for line in found["lines"]] == ["a", EVIL]
     assert found["lines"][0]["strongest"] == "0 (50\xa0%), 1 (25\xa0%), 2 (25\xa0%)"
@@ -309,7 +308,7 @@ def test_histograms_name_the_strongest() -> None:
     assert pixels_of(found["lines"][0]["strip"]).shape == (1, 4, 3)  # a pixel a prototype
 
     names = [f"c{i:03}" for i in range(100)]
-    lines = report.tabulate_histograms(_findings(np.full((100, 4), 0.25), np.arange(100), names))["lines"]
+    lines = figures.tabulate_histograms(_findings(np.full((100, 4), 0.25), np.arange(100), names))["lines"]
     assert (len(lines), lines[0]["name"], lines[-1]["name"]) == (40, "c000", "c099")
 
 

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+import training.data.pictures
 import training.train
 from serving.errors import AlreadyExists, BadData, BadSetting, NotFound
 from tests.training.drawn import draw_folder
@@ -81,7 +82,7 @@ def test_a_setting_that_fails_leaves_no_folder_and_is_told_before_an_image_is_re
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(training.train, "Pictures", lambda *_, **__: pytest.fail("an image was read"))
+    monkeypatch.setattr(training.data.pictures, "Pictures", lambda *_, **__: pytest.fail("an image was read"))
     with pytest.raises(error, match=told):
         train(tmp_path / "r", *settings.pop("set", ()), **settings)
     assert not (tmp_path / "r").exists()
@@ -199,7 +200,7 @@ def test_what_trains_is_told_before_the_first_image_is_read(
     changes: list[str], told: str, train: Train, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(training.train, "_read_pictures", MagicMock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(training.train, "read_pictures", MagicMock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "r", *changes)
     classes = [f"'class{number:02}'" for number in range(5)]

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from serving.catalog.catalog import Catalog, Row, Split, SplitRule, read, select
 from serving.errors import BadData
-from training.evaluation.metrics import ExactSearch, unit_rows
+from training.evaluation.metrics import exact_search, unit_rows
 from training.recipes.recipe import Recipe
 
 __all__ = [
@@ -205,7 +205,7 @@ def find_duplicates(
     """
     tests, trains = unit_rows(tests), unit_rows(trains)
     nobody = np.zeros(len(tests), dtype=np.int64), np.ones(len(trains), dtype=np.int64)
-    nearest = ExactSearch(tests, trains, *nobody).nearest(np.arange(len(tests)), 1)[:, 0]
+    nearest = exact_search(tests, trains, *nobody)(np.arange(len(tests)), 1)[:, 0]
     cosines = (tests * trains[nearest]).sum(axis=1)
     found = [place for place in np.argsort(-cosines, kind="stable").tolist() if cosines[place] >= NEAR]
     return [(place, int(nearest[place]), float(cosines[place])) for place in found]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Decoder", "Embed", "Pictures", "QuarterTurns", "Stream", "Unreadable", "check_classes", "check_pairs",
-    "class_numbers", "embed_pictures", "first_of", "tell_unreadable", "training_decoder", "viewing_decoder",
+    "class_numbers", "embed_pictures", "first_of", "read_pictures", "tell_unreadable", "training_decoder",
+    "viewing_decoder",
 ]  # fmt: skip
 
 _AHEAD = 64  # most decoded images that wait to be used
@@ -131,6 +132,17 @@ class QuarterTurns:
         """Give the pixels of one image, turned, uint8 (H, W, 3)."""
         turn, image = divmod(index, len(self._pictures))
         return np.rot90(self._pictures[image], turn)
+
+
+def read_pictures(
+    train: Sequence[Row], validation: Sequence[Row], recipe: Recipe, *, keep: float
+) -> tuple[Pictures, Pictures | None]:
+    """Decode the images to train on and those to validate on, both within `keep` bytes."""
+    pictures = Pictures(train, training_decoder(recipe), keep=keep, label="Reading images")
+    if not validation:
+        return pictures, None
+    view, label = viewing_decoder(recipe), "Reading validation images"
+    return pictures, Pictures(validation, view, keep=pictures.room, label=label)
 
 
 def check_classes(images: "Pictures | FeatureSet") -> None:

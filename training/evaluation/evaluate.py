@@ -1,7 +1,7 @@
 """`crossbatch evaluate`: retrieval metrics of a run or an ONNX model, on unseen classes by default."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -99,7 +99,6 @@ def run(settings: Settings) -> dict[str, Any]:
         import sklearn.cluster  # noqa: F401
     if settings.fitted:
         from training.evaluation.fitted import fitted_figures
-    record = {}
     if not is_model:
         from training.loop.run import read_record
 
@@ -115,7 +114,6 @@ def run(settings: Settings) -> dict[str, Any]:
     rows = labelled(catalog, settings.split, subject.split)
     _choose(settings, rows, subject.split)
     trained = _read_trained(settings, catalog, subject)
-    not_noted = "" if is_model else _why_not_noted(settings, record, catalog, subject.split)
 
     stream = Stream(rows, subject.decode)
     described = embed_pictures(subject.embed, stream, batch=settings.batch)  # (N, d + m + C)
@@ -133,9 +131,10 @@ def run(settings: Settings) -> dict[str, Any]:
         before = metrics.retrieval_metrics(features, labels, **chosen, at=settings.at).told()
         untrained = {name: before[name] for name in ("recall_at", "map_at_r", "r_precision")}
     counts = {"images": len(labels), "classes": len(np.unique(labels))}
-    if not is_model and not not_noted:
+    not_noted = ""
+    if not is_model:
         noted = figures | counts | ({"untrained": untrained} if untrained else {})
-        not_noted = _note(target, settings.split, noted, epoch=subject.epoch)
+        not_noted = _note(settings, catalog, subject, noted)
     return {
         "target": str(target),
         "split": settings.split,
@@ -285,27 +284,24 @@ def _compare(rows: Sequence[Row], features: NDArray[np.float32], trained: _Featu
     return {"images": len(found), "least": NEAR, "pairs": pairs}
 
 
-def _why_not_noted(settings: Settings, record: Mapping[str, Any], catalog: Catalog, rule: SplitRule) -> str:
-    """Say why figures on a catalogue are not those of the run itself; nothing where they are."""
+def _note(settings: Settings, catalog: Catalog, subject: _Subject, figures: dict[str, Any]) -> str:
+    """Put figures into the record of their run; says why they are not its own, or could not be noted."""
+    from training.loop.run import read_record, write_record
+
     usual = Settings.model_fields["at"].default
     if settings.protocol != "auto" or settings.exclude_same is not None or settings.at != usual:
         return "it keeps those of --protocol auto without --exclude-same and --at"
-    if is_own(record, catalog, rule):
-        return ""
-    own = record["data"]
-    return f"its own images are those that {own['root']}, read as {own['format']}, held when it was started"
-
-
-def _note(path: Path, split: str, figures: dict[str, Any], *, epoch: int) -> str:
-    """Put figures of an epoch's weights into a run's record; says why it could not, which spoils nothing."""
-    from training.loop.run import read_record, write_record
-
-    record = read_record(path)
-    if record["metrics"].get("epoch", epoch) != epoch:  # it is being trained
-        return f"they are of epoch {epoch}, and by now the run keeps epoch {record['metrics']['epoch']}"
-    record["metrics"][split] = figures
+    record = read_record(settings.target)
+    if not is_own(record, catalog, subject.split):
+        own = f"{record['data']['root']}, read as {record['data']['format']}"
+        return f"its own images are those that {own}, held when it was started"
+    if record["metrics"].get("epoch", subject.epoch) != subject.epoch:  # it is being trained
+        return (
+            f"they are of epoch {subject.epoch}, and by now the run keeps epoch {record['metrics']['epoch']}"
+        )
+    record["metrics"][settings.split] = figures
     try:
-        write_record(path, record)
+        write_record(settings.target, record)
     except CrossbatchError as error:
         return str(error)
     return ""

@@ -4,6 +4,7 @@ An image is V z, its histogram z expressed by prototypes V that were fitted to h
 2.8): of the classes that are then measured for MAP_c, of other classes for MAP_x.
 """
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -68,11 +69,8 @@ def fitted_figures(
     return {"map_c": map_c, "map_x": total / measured, "halvings": measured, "distinct": distinct}
 
 
-def draw_halvings(classes: int, draws: int, *, seed: int) -> dict[tuple[int, ...], int]:
+def draw_halvings(classes: int, draws: int, *, seed: int) -> Counter[tuple[int, ...]]:
     """Tell how often each half of the classes was drawn, of an odd count the smaller; in drawing order."""
     random = np.random.default_rng(seed)
-    drawn: dict[tuple[int, ...], int] = {}
-    for _ in range(draws):
-        half = tuple(np.sort(random.permutation(classes)[: classes // 2]).tolist())
-        drawn[half] = drawn.get(half, 0) + 1
-    return drawn
+    halves = (np.sort(random.permutation(classes)[: classes // 2]) for _ in range(draws))
+    return Counter(tuple(half.tolist()) for half in halves)

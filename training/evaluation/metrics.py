@@ -20,7 +20,7 @@ from serving.catalog.catalog import Row, SplitRule
 from serving.errors import BadData, BadSetting
 
 __all__ = [
-    "FIGURE_NAMES", "ExactSearch", "Floats", "Ints", "ProtocolName", "RetrievalMetrics", "cluster_figures",
+    "FIGURE_NAMES", "Floats", "Ints", "ProtocolName", "RetrievalMetrics", "cluster_figures", "exact_search",
     "find_originals", "groups_of", "named_shares", "rank_queries", "retrieval_metrics", "roles_of",
     "sides_of", "unit_rows",
 ]  # fmt: skip
@@ -181,28 +181,21 @@ def cluster_figures(embeddings: npt.ArrayLike, labels: Ints, *, seed: int = 0) -
     }
 
 
-class ExactSearch:
-    """Exact nearest references by numpy alone; those of a query's own group are none of its references."""
+def exact_search(
+    queries: Floats, gallery: Floats, groups: Ints, gallery_groups: Ints
+) -> Callable[[Ints, int], Ints]:
+    """Search unit rows (N, d) in unit rows (G, d) by numpy alone, but for those of a query's own group.
 
-    def __init__(self, queries: Floats, gallery: Floats, groups: Ints, gallery_groups: Ints) -> None:
-        """Make ready to search unit rows (N, d) in unit rows (G, d), of groups (N,) and (G,)."""
-        # A product may round equal columns differently by their places: each is multiplied once.
-        firsts, self._columns = np.unique(find_originals(gallery), return_inverse=True)
-        self._queries, self._distinct = queries, gallery[firsts]
-        self._groups, self._gallery_groups = groups, gallery_groups
+    What it gives takes queries (b,), and ranks (b, depth) of their references, at most G: the nearest are
+    first and equals by index; -1 stands past a query's last reference.
+    """
+    # A product may round equal columns differently by their places: each is multiplied once.
+    firsts, columns = np.unique(find_originals(gallery), return_inverse=True)
+    distinct = gallery[firsts]
 
-    def nearest(self, rows: Ints, depth: int) -> Ints:
-        """Rank the references of the queries `rows`, (b,): (b, depth) of them, at most G.
-
-        The nearest are first and equals by index; -1 stands past a query's last reference.
-        """
-        room = max(1, _NUMPY_BYTES // (len(self._columns) * self._queries.itemsize))
-        parts = [self._rank(rows[start : start + room], depth) for start in range(0, len(rows), room)]
-        return np.concatenate(parts) if parts else np.empty((0, depth), dtype=np.int64)
-
-    def _rank(self, rows: Ints, depth: int) -> Ints:
-        scores = (self._queries[rows] @ self._distinct.T)[:, self._columns]  # (b, G)
-        scores[self._groups[rows, None] == self._gallery_groups] = -np.inf
+    def rank(rows: Ints, depth: int) -> Ints:
+        scores = (queries[rows] @ distinct.T)[:, columns]  # (b, G)
+        scores[groups[rows, None] == gallery_groups] = -np.inf
         last = -np.partition(-scores, depth - 1, axis=1)[:, depth - 1, None]
         above, equal = scores > last, scores == last
         room = depth - above.sum(axis=1, keepdims=True)  # for the first of the equals
@@ -211,6 +204,13 @@ class ExactSearch:
         values = np.take_along_axis(scores, indices, axis=1)
         order = np.argsort(-values, axis=1, kind="stable")
         return np.take_along_axis(np.where(np.isneginf(values), -1, indices), order, axis=1)
+
+    def nearest(rows: Ints, depth: int) -> Ints:
+        room = max(1, _NUMPY_BYTES // (len(columns) * queries.itemsize))
+        parts = [rank(rows[start : start + room], depth) for start in range(0, len(rows), room)]
+        return np.concatenate(parts) if parts else np.empty((0, depth), dtype=np.int64)
+
+    return nearest
 
 
 def named_shares(figures: Mapping[str, Any]) -> dict[str, float]:
@@ -248,7 +248,7 @@ def _open_search(
             return open_search(queries, gallery, depth)
     if gallery is None or held is None:
         gallery, held = queries, asked
-    return ExactSearch(queries, gallery, groups[asked], groups[held]).nearest
+    return exact_search(queries, gallery, groups[asked], groups[held])
 
 
 def _count_alike(names: Ints, asked: Ints, held: Ints) -> Ints:

@@ -29,7 +29,7 @@ from training.network.embedder import embedder_function
 from training.recipes.recipe import Recipe
 from training.recipes.recipe_file import load_recipe
 
-__all__ = ["Settings", "concatenate", "measure_ensemble", "render", "run"]
+__all__ = ["Settings", "render", "run"]
 
 _RESULT = "mlrc.json"
 _TITLES = {"recall_at_1": "R@1", "map_at_r": "MAP@R", "r_precision": "R-precision"}
@@ -135,29 +135,19 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """Put embeddings of the same N images side by side, each part (N, d_f) and the whole at unit length."""
+def _measure(parts: Sequence[Tensor], labels: Ints, roles: Sequence[str] | None) -> dict[str, Any]:
+    """Measure the embeddings (N, d) of each fold by themselves, and all side by side, each at unit length."""
     together = torch.cat([functional.normalize(part, dim=1) for part in parts], dim=1)
-    return functional.normalize(together, dim=1)
-
-
-def measure_ensemble(
-    parts: Sequence[Tensor], labels: Ints, roles: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """Measure the embeddings (N, d) of each fold by themselves, and all of them concatenated.
-
-    Gives `by_fold` (the figures of each), `separate` (their mean), `concatenated`, and what is the same for
-    all: `queries`, `excluded` and `gallery`.
-    """
-    found = [retrieval_metrics(each, labels, roles=roles) for each in (*parts, concatenate(parts))]
-    *folds, together = (
+    parts = [*parts, functional.normalize(together, dim=1)]
+    found = [retrieval_metrics(each, labels, roles=roles) for each in parts]
+    *folds, concatenated = (
         {"recall_at_1": each.recall_at[1], "map_at_r": each.map_at_r, "r_precision": each.r_precision}
         for each in found
     )
     return {
         "by_fold": folds,
         "separate": {name: float(np.mean([each[name] for each in folds])) for name in _TITLES},
-        "concatenated": together,
+        "concatenated": concatenated,
         "queries": found[-1].queries,
         "excluded": found[-1].excluded,
         "gallery": found[-1].gallery,
@@ -223,7 +213,7 @@ def _test(folds: Sequence[_Fold], rows: Sequence[Row], recipe: Recipe, settings:
     repeats = []
     for start in range(0, len(folds), recipe.folds):
         runs = folds[start : start + recipe.folds]
-        figures = measure_ensemble([embedded(each) for each in runs], pictures.labels, roles)
+        figures = _measure([embedded(each) for each in runs], pictures.labels, roles)
         repeats.append({"seeds": [each.recipe.seed for each in runs], **figures})
     return {
         "recipe": settings.recipe,

@@ -214,7 +214,7 @@ def _train_and_score(settings: Settings, catalog: Catalog, words: Sequence[str])
             device=settings.device,
         )
     )  # fmt: skip
-    last = read_history(folder).rows[-1]  # and not the best, which the classes that score would choose
+    last = read_history(folder)[-1]  # and not the best, which the classes that score would choose
     found = _score(settings, catalog, folder) if settings.final else {key: last[key] for key in _FIGURES[:2]}
     shutil.rmtree(folder)
     told = {"epoch": last["epoch"], **found, "seconds": time.monotonic() - started}

@@ -24,7 +24,6 @@ _ROWS, _COLUMNS = 512, 4096  # of a tile of pairs: 8 MiB of float32
 _KEPT_BYTES = 128 * 2**20  # for the neighbours of a whole set, where it is searched in pairs
 
 
-@torch.no_grad()
 @full_precision
 def open_search(
     queries: NDArray[Any], gallery: NDArray[Any] | None, depth: int
@@ -41,7 +40,6 @@ def open_search(
         search = PairSearch(asked, depth=depth)
     found = search or RowSearch(asked, None if gallery is None else torch.from_numpy(gallery))
 
-    @torch.no_grad()
     @full_precision
     def nearest(rows: NDArray[np.int64], depth: int) -> NDArray[np.int64]:
         return found.nearest(torch.from_numpy(rows), depth).numpy()
@@ -176,14 +174,12 @@ class RowSearch:
 
 
 def _top(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Largest values of each row and where they are, in no given order among equals.
-
-    They lie in the `count` chunks of largest maximum, and maxima are fast.
-    """
+    """Largest values of each row and where they are, in no given order among equals."""
     rows, width = similarity.shape
     chunks = width // _CHUNK
     if count * 4 > chunks:
         return similarity.topk(count, dim=1)
+    # they lie in the `count` chunks of largest maximum, and maxima are fast
     split = similarity.view(rows, chunks, _CHUNK)
     best = split.amax(dim=2).topk(count, dim=1, sorted=False).indices  # (b, count)
     kept = split.gather(1, best[:, :, None].expand(-1, -1, _CHUNK)).flatten(1)  # (b, count · chunk)

@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from serving.errors import BadArtifact, CrossbatchError, ModelMismatch, NotFound
-from training.network.weights import check_shapes
+from serving.errors import BadArtifact, CrossbatchError, NotFound
 
 __all__ = [
-    "aside_of", "entry", "load_checkpoint", "load_module", "load_optimizer", "load_state", "locked",
-    "pack_optimizer", "replacing", "save_checkpoint", "unprefixed", "write_file",
+    "aside_of", "entry", "load_checkpoint", "load_optimizer", "load_state", "locked", "pack_optimizer",
+    "replacing", "save_checkpoint", "unprefixed", "write_file",
 ]  # fmt: skip
 
 FORMAT_VERSION = 2  # which calls the histogram operator's weights `codebook`; they were `prototypes` in 1
@@ -66,18 +65,6 @@ def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Take out the tensors whose name begins with `prefix` and a dot, and drop that."""
     start = f"{prefix}."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
-
-
-def load_module(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
-    """Fill a module's weights and buffers; `ModelMismatch` if a name or a shape differs."""
-    own = module.state_dict()
-    if differing := sorted(own.keys() ^ tensors.keys()):
-        raise ModelMismatch(
-            f"{source} is a checkpoint of another architecture: it differs from the recipe's in"
-            f" {len(differing)} names (first: {differing[0]})"
-        )
-    check_shapes(own, tensors, source=source)
-    module.load_state_dict(dict(tensors))
 
 
 def pack_optimizer(optimizer: Optimizer) -> dict[str, Tensor]:

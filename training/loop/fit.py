@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Generator, Tensor
-from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from serving.errors import BadSetting, CrossbatchError
@@ -26,11 +25,10 @@ from training.data.feature_cache import FeatureSet, feature_batches
 from training.data.pictures import Pictures, QuarterTurns, embed_pictures
 from training.data.sampler import PKSampler
 from training.evaluation.metrics import retrieval_metrics
-from training.loop.logbook import Logbook, curves
+from training.loop.logbook import Logbook, curves, dead_note
 from training.loop.processes import gather_rows, gather_shares, mean_gradients, share
 from training.loop.trainee import Trainee, clip, freeze_batchnorm, rate_factor, xml_weight
-from training.losses.metrix import Pairs, draw_pairs, mix, mixing_at
-from training.method.cross_batch import dead_note
+from training.losses.metrix import embed_mixed
 from training.network.embedder import Features, embedder_function
 from training.recipes.recipe import Recipe
 
@@ -46,7 +44,7 @@ _SUMS = ("loss", "dml", "xml", "gradient_norm")  # what each step tells; an epoc
 def fit(
     recipe: Recipe,
     trainee: Trainee,
-    source: _Source,
+    pictures: Pictures | FeatureSet,
     validation: Pictures | FeatureSet | None,
     folder: Path,
     record: dict[str, Any],
@@ -61,6 +59,9 @@ def fit(
     is the start) and its metrics.
     """
     fabric = trainee.fabric
+    source: _Source = pictures
+    if recipe.quarter_turns and isinstance(pictures, Pictures):
+        source = QuarterTurns(pictures)
     sampler = PKSampler(
         source.labels,
         classes_per_batch=recipe.classes_per_batch,
@@ -132,7 +133,9 @@ def _run_epoch(
         images = embedder.normalise(pixels.to(trainee.fabric.device), mapped=mapped)
         labels = names.to(trainee.fabric.device)
         features: Features = trainee.forward(images, mapped=mapped)
-        mixed = _mix(trainee, images, features, labels, recipe, pairing)
+        mixed = embed_mixed(
+            images, features.embeddings, labels, recipe, trainee.forward, embedder.backbone, pairing
+        )
         rows = tuple(gather_rows(each, fabric) for each in (features.embeddings, features.histograms, labels))
         detached = None if features.detached is None else gather_rows(features.detached, fabric)
         if batch + 1 == steps and recipe.learns_prototypes:  # before the objective remembers the batch
@@ -172,26 +175,6 @@ def _drawn(batches: _Batches) -> Iterator[tuple[Tensor, Tensor]]:
         raise BadSetting(
             "a process that augments images has been killed, for want of memory perhaps: set workers lower"
         ) from error
-
-
-def _mix(
-    trainee: Trainee, images: Tensor, features: Features, labels: Tensor, recipe: Recipe, draws: Generator
-) -> tuple[Tensor, Pairs] | None:
-    """Embed mixed examples (M, d), at the level that the recipe says or that is drawn for this step."""
-    level = recipe.mixing
-    if level == "none":
-        return None
-    if level == "all":
-        level = ("input", "feature", "embedding")[int(torch.randint(3, (), generator=draws))]
-    pairs = draw_pairs(labels, alpha=recipe.mixing_alpha, generator=draws)
-    if len(pairs.first) == 0:  # one class
-        return None
-    if level == "embedding":
-        return mix(functional.normalize(features.embeddings, dim=1), pairs), pairs
-    if level == "input":
-        return trainee.forward(mix(images, pairs)).embeddings, pairs
-    with mixing_at(trainee.embedder.backbone.middle, pairs):
-        return trainee.forward(images).embeddings, pairs
 
 
 def _watch(

@@ -5,7 +5,6 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,14 @@ from training.loop import checkpoint
 from training.loop.checkpoint import entry
 from training.loop.run import BEST, LAST, METRICS, write_record
 from training.loop.trainee import Trainee
+from training.network.weights import fit_weights
 from training.recipes.recipe import Recipe
 
-__all__ = ["History", "Logbook", "curves", "read_history"]
+__all__ = ["History", "Logbook", "curves", "dead_note", "read_history"]
 
+History = Sequence[Mapping[str, float]]
+"""The epochs of a run, by rising number; a row has `epoch` and whatever else is a finite number in it."""
+_ALIVE = 4  # fewer eigenvalues above the ridge than this express next to nothing
 _RESTING = ("model.backbone.", "average.module.backbone.")
 
 
@@ -43,7 +46,7 @@ class Logbook:
             tensors = {f"{part}{name}": value for part in _RESTING for name, value in kept.items()} | tensors
         modules = self._trainee.modules
         weights = {name: value for name, value in tensors.items() if name.partition(".")[0] in modules}
-        checkpoint.load_module(modules, weights, source=path)
+        fit_weights(modules, weights, source=path)
         checkpoint.load_optimizer(self._trainee.optimizer, tensors)
         self._precision.load_state_dict(state.get("precision", {}))
         self.epochs_done = entry(state, "epochs_done", int, source=path)
@@ -103,29 +106,6 @@ class Logbook:
         write_record(self._folder, self._record)
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """The epochs of a run, by rising number; a row has `epoch` and whatever else is a finite number in it."""
-
-    rows: tuple[dict[str, float], ...]
-
-    def points(self, name: str) -> list[tuple[float, float]]:
-        """Give (epoch, value) of each epoch that has a value of that name."""
-        return [(row["epoch"], row[name]) for row in self.rows if name in row]
-
-    @property
-    def names(self) -> list[str]:
-        """What is told beside the epoch, in the order of the file."""
-        return [name for name in dict.fromkeys(key for row in self.rows for key in row) if name != "epoch"]
-
-    def thinned(self, most: int) -> "History":
-        """Give at most `most` of the epochs, evenly spaced, the first and the last among them."""
-        if len(self.rows) <= most:
-            return self
-        places = {round(i * (len(self.rows) - 1) / (most - 1)) for i in range(most)}
-        return History(tuple(self.rows[place] for place in sorted(places)))
-
-
 def read_history(path: Path) -> History:
     """Read the history of a run folder, empty where there is none; `BadArtifact` if the file is no table.
 
@@ -133,14 +113,14 @@ def read_history(path: Path) -> History:
     """
     file = path / METRICS
     if not file.is_file():
-        return History(())
+        return []
     try:
         with file.open(encoding="utf-8", newline="") as lines:
             rows = [_finite(row.items()) for row in csv.DictReader(lines)]
     except (OSError, ValueError, csv.Error) as error:
         raise BadArtifact(f"{file} is damaged: it is not a readable table ({error})") from error
     by_epoch = {row["epoch"]: row for row in rows if "epoch" in row}
-    return History(tuple(by_epoch[epoch] for epoch in sorted(by_epoch)))
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 
 def _finite(cells: Iterable[tuple[Any, Any]]) -> dict[str, float]:
@@ -151,6 +131,27 @@ def _finite(cells: Iterable[tuple[Any, Any]]) -> dict[str, float]:
             if name and math.isfinite(value := float(cell)):
                 found[name] = value
     return found
+
+
+def dead_note(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> str | None:
+    """Say that the term is dead, and what wakes it, if it was in the last measured of rows of metrics.csv."""
+    measured = [row for row in rows if "eigenvalues" in row]
+    if not recipe.xml_weight or not measured:
+        return None
+    last = measured[-1]
+    if last["eigenvalues"] >= min(_ALIVE, recipe.prototypes):
+        return None
+    cure = (
+        "To wake it, set assignment_scale higher, assign_on to raw or ball, codebook_init to start from the"
+        " images, or ridge lower."
+    )
+    if (half := recipe.batch_size // 2) < _ALIVE:
+        cure = f"A half of a batch is {half} images: raise classes_per_batch or images_per_class."
+    return (
+        f"The cross-batch term is dead at epoch {last['epoch']:g}: {last['eigenvalues']:g} of"
+        f" {recipe.prototypes} eigenvalues of what its prototypes are fitted to are above the ridge, and with"
+        f" fewer than {_ALIVE} it expresses all images alike. {cure}"
+    )
 
 
 @contextlib.contextmanager

@@ -21,18 +21,19 @@ from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchErr
 from training.loop import checkpoint
 from training.loop.checkpoint import entry
 from training.network.embedder import Embedder, build_embedder
+from training.network.weights import fit_weights
 from training.recipes.recipe import Recipe, make_recipe
 from training.recipes.recipe_file import parse_yaml
 
 __all__ = [
-    "BEST", "LAST", "MAX_NAME", "METRICS", "Run", "begin", "check_record", "check_vacant", "load_run",
-    "provenance", "read_recipe", "read_record", "reserved", "write_record",
+    "BEST", "LAST", "METRICS", "Run", "begin", "check_record", "check_vacant", "load_run", "new_record",
+    "read_recipe", "read_record", "reserved", "write_record",
 ]  # fmt: skip
 
 BEST = "best.safetensors"
 LAST = "last.safetensors"
 METRICS = "metrics.csv"
-MAX_NAME = 200  # characters; it becomes the name of the exported model
+_MAX_NAME = 200  # characters; it becomes the name of the exported model
 _RECIPE = "recipe.yaml"
 _RECORD = "record.json"
 _PACKAGES = (
@@ -68,7 +69,7 @@ def load_run(path: Path) -> Run:
     _check_trained(path, recipe, kept)
     # the weights come from the checkpoint: the recipe's own package or file need not be here
     embedder = build_embedder(recipe.model_copy(update={"weights": "none"}))
-    checkpoint.load_module(embedder, checkpoint.unprefixed("model", tensors), source=path / BEST)
+    fit_weights(embedder, checkpoint.unprefixed("model", tensors), source=path / BEST)
     return Run(path, recipe, embedder.eval(), kept, record)
 
 
@@ -202,7 +203,7 @@ class _Record(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    name: str = Field(min_length=1, max_length=MAX_NAME)
+    name: str = Field(min_length=1, max_length=_MAX_NAME)
     data: _Data
     metrics: dict[str, JsonValue]
     versions: dict[str, str] = {}
@@ -226,8 +227,8 @@ def check_record(values: object, *, source: str) -> dict[str, Any]:
     return values
 
 
-def provenance() -> dict[str, Any]:
-    """Tell what code runs: versions of the packages that matter, and the git commit where there is one."""
+def new_record(name: str, seed: int, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Begin the record of a run: what code runs is told by versions of packages and the git commit."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -238,4 +239,5 @@ def provenance() -> dict[str, Any]:
     asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # git is not installed, for one
         commit = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
-    return {"versions": versions, "git_commit": commit or None}
+    told = {"name": name[:_MAX_NAME], "versions": versions, "git_commit": commit or None, "seed": seed}
+    return told | {"data": data, "metrics": {}}

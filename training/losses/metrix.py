@@ -3,7 +3,8 @@
 Venkataramanan et al., "It Takes Two to Tango: Mixup for Deep Metric Learning", ICLR 2022.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from training.method.prototypes import full_precision
+from training.network.backbone import Backbone
+from training.recipes.recipe import Recipe
 
-__all__ = ["Pairs", "draw_pairs", "mix", "mixed_loss", "mixing_at"]
+__all__ = ["Pairs", "draw_pairs", "embed_mixed", "mix", "mixed_loss", "mixing_at"]
 
 
 class Pairs(NamedTuple):
@@ -86,6 +89,32 @@ def mixed_loss(
 def mixing_at(module: nn.Module, pairs: Pairs) -> RemovableHandle:
     """While open, `module` puts out the mixtures of what it computes, so that what follows sees M rows."""
     return module.register_forward_hook(lambda _module, _inputs, output: mix(output, pairs))
+
+
+def embed_mixed(
+    images: Tensor,
+    embeddings: Tensor,
+    labels: Tensor,
+    recipe: Recipe,
+    embed: Callable[[Tensor], Any],
+    backbone: Backbone,
+    generator: torch.Generator,
+) -> tuple[Tensor, Pairs] | None:
+    """Embed mixed examples (M, d), at the level that the recipe says or that is drawn for this step."""
+    level = recipe.mixing
+    if level == "none":
+        return None
+    if level == "all":
+        level = ("input", "feature", "embedding")[int(torch.randint(3, (), generator=generator))]
+    pairs = draw_pairs(labels, alpha=recipe.mixing_alpha, generator=generator)
+    if len(pairs.first) == 0:  # one class
+        return None
+    if level == "embedding":
+        return mix(functional.normalize(embeddings, dim=1), pairs), pairs
+    if level == "input":
+        return embed(mix(images, pairs)).embeddings, pairs
+    with mixing_at(backbone.middle, pairs):
+        return embed(images).embeddings, pairs
 
 
 def _log_one_plus(exponents: Tensor) -> Tensor:

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from serving.errors import BadSetting
 from training.losses.loss import build_loss
 from training.losses.metrix import Pairs, mixed_loss
-from training.method.cross_batch import (
-    cross_batch_loss,
-    fit_targets,
-    gradient_share,
-    split_classes,
-    watch_term,
-)
+from training.method import cross_batch
 from training.method.prototypes import fit_prototypes
 from training.method.recursion import Past
 from training.recipes.recipe import Recipe
@@ -98,7 +92,7 @@ class Objective(nn.Module):
         if recipe.xml_weight:
             xml = self._xml(embeddings, histograms, labels, halves)
             total = (1 - weight) * dml + weight * xml
-        targets = fit_targets(embeddings.detach(), recipe.fit_on)
+        targets = cross_batch.fit_targets(embeddings.detach(), recipe.fit_on)
         if self.past is not None:
             self.past.push(histograms.detach(), targets, labels % self._kinds)
         if detached is not None:  # the mean of ‖Vz − y‖² over the batch that V is fitted to (eq. 2.8)
@@ -116,18 +110,19 @@ class Objective(nn.Module):
         """
         embeddings, histograms, labels = batch
         kinds = labels % self._kinds
-        first, _ = split_classes(kinds, torch.Generator().manual_seed(seed))
-        told = watch_term(histograms.detach(), embeddings.detach(), labels, first, kinds=kinds, **self._fit)
+        first, _ = cross_batch.split_classes(kinds, torch.Generator().manual_seed(seed))
+        measured = histograms.detach(), embeddings.detach(), labels, first
+        told = cross_batch.watch_term(*measured, kinds=kinds, **self._fit)
         if told and self._recipe.xml_weight:
             xml = self._xml(embeddings, histograms, labels, torch.Generator().manual_seed(seed))
-            pull = gradient_share(self.loss(embeddings, labels), xml, leaves, weight=weight)
+            pull = cross_batch.gradient_share(self.loss(embeddings, labels), xml, leaves, weight=weight)
             told |= {"xml_gradient_share": pull} if math.isfinite(pull) else {}
         return told
 
     def _xml(self, embeddings: Tensor, histograms: Tensor, labels: Tensor, halves: torch.Generator) -> Tensor:
         """L_XML (eq. 2.11), by prototypes of the batch alone or of all batches so far."""
         fit = self._fit | {"generator": halves, "kinds": labels % self._kinds}
-        return cross_batch_loss(histograms, embeddings, labels, self.loss, **fit)
+        return cross_batch.cross_batch_loss(histograms, embeddings, labels, self.loss, **fit)
 
 
 class Memory(nn.Module):

@@ -4,7 +4,7 @@ With features that all fall to the same few prototypes the fit has one direction
 points along it, and the loss stands still whatever λ is. No curve of the loss shows that, so it is measured.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,16 +14,12 @@ from torch.nn import functional
 from training.method import prototypes
 from training.method.prototypes import RidgeOn, full_precision
 from training.method.recursion import Past
-from training.recipes.recipe import Recipe
 
-__all__ = [
-    "FitOn", "cross_batch_loss", "dead_note", "fit_targets", "gradient_share", "split_classes", "watch_term"
-]  # fmt: skip
+__all__ = ["FitOn", "cross_batch_loss", "fit_targets", "gradient_share", "split_classes", "watch_term"]
 
 FitOn = Literal["raw", "unit"]
 
 _AT_ONCE = 4  # up to this many images a prototype, both halves are expressed at once
-_ALIVE = 4  # fewer eigenvalues above the ridge than this express next to nothing
 
 
 def split_classes(labels: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -143,32 +139,10 @@ def watch_term(
 
 def gradient_share(dml: Tensor, xml: Tensor, leaves: Sequence[Tensor], *, weight: float) -> float:
     """Give |λ ∂L_XML| / |(1 − λ) ∂L_DML| by tensors taken together; not finite where DML has no gradient."""
-    xml_length, dml_length = (
-        torch.cat([
-            gradient.flatten()
-            for gradient in torch.autograd.grad(term, leaves, retain_graph=True, materialize_grads=True)
-        ]).norm()
-        for term in (xml, dml)
-    )  # fmt: skip
-    return float(weight * xml_length / ((1 - weight) * dml_length))
 
+    def length(term: Tensor) -> Tensor:
+        found = torch.autograd.grad(term, leaves, retain_graph=True, materialize_grads=True)
+        combined: Tensor = torch.cat([gradient.flatten() for gradient in found]).norm()
+        return combined
 
-def dead_note(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> str | None:
-    """Say that the term is dead, and what wakes it, if it was in the last measured of rows of metrics.csv."""
-    measured = [row for row in rows if "eigenvalues" in row]
-    if not recipe.xml_weight or not measured:
-        return None
-    last = measured[-1]
-    if last["eigenvalues"] >= min(_ALIVE, recipe.prototypes):
-        return None
-    cure = (
-        "To wake it, set assignment_scale higher, assign_on to raw or ball, codebook_init to start from the"
-        " images, or ridge lower."
-    )
-    if (half := recipe.batch_size // 2) < _ALIVE:
-        cure = f"A half of a batch is {half} images: raise classes_per_batch or images_per_class."
-    return (
-        f"The cross-batch term is dead at epoch {last['epoch']:g}: {last['eigenvalues']:g} of"
-        f" {recipe.prototypes} eigenvalues of what its prototypes are fitted to are above the ridge, and with"
-        f" fewer than {_ALIVE} it expresses all images alike. {cure}"
-    )
+    return float(weight * length(xml) / ((1 - weight) * length(dml)))

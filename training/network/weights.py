@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
 
-__all__ = ["check_shapes", "find_published", "first_line", "fit_weights", "read_weights"]
+__all__ = ["find_published", "first_line", "fit_weights", "read_weights"]
 
 _NAMED_BY_DIGEST = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's own rule: first digits of the SHA-256
 _USUAL = {
@@ -36,15 +36,19 @@ def read_weights(weights: str, backbone: str, body: nn.Module) -> tuple[dict[str
 
 
 def fit_weights(
-    body: nn.Module, state: Mapping[str, Tensor], *, source: str, classifier: Sequence[str] = ()
+    body: nn.Module, state: Mapping[str, Tensor], *, source: str | Path, classifier: Sequence[str] = ()
 ) -> None:
-    """Copy `state` into a network: every entry must fit, those of the layers of a `classifier` apart."""
+    """Copy `state` into a network: every entry must fit, those of the layers of a `classifier` apart.
+
+    `ModelMismatch` if a name or a shape differs.
+    """
     own = body.state_dict()
-    given = {
-        name: _flat(value, own.get(name))
-        for name, value in _fit_by_timm(body, state, source).items()
-        if not name.startswith(tuple(f"{layer}." for layer in classifier))
-    }
+    given = dict[str, Tensor]()
+    for name, value in _fit_by_timm(body, state, source).items():
+        if not name.startswith(tuple(f"{layer}." for layer in classifier)):
+            # files of BN-Inception have entries (1, C) of what is (C,) now
+            old = name in own and value.shape == (1, *own[name].shape)
+            given[name] = value[0] if old else value
     # old files lack the counter of batches, which only an unset BatchNorm momentum would read
     missing = [name for name in own if name not in given and not name.endswith("num_batches_tracked")]
     unknown = [name for name in given if name not in own]
@@ -53,18 +57,13 @@ def fit_weights(
             f"{source} holds weights of another architecture: {len(missing)} entries are missing"
             f"{_first(missing)} and {len(unknown)} are unknown{_first(unknown)}"
         )
-    check_shapes(own, given, source=source)
-    body.load_state_dict(given, strict=False)
-
-
-def check_shapes(own: Mapping[str, Tensor], given: Mapping[str, Tensor], *, source: str | Path) -> None:
-    """Refuse weights of other shapes with a `ModelMismatch`; every name of `given` is one of `own`."""
     for name, value in given.items():
         if value.shape != own[name].shape:
             raise ModelMismatch(
                 f"{source} holds weights of another architecture: {name} has shape {tuple(value.shape)},"
                 f" but the recipe's has {tuple(own[name].shape)}"
             )
+    body.load_state_dict(given, strict=False)
 
 
 def find_published(backbone: str) -> Path:
@@ -158,7 +157,7 @@ def _check_digest(path: Path) -> None:
         )
 
 
-def _fit_by_timm(body: nn.Module, state: Mapping[str, Tensor], source: str) -> Mapping[str, Tensor]:
+def _fit_by_timm(body: nn.Module, state: Mapping[str, Tensor], source: str | Path) -> Mapping[str, Tensor]:
     """Let timm, which knows other publishers' names, turn a file's entries into its network's own."""
     fit = getattr(sys.modules[type(body).__module__], "checkpoint_filter_fn", None)
     if fit is None:
@@ -170,11 +169,6 @@ def _fit_by_timm(body: nn.Module, state: Mapping[str, Tensor], source: str) -> M
             f"{source} holds weights of another architecture: timm cannot fit them in ({first_line(error)})"
         ) from error
     return fitted
-
-
-def _flat(value: Tensor, own: Tensor | None) -> Tensor:
-    """Take the leading 1 off an entry (1, C) of what is (C,) now, as files of BN-Inception have it."""
-    return value[0] if own is not None and value.shape == (1, *own.shape) else value
 
 
 def _first(keys: list[str]) -> str:

@@ -128,10 +128,7 @@ def _find(name: str) -> Path:
 
 
 def _read_settings(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read the settings of a recipe, on those of its `base`: a name or a list, of which later ones win.
-
-    `above` are the files that it is a base of; a path is beside the last of them, or to be found from here.
-    """
+    """Read a recipe, itself a base of the files `above`, on its own `base`: of a list, later ones win."""
     if combined := _combine(name):
         del combined["about"]
         return combined

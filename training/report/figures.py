@@ -1,9 +1,10 @@
-"""Pictures for the page, as data URIs: plots by matplotlib in light and dark, thumbnails, maps."""
+"""Figures for the page: tables of numbers, and as data URIs plots in light and dark, thumbnails and maps."""
 
 import base64
 import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import matplotlib as mpl
@@ -17,13 +18,17 @@ from PIL import Image, ImageDraw
 
 from serving.catalog.catalog import Row
 from training.data.pictures import Stream, viewing_decoder
+from training.evaluation.metrics import FIGURE_NAMES, named_shares
+from training.loop.logbook import History
 from training.recipes.recipe import Recipe
+from training.report.findings import Findings, class_histograms
 
 __all__ = [
-    "COLOURS", "MARKS", "NUMBERED", "jpeg", "line_chart", "map_colours", "map_picture", "scatter", "strip",
-    "thumbnails",
+    "COLOURS", "MARKS", "NUMBERED", "SPLITS", "clip", "jpeg", "line_chart", "map_colours", "map_picture",
+    "percent", "scatter", "strip", "strongest", "tabulate_figures", "tabulate_histograms", "thumbnails",
 ]  # fmt: skip
 
+SPLITS = {"test": "unseen classes (test)", "train": "training classes", "all": "all classes"}
 COLOURS = {
     "light": {
         "ink": "#1a1d21", "soft": "#565d66", "paper": "#ffffff", "panel": "#f4f5f7", "line": "#d5d9de",
@@ -43,9 +48,66 @@ MARKS = dict(zip("●■▲◆✚▼★✖", "os^DPv*X", strict=True))
 """Marks of the classes that a scatter tells apart, as the page's legend and as matplotlib has them."""
 NUMBERED = 12
 """Widest map whose places are numbered, in places."""
+_COUNTS, _CLASSES = ("images", "classes"), 40  # of a table of figures; most classes with a histogram
 _LINES = ["-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1))]
 _MARKED = 30
 """Most points of a line that are marked each."""
+
+
+def tabulate_figures(
+    record: Mapping[str, Any], history: History, measured: Mapping[str, Any], *, title: str
+) -> dict[str, dict[str, str]]:
+    """Tabulate what was measured now (`title`), what the run's record notes, and the start of training.
+
+    Gives cells by column, by row; only columns of which any row holds a number.
+    """
+    found = {title: measured}
+    for name, noted in record["metrics"].items():
+        if isinstance(noted, dict):  # and not the number of the epoch
+            told = f"{SPLITS.get(name, clip(name))}, as noted in the run"
+            if name == "validation":
+                told = "validation classes, of the epoch that is kept"
+            found[told] = noted
+            if "untrained" in noted:
+                found[f"{told}: the untrained backbone"] = noted["untrained"]
+    start = next((row for row in history if row["epoch"] == 0), {})
+    if "map_at_r" in start:
+        before = {"recall_at": {"1": start["recall_at_1"]}, "map_at_r": start["map_at_r"]}
+        found["validation classes, before training"] = before
+    cells = {
+        name: {heading: percent(share) for heading, share in named_shares(each).items()}
+        | {count: f"{each[count]:,}" for count in _COUNTS if count in each}
+        for name, each in found.items()
+    }
+    held = set(chain.from_iterable(cells.values()))
+    recalls = sorted((name for name in held if name.startswith("R@")), key=lambda name: int(name[2:]))
+    columns = [*recalls, *(name for name in (*FIGURE_NAMES.values(), *_COUNTS) if name in held)]
+    return {name: {column: each.get(column, "–") for column in columns} for name, each in cells.items()}
+
+
+def tabulate_histograms(findings: Findings) -> dict[str, Any]:
+    """Show the mean histogram of each class, or of classes evenly spaced by name."""
+    means = class_histograms(findings.histograms, findings.labels, len(findings.classes))  # (C, m)
+    classes, count = means.shape
+    shown = np.unique(np.linspace(0, classes - 1, min(classes, _CLASSES)).round().astype(int)).tolist()
+    largest = max(float(means[shown].max()), 1e-12)
+    return {
+        "count": count,
+        "used": len(np.unique(means.argmax(axis=1))),
+        "largest": largest,
+        "classes": classes,
+        "lines": [
+            {"name": findings.classes[place], "strip": strip(means[place] / largest),
+             "strongest": strongest(means[place], 3)[0]}
+            for place in shown
+        ],
+    }  # fmt: skip
+
+
+def strongest(shares: NDArray[np.float64], most: int) -> tuple[str, int]:
+    """Name the prototypes of the largest shares, (m,), and count the others that have any."""
+    order = [place for place in np.argsort(-shares, kind="stable").tolist() if shares[place] > 0]
+    return ", ".join(f"{place} ({percent(shares[place], 0)})" for place in order[:most]), len(order[most:])
 
 
 def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], *, unit: str) -> dict[str, str]:
@@ -153,3 +215,13 @@ def _plot(
             figure.savefig(buffer, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
         made[theme] = _data_uri(buffer, {"svg": "svg+xml"}.get(kind, kind))
     return made
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """Write a share in 0..1 in percent."""
+    return f"{100 * share:.{digits}f}\u00a0%"
+
+
+def clip(text: str, most: int = 60) -> str:
+    """Shorten a name; both its ends are told, since keys differ in their last characters."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1 - most // 2) :]}"

@@ -16,8 +16,8 @@ from training.network.embedder import Embedder, describer_function
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "Findings", "Ranking", "choose_queries", "class_histograms", "embed_split", "find_assignments", "measure",
-    "project", "rank",
+    "Findings", "Ranking", "choose_queries", "class_histograms", "embed_split", "find_assignments", "project",
+    "rank",
 ]  # fmt: skip
 
 
@@ -32,6 +32,11 @@ class Findings:
     roles: Sequence[str] | None  # of each row, where queries are searched in a gallery
     embeddings: NDArray[np.float32]  # (N, d), of any length
     histograms: NDArray[np.float32]  # (N, m), each row sums to one
+
+    def measure(self) -> dict[str, Any]:
+        """Give what `retrieval_metrics` tells, with `images` and `classes`; it raises the same."""
+        figures = retrieval_metrics(self.embeddings, self.labels, roles=self.roles).told()
+        return figures | {"images": len(self.rows), "classes": len(self.classes)}
 
 
 class Ranking(NamedTuple):
@@ -60,12 +65,6 @@ def embed_split(
         embeddings=found[:, :width],
         histograms=found[:, width:],
     )
-
-
-def measure(findings: Findings) -> dict[str, Any]:
-    """Give what `retrieval_metrics` tells, with `images` and `classes`; it raises the same."""
-    figures = retrieval_metrics(findings.embeddings, findings.labels, roles=findings.roles).told()
-    return figures | {"images": len(findings.rows), "classes": len(findings.classes)}
 
 
 def rank(findings: Findings, *, neighbours: int) -> Ranking:

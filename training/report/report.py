@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Format, Row
@@ -18,32 +17,19 @@ from serving.errors import BadSetting
 from training.data.partition import Table, labelled, read_own
 from training.data.pictures import tell_unreadable
 from training.data.sampler import draw_sample
-from training.evaluation.metrics import FIGURE_NAMES, named_shares
 from training.loop.checkpoint import write_file
-from training.loop.logbook import History, read_history
+from training.loop.logbook import History, dead_note, read_history
 from training.loop.run import Run, load_run
-from training.method.cross_batch import dead_note
 from training.recipes.recipe import Recipe
 from training.report import figures
-from training.report.findings import (
-    Findings,
-    choose_queries,
-    class_histograms,
-    embed_split,
-    find_assignments,
-    measure,
-    project,
-    rank,
-)  # fmt: skip
+from training.report.findings import Findings, choose_queries, embed_split, find_assignments, project, rank
 
-__all__ = ["Settings", "plot_curves", "render", "run", "tabulate_figures", "tabulate_histograms"]
+__all__ = ["Settings", "plot_curves", "render", "run"]
 
-_SPLITS = {"test": "unseen classes (test)", "train": "training classes", "all": "all classes"}
 _THUMBNAIL, _MAP = 96, 160
 """Sides of a neighbour and of a mapped image, in pixels."""
-_MAPS, _CLASSES, _PLANE, _EPOCHS, _LINES = 12, 40, 3000, 400, 60
-"""Most prototype maps, classes with a histogram, points on the plane, epochs in a curve and in the table."""
-_COUNTS = ("images", "classes")
+_MAPS, _PLANE, _EPOCHS, _LINES = 12, 3000, 400, 60
+"""Most prototype maps, points on the plane, epochs in a curve and in the table."""
 _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("Loss and its parts", "loss",
      {"loss": "whole loss", "dml": "loss of embeddings (dml)", "xml": "cross-batch loss (xml)"}),
@@ -111,8 +97,8 @@ def run(settings: Settings) -> dict[str, Any]:
     rows = labelled(catalog, settings.split, recipe.split)
     sample = draw_sample(rows, most=settings.images, seed=settings.seed)
     findings = embed_split(sample, loaded.embedder, recipe, batch=settings.batch, split=settings.split)
-    measured = measure(findings)
-    on = _SPLITS[settings.split]
+    measured = findings.measure()
+    on = figures.SPLITS[settings.split]
     page = _fill(
         path=settings.run_dir,
         record=record,
@@ -123,11 +109,11 @@ def run(settings: Settings) -> dict[str, Any]:
         whole=len(rows),
         bad=findings.unreadable,
         untrained=loaded.epoch == 0,
-        figures=tabulate_figures(record, history, measured, title=f"{on}, now"),
+        figures=figures.tabulate_figures(record, history, measured, title=f"{on}, now"),
         curves=plot_curves(history),
-        dead=dead_note(history.rows, recipe),
+        dead=dead_note(history, recipe),
         **_show_pictures(findings, loaded, settings),
-        histograms=tabulate_histograms(findings),
+        histograms=figures.tabulate_histograms(findings),
         trained=recipe.learns_prototypes,
         settings=_describe_settings(recipe),
     )
@@ -154,42 +140,11 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join([*tell_unreadable(result["unreadable"]), wrote])
 
 
-def tabulate_figures(
-    record: Mapping[str, Any], history: History, measured: Mapping[str, Any], *, title: str
-) -> dict[str, dict[str, str]]:
-    """Tabulate what was measured now (`title`), what the run's record notes, and the start of training.
-
-    Gives cells by column, by row; only columns of which any row holds a number.
-    """
-    found = {title: measured}
-    for name, noted in record["metrics"].items():
-        if isinstance(noted, dict):  # and not the number of the epoch
-            told = f"{_SPLITS.get(name, _clip(name))}, as noted in the run"
-            if name == "validation":
-                told = "validation classes, of the epoch that is kept"
-            found[told] = noted
-            if "untrained" in noted:
-                found[f"{told}: the untrained backbone"] = noted["untrained"]
-    start = next((row for row in history.rows if row["epoch"] == 0), {})
-    if "map_at_r" in start:
-        before = {"recall_at": {"1": start["recall_at_1"]}, "map_at_r": start["map_at_r"]}
-        found["validation classes, before training"] = before
-    cells = {
-        name: {heading: _percent(share) for heading, share in named_shares(each).items()}
-        | {count: f"{each[count]:,}" for count in _COUNTS if count in each}
-        for name, each in found.items()
-    }
-    held = set(chain.from_iterable(cells.values()))
-    recalls = sorted((name for name in held if name.startswith("R@")), key=lambda name: int(name[2:]))
-    columns = [*recalls, *(name for name in (*FIGURE_NAMES.values(), *_COUNTS) if name in held)]
-    return {name: {column: each.get(column, "–") for column in columns} for name, each in cells.items()}
-
-
 def plot_curves(history: History) -> dict[str, Any]:
     """Plot every figure of the history, those that belong together in one frame, and tabulate them."""
-    drawn, few = history.thinned(_EPOCHS), history.thinned(_LINES)
+    drawn, few = _thin(history, _EPOCHS), _thin(history, _LINES)
     known = {name: label for _, _, labels in _PANELS for name, label in labels.items()}
-    labels = {name: known.get(name, name.replace("_", " ")) for name in history.names}
+    labels = {name: known.get(name, name.replace("_", " ")) for name in _names(history)}
     others = [
         (label.capitalize(), label, {name: label})
         for name, label in labels.items()
@@ -198,22 +153,38 @@ def plot_curves(history: History) -> dict[str, Any]:
     charts = []
     for title, unit, lines in (*_PANELS, *others):
         factor = 100 if unit == "percent" else 1
-        series = {label: [(x, factor * y) for x, y in drawn.points(name)] for name, label in lines.items()}
+        series = {
+            label: [(row["epoch"], factor * row[name]) for row in drawn if name in row]
+            for name, label in lines.items()
+        }
         # a term without weight is all zeros: no line
         series = {label: points for label, points in series.items() if any(y for _, y in points)}
         if series:
             told = " ".join(f"{name}: {_tell(points)}." for name, points in series.items())
             plot, told = figures.line_chart(series, unit=unit), f"{title} by epoch. {told}"
             charts.append({"title": title, "plot": plot, "alt": told})
-    rows = [[f"{row['epoch']:g}", *(f"{row[name]:.4g}" if name in row else "–" for name in few.names)]
-            for row in few.rows]  # fmt: skip
+    names = _names(few)
+    rows = [[f"{row['epoch']:g}", *(f"{row[name]:.4g}" if name in row else "–" for name in names)]
+            for row in few]  # fmt: skip
     return {
         "charts": charts,
-        "epochs": len(history.rows),
-        "drawn": len(drawn.rows),
-        "names": ["epoch", *(labels[name] for name in few.names)],
+        "epochs": len(history),
+        "drawn": len(drawn),
+        "names": ["epoch", *(labels[name] for name in names)],
         "rows": rows,
     }
+
+
+def _thin(history: History, most: int) -> History:
+    """Give at most `most` of the epochs, evenly spaced, the first and the last among them."""
+    if len(history) <= most:
+        return history
+    places = {round(i * (len(history) - 1) / (most - 1)) for i in range(most)}
+    return [history[place] for place in sorted(places)]
+
+
+def _names(history: History) -> list[str]:
+    return [name for name in dict.fromkeys(chain.from_iterable(history)) if name != "epoch"]
 
 
 def _tell(points: Sequence[tuple[float, float]]) -> str:
@@ -267,7 +238,7 @@ def _plane(findings: Findings, queries: Sequence[str], *, seed: int) -> dict[str
         drawn = np.sort(np.random.default_rng(seed).choice(count, _PLANE, replace=False))
     names = [findings.rows[place].label for place in drawn.tolist()]
     marked = dict(zip(dict.fromkeys(queries), figures.MARKS, strict=False))
-    first, second = (_percent(share, 1) for share in shares)
+    first, second = (figures.percent(share, 1) for share in shares)
     axes = (f"first component ({first})", f"second component ({second})")
     return {
         "images": count,
@@ -280,42 +251,17 @@ def _plane(findings: Findings, queries: Sequence[str], *, seed: int) -> dict[str
     }
 
 
-def tabulate_histograms(findings: Findings) -> dict[str, Any]:
-    """Show the mean histogram of each class, or of classes evenly spaced by name."""
-    means = class_histograms(findings.histograms, findings.labels, len(findings.classes))  # (C, m)
-    classes, count = means.shape
-    shown = np.unique(np.linspace(0, classes - 1, min(classes, _CLASSES)).round().astype(int)).tolist()
-    largest = max(float(means[shown].max()), 1e-12)
-    return {
-        "count": count,
-        "used": len(np.unique(means.argmax(axis=1))),
-        "largest": largest,
-        "classes": classes,
-        "lines": [
-            {"name": findings.classes[place], "strip": figures.strip(means[place] / largest),
-             "strongest": _strongest(means[place], 3)[0]}
-            for place in shown
-        ],
-    }  # fmt: skip
-
-
 def _maps(loaded: Run, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Show images beside themselves under the dominant prototypes of their places."""
     mapped, assignments = find_assignments(rows, loaded.embedder, loaded.recipe)
     pixels = figures.thumbnails(mapped, loaded.recipe, side=_MAP)
     made = []
     for row, found in zip(mapped, assignments, strict=True):
-        told, rest = _strongest(np.bincount(found.flatten()) / found.size, 4)
+        told, rest = figures.strongest(np.bincount(found.flatten()) / found.size, 4)
         summary = f"prototypes {told}{f' and {rest} more' if rest else ''}"
         uri = figures.map_picture(pixels[row.key], found)
         made.append({"label": row.label, "key": row.key, "uri": uri, "summary": summary})
     return made
-
-
-def _strongest(shares: NDArray[np.float64], most: int) -> tuple[str, int]:
-    """Name the prototypes of the largest shares, (m,), and count the others that have any."""
-    order = [place for place in np.argsort(-shares, kind="stable").tolist() if shares[place] > 0]
-    return ", ".join(f"{place} ({_percent(shares[place], 0)})" for place in order[:most]), len(order[most:])
 
 
 def _describe_settings(recipe: Recipe) -> dict[str, list[tuple[str, object, str | None]]]:
@@ -338,7 +284,7 @@ def _fill(**shown: Any) -> bytes:
         # a control character is not allowed in HTML, not even escaped
         finalize=lambda value: _CONTROL.sub("\ufffd", value) if type(value) is str else value,
     )
-    environment.filters |= {"clip": _clip, "percent": _percent, "told": _told}
+    environment.filters |= {"clip": figures.clip, "percent": figures.percent, "told": _told}
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     text = environment.get_template("page.html").render(shown, colours=figures.COLOURS, style=style)
     return text.encode("utf-8", "backslashreplace")
@@ -351,13 +297,4 @@ def _told(value: object) -> str:
         value = ", ".join(f"{key}: {each}" for key, each in value.items())
     elif isinstance(value, list):
         value = ", ".join(map(str, value))
-    return _clip("none" if value in (None, "") else str(value), 300)
-
-
-def _percent(share: float, digits: int = 2) -> str:
-    return f"{100 * share:.{digits}f}\u00a0%"
-
-
-def _clip(text: str, most: int = 60) -> str:
-    """Shorten a name; both its ends are told, since keys differ in their last characters."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1 - most // 2) :]}"
+    return figures.clip("none" if value in (None, "") else str(value), 300)
