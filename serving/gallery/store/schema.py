@@ -27,8 +27,8 @@ from serving.gallery.item import CheckedItem, GalleryItem, Source
 
 __all__ = [
     "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION", "MAX_THUMBNAIL_SIDE",
-    "PUBLISHED", "SCHEMA", "Meta", "altered", "check_kinds", "damaged", "item_checksum", "item_of",
-    "publication_checksum", "read_meta", "record_of", "sound", "vectors_of",
+    "PUBLISHED", "SCHEMA", "UNREADABLE", "Meta", "altered", "check_kinds", "damaged", "item_checksum",
+    "item_of", "publication_checksum", "read_meta", "record_of", "sound", "unreadable", "vectors_of",
 ]  # fmt: skip
 
 FILE_NAME = "gallery.sqlite"
@@ -125,14 +125,22 @@ def altered(path: Path, what: str) -> BadArtifact:
     return damaged(path, f"{what} has been altered: its checksum does not match")
 
 
+# A UnicodeDecodeError and a JSONDecodeError are ValueErrors.
+UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+
+
+def unreadable(path: Path, what: str, error: Exception) -> BadArtifact:
+    """Return what a user reads when there is no sense in something that was read."""
+    return damaged(path, f"{what} cannot be read: {type(error).__name__} {error}")
+
+
 @contextmanager
 def sound(path: Path, what: str) -> Iterator[None]:
     """Make sense of what was read from a gallery file; BadArtifact where there is none in `what`."""
     try:
         yield
-    # A UnicodeDecodeError and a JSONDecodeError are ValueErrors.
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise damaged(path, f"{what} cannot be read: {type(error).__name__} {error}") from error
+    except UNREADABLE as error:
+        raise unreadable(path, what, error) from error
 
 
 def check_kinds(values: Sequence[object], record: type) -> None:

@@ -87,7 +87,7 @@ class Reader:
             "SELECT seq, key, label, uri, metadata FROM items WHERE seq IN (SELECT value FROM json_each(?))",
             (json.dumps(list(seqs)),),
         ).fetchall()
-        with sound(self.path, "an item that its index names"):
+        try:  # each search passes here
             every = json.loads(f"[{','.join([row[4] for row in found])}]")  # at once: it is quicker
             rows = {row[0]: (*row[1:4], each) for row, each in zip(found, every, strict=True)}
             if seqs != rows.keys():
@@ -95,6 +95,8 @@ class Reader:
             kinds = {type(text) for row in found for text in row[1:4]}
             if not kinds <= {str} or not {*map(type, every)} <= {dict}:
                 raise TypeError("a text or its metadata is of another kind")
+        except schema.UNREADABLE as error:
+            raise schema.unreadable(self.path, "an item that its index names", error) from error
         return rows
 
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
