@@ -64,9 +64,7 @@ def test_only_finite_numbers_count(tmp_path: Path) -> None:
     )
     found = read_history(tmp_path)
     assert found.rows == ({"epoch": 1}, {"epoch": 2}, {"epoch": 3, "loss": 1.25})
-    assert found.names == ["loss"]
-    assert found.points("loss") == [(3, 1.25)]
-    assert found.points("nothing") == []
+    assert (found.names, found.points("loss"), found.points("nothing")) == (["loss"], [(3, 1.25)], [])
 
 
 @pytest.mark.parametrize("text", [None, "", "epoch,loss\n", "loss\n1\n"])
