@@ -1,22 +1,16 @@
 """Oracles of the losses: each again as naive float64 loops, with nothing taken from the product."""
 
+from typing import Any
+
 import numpy as np
 
 from tests.oracles import Floats, Ints, cosine, each_pair
 
 
-def triplet(
-    embeddings: Floats,
-    labels: Ints,
-    references: Floats | None = None,
-    names: Ints | None = None,
-    *,
-    margin: float = 0.2,
-    miner: str = "semihard",
-) -> float:
+def triplet(*batch: Any, margin: float = 0.2, miner: str = "semihard") -> float:
     """Mean over the triplets of the miner's kind of what they violate their margin by, of unit embeddings."""
     violations = []
-    positive, negative = each_pair(embeddings, labels, references, names)
+    positive, negative = each_pair(*batch)
     for i, a, p in positive:
         for j, _, n in negative:
             if i != j:
@@ -30,20 +24,12 @@ def triplet(
 
 
 def multi_similarity(
-    embeddings: Floats,
-    labels: Ints,
-    references: Floats | None = None,
-    names: Ints | None = None,
-    *,
-    alpha: float = 2.0,
-    beta: float = 50.0,
-    base: float = 0.5,
-    epsilon: float = 0.1,
+    *batch: Any, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float = 0.1
 ) -> float:
     """Multi-similarity with its miner: anchor by anchor, and then the mean over anchors."""
-    positive, negative = each_pair(embeddings, labels, references, names)
-    total = 0.0
-    for i in range(len(labels)):
+    positive, negative = each_pair(*batch)
+    count, total = len(batch[0]), 0.0
+    for i in range(count):
         near = [cosine(a, b) for anchor, a, b in positive if anchor == i]
         far = [cosine(a, b) for anchor, a, b in negative if anchor == i]
         if not near or not far:
@@ -51,17 +37,15 @@ def multi_similarity(
         pull = [np.exp(-alpha * (s - base)) for s in near if s - epsilon < max(far)]
         push = [np.exp(beta * (s - base)) for s in far if s + epsilon > min(near)]
         total += float(np.log(1 + sum(pull)) / alpha + np.log(1 + sum(push)) / beta)
-    return total / len(labels)
+    return total / count
 
 
 def proxy_nca(embeddings: Floats, labels: Ints, proxies: Floats, *, temperature: float = 1 / 9) -> float:
     """ProxyNCA++: -log of the softmax, over proxies (C, d), of -‖x − p‖² / T, all at unit length."""
     total = 0.0
     for x, label in zip(embeddings, labels, strict=True):
-        scores = []
-        for p in proxies:
-            apart = x / np.linalg.norm(x) - p / np.linalg.norm(p)
-            scores.append(-float(apart @ apart) / temperature)
+        apart = [x / np.linalg.norm(x) - p / np.linalg.norm(p) for p in proxies]
+        scores = [-float(each @ each) / temperature for each in apart]
         total += max(scores) + float(np.log(sum(np.exp(s - max(scores)) for s in scores))) - scores[label]
     return total / len(labels)
 
@@ -96,15 +80,9 @@ def layer_norm(x: Floats, weight: Floats, bias: Floats) -> Floats:
 
 
 def libc(
-    embeddings: Floats,
-    labels: Ints,
-    weights: dict[str, Floats],
-    *,
-    layers: int = 1,
-    heads: int = 2,
-    temperature: float = 0.2,
-    smoothing: float = 0.1,
-) -> float:
+    embeddings: Floats, labels: Ints, weights: dict[str, Floats], *, layers: int = 1, heads: int = 2,
+    temperature: float = 0.2, smoothing: float = 0.1,
+) -> float:  # fmt: skip
     """LIBC node by node and head by head; `weights` are the loss's own, by name."""
     nodes = embeddings
     for layer in range(layers):
@@ -131,15 +109,9 @@ def libc(
 
 
 def mixed_multi_similarity(
-    embeddings: Floats,
-    labels: Ints,
-    mixed: Floats,
-    mixtures: list[tuple[int, int, float]],
-    *,
-    alpha: float = 2.0,
-    beta: float = 50.0,
-    base: float = 0.5,
-) -> float:
+    embeddings: Floats, labels: Ints, mixed: Floats, mixtures: list[tuple[int, int, float]], *,
+    alpha: float = 2.0, beta: float = 50.0, base: float = 0.5,
+) -> float:  # fmt: skip
     """Metrix: multi-similarity of images with mixtures (first, second, share), whose labels lie in [0, 1]."""
     total = 0.0
     for a, label in zip(embeddings, labels, strict=True):

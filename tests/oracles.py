@@ -1,5 +1,8 @@
 """Oracles: each formula again as naive float64 loops, or by `lstsq`, with nothing taken from the product."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -43,39 +46,35 @@ def cosine(a: Floats, b: Floats) -> float:
     return float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
 
 
-def each_pair(
-    embeddings: Floats, labels: Ints, references: Floats | None, names: Ints | None
-) -> tuple[list[tuple[int, Floats, Floats]], list[tuple[int, Floats, Floats]]]:
-    """Positive and negative pairs as (anchor, its embedding, the other's), of a batch or against others."""
+Pairs = list[tuple[int, Floats, Floats]]
+
+
+def each_pair(embeddings: Floats, labels: Ints, *references: npt.NDArray[Any]) -> tuple[Pairs, Pairs]:
+    """Positive and negative pairs as (anchor, its embedding, the other's), of a batch or against others.
+
+    `references` are the embeddings and labels of the others, where a batch is not compared with itself.
+    """
     positive, negative = [], []
-    others = (embeddings, labels) if references is None or names is None else (references, names)
+    others = references or (embeddings, labels)
     for i, (a, label) in enumerate(zip(embeddings, labels, strict=True)):
         for j, (b, name) in enumerate(zip(*others, strict=True)):
             if label != name:
                 negative.append((i, a, b))
-            elif references is not None or i != j:
+            elif references or i != j:
                 positive.append((i, a, b))
     return positive, negative
 
 
 def contrastive(
-    embeddings: Floats,
-    labels: Ints,
-    references: Floats | None = None,
-    names: Ints | None = None,
-    *,
-    pos_margin: float = 1.0,
-    neg_margin: float = 0.5,
-    distance: str = "cosine",
+    *batch: Any, pos_margin: float = 1.0, neg_margin: float = 0.5, distance: str = "cosine"
 ) -> float:
     """Contrastive loss on cosines: the mean over the pairs that still violate their margin, by kind.
 
     Or on distances ‖a/|a| − b/|b|‖, where a pair of one class falls short by being farther than its margin.
     """
     total = 0.0
-    for sign, margin, pairs in zip(
-        (1, -1), (pos_margin, neg_margin), each_pair(embeddings, labels, references, names), strict=True
-    ):
+    positive, negative = each_pair(*batch)
+    for sign, margin, pairs in ((1, pos_margin, positive), (-1, neg_margin, negative)):
         if distance == "cosine":
             short = [sign * (margin - cosine(a, b)) for _, a, b in pairs]
         else:
@@ -87,14 +86,9 @@ def contrastive(
 
 
 def cross_batch(
-    histograms: Floats,
-    embeddings: Floats,
-    labels: Ints,
-    first: list[bool],
-    penalty: float,
-    margins: tuple[float, float],
-    unit: bool,
-) -> float:
+    histograms: Floats, embeddings: Floats, labels: Ints, first: list[bool], penalty: float, unit: bool,
+    **margins: Any,
+) -> float:  # fmt: skip
     """Eq. 2.10 and 2.11 with the contrastive loss; `first` says which rows are in the first half."""
     rows1 = [i for i in range(len(labels)) if first[i]]
     rows2 = [i for i in range(len(labels)) if not first[i]]
@@ -103,18 +97,14 @@ def cross_batch(
     for mine, other in ((rows1, rows2), (rows2, rows1)):
         v = ridge(histograms[other], targets[other], penalty)
         expressed = np.array([v @ histograms[i] for i in mine])
-        total += contrastive(expressed, labels[mine], pos_margin=margins[0], neg_margin=margins[1])
+        total += contrastive(expressed, labels[mine], **margins)
     return total
 
 
 def signs_of_life(
-    histograms: Floats,
-    embeddings: Floats,
-    labels: Ints,
-    first: npt.NDArray[np.bool_],
-    penalty: float,
+    histograms: Floats, embeddings: Floats, labels: Ints, first: npt.NDArray[np.bool_], penalty: float,
     trace: bool,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Entropies, eigenvalues, and cosines of embeddings that the other half expresses, pair by pair."""
 
     def effective(shares: Floats) -> float:
@@ -140,31 +130,21 @@ def signs_of_life(
 
 def assign(locations: Floats, prototypes: Floats, metric: str) -> Ints:
     """Definition 1 for one image, location by location; (n, d), (m, d) -> (n,)."""
-    chosen = []
-    for x in locations:
-        best, where = -np.inf, 0
-        for i, v in enumerate(prototypes):
-            if metric == "euclidean":
-                score = -float(np.linalg.norm(x - v))
-            elif metric == "inner":
-                score = float(x @ v)
-            else:
-                score = cosine(x, v)
-            if score > best:
-                best, where = score, i
-        chosen.append(where)
-    return np.array(chosen)
+    scores: dict[str, Callable[[Floats, Floats], float]] = {
+        "euclidean": lambda x, v: -float(np.linalg.norm(x - v)),
+        "inner": lambda x, v: float(x @ v),
+        "cosine": cosine,
+    }
+    return np.array([int(np.argmax([scores[metric](x, v) for v in prototypes])) for x in locations])
+
+
+Figures = tuple[dict[int, float], float, float, int]
 
 
 def retrieval(
-    queries: Floats,
-    labels: Ints,
-    at: tuple[int, ...],
-    gallery: Floats | None = None,
-    names: Ints | None = None,
-    groups: Ints | None = None,
-    gallery_groups: Ints | None = None,
-) -> tuple[dict[int, float], float, float, int]:
+    queries: Floats, labels: Ints, at: tuple[int, ...], gallery: Floats | None = None,
+    names: Ints | None = None, groups: Ints | None = None, gallery_groups: Ints | None = None,
+) -> Figures:  # fmt: skip
     """R@k, MAP@R, R-precision and the number of queries without a match; a query's own group is not there."""
     itself = gallery is None
     references, reference_labels = (queries, labels) if gallery is None or names is None else (gallery, names)
@@ -187,12 +167,8 @@ def retrieval(
             hits[k].append(float(any(match[:k])))
         precision.append(sum(match[:wanted]) / wanted)
         average.append(sum(sum(match[: j + 1]) / (j + 1) for j in range(wanted) if match[j]) / wanted)
-    return (
-        {k: float(np.mean(v)) for k, v in hits.items()},
-        float(np.mean(average)),
-        float(np.mean(precision)),
-        excluded,
-    )
+    recall = {k: float(np.mean(v)) for k, v in hits.items()}
+    return recall, float(np.mean(average)), float(np.mean(precision)), excluded
 
 
 def neighbours(vectors: Floats, depth: int) -> Ints:

@@ -115,9 +115,7 @@ QUICK = {
 
 
 @pytest.mark.timeout(300)
-def test_commands_of_the_training_page_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: RunHere
-) -> None:
+def test_the_training_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: RunHere) -> None:
     draw_catalogue(tmp_path / "photos", classes=12, images=10, size=64)
     make_cub(tmp_path / "CUB_200_2011", {number: f"Bird_{number}" for number in range(93, 104)})
     monkeypatch.chdir(tmp_path)
@@ -143,7 +141,7 @@ def test_commands_of_the_training_page_run(
     assert "repeat1" in {path.name for path in (tmp_path / "runs/cub-contrastive").iterdir()}
 
 
-def test_commands_of_the_galleries_page_run(
+def test_the_galleries_page_runs(
     model: Path, catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: RunHere
 ) -> None:
     shutil.copy(model, tmp_path / "model.onnx")

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.drawn import draw_folder
-from tests.training.small_run import SMALL, Train
+from tests.training.small import SMALL, Train, draw_folder
 from training.train import Settings, run
 
 

@@ -37,14 +37,9 @@ def gradients(data: Path, recipe_file: str, device: str = "cpu") -> dict[str, to
         if isinstance(layer, torch.nn.BatchNorm2d):
             layer.eval()
     features = trainee.forward(trainee.embedder.normalise(pixels))
-    terms = trainee.objective(
-        gather_rows(features.embeddings, fabric),
-        gather_rows(features.histograms, fabric),
-        gather_rows(torch.from_numpy(pictures.labels[mine]), fabric),
-        step=0,
-        weight=0.3,
-        halves=torch.Generator().manual_seed(3),
-    )
+    parts = (features.embeddings, features.histograms, torch.from_numpy(pictures.labels[mine]))
+    batch = (gather_rows(part, fabric) for part in parts)
+    terms = trainee.objective(*batch, step=0, weight=0.3, halves=torch.Generator().manual_seed(3))
     fabric.backward(terms.total)
     for parameter in trainee.objective.parameters():  # as rounding may do, in each process its own way
         assert parameter.grad is not None
@@ -66,10 +61,7 @@ def gradients(data: Path, recipe_file: str, device: str = "cpu") -> dict[str, to
 if __name__ == "__main__":
     data, out, *recipes = sys.argv[1:]
     for recipe in recipes:
-        found = gradients(Path(data), recipe)
-        rank = torch.distributed.get_rank()
-        save_file(
-            {name: value.contiguous() for name, value in found.items()}, f"{out}/{Path(recipe).stem}.{rank}"
-        )
+        found = {name: value.contiguous() for name, value in gradients(Path(data), recipe).items()}
+        save_file(found, f"{out}/{Path(recipe).stem}.{torch.distributed.get_rank()}")
     torch.distributed.barrier()
     sys.exit(crossbatch.main(["train", recipes[-1], "--data", data, "--out", f"{out}/run"]))

@@ -49,8 +49,7 @@ def test_an_image_drawn_twice_is_augmented_twice(root: Path) -> None:
     recipe = RECIPE.model_copy(update={"crop_scale": 0.3})
     views = TrainingSet(pictures, Augmentation(recipe), seed=0, epoch=0)
     image, label = views[(4, 0)]
-    assert image.shape == (16, 16, 3)
-    assert label == 1
+    assert (image.shape, label) == ((16, 16, 3), 1)
     assert torch.equal(image, views[(4, 0)][0])
     assert not torch.equal(image, views[(4, 1)][0])
     assert not torch.equal(image, TrainingSet(pictures, Augmentation(recipe), seed=0, epoch=1)[(4, 0)][0])

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from serving.errors import BadSetting
+from tests.training.small import seeded
 from training.network.backbone import BLOCKS, Backbone, BNInception, ResNet20, build_backbone
 from training.network.embedder import Embedder
 from training.recipes.recipe import Recipe
@@ -37,15 +38,13 @@ def test_unknown_names_tell_the_nearest() -> None:
 @torch.no_grad()
 def test_patch_tokens_are_the_locations_row_by_row() -> None:
     backbone = build_backbone("test_vit", image_size=48).eval()
-    images = torch.rand(2, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, 3, 48, 48, generator=seeded())
     body: Any = backbone.body
     tokens = body.forward_features(images)
     assert tokens.shape == (2, 1 + 9, 64)  # one token is of no place
     maps = backbone(images)
     assert maps.shape == (2, backbone.channels, 3, 3)
-    for row in range(3):
-        for column in range(3):
-            assert torch.equal(maps[:, :, row, column], tokens[:, 1 + 3 * row + column])
+    assert torch.equal(maps.flatten(2).mT, tokens[:, 1:])
 
 
 @torch.no_grad()
@@ -69,7 +68,7 @@ def test_images_that_are_no_whole_number_of_patches(name: str) -> None:
 def test_the_middle_can_be_given_other_images(name: str, half: str) -> None:
     backbone = build_backbone(name, image_size=64).eval()
     assert backbone.middle is backbone.body.get_submodule(half)
-    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, 3, 64, 64, generator=seeded())
     plain = backbone(images)
 
     def replace(module: object, given: object, output: Tensor) -> Tensor:
@@ -139,7 +138,7 @@ def test_blocks_against_their_layers_one_by_one(network: BNInception, name: str)
     block = next(block for block in BLOCKS if block.name == name)
     state = network.state_dict()
     width = state[f"inception_{name}_3x3_reduce.weight"].shape[1]
-    maps = torch.rand(2, width, 8, 8, generator=torch.Generator().manual_seed(1)) * 20
+    maps = torch.rand(2, width, 8, 8, generator=seeded(1)) * 20
 
     def layer(part: str, values: Tensor, stride: int = 1) -> Tensor:
         key = f"inception_{name}_{part}"

@@ -4,18 +4,14 @@ import errno
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from serving.errors import BadArtifact, CrossbatchError, NotFound
-from training.loop.checkpoint import (
-    load_checkpoint,
-    load_state,
-    save_checkpoint,
-    write_file,
-)
+from training.loop.checkpoint import load_checkpoint, load_state, save_checkpoint, write_file
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -29,16 +25,11 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("of", "at"), [(Path, "open"), (os, "fsync"), (Path, "replace")])
-def test_a_full_disk_leaves_the_previous_file(
-    of: object, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_borne(of: object, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "last.safetensors"
     save_checkpoint(path, {"a": torch.zeros(3)}, {"epochs_done": 1})
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(of, at, full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(of, at, Mock(side_effect=full))
     with pytest.raises(CrossbatchError, match=r"no space left.*previous one is"):
         save_checkpoint(path, {"a": torch.ones(3)}, {"epochs_done": 2})
     monkeypatch.undo()

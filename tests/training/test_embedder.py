@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from serving.errors import BadSetting
+from tests.training.small import seeded
 from training.method.histogram import histogram
 from training.network.embedder import LEAST, Embedder, Pooling, PoolingName, build_embedder, generalised_mean
 from training.recipes.recipe import AssignOn, Recipe
@@ -22,9 +23,7 @@ def embedder() -> Embedder:
 
 @pytest.fixture(scope="module")
 def pixels() -> torch.Tensor:
-    return torch.randint(
-        0, 256, (3, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
-    )
+    return torch.randint(0, 256, (3, 16, 16, 3), dtype=torch.uint8, generator=seeded(1))
 
 
 def test_normalise_against_numpy(embedder: Embedder, pixels: torch.Tensor) -> None:
@@ -39,7 +38,7 @@ def test_normalise_against_numpy(embedder: Embedder, pixels: torch.Tensor) -> No
 def test_assignments_against_a_loop(assign_on: AssignOn) -> None:
     embedder = build_embedder(RECIPE.model_copy(update={"assign_on": assign_on}))
     embedder.codebook[0] *= 5  # a longer prototype wins more often only by raw products
-    (places,) = torch.randn(1, 14, 12, generator=torch.Generator().manual_seed(2))
+    (places,) = torch.randn(1, 14, 12, generator=seeded(2))
     found = embedder.assignments(places[None])
     assert found.dtype == torch.uint8
     for place, assigned in zip(places, found[0].tolist(), strict=True):
@@ -98,7 +97,7 @@ def test_embeddings_are_the_head_of_the_pooled_map(pooling: PoolingName, pixels:
 
 
 def test_poolings_against_a_loop() -> None:
-    maps = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    maps = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=seeded())
     average, both = MEAN(maps).flatten().tolist(), MEAN_AND_MAXIMUM(maps).flatten().tolist()
     for i, channel in enumerate(maps.flatten(0, 1)):
         values = channel.flatten().tolist()

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -17,15 +18,13 @@ import training.loop.run
 from serving.catalog.catalog import Row, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
 from tests import oracles
-from tests.training.drawn import draw_folder
-from tests.training.small_run import TINY, Train
+from tests.training.small import TINY, Train, draw_folder
+from training import export
 from training.data import pictures
 from training.data.partition import read_own
 from training.data.pictures import Stream, viewing_decoder
 from training.evaluation.evaluate import Settings, render, run
 from training.evaluation.metrics import sides_of
-from training.export import Settings as ExportSettings
-from training.export import run as export
 from training.loop.run import load_run, read_record, write_record
 from training.network.backbone import ResNet20
 from training.network.embedder import build_embedder, embedder_function
@@ -51,7 +50,7 @@ def trained(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.onnx"
-    export(ExportSettings(run_dir=trained, model=path))
+    export.run(export.Settings(run_dir=trained, model=path))
     return path
 
 
@@ -91,40 +90,41 @@ def sided(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return root, runs / "by-class", runs / "given"
 
 
-def _readable(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row.key.endswith(".png")]
-
-
-def _pixels(recipe: Recipe, rows: Sequence[Row]) -> NDArray[np.uint8]:
-    return np.stack(list(Stream(rows, viewing_decoder(recipe))))
+def _seen(recipe: Recipe, rows: Sequence[Row]) -> tuple[NDArray[np.uint8], oracles.Ints]:
+    """Pixels and labels of the images that can be read."""
+    stream = Stream(rows, viewing_decoder(recipe))
+    pixels = np.stack(list(stream))
+    return pixels, np.array([int(row.label[-2:]) for row in stream.rows])
 
 
 def _embedded(trained: Path, rows: Sequence[Row]) -> tuple[oracles.Floats, oracles.Ints]:
     loaded = load_run(trained)
-    labels = np.array([int(row.label[-2:]) for row in rows])
-    vectors = embedder_function(loaded.embedder)(_pixels(loaded.recipe, rows))
-    return vectors.astype(np.float64), labels
+    pixels, labels = _seen(loaded.recipe, rows)
+    return embedder_function(loaded.embedder)(pixels).astype(np.float64), labels
 
 
-def _check_figures(result: dict[str, Any], expected: tuple[dict[int, float], float, float, int]) -> None:
+@torch.no_grad()
+def _untrained(recipe: Recipe, rows: Sequence[Row]) -> oracles.Figures:
+    pixels, labels = _seen(recipe, rows)
+    start = build_embedder(recipe).eval()
+    return oracles.retrieval(start.pooled(start.normalise(torch.from_numpy(pixels))).numpy(), labels, AT)
+
+
+def _check_figures(result: dict[str, Any], expected: oracles.Figures) -> None:
     recall, average, precision, excluded = expected
     assert result["recall_at"] == pytest.approx({str(k): share for k, share in recall.items()})
     assert (result["map_at_r"], result["r_precision"]) == pytest.approx((average, precision))
     assert result["excluded"] == excluded
 
 
-@torch.no_grad()
 def test_figures_of_a_run_by_hand(trained: Path, data: Path) -> None:
-    result = run(Settings(target=trained))
-    loaded = load_run(trained)
-    rows = _readable(select(read(data), "test", loaded.recipe.split))
+    result, recipe = run(Settings(target=trained)), load_run(trained).recipe
+    rows = select(read(data), "test", recipe.split)
     _check_figures(result, oracles.retrieval(*_embedded(trained, rows), AT))
     assert (result["dimension"], result["images"], result["classes"], result["queries"]) == (8, 12, 3, 12)
     assert [bad["key"] for bad in result["unreadable"]] == ["class05/text.jpg"]
 
-    images = loaded.embedder.normalise(torch.from_numpy(_pixels(loaded.recipe, rows)))
-    pooled = build_embedder(loaded.recipe).eval().pooled(images).double().numpy()
-    recall, average, _, _ = oracles.retrieval(pooled, _embedded(trained, rows)[1], AT)
+    recall, average, _, _ = _untrained(recipe, rows)
     untrained = result["untrained"]
     assert untrained.keys() == {"recall_at", "map_at_r", "r_precision"}
     assert (untrained["recall_at"]["1"], untrained["map_at_r"]) == pytest.approx((recall[1], average))
@@ -139,27 +139,18 @@ def test_figures_of_a_run_by_hand(trained: Path, data: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["gap", "gem"])
-def test_a_backbone_that_rests_runs_once_an_image(
-    train: Train, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: str
+def test_a_resting_backbone_runs_once_an_image(
+    train: Train, data: Path, tmp_path: Path, pooling: str
 ) -> None:
     still, frozen = ("freeze=backbone", f"pooling={pooling}"), tmp_path / "run"
     train(frozen, *TINY, *still, cache=tmp_path / "cache")
-    small = load_run(frozen).recipe
-    start = build_embedder(small).eval()
-    rows = _readable(select(read(data), "test", small.split))
-    with torch.no_grad():
-        pooled = start.pooled(start.normalise(torch.from_numpy(_pixels(small, rows)))).double().numpy()
-    names = np.array([int(row.label[-2:]) for row in rows])
-    seen, inner = list[int](), ResNet20.forward
-
-    def forward(self: ResNet20, images: torch.Tensor) -> torch.Tensor:
-        seen.append(len(images))
-        return inner(self, images)
-
-    monkeypatch.setattr(ResNet20, "forward", forward)
-    result = run(Settings(target=frozen))
+    recipe = load_run(frozen).recipe
+    expected = _untrained(recipe, select(read(data), "test", recipe.split))
+    with patch.object(ResNet20, "forward", autospec=True, side_effect=ResNet20.forward) as forward:
+        result = run(Settings(target=frozen))
+    seen = [len(call.args[1]) for call in forward.call_args_list]
     assert sum(count for count in seen if count > 1) == result["images"]  # one black image tells the grid
-    assert result["untrained"]["map_at_r"] == pytest.approx(oracles.retrieval(pooled, names, (1,))[1])
+    assert result["untrained"]["map_at_r"] == pytest.approx(expected[1])
 
 
 def test_a_start_that_cannot_be_had_is_told_in_a_line(trained: Path, tmp_path: Path) -> None:
@@ -235,11 +226,10 @@ def test_clusters_and_fitted_prototypes_of_a_run_and_file(trained: Path, exporte
     assert load_run(trained).record["metrics"]["all"]["map_x"] == result["map_x"]
     assert (result["halvings"], 1 < result["distinct"] <= 20) == (20, True)
     loaded = load_run(trained)
-    rows = _readable(read(data).rows)
-    pixels = torch.from_numpy(_pixels(loaded.recipe, rows))
-    features = loaded.embedder.eval()(loaded.embedder.normalise(pixels))
+    pixels, labels = _seen(loaded.recipe, read(data).rows)
+    features = loaded.embedder.eval()(loaded.embedder.normalise(torch.from_numpy(pixels)))
     z, y = features.histograms.double().numpy(), features.embeddings.double().numpy()
-    labels, everyone = np.array([int(row.label[-2:]) for row in rows]), np.arange(len(rows))
+    everyone = np.arange(len(labels))
     expected = oracles.map_at_r(oracles.expressed(z, y, everyone, everyone, 0.05), labels)
     assert result["map_c"] == pytest.approx(expected, abs=1e-3)
     text = render(result)
@@ -255,9 +245,7 @@ def test_clusters_and_fitted_prototypes_of_a_run_and_file(trained: Path, exporte
         assert of_file[name] == pytest.approx(result[name], abs=0.05)
 
 
-def test_a_run_is_measured_on_its_own_table_and_in_its_own_format(
-    train: Train, tables: Path, of_b: Path, tmp_path: Path
-) -> None:
+def test_a_run_is_measured_as_it_was_read(train: Train, tables: Path, of_b: Path, tmp_path: Path) -> None:
     by_default = run(Settings(target=of_b))
     assert (by_default["images"], by_default["classes"], by_default["noted"]) == (12, 2, True)
     assert read_own(read_record(of_b)).table == tables / "b.csv"
@@ -315,9 +303,7 @@ def test_what_cannot_be_measured_is_told(trained: Path, tmp_path: Path) -> None:
         run(Settings(target=trained, data=singles))
 
 
-def test_figures_that_cannot_be_noted_are_told(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_not_noted_are_told(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_folder = shutil.copytree(trained, tmp_path / "run")
     inner = pictures.embed_pictures
 
@@ -332,11 +318,7 @@ def test_figures_that_cannot_be_noted_are_told(
     assert not result["noted"]
     assert "by now the run keeps epoch 99" in result["not_noted"]
     monkeypatch.undo()
-
-    def read_only(*_: object) -> None:
-        raise CrossbatchError("read-only")
-
-    monkeypatch.setattr(training.loop.run, "write_record", read_only)
+    monkeypatch.setattr(training.loop.run, "write_record", Mock(side_effect=CrossbatchError("read-only")))
     again = run(Settings(target=trained))
     assert (again["map_at_r"], again["noted"]) == (result["map_at_r"], False)
     assert "not noted in the run: read-only" in render(again)

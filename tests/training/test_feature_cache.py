@@ -11,8 +11,7 @@ import torch
 
 from serving.catalog.catalog import Row, read
 from serving.errors import BadSetting
-from tests.training.drawn import draw_folder
-from tests.training.small_run import SMALL, cut_at, equal_runs
+from tests.training.small import SMALL, cut_at, draw_folder, equal_runs
 from training.data import feature_cache
 from training.data.feature_cache import cache_features, feature_batches, find_features
 from training.data.pictures import Stream, embed_pictures, viewing_decoder
@@ -48,13 +47,13 @@ def given(rows: tuple[Row, ...], small: Recipe, embedder: Embedder, tmp_path: Pa
     return {"rows": rows, "embedder": embedder, "recipe": small, "views": 3, "folder": tmp_path}
 
 
-def test_the_first_view_is_what_the_served_model_sees(
-    rows: tuple[Row, ...], small: Recipe, embedder: Embedder, given: dict[str, Any]
-) -> None:
+def test_the_first_view_is_what_the_served_model_sees(embedder: Embedder, given: dict[str, Any]) -> None:
     found = cache_features(**given)
     assert (len(found), found.views, found.locations) == (6, 3, embedder.grid[0] * embedder.grid[1])
     cached = embed_pictures(embedder_function(embedder, mapped=True), found)
-    direct = embed_pictures(embedder_function(embedder), Stream(rows, viewing_decoder(small)))
+    direct = embed_pictures(
+        embedder_function(embedder), Stream(given["rows"], viewing_decoder(given["recipe"]))
+    )
     np.testing.assert_allclose(cached, direct, atol=1e-2, rtol=1e-2)  # float16
     every = np.arange(found.locations)
     views = [found.draw(np.array([0]), np.array([view]), every) for view in range(3)]
@@ -77,11 +76,8 @@ def test_it_is_made_once_for_the_same_images_and_settings(
 
 
 def test_a_cut_extraction_is_made_anew(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(*_: object) -> int:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(feature_cache, "_maps", cut)
+        patch.setattr(feature_cache, "_maps", MagicMock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             cache_features(**given)
     assert list((given["folder"] / "features").iterdir()) == []
@@ -118,9 +114,7 @@ def test_a_cache_that_is_too_large_is_refused(small: Recipe, given: dict[str, An
     assert not (given["folder"] / "features").exists()
 
 
-def test_batches_hold_the_same_places_of_all_their_images(
-    small: Recipe, embedder: Embedder, given: dict[str, Any]
-) -> None:
+def test_batches_hold_the_same_places(small: Recipe, embedder: Embedder, given: dict[str, Any]) -> None:
     found = cache_features(**given)
 
     def deal(epoch: int = 0, xml_weight: float = 0.1, **more: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -139,9 +133,7 @@ def test_batches_hold_the_same_places_of_all_their_images(
     assert torch.equal(second[0][0], whole[0][0][2:])
 
 
-def test_a_head_trains_on_the_cache_and_goes_on_where_it_was_cut(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_trains_on_the_cache_and_goes_on_where_it_was_cut(data: Path, tmp_path: Path) -> None:
     recipe, cache = tmp_path / "frozen.yaml", tmp_path / "cache"
     recipe.write_text(FROZEN + "head_init: whiten_within\ncodebook_init: k_centre\n")
     told = run(Settings(recipe=str(recipe), data=data, out=tmp_path / "whole", cache=cache))
@@ -152,10 +144,8 @@ def test_a_head_trains_on_the_cache_and_goes_on_where_it_was_cut(
     measured = evaluate(Evaluate(target=tmp_path / "whole", split="train"))
     assert told["best"]["map_at_r"] == trained.record["metrics"]["validation"]["map_at_r"]
     assert measured["images"] == told["images"] + told["validation_images"]
-    with monkeypatch.context() as patch:
-        cut_at(3, patch)
-        with pytest.raises(KeyboardInterrupt):
-            run(Settings(recipe=str(recipe), data=data, out=tmp_path / "cut", cache=cache))
+    with cut_at(3):
+        run(Settings(recipe=str(recipe), data=data, out=tmp_path / "cut", cache=cache))
     shutil.rmtree(cache)
     run(Settings(out=tmp_path / "cut", resume=True, cache=cache))
     equal_runs(tmp_path / "whole", tmp_path / "cut")

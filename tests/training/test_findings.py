@@ -7,12 +7,12 @@ import torch
 from serving.catalog.catalog import Row
 from serving.catalog.picture import File
 from tests import oracles
-from tests.training.drawn import draw_folder
+from tests.training.small import draw_folder
 from training.data.pictures import Stream, viewing_decoder
 from training.network.embedder import build_embedder
 from training.recipes.recipe import Recipe
 from training.report import findings
-from training.report.findings import Findings, Ranking, choose_queries, embed_split, project, rank
+from training.report.findings import Findings, choose_queries, embed_split, project, rank
 
 RECIPE = Recipe(image_size=16, dimension=8, prototypes=4)
 
@@ -42,11 +42,8 @@ def test_images_as_the_embedder_sees_them(rows: list[Row]) -> None:
 
     kept, maps = findings.find_assignments([rows[3], *rows[:3]], embedder, RECIPE)
     assert [row.key for row in kept] == [row.key for row in rows[:3]]
-    for image, places in enumerate(features.locations):
-        for place, location in enumerate(places):
-            cosines = [float(torch.cosine_similarity(location, one, dim=0)) for one in embedder.codebook]
-            assert maps[image].flatten()[place] == np.argmax(cosines)
-    assert maps.shape[1:] == embedder.grid
+    cosines = torch.cosine_similarity(features.locations[:, :, None], embedder.codebook, dim=-1)
+    np.testing.assert_array_equal(maps, cosines.argmax(dim=-1).view(3, *embedder.grid))
     assert findings.find_assignments(rows[3:], embedder, RECIPE)[0] == ()
 
 
@@ -73,32 +70,26 @@ def test_mean_histograms_by_hand() -> None:
 LABELS = [i % 4 for i in range(28)] + [4, 5]  # two are alone in their class
 
 
-def _check(found: Ranking, embeddings: np.ndarray, held: list[int]) -> None:
-    """Each query's references from near to far, and AP@R of these alone; float64."""
-    labels = np.array(LABELS)
-    for place, query in enumerate(found.queries.tolist()):
-        references = np.array([j for j in held if j != query])
-        cosines = embeddings[references] @ embeddings[query] / np.linalg.norm(embeddings[references], axis=1)
-        order = references[np.argsort(-cosines)]
-        assert found.nearest[place].tolist() == order[: found.nearest.shape[1]].tolist()
-        _, average, _, _ = oracles.retrieval(
-            embeddings[[query]], labels[[query]], (), embeddings[references], labels[references]
-        )
-        assert found.precision[place] == pytest.approx(average)
-
-
 @pytest.mark.parametrize("apart", [False, True])
 def test_each_query_by_hand(apart: bool) -> None:
-    embeddings, held = np.random.default_rng(1).normal(size=(30, 5)), list(range(30))
+    """Each query's references from near to far, and AP@R of these alone."""
+    embeddings, labels = np.random.default_rng(1).normal(size=(30, 5)), np.array(LABELS)
+    held = list(range(30))
     roles = ["query", "gallery", "gallery"] * 9 + ["train", "query", "gallery"] if apart else None
     asked = held[:28]  # 28 and 29 have no match
     if roles:
         asked, held = held[:27:3], [i for i in held if roles[i] == "gallery"]
-    found = rank(_findings(embeddings, np.array(LABELS), roles), neighbours=100 if apart else 6)
+    found = rank(_findings(embeddings, labels, roles), neighbours=100 if apart else 6)
     assert found.queries.tolist() == asked
     assert found.nearest.shape == (len(asked), len(held) if apart else 6)
     assert (np.diff(found.similarity, axis=1) <= 0).all()
-    _check(found, embeddings, held)
+    for place, query in enumerate(asked):
+        others = np.array([j for j in held if j != query])
+        references = embeddings[others]
+        order = others[np.argsort([-oracles.cosine(embeddings[query], other) for other in references])]
+        assert found.nearest[place].tolist() == order[: found.nearest.shape[1]].tolist()
+        told = oracles.retrieval(embeddings[[query]], labels[[query]], (), references, labels[others])
+        assert found.precision[place] == pytest.approx(told[1])
 
 
 def test_best_typical_and_worst() -> None:

@@ -2,20 +2,19 @@
 
 import math
 from collections import Counter
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from serving.errors import BadData
 from tests import oracles
+from tests.oracles import Floats, Ints
 from training.evaluation.fitted import draw_halvings, fitted_figures
-from training.evaluation.metrics import RetrievalMetrics, retrieval_metrics
+from training.evaluation.metrics import retrieval_metrics
 
 
-def images(
-    labels: list[int], prototypes: int = 4, dimension: int = 6
-) -> tuple[oracles.Floats, oracles.Floats, oracles.Ints]:
+def images(labels: list[int], prototypes: int = 4, dimension: int = 6) -> tuple[Floats, Floats, Ints]:
     """Histograms (N, m) that tell a little of the class, embeddings (N, d) that follow from them, labels."""
     rng = np.random.default_rng(len(labels))
     names = np.array(labels)
@@ -26,9 +25,7 @@ def images(
     return histograms, embeddings + 0.1 * rng.normal(size=embeddings.shape), names
 
 
-def expected_x(
-    histograms: oracles.Floats, embeddings: oracles.Floats, names: oracles.Ints, draws: int
-) -> tuple[float, int]:
+def expected_x(histograms: Floats, embeddings: Floats, names: Ints, draws: int) -> tuple[float, int]:
     """Mean over each drawn halving, repeated ones too; and how many had a query."""
     values = []
     for half, times in draw_halvings(len(np.unique(names)), draws, seed=0).items():
@@ -58,21 +55,15 @@ def test_figures_are_the_loop(labels: list[int], prototypes: int) -> None:
     whole = oracles.expressed(histograms, embeddings, everyone, everyone, 0.05)
     assert found["map_c"] == pytest.approx(oracles.map_at_r(whole, names), abs=1e-9)
     expected, halvings = expected_x(histograms, embeddings, names, 9)
-    assert found["map_x"] == pytest.approx(expected, abs=1e-9)
-    assert found["halvings"] == halvings
+    assert (found["map_x"], found["halvings"]) == (pytest.approx(expected, abs=1e-9), halvings)
 
 
 def test_each_halving_is_measured_once_and_weighs_as_often_as_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     histograms, embeddings, names = images([0, 1, 2, 3] * 3)
-    calls = []
-
-    def counted(*arguments: Any, **options: Any) -> RetrievalMetrics:
-        calls.append(arguments)
-        return retrieval_metrics(*arguments, **options)
-
+    counted = Mock(side_effect=retrieval_metrics)
     monkeypatch.setattr("training.evaluation.fitted.retrieval_metrics", counted)
     found = fitted_figures(histograms, embeddings, names, draws=200)
-    assert (found["halvings"], found["distinct"], len(calls)) == (200, 6, 7)  # one more for MAP_c
+    assert (found["halvings"], found["distinct"], counted.call_count) == (200, 6, 7)  # one more for MAP_c
     assert found["map_x"] == pytest.approx(expected_x(histograms, embeddings, names, 200)[0], abs=1e-9)
     two = fitted_figures(*images([0, 0, 0, 1, 1, 1]), draws=9)  # one class is left to measure, and found
     assert (two["map_x"], two["halvings"], two["distinct"]) == (1, 9, 2)

@@ -14,9 +14,8 @@ from training.method import cross_batch
 @pytest.mark.timeout(240)
 def test_each_line_passes_on_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "PRECISIONS", gpu_check.PRECISIONS[:2])  # a CPU is slow at float16
-    status = main(["--device", "cpu", "--short"])
+    assert main(["--device", "cpu", "--short"]) == 0, capsys.readouterr().out
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert status == 0, lines
     verdicts = [line[:8].strip() for line in lines]
     assert verdicts.count("PASS") == 4 + 6 + 2 + 2 + 1 + 1 + 1
     assert set(verdicts) == {"PASS", "left out"}
@@ -28,9 +27,7 @@ def test_the_full_size_is_that_of_the_bounds() -> None:
     assert all(case.recipe.xml_weight > 0 for case in CASES["full"])
 
 
-def test_a_gpu_that_is_not_there_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_gpu_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stopped:
         main([])

@@ -1,6 +1,7 @@
 """The histogram operator, Definition 1 and the starts of a codebook against their loops; Lemma 1."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from tests import oracles
+from tests.training.small import seeded
 from training.method.histogram import (
     Metric,
     assign,
@@ -25,7 +27,7 @@ WAYS: list[AssignOn] = ["unit", "raw", "ball"]
 
 
 def locations_and_codebook() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     locations = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
     return locations, 2 * torch.randn(6, 4, generator=generator, dtype=torch.float64)
 
@@ -34,15 +36,12 @@ def locations_and_codebook() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("scale", [0.5, 10.0])
 def test_histogram_is_the_double_loop(assign_on: AssignOn, scale: float) -> None:
     locations, codebook = locations_and_codebook()
-    z = histogram(locations, codebook, assignment_scale=scale, assign_on=assign_on)
+    operator = partial(histogram, assignment_scale=scale, assign_on=assign_on)
+    z = operator(locations, codebook)
     expected = oracles.histogram(locations.numpy(), codebook.numpy(), scale, assign_on)
     np.testing.assert_allclose(z.numpy(), expected, atol=1e-12)
     assert z.dtype == torch.float64
-
-    x, nu = locations.requires_grad_(), codebook.requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda *both: histogram(*both, assignment_scale=scale, assign_on=assign_on), (x, nu)
-    )
+    assert torch.autograd.gradcheck(operator, (locations.requires_grad_(), codebook.requires_grad_()))
 
 
 def test_half_precision_is_widened_to_shares_that_sum_to_one() -> None:
@@ -65,7 +64,7 @@ def error(locations: Tensor, prototypes: Tensor, metric: Metric) -> Tensor:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_assignment_is_the_loop(metric: Metric) -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     locations = torch.randn(4, 7, 3, generator=generator, dtype=torch.float64)
     prototypes = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     found = assign(locations, prototypes, metric=metric)
@@ -121,7 +120,7 @@ def test_k_centre_takes_the_farthest_again_and_again() -> None:
 
 
 def test_k_means_finds_the_blobs() -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     points = BLOBS.repeat(50, 1) + 0.1 * torch.randn(150, 2, generator=generator)
     found = _start(points[None], 3, "k_means", "raw")
     assert float(torch.cdist(BLOBS, found).amin(dim=1).max()) < 0.1
@@ -129,7 +128,7 @@ def test_k_means_finds_the_blobs() -> None:
 
 @pytest.mark.parametrize("form", ["k_means", "k_centre"])
 def test_features_are_taken_as_the_histogram_sees_them(form: CodebookInit) -> None:
-    locations = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1)) * 4
+    locations = torch.randn(3, 5, 4, generator=seeded(1)) * 4
     unit = _start(locations, 15, form, "unit")
     torch.testing.assert_close(unit.norm(dim=1), torch.ones(15))
     ball = _start(locations, 15, form, "ball")

@@ -7,13 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests import loss_oracles
+from tests.training.small import seeded
 from training.losses.metrix import Pairs, draw_pairs, mix, mixed_loss, mixing_at
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=10)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def embed(count: int, seed: int = 0) -> Tensor:
@@ -63,9 +60,7 @@ def test_the_loss_is_the_loop(labels: list[int], options: dict[str, float]) -> N
             x.detach().numpy(), names.numpy(), mixed.detach().numpy(), listed(pairs), **options
         )
         assert value.item() == pytest.approx(expected, abs=1e-10)
-        torch.autograd.backward(value)
-        for grad in (x.grad, mixed.grad):
-            assert grad is not None
+        for grad in torch.autograd.grad(value, (x, mixed)):
             assert grad.isfinite().all()
             assert grad.any() == (len(set(labels)) > 1)
         assert (value.item() > 0) == (len(set(labels)) > 1)

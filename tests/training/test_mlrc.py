@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import training.loop.fit
 import training.train
 from serving.catalog.catalog import Row, read, select
 from serving.errors import BadData, BadSetting
 from tests import oracles
 from tests.oracles import Floats
-from tests.training.drawn import draw_folder
+from tests.training.small import cut_at, draw_folder
 from training.data.pictures import Stream, viewing_decoder
 from training.evaluation.mlrc import Settings, render, run
 from training.loop.run import Run, load_run, read_record
@@ -24,17 +23,8 @@ from training.train import Settings as Train
 from training.train import run as train
 
 SMALL = """
-image_size: 16
-dimension: 6
-prototypes: 4
-classes_per_batch: 2
-images_per_class: 2
-epochs: 1
-batches_per_epoch: 2
-split_train: 6
-folds: 3
-seed: 5
-threads: 1
+{image_size: 16, dimension: 6, prototypes: 4, classes_per_batch: 2, images_per_class: 2, epochs: 1,
+batches_per_epoch: 2, split_train: 6, folds: 3, seed: 5, threads: 1}
 """
 
 
@@ -61,8 +51,13 @@ def out(data: Path, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def _count(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    trained: list[tuple[str, bool]] = []
+Trained = list[tuple[str, bool]]
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
+    """Which runs the command trains, and whether it resumes them."""
+    trained: Trained = []
 
     def counted(settings: Any) -> dict[str, Any]:
         trained.append((f"{settings.out.parent.name}/{settings.out.name}", settings.resume))
@@ -111,66 +106,51 @@ def test_figures_are_those_of_naive_ensembles(out: Path, data: Path) -> None:
         assert words in text
 
 
-def test_a_second_call_trains_only_what_is_not_finished(
-    out: Path, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = tmp_path / "out"
-    shutil.copytree(out, copy)
-    shutil.rmtree(copy / "repeat0" / "fold1")
-    shutil.rmtree(copy / "repeat0" / "fold2")
+def test_a_second_call_goes_on(out: Path, data: Path, recipe: str, tmp_path: Path, trained: Trained) -> None:
+    copy = shutil.copytree(out, tmp_path / "out")
+    for fold in ("fold1", "fold2"):
+        shutil.rmtree(copy / "repeat0" / fold)
     before = json.loads((copy / "mlrc.json").read_text())
     alone = Train(recipe=recipe, data=data, out=copy / "repeat0" / "fold2", set=["fold=2", "seed=7"])
     train(alone)  # by itself, which is then taken
-    trained = _count(monkeypatch)
     after = run(Settings(recipe=recipe, data=data, out=copy, repeats=2))
     assert trained == [("repeat0/fold1", False)]
     assert after["repeats"] == before["repeats"]
-    trained.clear()
     one = run(Settings(recipe=recipe, data=data, out=copy))
-    assert trained == []
+    assert len(trained) == 1
     assert one["repeats"] == before["repeats"][:1]
     assert one["separate"]["map_at_r"]["half_width"] is None
     assert "±" not in render(one)
     assert "one repeat gives no confidence interval" in render(one)
 
 
-def test_a_cut_fold_goes_on(
-    data: Path, recipe: str, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner, calls = training.loop.fit._check_finite, []
-
-    def check(*arguments: Any, **told: Any) -> None:
-        calls.append(told)
-        if len(calls) == 3:  # the first step of the second fold
-            raise KeyboardInterrupt
-        inner(*arguments, **told)
-
-    monkeypatch.setattr(training.loop.fit, "_check_finite", check)
-    with pytest.raises(KeyboardInterrupt):
+def test_a_cut_fold_goes_on(out: Path, data: Path, recipe: str, tmp_path: Path, trained: Trained) -> None:
+    first = tmp_path / "out" / "repeat0" / "fold0"
+    train(Train(recipe=recipe, data=data, out=first, set=["fold=0", "seed=5"]))
+    with cut_at(0):  # the first step of the second fold
         run(Settings(recipe=recipe, data=data, out=tmp_path / "out"))
-    monkeypatch.undo()
-    trained = _count(monkeypatch)
+    trained.clear()
     result = run(Settings(recipe=recipe, data=data, out=tmp_path / "out"))
     assert trained == [("repeat0/fold1", True), ("repeat0/fold2", False)]
     assert result["repeats"] == json.loads((out / "mlrc.json").read_text())["repeats"][:1]
 
 
 def test_other_recipes_and_other_images_are_refused(
-    out: Path, data: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, data: Path, recipe: str, tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = _count(monkeypatch)
-    with pytest.raises(BadSetting, match=r"fold0 was trained with epochs = 1, but now 2 is asked for"):
-        run(Settings(recipe=recipe, data=data, out=out, set=["epochs=2"]))
     other = draw_folder(tmp_path / "other", classes=9, images=2)
-    with pytest.raises(BadData, match="fold0 was trained on other images"):
-        run(Settings(recipe=recipe, data=other, out=out))
-    with pytest.raises(BadSetting, match=r"sets folds to 0.*folds=4"):
-        run(Settings(recipe="demo", data=data, out=tmp_path / "out"))
-    with pytest.raises(BadData, match="6 classes to train on, of which 7 folds"):
-        run(Settings(recipe=recipe, data=data, out=tmp_path / "out", set=["folds=7"]))
+    asked = Settings(recipe=recipe, data=data, out=out)
+    for changes, error, told in (
+        ({"set": ["epochs=2"]}, BadSetting, "fold0 was trained with epochs = 1, but now 2 is asked for"),
+        ({"data": other}, BadData, "fold0 was trained on other images"),
+        ({"recipe": "demo", "out": tmp_path / "out"}, BadSetting, r"sets folds to 0.*folds=4"),
+        ({"set": ["folds=7"], "out": tmp_path / "out"}, BadData, "6 classes to train on, of which 7 folds"),
+    ):
+        with pytest.raises(error, match=told):
+            run(asked.model_copy(update=changes))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "some")
     with pytest.raises(BadSetting, match=r"one process.*fold=F"):
-        run(Settings(recipe=recipe, data=data, out=out))
+        run(asked)
     assert trained == []
 
 

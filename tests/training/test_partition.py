@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,7 @@ from safetensors.torch import save_file
 from serving.catalog.catalog import Row, read
 from serving.catalog.picture import File
 from serving.errors import BadData, BadSetting
-from tests.training.drawn import draw_folder
-from tests.training.small_run import TINY, Train
+from tests.training.small import TINY, Train, draw_folder
 from training.data.partition import NEAR, cut_fold, divide, find_duplicates, hold_out
 from training.evaluation.evaluate import Settings, render, run
 from training.network.backbone import build_backbone
@@ -85,9 +85,8 @@ def test_a_fold_of_the_rows_is_a_block_of_the_sorted_names() -> None:
 def test_partition_of_a_data_set(root: Path) -> None:
     recipe = RECIPE.model_copy(update={"split_train": 2})
     about = divide(read(root), recipe).describe()
-    assert about["train_classes"] == ["class00", "class01"]
-    assert about["validation_classes"] == []
-    assert (about["train_images"], about["format"], about["root"]) == (6, "folder", str(root))
+    told = {"train_classes": ["class00", "class01"], "validation_classes": [], "train_images": 6}
+    assert (told | {"format": "folder", "root": str(root)}).items() <= about.items()
     (root / "class00" / "0.png").unlink()
     assert divide(read(root), recipe).describe()["digest"] != about["digest"]
     (root / "class99").mkdir()
@@ -109,10 +108,7 @@ ONE = {"split_train": 2, "classes_per_batch": 1}
         ({"split_train": 2, "validation": 0.1}, "would hold out one class, where whatever is found is right"),
         ({"split_train": 2, "folds": 2}, r"folds would hold out one class.*set fewer folds"),
         ({"split_train": 2, "folds": 4}, "2 classes to train on, of which 4 folds cannot be cut"),
-        (
-            ONE | {"images_per_class": 7},
-            "6 images to train on, but a batch takes 7, so that some would be in",
-        ),
+        (ONE | {"images_per_class": 7}, "6 images to train on, but a batch takes 7, so that some would"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_refused(changes: dict[str, object], told: str, root: Path) -> None:
@@ -124,17 +120,15 @@ def test_data_that_cannot_be_trained_on_is_refused(changes: dict[str, object], t
 def test_pairs_are_the_double_loop() -> None:
     rng = np.random.default_rng(0)
     tests, trains = rng.normal(size=(40, 3)), rng.normal(size=(30, 3))
-    expected = dict[int, tuple[int, float]]()
+    expected: list[Any] = []
     for i, a in enumerate(tests):
         cosines = [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for b in trains]
         if max(cosines) >= NEAR:
-            expected[i] = int(np.argmax(cosines)), max(cosines)
+            expected.append((i, int(np.argmax(cosines)), pytest.approx(max(cosines))))
     found = find_duplicates(tests, trains)
     assert 3 < len(found) < 40
-    assert {i: j for i, j, _ in found} == {i: j for i, (j, _) in expected.items()}
-    assert [cosine for _, _, cosine in found] == pytest.approx(
-        sorted((c for _, c in expected.values()), reverse=True)
-    )
+    assert sorted(found) == expected
+    assert found == sorted(found, key=lambda pair: -pair[2])
 
 
 @pytest.fixture(scope="module")
@@ -160,14 +154,17 @@ def test_copies_of_what_trained_are_told(train: Train, start: str, doubled: Path
     result = run(Settings(target=trained, duplicates=True))
     found = result["duplicates"]
     assert found["least"] == NEAR <= min(pair["cosine"] for pair in found["pairs"])
-    assert found["pairs"][0]["cosine"] == pytest.approx(1)
-    assert (found["pairs"][0]["test"], found["pairs"][0]["train"]) == ("class03/copy.png", "class00/2.png")
+    nearest = {"test": "class03/copy.png", "train": "class00/2.png", "cosine": pytest.approx(1)}
+    assert nearest.items() <= found["pairs"][0].items()
     told = "test images with a near-duplicate that trained:"
     assert f"{told} {found['images']}, e.g. class03/copy.png ~ class00/2.png" in render(result)
     result["duplicates"] = {"images": 0, "least": NEAR, "pairs": []}
     assert f"  {told} 0" in render(result).splitlines()
     with pytest.raises(BadSetting, match="compares the split test"):
         run(Settings(target=trained, duplicates=True, split="train"))
+    train(tmp_path / "fresh", *TINY, data=doubled)
+    with pytest.raises(BadSetting, match="needs a backbone that knew images before this training"):
+        run(Settings(target=tmp_path / "fresh", duplicates=True))
 
 
 def test_cached_features_tell_it_unasked(
@@ -183,10 +180,3 @@ def test_cached_features_tell_it_unasked(
     asked = run(Settings(target=trained, duplicates=True))["duplicates"]
     assert asked["images"] == cached["images"]  # as float16 has it
     assert not (tmp_path / "cache").exists()
-
-
-def test_a_backbone_that_knew_nothing_finds_no_copies(train: Train, doubled: Path, tmp_path: Path) -> None:
-    trained = tmp_path / "run"
-    train(trained, *TINY, data=doubled)
-    with pytest.raises(BadSetting, match="needs a backbone that knew images before this training"):
-        run(Settings(target=trained, duplicates=True))

@@ -1,6 +1,5 @@
 """Pictures and their classes: bad files named, pixels kept or read again."""
 
-import io
 import weakref
 from math import inf
 from pathlib import Path
@@ -8,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
 
 from serving.catalog.catalog import read
 from serving.errors import BadData
-from tests.training.drawn import NoThreads
+from tests.pictures import encoded
+from tests.training.small import NoThreads
 from training.data import pictures as module
 from training.data.pictures import (
     Pictures,
@@ -44,8 +43,7 @@ def test_bad_images_are_left_out_and_named(root: Path) -> None:
     pictures = _read(root)
     assert [bad.key for bad in pictures.unreadable] == ["class00/text.jpg", "class01/cut.png"]
     assert all(bad.reason for bad in pictures.unreadable)
-    assert len(pictures) == 9
-    assert pictures.classes == ("class00", "class01", "class02")
+    assert (len(pictures), pictures.classes) == (9, ("class00", "class01", "class02"))
     assert pictures.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     check_classes(pictures)
 
@@ -53,8 +51,7 @@ def test_bad_images_are_left_out_and_named(root: Path) -> None:
 def test_a_few_bad_images_are_told_by_name_and_all_are_counted() -> None:
     bad = [{"key": f"{i}.jpg", "reason": "empty"} for i in range(25)]
     lines = tell_unreadable(bad)
-    assert lines[0] == "skipped 0.jpg: empty"
-    assert len(lines) == 11
+    assert (len(lines), lines[0]) == (11, "skipped 0.jpg: empty")
     assert lines[-1] == "25 images cannot be read and were left out, of which the first 10 are named."
     assert tell_unreadable(bad[:2])[-1] == "2 images cannot be read and were left out."
     assert tell_unreadable([]) == []
@@ -83,8 +80,7 @@ def test_a_stream_holds_a_bounded_number_of_images(root: Path, monkeypatch: pyte
         return pixels.reshape(len(pixels), -1).astype(np.float32)
 
     features = embed_pictures(embed, stream, batch=3)
-    assert features.shape == (9, 16 * 16 * 3)
-    assert embedded == [3, 3, 3]
+    assert (features.shape, embedded) == ((9, 16 * 16 * 3), [3, 3, 3])
     assert peak <= 3 + 3  # a batch, and what is decoded ahead of it or was handed over last
     assert [row.key for row in stream.rows] == [f"class{c:02d}/{i}.png" for c in range(3) for i in range(3)]
     assert [bad.key for bad in stream.unreadable] == ["class00/text.jpg", "class01/cut.png"]
@@ -124,14 +120,8 @@ def test_processes_share_pictures_out_in_order(root: Path, processes: int) -> No
     assert all((ours == theirs).all() for ours, theirs in zip(together, pictures, strict=True))
 
 
-def _png(pixels: NDArray[np.uint8]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_a_training_image_is_shrunk_to_twice_the_size_and_a_long_one_cut_to_its_middle() -> None:
-    assert training_decoder(RECIPE)(_png(np.zeros((80, 100, 3), np.uint8))).shape == (32, 40, 3)
-    pixels = training_decoder(RECIPE)(_png((np.arange(4000) // 16).astype(np.uint8)[None]))
+    assert training_decoder(RECIPE)(encoded(np.zeros((80, 100, 3), np.uint8))).shape == (32, 40, 3)
+    pixels = training_decoder(RECIPE)(encoded((np.arange(4000) // 16).astype(np.uint8)[None]))
     assert pixels.shape == (1, 16, 3)
     assert set(pixels[0, :, 0].tolist()) <= {124, 125}  # of 0 to 249

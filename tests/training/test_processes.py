@@ -5,18 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
 from serving.errors import BadData, BadSetting
-from tests.training.drawn import draw_folder
 from tests.training.side_by_side import gradients
-from tests.training.small_run import equal_runs
+from tests.training.small import draw_folder, equal_runs
 from training.loop import processes as module
 from training.loop.checkpoint import load_checkpoint
 from training.loop.processes import agree, keep_freed_memory, start_processes, sync_batchnorm
@@ -24,26 +22,11 @@ from training.recipes.recipe import Recipe
 from training.train import Settings, run
 
 RECIPE = """
-image_size: 16
-dimension: 8
-prototypes: 4
-classes_per_batch: 4
-images_per_class: 3
-loss: proxy_anchor
-xml_weight: 0.3
-xml_prototypes: recursion
-epochs: 2
-validation: 0.3
-optimizer: rmsprop
-learning_rate: 1.0e-5
-head_learning_rate: 1.0e-5
-prototype_learning_rate: 1.0e-5
-loss_learning_rate: 1.0e-5
-freeze_batchnorm: true
-threads: 1
+{image_size: 16, dimension: 8, prototypes: 4, classes_per_batch: 4, images_per_class: 3, loss: proxy_anchor,
+xml_weight: 0.3, xml_prototypes: recursion, epochs: 2, validation: 0.3, optimizer: rmsprop,
+learning_rate: 1.0e-5, head_learning_rate: 1.0e-5, prototype_learning_rate: 1.0e-5,
+loss_learning_rate: 1.0e-5, freeze_batchnorm: true, threads: 1}
 """
-
-
 PLAIN = RECIPE.replace("proxy_anchor", "contrastive").replace("recursion", "batch")
 """Another loss and another fit, whose gradients lie otherwise in memory."""
 
@@ -68,9 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("name", ["recipe", "plain"])
-def test_gradients_of_two_processes_are_those_of_one_on_the_whole_batch(
-    name: str, made: tuple[Path, str, Path]
-) -> None:
+def test_gradients_of_two_processes_are_those_of_one(name: str, made: tuple[Path, str, Path]) -> None:
     data, _, root = made
     one = gradients(data, str(root / f"{name}.yaml"))
     ranks = [load_file(root / f"{name}.{rank}") for rank in (0, 1)]
@@ -97,9 +78,8 @@ def plain(made: tuple[Path, str, Path], tmp_path_factory: pytest.TempPathFactory
 
 def test_two_processes_leave_the_run_that_one_leaves(made: tuple[Path, str, Path], plain: Path) -> None:
     _, _, root = made
-    (ours, one), (theirs, two) = (
-        load_checkpoint(folder / "last.safetensors") for folder in (plain, root / "run")
-    )
+    ours, one = load_checkpoint(plain / "last.safetensors")
+    theirs, two = load_checkpoint(root / "run" / "last.safetensors")
     for row, other in zip(one["history"], two["history"], strict=True):
         for name in row.keys() - {"seconds"}:
             assert other[name] == pytest.approx(row[name], rel=1e-3, abs=1e-6), name
@@ -129,11 +109,9 @@ def test_what_two_processes_cannot_do_is_told_before_they_meet(
 
 
 def test_batchnorm_is_synchronised_or_refused() -> None:
-    plain = torch.nn.Conv2d(3, 4, 1)
+    plain, cpus, gpus = torch.nn.Conv2d(3, 4, 1), MagicMock(world_size=2), MagicMock(world_size=2)
+    cpus.device, gpus.device = torch.device("cpu"), torch.device("cuda")
     net = torch.nn.Sequential(plain, torch.nn.BatchNorm2d(4))
-    cpus, gpus = (
-        cast("Fabric", SimpleNamespace(world_size=2, device=torch.device(name))) for name in ("cpu", "cuda")
-    )
     assert sync_batchnorm(net, cpus, frozen=True) is net
     assert sync_batchnorm(plain, cpus, frozen=False) is plain
     with pytest.raises(BadSetting, match="2 processes on cpu cannot share the statistics of BatchNorm"):

@@ -1,6 +1,7 @@
 """The ridge fit of prototypes to a batch against their oracles."""
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from serving.errors import BadSetting
 from tests import oracles
-from tests.training.drawn import draw_batch
+from tests.training.small import draw_batch
 from training.method.prototypes import RidgeOn, cross_reconstruct, fit_dual, fit_primal, fit_prototypes
 
 SIZES = [(3, 8), (8, 3), (5, 5), (1, 4), (4, 1)]  # (B, m): m > B, B > m, equal, and one of each
@@ -35,17 +36,12 @@ def test_both_forms_are_the_augmented_least_squares(
 def test_float32_is_accurate_at_the_sizes_of_training_by_the_smaller_system(
     count: int, prototypes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes, factorise = [], torch.linalg.cholesky_ex
-
-    def spy(matrix: Tensor) -> tuple[Tensor, Tensor]:
-        sizes.append(len(matrix))
-        return factorise(matrix)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", spy)
+    factorise = Mock(side_effect=torch.linalg.cholesky_ex)
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", factorise)
     z, y = draw_batch(count, prototypes, dimension=64, dtype=torch.float32)
     v = fit_prototypes(z, y)
     assert v.dtype == torch.float32
-    assert sizes == [min(count, prototypes)]
+    assert [len(call.args[0]) for call in factorise.call_args_list] == [min(count, prototypes)]
     expected = oracles.ridge(z.double().numpy(), y.double().numpy(), 0.05)
     np.testing.assert_allclose(v.numpy(), expected, atol=2e-4 * np.abs(expected).max())
 

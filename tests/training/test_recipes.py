@@ -1,6 +1,5 @@
 """Recipes: what is checked, every one of ours by its steps and numbers, and what their heads tell."""
 
-import csv
 import hashlib
 import json
 import re
@@ -12,7 +11,7 @@ import yaml
 import training.loop.checkpoint
 from serving.catalog.catalog import SplitRule
 from serving.errors import BadSetting, NotFound
-from tests.training.drawn import draw_folder
+from tests.training.small import draw_folder, read_table
 from training.losses.objective import Objective
 from training.recipes.recipe import Recipe, make_recipe
 from training.recipes.recipe_file import RECIPES, head_comment, load_recipe, recipe_names
@@ -37,6 +36,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a run whose weights, hundreds of megabytes for some, nobody needs afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(training.loop.checkpoint, "save_checkpoint", lambda *_: None)
     return tmp_path / "run"
 
@@ -58,17 +58,11 @@ def small(name: str, recipe: Recipe) -> list[str]:
     return [*changed, "validation=0.25"] if recipe.validation else changed
 
 
-@pytest.mark.parametrize(
-    "name", [*OURS, *(name for name in PUBLISHED if "/cub/" in name), "conventional/sop/libc"]
-)
-def test_two_steps(
-    name: str, drawn: dict[str, Path], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.mark.parametrize("name", [*OURS, *(n for n in PUBLISHED if "/cub/" in n), "conventional/sop/libc"])
+def test_two_steps(name: str, drawn: dict[str, Path], out: Path) -> None:
     recipe = load_recipe(name)
     run(Settings(recipe=name, data=drawn[recipe.split_by], out=out, set=small(name, recipe)))
-    with (out / "metrics.csv").open() as file:
-        start, row = csv.DictReader(file)
+    start, row = read_table(out / "metrics.csv")
     assert (start["steps"], row["steps"]) == ("0", "2")
     assert float(row["loss"]) > 0
     assert (float(row["xml"]) > 0) == (recipe.xml_weight > 0)
@@ -116,12 +110,10 @@ def test_a_recipe_stands_on_others(tmp_path: Path) -> None:
     expected = load_recipe("demo").model_dump() | load_recipe("mlrc/cub/proxy_anchor").model_dump()
     own = {"flip": 0.25, "seed": 4, "reconstruction_weight": 1, "warmup": 0.1}
     assert recipe.model_dump() == expected | own
-    (tmp_path / "below.yaml").write_text("base: mine.yaml\n")
-    with pytest.raises(BadSetting, match=r"mine\.yaml is its own base"):
-        load_recipe(str(tmp_path / "mine.yaml"))
-    (tmp_path / "below.yaml").write_text("base: 3\n")
-    with pytest.raises(BadSetting, match="neither a name nor a list of names"):
-        load_recipe(str(tmp_path / "mine.yaml"))
+    for base, told in (("mine.yaml", r"mine\.yaml is its own base"), ("3", "neither a name nor a list")):
+        (tmp_path / "below.yaml").write_text(f"base: {base}\n")
+        with pytest.raises(BadSetting, match=told):
+            load_recipe(str(tmp_path / "mine.yaml"))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -136,18 +128,16 @@ def test_a_published_recipe_has_a_loss_and_the_memory_that_it_names(name: str) -
 def _told(name: str) -> dict[str, str]:
     """The head of a recipe by its words, a line that goes on joined to the one before."""
     text = re.sub(r"\n {8,}", " ", head_comment(name))
-    return {
-        key: rest.strip() for key, colon, rest in (line.partition(":") for line in text.split("\n")) if colon
-    }
+    lines = (line.partition(":") for line in text.split("\n"))
+    return {key: rest.strip() for key, colon, rest in lines if colon}
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_the_head_states_paper_command_hardware_time_and_score(name: str) -> None:
     told = _told(name)
     assert told.get("Paper") or "no paper" in head_comment(name).lower()
-    assert told["Command"].startswith(
-        "crossbatch demo" if name == "demo" else f"crossbatch train {name} --data"
-    )
+    command = "demo" if name == "demo" else f"train {name} --data"
+    assert told["Command"].startswith(f"crossbatch {command}")
     assert told["Hardware"]
     for word, figure in (("Time", r"\d"), ("Score", r"\d\.\d")):
         assert re.search(figure, told[word]), f"{word}: {told[word]}"

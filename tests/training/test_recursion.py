@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests import oracles
-from tests.training.drawn import draw_batch
+from tests.training.small import draw_batch
 from training.method.recursion import Fit, Past, fit_batch, merge, start, update, weight
 
 M, D = 6, 4
@@ -85,9 +85,7 @@ def test_the_printed_recursive_weight_is_not_the_direct_solution() -> None:
     st.sets(st.integers(0, 4)),
     st.sampled_from([0.5, 0.9, 1.0]),
 )
-def test_the_sums_are_those_of_every_image_of_another_class(
-    steps: list[list[int]], own: set[int], decay: float
-) -> None:
+def test_the_sums_leave_out_own_classes(steps: list[list[int]], own: set[int], decay: float) -> None:
     past, draw = Past(5, 3, 2, decay=decay), np.random.default_rng(0)
     gram, moment = np.zeros((3, 3)), np.zeros((3, 2))
     for labels in steps:

@@ -1,6 +1,5 @@
 """The report command: one page, whatever the run and its data set hold; its curves, tables and pictures."""
 
-import csv
 import io
 import json
 import os
@@ -21,10 +20,8 @@ import crossbatch
 from serving.catalog.catalog import Row
 from serving.catalog.picture import File
 from serving.errors import BadData, BadSetting
-from tests.training.drawn import draw_folder
-from tests.training.small_run import TINY, Train
-from training.evaluation.evaluate import Settings as EvaluateSettings
-from training.evaluation.evaluate import run as evaluate
+from tests.training.small import TINY, Train, draw_folder, read_table
+from training.evaluation import evaluate
 from training.loop.run import METRICS, read_record, write_record
 from training.recipes.recipe import Recipe
 from training.report import figures, report
@@ -59,7 +56,7 @@ def trained(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(trained: Path) -> dict[str, Any]:
     """Figures that are noted in the run."""
-    return evaluate(EvaluateSettings(target=trained))
+    return evaluate.run(evaluate.Settings(target=trained))
 
 
 @pytest.fixture
@@ -97,16 +94,14 @@ def _section(page: Element, anchor: str) -> Element:
 
 
 def test_the_page_asks_for_nothing(page: Element, result: dict[str, Any]) -> None:
-    assert {node.tag for node in page.iter()}.isdisjoint(("script", "link", "iframe", "object", "form"))
     for node in page.iter():
+        assert node.tag not in ("script", "link", "iframe", "object", "form")
         for name, value in node.attrib.items():
             assert not name.startswith("on"), f"<{node.tag} {name}>"
             if name in ("href", "src", "srcset"):
                 assert value.startswith(("#", "data:image/")), value
             assert name != "style" or "url" not in value
-    style = text(one(page, "style"))
-    assert "url(" not in style
-    assert "@import" not in style
+    assert not re.search(r"url\(|@import", text(one(page, "style")))
     policy = next(meta for meta in page.iter("meta") if "http-equiv" in meta.attrib)
     assert policy.attrib["content"].startswith("default-src 'none'")
     assert result["bytes"] < 1_000_000
@@ -165,8 +160,7 @@ def test_figures_are_those_of_evaluate(
     for name in ("images", "classes", "recall_at", "map_at_r", "r_precision", "queries", "excluded"):
         assert result[name] == measured[name]
     assert (result["images"], result["of_images"], result["excluded"]) == (9, 10, 1)
-    with (trained / METRICS).open() as lines:
-        start = next(csv.DictReader(lines))
+    start = read_table(trained / METRICS)[0]
     validation, untrained = read_record(trained)["metrics"]["validation"], measured["untrained"]
     noted, before = "unseen classes (test), as noted in the run", {"recall_at": {"1": start["recall_at_1"]}}
     expected = {
@@ -188,14 +182,13 @@ def test_figures_are_those_of_evaluate(
             assert cells[head] == f"{100 * float(share):.2f}\xa0%"
         assert cells["images"] == ("9" if found is measured else "–")
     told = text(_section(page, "figures"))
-    for words in ("9 images of 3 classes were embedded; 1 could not be read", "class06/text.jpg"):
+    embedded = "9 images of 3 classes were embedded; 1 could not be read"
+    for words in (embedded, "class06/text.jpg", "1 are alone in their class"):
         assert words in told
-    assert "1 are alone in their class" in told
     assert "sample" not in told
-    told = render(result)
-    assert "skipped class06/text.jpg" in told
-    assert f"Wrote {result['page']}" in told
-    assert f"MAP@R {100 * result['map_at_r']:.1f}" in told
+    score = f"MAP@R {100 * result['map_at_r']:.1f}"
+    for words in ("skipped class06/text.jpg", f"Wrote {result['page']}", score):
+        assert words in render(result)
 
 
 def test_neighbours_are_marked_right_and_wrong(page: Element) -> None:
@@ -255,14 +248,13 @@ def test_one_class_with_queries_and_a_gallery_and_no_xml(train: Train, tmp_path:
 
 def test_what_cannot_be_shown_is_told(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "embed_split", None)  # nothing is embedded first
-    for out, told in (
-        (tmp_path, "a folder: give --out a file"),
-        (tmp_path / "no/a.html", "there is no folder"),
+    for asked, told in (
+        ({"out": tmp_path}, "a folder: give --out a file"),
+        ({"out": tmp_path / "no/a.html"}, "there is no folder"),
+        ({"data": tmp_path / "nowhere"}, "nowhere"),
     ):
-        with pytest.raises(BadSetting, match=told):
-            run(Settings(run_dir=copy, out=out))
-    with pytest.raises(BadData, match="nowhere"):
-        run(Settings(run_dir=copy, data=tmp_path / "nowhere"))
+        with pytest.raises((BadSetting, BadData), match=told):
+            run(Settings.model_validate({"run_dir": copy} | asked))
 
 
 def pixels_of(uri: str) -> np.ndarray:
@@ -272,20 +264,16 @@ def pixels_of(uri: str) -> np.ndarray:
 
 
 def test_curves_of_a_history() -> None:
-    rows = [{"epoch": 0.0, "map_at_r": 0.25}]
-    rows += [
-        {"epoch": i, "steps": 9.0, "loss": 1 / i, "xml": 0.0, "odd": i, "map_at_r": 0.5, "eigenvalues": i}
-        for i in (1.0, 2.0)
-    ]
-    found = report.plot_curves(rows)
+    both = {"steps": 9.0, "loss": 0.5, "xml": 0.0, "odd": 1.0, "map_at_r": 0.5, "eigenvalues": 2.0}
+    start, first, second = {"epoch": 0.0, "map_at_r": 0.25}, both | {"epoch": 1.0}, both | {"epoch": 2.0}
+    found = report.plot_curves([start, first, second])
     frames = ["Loss and its parts", "On the validation classes", "How many prototypes are at work", "Odd"]
     assert [chart["title"] for chart in found["charts"]] == frames
     told = " ".join(chart["alt"] for chart in found["charts"])
     assert "MAP@R: from 25 at epoch 0 to 50 at epoch 2." in told
     assert "cross-batch" not in told  # all zeros: it has no weight
     assert {"epoch", "MAP@R", "steps", "whole loss", "cross-batch loss (xml)", "odd"} < set(found["names"])
-    assert found["rows"][0] == ["0", "0.25", *["–"] * 5]
-    assert len(found["rows"]) == 3
+    assert (len(found["rows"]), found["rows"][0]) == (3, ["0", "0.25", *["–"] * 5])
 
     # a long history is thinned
     found = report.plot_curves([{"epoch": float(i), "loss": 1.0} for i in range(1, 5001)])
@@ -349,13 +337,11 @@ def test_a_map_covers_the_image() -> None:
 
 
 def test_thumbnails_are_what_the_model_sees(tmp_path: Path) -> None:
-    draw_folder(tmp_path, classes=1, images=1, size=50)
-    good, gone = tmp_path / "class00" / "0.png", tmp_path / "gone.png"
+    good, gone = tmp_path / "0.png", tmp_path / "gone.png"
     picture = Image.new("RGB", (100, 50), (255, 0, 0))
     picture.paste((0, 0, 255), (37, 12, 63, 38))  # only the middle is seen
     picture.save(good)
     rows = [Row("good", File(good), "a"), Row("gone", File(gone), "a")]
     found = figures.thumbnails(rows, Recipe(crop_fraction=0.5), side=24)
-    assert list(found) == ["good"]
-    assert found["good"].shape == (24, 24, 3)
+    assert [(key, pixels.shape) for key, pixels in found.items()] == [("good", (24, 24, 3))]
     np.testing.assert_allclose(found["good"][12, 2].astype(int), (0, 0, 255), atol=12)

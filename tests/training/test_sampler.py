@@ -12,14 +12,11 @@ from serving.catalog.catalog import Row
 from serving.catalog.picture import File
 from training.data.sampler import PKSampler, draw_sample
 
+SIZES = st.lists(st.integers(1, 13), min_size=1, max_size=9)
+
 
 @settings(deadline=None, max_examples=100)
-@given(
-    st.lists(st.integers(1, 13), min_size=1, max_size=9),
-    st.integers(1, 9),
-    st.integers(1, 5),
-    st.integers(0, 99),
-)
+@given(SIZES, st.integers(1, 9), st.integers(1, 5), st.integers(0, 99))
 def test_an_epoch_uses_every_image_in_batches_of_p_by_k(sizes: list[int], p: int, k: int, seed: int) -> None:
     p = min(p, len(sizes))
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))

@@ -1,6 +1,5 @@
 """The study of XML and the ideas beyond the paper, in short: each arm, variant and criterion has its row."""
 
-import csv
 import itertools
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import ideas, study
-from tests.training.drawn import draw_folder
+from tests.training.small import draw_folder, read_table
 from training import train
 from training.network.backbone import build_backbone
 from training.recipes.recipe import Recipe
@@ -25,24 +24,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_both_arms_are_tuned_before_the_unseen_classes_score_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_arms_are_tuned_and_then_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_folder(tmp_path / "clothing", classes=10, images=4, size=18)
     words = f"--data {tmp_path} --out {tmp_path / 'out'} --only clothing --heads whitened"
     asked = f"{words} --losses contrastive --seeds 2 --tuning 1 --set {SMALL} epochs=1 validation=0.4".split()
     assert study.main(asked) == 0
-    table = (tmp_path / "out" / "study.csv").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(table.splitlines()))
+    table = (tmp_path / "out" / "study.csv").read_bytes()
+    rows = read_table(tmp_path / "out" / "study.csv")
     assert tuple(rows[0]) == study.COLUMNS
     tuned, final = ([row for row in rows if row["scored_on"] == on] for on in ("validation", "test"))
     _, rates, weights = study.HEADS["whitened"]
-    assert {(row["xml_weight"], row["head_learning_rate"]) for row in tuned} == {
-        (weight, rate) for weight in weights for rate in rates
-    }
-    assert [(row["xml_weight"], row["seed"]) for row in final] == [
-        (weight, seed) for weight in ("0", study.CONTROL, "0.1") for seed in "01"
-    ]
+    tried = {(row["xml_weight"], row["head_learning_rate"]) for row in tuned}
+    assert tried == set(itertools.product(weights, rates))
+    scored = [(row["xml_weight"], row["seed"]) for row in final]
+    assert scored == list(itertools.product(("0", study.CONTROL, "0.1"), "01"))
     for weight in weights:
         own = [row for row in tuned if row["xml_weight"] == weight]
         best = max(own, key=lambda row: float(row["map_at_r"]))
@@ -51,7 +46,7 @@ def test_both_arms_are_tuned_before_the_unseen_classes_score_them(
 
     monkeypatch.setattr(train, "run", lambda _: pytest.fail("trained again"))
     assert study.main(asked) == 0
-    assert (tmp_path / "out" / "study.csv").read_text(encoding="utf-8") == table
+    assert (tmp_path / "out" / "study.csv").read_bytes() == table
 
 
 def test_each_cell_is_of_settings_of_the_recipe() -> None:
@@ -67,7 +62,7 @@ def _read(idea: str, tmp_path: Path, *words: str) -> list[dict[str, str]]:
     out = tmp_path / "out.csv"
     asked = [idea, "--data", str(tmp_path / "data"), "--out", str(out), "--set", *SMALL.split(), *words]
     assert ideas.main([*asked, "--runs", "1" if idea == "criterion" else "2"]) == 0
-    return list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
+    return read_table(out)
 
 
 def test_each_variant_is_scored_on_each_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,18 @@
-"""The sweep: every arm from every seed, kept in a table, compared in pairs."""
+"""The sweep: every arm from every seed, kept in a table, compared in pairs; means and intervals."""
 
-import csv
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
 from serving.errors import AlreadyExists, BadSetting
-from tests.training.drawn import draw_folder
+from tests.training.small import draw_folder, read_table
 from training import train
-from training.evaluation.paired import interval
+from training.evaluation.paired import interval, summarise, tell
 from training.evaluation.sweep import Settings, render, run
 from training.loop.run import reserved
 
@@ -23,28 +25,22 @@ def swept(data: Path, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> 
     return settings
 
 
-def _rows(settings: Settings) -> list[dict[str, str]]:
-    with (settings.out / "runs.csv").open() as lines:
-        return list(csv.DictReader(lines))
-
-
 def test_every_arm_has_a_run_of_every_seed(swept: Settings, recipe: str, tmp_path: Path) -> None:
-    rows = _rows(swept)
+    rows = read_table(swept.out / "runs.csv")
     expected = [("0", "0"), ("0.5", "0"), ("0", "1"), ("0.5", "1")]
     assert [(row["xml_weight"], row["seed"]) for row in rows] == expected
     assert {row["scored_on"] for row in rows} == {"validation"}
     assert not (swept.out / "current").exists()
     given = ["epochs=1", "xml_weight=0.5"]
     train.run(train.Settings(recipe=recipe, data=swept.data, out=tmp_path / "r", set=given))
-    with (tmp_path / "r" / "metrics.csv").open() as lines:
-        last = list(csv.DictReader(lines))[-1]
+    last = read_table(tmp_path / "r" / "metrics.csv")[-1]
     assert float(rows[1]["map_at_r"]) == pytest.approx(float(last["map_at_r"]), abs=1e-5)
 
 
 def test_differences_are_over_pairs_of_one_seed(swept: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "run", None)  # nothing that is in the table trains again
     result = run(swept)
-    rows = _rows(swept)
+    rows = read_table(swept.out / "runs.csv")
     without, with_xml = (
         np.array([float(row["map_at_r"]) for row in rows if row["xml_weight"] == weight])
         for weight in ("0", "0.5")
@@ -66,7 +62,7 @@ def test_the_final_score_is_of_the_test_classes(data: Path, recipe: str, tmp_pat
     result = run(settings)
     assert result["scored_on"] == "test"
     assert "MAP_x" in render(result)
-    rows = _rows(settings)
+    rows = read_table(settings.out / "runs.csv")
     assert all(0 <= float(row[name]) <= 1 for row in rows for name in ("map_at_r", "map_c", "map_x"))
     assert result["arms"][0]["map_at_r"]["half_width"] is None
 
@@ -80,14 +76,13 @@ def test_what_does_not_fit_is_told(swept: Settings) -> None:
         ({"over": ["validation=0.4,0.5"]}, "would be scored on different classes"),
         ({"over": ["xml_weight=0,0"]}, "a value twice"),
         ({"fitted": 5}, "add --final"),
+        ({"set": ["epochs=2"]}, "epochs = 1, but now it is 2: give another --out"),
     ):
         with pytest.raises(BadSetting, match=told):
             run(swept.model_copy(update=changes))
 
 
-def test_runs_of_other_settings_or_images_are_not_gone_on_with(swept: Settings, tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match="epochs = 1, but now it is 2: give another --out"):
-        run(swept.model_copy(update={"set": ["epochs=2"]}))
+def test_runs_of_other_images_are_not_gone_on_with(swept: Settings, tmp_path: Path) -> None:
     shutil.copytree(swept.data, tmp_path / "data")
     next((tmp_path / "data").rglob("*.png")).unlink()
     with pytest.raises(BadSetting, match="runs with images = "):
@@ -120,3 +115,32 @@ def test_a_value_may_hold_commas_and_a_small_folder_two_classes_to_score(recipe:
         run(settings)
     arms = run(settings.model_copy(update={"set": settings.set[:-1]}))["arms"]
     assert [arm["settings"]["loss_options"] for arm in arms] == options
+
+
+SHARES = st.floats(min_value=0, max_value=1, width=32)
+
+
+@given(st.lists(SHARES, min_size=2, max_size=30))
+def test_the_interval_is_scipys(values: list[float]) -> None:
+    mean, half = interval(values)
+    spread = stats.sem(values)
+    assert mean == pytest.approx(np.mean(values))
+    if spread == 0:
+        assert half == 0
+    else:
+        low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=spread)
+        assert half == pytest.approx((high - low) / 2, rel=1e-6)
+
+
+def test_one_value_has_no_interval_and_pairs_are_of_two() -> None:
+    assert interval([0.5, 0.9, 0.3], [0.25, 0.5, 0.5]) == interval([0.25, 0.4, -0.2])  # as the paired t-test
+    assert interval([0.5]) == (0.5, None)
+    assert interval([0.5], [0.25]) == (0.25, None)
+    with pytest.raises(ValueError, match="longer"):
+        interval([0.5], [0.5, 0.6])
+
+
+def test_summaries_are_told_in_percent() -> None:
+    lone, two = summarise([0.25]), summarise([0.5, 0.6], [0.4, 0.45])
+    assert (tell(lone), tell(None)) == ("25.00", "")
+    assert tell(two, "+") == f"+12.50 ± {100 * 12.7062 * 0.025:.2f}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.drawn import draw_folder
+from tests.training.small import draw_folder
 from training.evaluation.evaluate import Settings, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,11 +49,7 @@ def test_a_model_file_has_the_same_figures_with_torch_and_without(model: Path, t
 
 
 def test_what_needs_torch_says_so_in_a_sentence(model: Path, whole: Path, data: Path) -> None:
-    for words in (
-        (model, "--data", data, "--clusters"),
-        (model, "--data", data, "--fitted", "2"),
-        (whole,),
-    ):
+    for words in ((model, "--data", data, "--clusters"), (model, "--data", data, "--fitted", "2"), (whole,)):
         done = _bare(*words)
         assert done.returncode == 2
         assert "is needed and not installed: pip install" in done.stderr
