@@ -35,6 +35,8 @@ from serving.gallery.index.index import (
 )
 from tests.serving.vectors import units
 
+TYPES = ["PQ8x4fs", "HNSW8,Flat", "HNSW8,SQ8", "IVF8,Flat", "SQ8", "PCA8,SQ8", "PQ2x4,Refine(SQ8)"]
+
 
 def opened(path: Path, dimension: int, *, checksum: str = "", **more: Any) -> Index:
     given = {"facts": IndexMetadata(), **more}
@@ -72,9 +74,7 @@ def test_search_equals_brute_force(
     assert above <= set(np.flatnonzero(exact[0] > 0.2 - SCORE_ERROR))
 
 
-@pytest.mark.parametrize(
-    "type_", ["PQ8x4fs", "HNSW8,Flat", "HNSW8,SQ8", "IVF8,Flat", "SQ8", "PCA8,SQ8", "PQ2x4,Refine(SQ8)"]
-)
+@pytest.mark.parametrize("type_", TYPES)
 def test_scores_are_exact_whatever_the_type(tmp_path: Path, type_: str) -> None:
     vectors, seqs = units(700, 16), np.arange(700) * 2 + 1
     index = opened(built(tmp_path, vectors, seqs, type_), 16)
@@ -111,9 +111,7 @@ def test_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_checksum_is_of_every_byte_whatever_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checksum_is_of_all_bytes_whatever_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.gallery.disk._HASHED", 64)
     monkeypatch.setattr("serving.gallery.disk._PIECE", 16)
     path, content = tmp_path / "file", np.random.default_rng(0).bytes(150)
@@ -163,9 +161,7 @@ class _StandIn:
         cls.turn.release()
 
 
-def test_gpu_is_used_one_at_a_time_and_answers_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_is_used_by_one_at_a_time_and_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = units(2500, 8)
     path = built(tmp_path, vectors, np.arange(2500), "PQ4x4fs")
     monkeypatch.setattr(module, "GpuMatrix", lambda _, matrix: GpuMatrix(_StandIn, matrix))

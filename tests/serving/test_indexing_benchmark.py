@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import indexing
-from tests.serving.indexed import fill
-from tests.tiny_model import write_tiny_model
 
 
 def test_a_ratio_to_the_plain_loop_is_told_and_data_with_a_bad_image_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, data = write_tiny_model(tmp_path / "model.onnx"), fill(tmp_path / "data")
     monkeypatch.setattr(sys, "argv", ["", str(model), str(data), "--threads", "2", "--rounds", "2"])
     indexing.main()
     told = capsys.readouterr().out

@@ -36,9 +36,7 @@ def test_the_file_holds_the_hash_of_a_key_for_its_owner_alone(file: Path) -> Non
     assert add_key(file, "other", "read") != key
 
 
-def test_keys_that_are_added_at_once_are_all_kept_up_to_the_most(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_added_at_once_are_all_kept_up_to_the_most(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: add_key(file, f"k{i}", "read"), range(16)))
     assert {key.name for key in read_keys(file)} == {f"k{i}" for i in range(16)}
