@@ -33,16 +33,12 @@ def test_a_short_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     assert status in (0, 1)  # the memory of a server that has just started still grows
 
 
-def method_of(name: str) -> Any:
-    return next(method for method in methods() if method.path.endswith(name))
-
-
 def test_a_case_is_made_again_by_its_seed() -> None:
     seeds = pictures.seeds()
     first, again = ([mutation.image(Random(f"1:{i}"), seeds) for i in range(50)] for _ in range(2))
     assert first == again
     assert len(set(first)) > 40
-    search = method_of("RetrievalService/Search")
+    search = next(method for method in methods() if method.path.endswith("RetrievalService/Search"))
     one, same = (request(Random(3), search, seeds, b"vector", "tiny") for _ in range(2))
     assert pb.SearchRequest.FromString(one) == pb.SearchRequest.FromString(same)
 

@@ -140,6 +140,12 @@ def test_a_name_that_gets_free_just_now_is_taken(tmp_path: Path, monkeypatch: py
     created(tmp_path / "a").close()
 
 
+def test_a_gallery_that_was_dropped_tells_so(gallery: Gallery) -> None:
+    shutil.rmtree(gallery.path)
+    with pytest.raises(errors.NotFound, match="is gone"):
+        gallery.info()
+
+
 def before_loading(monkeypatch: pytest.MonkeyPatch, what: Callable[[Path], None]) -> None:
     """Have something happen before each file of an index is opened by a search."""
 

@@ -114,7 +114,12 @@ def test_ctrl_c_drains_a_server_whose_log_holds_our_lines_alone(started: Launche
 
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [("port", "is in use"), ("model", "bad.onnx"), ("model of a worker", "bad.onnx"), ("no FAISS", "faiss")],
+    [
+        ("port", "is in use"),
+        ("model", "bad.onnx"),
+        ("model of a worker", "bad.onnx"),
+        ("no FAISS", "install crossbatch[cpu]"),
+    ],
 )
 def test_what_prevents_a_start_is_one_sentence(folder: Path, tmp_path: Path, fault: str, says: str) -> None:
     bad = tmp_path / "bad.onnx"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,8 @@ def test_recall_counts_what_exact_search_among_the_allowed_finds() -> None:
 class MadeUp:
     """Finds as many of the 10 nearest as its setting says, which it can be set to from 2 to 10."""
 
-    def __init__(self, name: str, *_: Any, **__: Any) -> None:
+    def __init__(self, name: str, *_: Any) -> None:
         self.name, self.setting = name, 0
-
-    def __enter__(self) -> "MadeUp":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def ask(self, do: str, **options: Any) -> dict[str, Any]:
         if self.name == do:
@@ -112,7 +107,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """A match in which items 0 to 9 are the nearest to every query."""
     np.save(tmp_path / "items.npy", np.array([[1, 0]] * 10 + [[0, 1]] * 20, np.float32))
     np.save(tmp_path / "queries.npy", np.array([[1, 0]] * 3, np.float32))
-    monkeypatch.setattr(match, "Process", MadeUp)
+    monkeypatch.setattr(match, "Process", lambda *given, **_: nullcontext(MadeUp(*given)))
 
     def play(some: list[Contestant], wanted: float) -> list[Row]:
         rules = Rules(recall=wanted, rounds=3, seconds=0.1, cores=1, patience=1, highest=9, brief=True)
