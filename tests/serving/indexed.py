@@ -1,25 +1,20 @@
 """A small data set, and the index command on it, for the tests of indexing."""
 
-import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from serving.gallery.gallery import Gallery, RebuildPolicy
+from serving.gallery.gallery import Gallery
 from serving.indexing.command import Settings, run
-
-MANUAL = RebuildPolicy(automatic=False)
+from tests.pictures import encoded
+from tests.serving.vectors import MANUAL
 
 
 def picture(seed: int, kind: str = "JPEG") -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (24, 20, 3), np.uint8)
-    Image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
+    return encoded(np.random.default_rng(seed).integers(0, 256, (24, 20, 3), np.uint8), kind)
 
 
 def fill(root: Path) -> Path:
@@ -45,8 +40,5 @@ def counts(result: dict[str, Any]) -> dict[str, int]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Gallery]:
-    gallery = Gallery.open(path, policy=MANUAL)
-    try:
+    with closing(Gallery.open(path, policy=MANUAL)) as gallery:
         yield gallery
-    finally:
-        gallery.close()

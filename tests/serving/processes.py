@@ -19,6 +19,14 @@ def command(model: Path, galleries: Path, *words: str) -> list[str]:
     return [sys.executable, "-m", "crossbatch", "serve", *paths, "--port", "0", *words]
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @dataclass
 class Launched:
     """A server that serves."""

@@ -109,9 +109,8 @@ class FakeEncoder:
             raise InvalidArgument(f"the model {self.spec.name} has no output {outputs}")
         self.explained += len(images)
         pairs = [explanation_for(each, self.spec.prototypes) for each in _checksums(images)]
-        arrays = dict(
-            zip(("histograms", "assignments"), map(np.stack, zip(*pairs, strict=True)), strict=True)
-        )
+        histograms, assignments = map(np.stack, zip(*pairs, strict=True))
+        arrays = {"histograms": histograms, "assignments": assignments}
         return {name: arrays[name] for name in outputs}
 
 

@@ -36,6 +36,9 @@ class Stubs:
     def embed(self, *images: bytes, **options: Any) -> Any:
         return self.retrieval.Embed(retrieval_pb.EmbedRequest(images=images), **({"timeout": 10} | options))
 
+    def embedding(self, *images: bytes) -> Any:
+        return self.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=images), timeout=20)
+
     def search(self, gallery: str, *queries: retrieval_pb.Query, **options: Any) -> Any:
         request = retrieval_pb.SearchRequest(gallery=gallery, queries=queries, **options)
         return self.retrieval.Search(request, timeout=10)

@@ -76,9 +76,7 @@ def test_nothing_is_written_over(gallery: Gallery, tmp_path: Path, monkeypatch: 
         restore(file, gallery.path)
 
 
-def test_a_file_system_without_links(
-    gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_system_without_links(gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", no_link)
     snapshot(gallery.path, tmp_path / "file")
     assert names(tmp_path) == ["file", "galleries"]
@@ -127,7 +125,7 @@ def test_what_cannot_be_restored(
     assert names(tmp_path / "galleries") == ["birds"]
 
 
-def test_an_interruption_leaves_nothing(
+def test_breaking_off_leaves_nothing(
     gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot(gallery.path, tmp_path / "file")
@@ -142,17 +140,12 @@ def test_an_interruption_leaves_nothing(
 
 
 def test_what_a_crash_left_is_swept(gallery: Gallery, tmp_path: Path) -> None:
-    for name, age in (
-        (".file.new-0123abcd", 7200),
-        (".file.new-ffffffff", 60),  # somebody may be writing it
-        (".other.new-0123abcd", 7200),
-        ("file.new-0123abcd", 7200),
-    ):
+    aged(tmp_path / ".file.new-0123abcd", 7200)
+    kept = [".file.new-ffffffff", ".other.new-0123abcd", "file.new-0123abcd"]
+    for name, age in zip(kept, (60, 7200, 7200), strict=True):  # somebody may be writing the first
         aged(tmp_path / name, age)
     snapshot(gallery.path, tmp_path / "file")
-    assert names(tmp_path) == [
-        ".file.new-ffffffff", ".other.new-0123abcd", "file", "file.new-0123abcd", "galleries",
-    ]  # fmt: skip
+    assert names(tmp_path) == sorted([*kept, "file", "galleries"])
 
 
 def test_a_gallery_that_takes_long_to_make_is_no_leftover(
@@ -182,9 +175,7 @@ def test_a_full_disk_leaves_nothing(gallery: Gallery, tmp_path: Path, small_disk
     assert names(small_disk) == []
 
 
-def test_a_folder_that_cannot_be_written(
-    gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_that_is_read_only(gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "_put", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(ReadOnly, match=r"second.*permission denied"):
         snapshot(gallery.path, tmp_path / "second")

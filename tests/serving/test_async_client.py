@@ -70,9 +70,7 @@ def test_the_life_of_a_gallery(running: Server, tmp_path: Path) -> None:
     lived(running.address, live)
 
 
-def test_several_loops_and_threads_share_a_client_without_a_flood_of_errors(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_several_loops_share_a_client_without_a_flood_of_errors(caplog: pytest.LogCaptureFixture) -> None:
     counter = Counter(embedded)
 
     async def ask() -> list[int]:

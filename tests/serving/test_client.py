@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CIRCLE: dict[str, Any] = {}
 CIRCLE["self"] = CIRCLE
 UNIT = vector_for(b"x")
+KEYS = [f"{i}" for i in range(300)]
 
 
 @pytest.fixture
@@ -159,19 +160,19 @@ def test_each_of_many_bad_inputs_has_an_error(shared: Client, count: int) -> Non
 
 
 def test_what_takes_several_calls_is_answered_in_order_and_under_their_limits(client: Client) -> None:
-    versions = client.upsert("birds", (bird(f"{i}") for i in range(300)))
-    assert {item.key: item.version for item in client.items("birds")} == {
-        f"{i}": version for i, version in enumerate(versions)
-    }
+    versions = client.upsert("birds", map(bird, KEYS))
+    assert {item.key: item.version for item in client.items("birds")} == dict(
+        zip(KEYS, versions, strict=True)
+    )
     vectors = np.stack([vector_for(b"%d" % i) for i in range(70)])
     found = client.search("birds", vectors=vectors, k=1000)  # more hits than one reply holds
-    assert [hits[0].key for hits in found] == [f"{i}" for i in range(70)]
-    keys = [f"{i}" for i in range(1_100)]
+    assert [hits[0].key for hits in found] == KEYS[:70]
+    keys = [*KEYS, *(f"gone {i}" for i in range(800))]
     assert client.delete("birds", keys, expected_versions=[*versions, *[0] * 800]) == 300
 
 
 def test_a_bad_item_of_a_later_call_is_named_by_its_own_place(client: Client) -> None:
-    items = [bird(f"{i}") for i in range(300)]
+    items = [*map(bird, KEYS)]
     items[299] = Item("299", image=b"bad")
     with pytest.raises(BadImage, match=r"items\[299\].image: These bytes hold no image") as failure:
         client.upsert("birds", items)
@@ -275,9 +276,7 @@ def test_read_change_write_loses_no_change(client: Client) -> None:
     assert client.upsert("birds", [bird("a", expected_version=0)])[0] > version
 
 
-def test_items_are_read_over_all_pages_as_they_are_needed(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_items_are_read_over_all_pages_as_needed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.client.client.MAX_PAGE", 7)
     keys = [f"{kind}/{i:02}" for kind in "ab" for i in range(25)]
     client.upsert("birds", map(bird, keys))

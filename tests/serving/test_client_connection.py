@@ -122,9 +122,7 @@ def test_a_fault_of_tls_is_told_in_a_sentence(authority: Authority) -> None:
                 client.model()
 
 
-def test_mutual_tls_trusts_the_authority_and_shows_a_certificate(
-    authority: Authority, tmp_path: Path
-) -> None:
+def test_mutual_tls_trusts_an_authority_and_shows_a_certificate(authority: Authority, tmp_path: Path) -> None:
     own, mine, ca = authority.sign("server"), authority.sign("client"), tmp_path / "ca.pem"
     ca.write_bytes(authority.certificate)
     pair: Any = {"certificate": mine.certificate, "private_key": mine.key}
@@ -200,9 +198,7 @@ def test_lasting_failures_are_not_tried_again(name: str) -> None:
         (lambda client: client.delete_gallery("birds"), False),
     ],
 )
-def test_only_what_does_no_harm_is_made_again_after_a_lost_reply(
-    call: Callable[[Client], Any], repeated: bool
-) -> None:
+def test_only_what_does_no_harm_is_made_again(call: Callable[[Client], Any], repeated: bool) -> None:
     # A call that was refused was not carried out; what came of one whose reply was lost, nobody knows.
     failures = failing(Overloaded("full"), UNAVAILABLE)
     with scripted(failures) as script, Client(script.address, timeout=1) as client:

@@ -59,9 +59,7 @@ def test_damaged_gallery_hurts_no_other(directory: GalleryDirectory) -> None:
         assert again.names() == ["b"]
 
 
-def test_most_galleries_are_at_rest_and_serve_whoever_holds_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_most_galleries_rest_and_serve_their_holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.gallery.directory.MOST_OPEN", 3)
     names = [f"g{number}" for number in range(12)]
     with GalleryDirectory(tmp_path, policy=MANUAL) as directory:

@@ -17,9 +17,7 @@ from benchmarks.fuzzing.requests import methods, request
 from protos import retrieval_service_pb2 as pb
 
 
-def test_a_short_run_finds_nothing_and_the_server_answers_as_ever(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_short_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"--count 1900 --seed 7 --save {tmp_path / 'found'} --json {tmp_path / 'result.json'}"
     status = fuzz.main(words.split())
     shown = capsys.readouterr().out
@@ -35,16 +33,12 @@ def test_a_short_run_finds_nothing_and_the_server_answers_as_ever(
     assert status in (0, 1)  # the memory of a server that has just started still grows
 
 
-def method_of(name: str) -> Any:
-    return next(method for method in methods() if method.path.endswith(name))
-
-
 def test_a_case_is_made_again_by_its_seed() -> None:
     seeds = pictures.seeds()
     first, again = ([mutation.image(Random(f"1:{i}"), seeds) for i in range(50)] for _ in range(2))
     assert first == again
     assert len(set(first)) > 40
-    search = method_of("RetrievalService/Search")
+    search = next(method for method in methods() if method.path.endswith("RetrievalService/Search"))
     one, same = (request(Random(3), search, seeds, b"vector", "tiny") for _ in range(2))
     assert pb.SearchRequest.FromString(one) == pb.SearchRequest.FromString(same)
 
@@ -61,9 +55,7 @@ def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, replies: li
     return campaign
 
 
-def test_an_answer_that_no_input_deserves_is_kept_with_its_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_undeserved_answer_is_kept_with_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     campaign = sent(tmp_path, monkeypatch, "INTERNAL", [])
     assert campaign.cases == 65
     assert {finding.group for finding in campaign.findings} == {0, 1}

@@ -14,21 +14,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from serving.errors import (
-    AlreadyExists,
-    BadArtifact,
-    InvalidArgument,
-    ModelMismatch,
-    NotFound,
-    Overloaded,
-    Unavailable,
-)
+from serving import errors
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.index.index import Index
 from serving.gallery.item import BadVector
 from serving.model.spec import ModelSpec
-from tests.serving.vectors import MANUAL, created, sql, units, wait_for
+from tests.serving.rpc_fakes import until
+from tests.serving.vectors import MANUAL, created, sql, units
 
 EAGER = RebuildPolicy(least=8, share=0.0)
 
@@ -42,9 +35,7 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
 def test_scores_lie_between_minus_one_and_one_in_the_order_of_the_exact_ones(gallery: Gallery) -> None:
     unit = units(1)[0]
     vector = unit * np.float32(1 + 5e-7)  # as a model of single precision may give it: its bits are kept
-    gallery.upsert(
-        [GalleryItem("a", vector=unit), GalleryItem("b", vector=vector), GalleryItem("c", vector=-vector)]
-    )
+    gallery.upsert([GalleryItem("a", unit), GalleryItem("b", vector), GalleryItem("c", -vector)])
     for _ in range(2):
         (hits,) = gallery.search([vector], 3)
         assert [hit.key for hit in hits] == ["b", "a", "c"]
@@ -69,7 +60,7 @@ def test_empty_gallery_answers_and_rebuilds(gallery: Gallery) -> None:
     assert gallery.search(units(30), 5) == [[]] * 30  # from 20 on FAISS takes another way (faiss#3830)
     assert gallery.delete(["a"]) == 0
     assert gallery.upsert([]) == []
-    with pytest.raises(NotFound, match=r"'b'.* \(nor are 1 more\)"):
+    with pytest.raises(errors.NotFound, match=r"'b'.* \(nor are 1 more\)"):
         gallery.get(["b", "c"])
 
 
@@ -82,9 +73,9 @@ def model(fingerprint: str, fp32_fingerprint: str | None = None, dimension: int 
 def test_model_must_be_the_gallerys_own_or_made_from_it(gallery: Gallery) -> None:
     gallery.check_model(model("f" * 64))
     gallery.check_model(model("e" * 64, "f" * 64))
-    with pytest.raises(ModelMismatch, match=r"birds .*model m .*ffffffffffff.*other .*aaaaaaaaaaaa"):
+    with pytest.raises(errors.ModelMismatch, match=r"birds .*model m .*ffffffffffff.*other .*aaaaaaaaaaaa"):
         gallery.check_model(model("a" * 64))
-    with pytest.raises(ModelMismatch, match=r"dimension 16.*dimension 8"):
+    with pytest.raises(errors.ModelMismatch, match=r"dimension 16.*dimension 8"):
         gallery.check_model(model("f" * 64, dimension=8))
 
 
@@ -92,12 +83,8 @@ ONE = units(1)[0]
 
 
 def test_small_errors_of_the_norm_are_divided_out(gallery: Gallery) -> None:
-    gallery.upsert(
-        [
-            GalleryItem("half", (ONE * 1.0005).astype(np.float32)),
-            GalleryItem("float16", ONE.astype(np.float16)),
-        ]
-    )
+    longer, rounded = (ONE * 1.0005).astype(np.float32), ONE.astype(np.float16)
+    gallery.upsert([GalleryItem("half", longer), GalleryItem("float16", rounded)])
     norms = [np.linalg.norm(item.vector.astype(np.float64)) for item in gallery.get(["half", "float16"])]
     assert np.allclose(norms, 1, atol=1e-6)
     (hits,) = gallery.search(ONE[None] * np.float32(0.9995), 2)
@@ -106,20 +93,20 @@ def test_small_errors_of_the_norm_are_divided_out(gallery: Gallery) -> None:
 
 def test_bad_queries_are_refused(gallery: Gallery) -> None:
     for k in (0, -1, 2049):
-        with pytest.raises(InvalidArgument, match=r"^k is .*; expected 1 to 2048$"):
+        with pytest.raises(errors.InvalidArgument, match=r"^k is .*; expected 1 to 2048$"):
             gallery.search(ONE[None], k)
     rows: list[Any] = [ONE, ONE[None, :8], "text", [[1, [2]]], None]
     for vectors in [*rows, ONE[None].astype(complex), [["1"] * 16], [[10**400] * 16]]:
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(errors.InvalidArgument):
             gallery.search(vectors, 1)
     for bad, words in ((ONE * 2, "norm 2"), (ONE * np.nan, "not finite")):
         with pytest.raises(BadVector, match=rf"^query vector .*{words}") as caught:
             gallery.search(np.stack([ONE, bad]), 1)
         assert (caught.value.row, copy.copy(caught.value).row) == (1, 1)
     for least in (float("nan"), 1.01, -1.01, float("inf")):
-        with pytest.raises(InvalidArgument, match="minimum score"):
+        with pytest.raises(errors.InvalidArgument, match="minimum score"):
             gallery.search(ONE[None], 1, minimum_score=least)
-    with pytest.raises(InvalidArgument, match="single string"):
+    with pytest.raises(errors.InvalidArgument, match="single string"):
         gallery.search(ONE[None], 1, exclude="abc")
 
 
@@ -128,21 +115,19 @@ def test_create_refuses_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "other").touch()
-    with pytest.raises(AlreadyExists, match="already a gallery called a; choose another name, or drop it"):
+    with pytest.raises(errors.AlreadyExists, match="already a gallery called a; choose another name"):
         created(tmp_path / "a")
     for name in ("file", "full"):
-        with pytest.raises(AlreadyExists, match=rf"something at .*/{name} that is no gallery"):
+        with pytest.raises(errors.AlreadyExists, match=rf"something at .*/{name} that is no gallery"):
             created(tmp_path / name)
-    with pytest.raises(InvalidArgument, match="dimension"):
+    with pytest.raises(errors.InvalidArgument, match="dimension"):
         created(tmp_path / "b", 0)
-    with pytest.raises(Unavailable, match="file"):
+    with pytest.raises(errors.Unavailable, match="file"):
         created(tmp_path / "file" / "below")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file", "full"]
 
 
-def test_a_name_that_gets_free_in_this_moment_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_gets_free_just_now_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     created(tmp_path / "a").close()
     listdir = os.listdir
 
@@ -157,7 +142,7 @@ def test_a_name_that_gets_free_in_this_moment_is_taken(
 
 def test_a_gallery_that_was_dropped_tells_so(gallery: Gallery) -> None:
     shutil.rmtree(gallery.path)
-    with pytest.raises(NotFound, match="is gone"):
+    with pytest.raises(errors.NotFound, match="is gone"):
         gallery.info()
 
 
@@ -192,9 +177,7 @@ def test_index_published_while_another_is_opened_is_taken_instead(
     assert caplog.records == []
 
 
-def test_searches_go_on_while_one_loads_a_new_index(
-    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_searches_go_on_while_one_loads_an_index(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = units(6)
     gallery.upsert([GalleryItem(f"k{i}", vector) for i, vector in enumerate(vectors)])
     gallery.rebuild()
@@ -244,14 +227,12 @@ def test_who_is_two_publications_behind_waits_for_the_index_with_a_limit(
         gallery.rebuild()
         gallery.rebuild()
         monkeypatch.setattr("serving.gallery.search.snapshot._PATIENCE", 0.05)
-        with behind._snapshots._loading, pytest.raises(Overloaded, match="being loaded"):
+        with behind._snapshots._loading, pytest.raises(errors.Overloaded, match="being loaded"):
             behind.search(vectors[:1], 30)
         assert len(behind.search(vectors[:1], 30)[0]) == 20
 
 
-def test_folders_made_on_the_way_to_a_gallery_are_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_made_above_a_gallery_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr("serving.gallery.disk.sync", synced.append)
     created(tmp_path / "a" / "b" / "c").close()
@@ -262,7 +243,7 @@ def test_item_that_the_index_names_and_the_store_lacks_is_damage(gallery: Galler
     gallery.upsert([GalleryItem(f"k{i}", row) for i, row in enumerate(units(3))])
     gallery.rebuild()
     sql(gallery.path, "DELETE FROM items WHERE key = 'k1'")
-    with pytest.raises(BadArtifact, match=r"gallery\.sqlite is damaged"):
+    with pytest.raises(errors.BadArtifact, match=r"gallery\.sqlite is damaged"):
         gallery.search(units(1), 3)
 
 
@@ -273,7 +254,7 @@ def test_a_path_that_faiss_cannot_open_is_refused_at_once(tmp_path: Path) -> Non
         lambda: Gallery.open(folder / "a"),
         lambda: GalleryDirectory(folder),
     ):
-        with pytest.raises(InvalidArgument, match="not valid UTF-8") as caught:
+        with pytest.raises(errors.InvalidArgument, match="not valid UTF-8") as caught:
             attempt()
         str(caught.value).encode()
     assert not folder.exists()
@@ -286,7 +267,7 @@ def test_background_rebuild_that_fails_is_logged_and_searches_go_on(
     monkeypatch.setattr("serving.gallery.index.rebuild.build_index", full)
     with closing(created(tmp_path / "a", 16, policy=EAGER)) as gallery:
         gallery.upsert([GalleryItem(f"k{i}", vector) for i, vector in enumerate(units(20))])
-        wait_for(lambda: "was not rebuilt" in caplog.text)
+        until(lambda: "was not rebuilt" in caplog.text)
         assert len(gallery.search(units(1), 30)[0]) == 20
 
 

@@ -20,7 +20,7 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, GalleryItem, RebuildPolicy
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range
 from serving.gallery.verify import verify
-from tests.serving.test_columns import holds
+from tests.serving.test_filter import holds
 from tests.serving.vectors import MEMORY, MODEL, units
 
 DIMENSION = 8

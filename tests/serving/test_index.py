@@ -2,12 +2,10 @@
 
 import gc
 import hashlib
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +29,10 @@ from serving.gallery.index.index import (
     IndexDamaged,
     IndexMetadata,
     load_faiss,
-    require_faiss,
 )
 from tests.serving.vectors import units
+
+TYPES = ["PQ8x4fs", "HNSW8,Flat", "HNSW8,SQ8", "IVF8,Flat", "SQ8", "PCA8,SQ8", "PQ2x4,Refine(SQ8)"]
 
 
 def opened(path: Path, dimension: int, *, checksum: str = "", **more: Any) -> Index:
@@ -72,9 +71,7 @@ def test_search_equals_brute_force(
     assert above <= set(np.flatnonzero(exact[0] > 0.2 - SCORE_ERROR))
 
 
-@pytest.mark.parametrize(
-    "type_", ["PQ8x4fs", "HNSW8,Flat", "HNSW8,SQ8", "IVF8,Flat", "SQ8", "PCA8,SQ8", "PQ2x4,Refine(SQ8)"]
-)
+@pytest.mark.parametrize("type_", TYPES)
 def test_scores_are_exact_whatever_the_type(tmp_path: Path, type_: str) -> None:
     vectors, seqs = units(700, 16), np.arange(700) * 2 + 1
     index = opened(built(tmp_path, vectors, seqs, type_), 16)
@@ -111,9 +108,7 @@ def test_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_checksum_is_of_every_byte_whatever_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checksum_is_of_all_bytes_whatever_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.gallery.disk._HASHED", 64)
     monkeypatch.setattr("serving.gallery.disk._PIECE", 16)
     path, content = tmp_path / "file", np.random.default_rng(0).bytes(150)
@@ -141,31 +136,26 @@ class _StandIn:
             self._index = load_faiss().IndexFlatIP(dimension)
 
         def add(self, vectors: NDArray[np.float32]) -> None:
-            with _StandIn.touching():
-                self._index.add(vectors)
+            _StandIn.touch(self._index.add, vectors)
 
         def search(self, queries: NDArray[np.float32], count: int) -> Any:
             assert count <= 2048
-            with _StandIn.touching():
-                time.sleep(0.01)
-                return self._index.search(queries, count)
+            return _StandIn.touch(self._index.search, queries, count)
 
         def __del__(self) -> None:
-            with _StandIn.touching():
-                pass
+            _StandIn.touch(str)
 
     @classmethod
-    @contextmanager
-    def touching(cls) -> Iterator[None]:
+    def touch(cls, work: Callable[..., Any], *given: Any) -> Any:
         assert cls.turn.acquire(blocking=False)
         cls.touched += 1
-        yield
+        time.sleep(0.01)
+        found = work(*given)
         cls.turn.release()
+        return found
 
 
-def test_gpu_is_used_one_at_a_time_and_answers_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_is_used_by_one_at_a_time_and_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = units(2500, 8)
     path = built(tmp_path, vectors, np.arange(2500), "PQ4x4fs")
     monkeypatch.setattr(module, "GpuMatrix", lambda _, matrix: GpuMatrix(_StandIn, matrix))
@@ -219,13 +209,3 @@ def test_damage_is_found(tmp_path: Path) -> None:
         opened(tmp_path / "absent", 4, checksum="0")
     with pytest.raises(IndexDamaged, match="published was"):
         IndexBuilder.read(path, checksum="0", dimension=4, threads=1)
-
-
-def test_missing_faiss_names_the_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    load_faiss.cache_clear()
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    try:
-        with pytest.raises(BadSetting, match=r"crossbatch\[cpu\].*crossbatch\[gpu\]"):
-            require_faiss()
-    finally:
-        load_faiss.cache_clear()

@@ -36,7 +36,8 @@ from serving.indexing.pipeline import Report, index_rows
 from serving.indexing.target import Target
 from serving.model.encoder import Encoder
 from tests.pictures import encoded, png_header
-from tests.serving.indexed import MANUAL, counts, fill, index, opened, picture
+from tests.serving.indexed import counts, fill, index, opened, picture
+from tests.serving.vectors import MANUAL
 from tests.tiny_model import tiny_graph, tiny_spec, write_tiny_model
 
 

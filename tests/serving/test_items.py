@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +33,8 @@ def gallery(memory: Path) -> Iterator[Gallery]:
 # -- bounds
 
 
-TEXT = st.text(max_size=40) | st.builds(
-    lambda text, times: text * times, st.text(max_size=40), st.integers(0, 300)
-)
+SHORT = st.text(max_size=40)
+TEXT = SHORT | st.builds(lambda text, times: text * times, SHORT, st.integers(0, 300))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -107,9 +107,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_bad_item_refuses_the_whole_call(gallery: Gallery, name: str) -> None:
     fields, reason = BAD[name]
     with pytest.raises(InvalidArgument, match=rf"^items\[1\]: .*{reason}") as caught:
-        gallery.upsert(
-            [GalleryItem("good", ONE), replace(GalleryItem("bad", ONE), **fields), GalleryItem("other", ONE)]
-        )
+        gallery.upsert([GalleryItem("good", ONE), replace(GalleryItem("bad", ONE), **fields)])
     assert "\n" not in str(caught.value)
     assert gallery.list() == []
     if "source" in fields:
@@ -144,12 +142,8 @@ def _count(path: Path, times: int) -> None:
 def test_two_processes_that_write_on_condition_lose_no_update(gallery: Gallery) -> None:
     gallery.upsert([GalleryItem("counter", ONE, metadata={"count": 0})])
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_count, args=(gallery.path, 50)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(50)
-        assert process.exitcode == 0
+    with ProcessPoolExecutor(2, mp_context=context) as processes:
+        list(processes.map(_count, [gallery.path] * 2, [50] * 2))
     assert gallery.get(["counter"])[0].metadata == {"count": 100}
     assert gallery.search(ONE[None], 1)[0][0].metadata == {"count": 100}
     assert gallery.info().generation == 10
@@ -176,12 +170,11 @@ def test_a_thumbnail_that_was_altered_is_told(gallery: Gallery) -> None:
 def test_thumbnails_are_kept_where_the_gallery_keeps_them(gallery: Gallery, tmp_path: Path) -> None:
     assert gallery.meta.thumbnail_side == 64
     largest = JPEG + bytes(MAX_THUMBNAIL_BYTES - len(JPEG))
-    gallery.upsert(
-        GalleryItem(key, ONE, thumbnail=jpeg) for key, jpeg in zip("abc", (JPEG, b"", largest), strict=True)
-    )
+    thumbnails = {"a": JPEG, "b": b"", "c": largest}
+    gallery.upsert(GalleryItem(key, ONE, thumbnail=jpeg) for key, jpeg in thumbnails.items())
     assert gallery.get(["a"])[0].thumbnail == b""  # it was not asked for
     with_them = gallery.get(["b", "a", "c"], thumbnails=True)
-    assert [(item.key, item.thumbnail) for item in with_them] == [("b", b""), ("a", JPEG), ("c", largest)]
+    assert [(item.key, item.thumbnail) for item in with_them] == [(key, thumbnails[key]) for key in "bac"]
     with closing(created(tmp_path / "plain")) as plain:
         with pytest.raises(InvalidArgument, match=r"'a' has a thumbnail, and the gallery plain keeps none"):
             plain.upsert([GalleryItem("a", ONE, thumbnail=JPEG)])
@@ -189,9 +182,7 @@ def test_thumbnails_are_kept_where_the_gallery_keeps_them(gallery: Gallery, tmp_
 
 
 def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
-    gallery.upsert(
-        [GalleryItem(key, ONE, source=SOURCE) for key in ("c", "a", "b")] + [GalleryItem("plain", ONE)]
-    )
+    gallery.upsert([*(GalleryItem(key, ONE, source=SOURCE) for key in "cab"), GalleryItem("plain", ONE)])
     found = gallery.find(["a", "plain", "nothing"])
     assert {key: item.source for key, item in found.items()} == {"a": SOURCE, "plain": None}
     assert gallery.keys_of(SOURCE.origin) == ["a", "b", "c"]

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -121,6 +122,9 @@ def test_a_line_tells_what_a_call_was_and_why_it_failed(stubs: Stubs) -> None:
     with pytest.raises(grpc.RpcError) as failure:
         stubs.embed(b"bad")
     good, bad = (each for each in written(stream) if each.get("rpc") == "RetrievalService/Embed")
+    page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text(encoding="utf-8")
+    shown = json.loads(page.partition("```json\n")[2].partition("\n```")[0])
+    assert good.keys() | {"client"} == shown.keys()  # which only a call with a key has
     assert (good["message"], good["code"]) == ("RetrievalService/Embed OK", "OK")
     assert (good["worker"], good["request_id"], good["inputs"]) == (3, "mine", 2)
     assert 0 < good["milliseconds"] < 10_000

@@ -1,6 +1,8 @@
-"""What Prometheus reads of a running server, of one worker and of several."""
+"""What Prometheus reads of a running server, and the dashboard and the page of the docs held against it."""
 
+import json
 import math
+import re
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +14,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from protos import retrieval_service_pb2 as pb
 from serving.errors import Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.metrics import served_metrics
@@ -120,9 +121,7 @@ def test_refused_expired_and_cancelled_calls_are_told_apart(tmp_path: Path) -> N
     with watched(tmp_path, encoder, max_in_flight=256, max_batch=1) as (server, stubs):
         with pytest.raises(grpc.RpcError):
             stubs.embed(b"late", timeout=0.2)
-        held = stubs.retrieval.Embed.future(
-            pb.EmbedRequest(images=[b"x%d" % i for i in range(200)]), timeout=20
-        )
+        held = stubs.embedding(*(b"x%d" % i for i in range(200)))
         until(lambda: told(server, 'crossbatch_inputs_in_flight{worker="0"}') >= 200)
         with pytest.raises(grpc.RpcError):
             stubs.embed(*(b"%d" % i for i in range(100)))
@@ -169,3 +168,91 @@ def test_a_taken_port_is_one_sentence() -> None:
         told = f"127.0.0.1:{port} .*; choose another --metrics-port"
         with pytest.raises(Unavailable, match=told), served_metrics("127.0.0.1", port, CollectorRegistry()):
             pass
+
+
+# -- the Grafana dashboard and docs/monitoring.md
+
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = json.loads((ROOT / "examples/grafana.json").read_text(encoding="utf-8"))
+PAGE = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
+PANELS = [each for each in DASHBOARD["panels"] if each["type"] != "row"]
+TARGET_LABELS = {"job", "instance"}  # which Prometheus adds
+
+
+@pytest.fixture(scope="module")
+def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The labels of every metric that a server with all kinds of events behind it tells, by sample name."""
+    with watched(tmp_path_factory.mktemp("galleries"), FakeEncoder()) as (server, stubs):
+        stubs.create("shoes")
+        stubs.upsert("shoes", item("k"))
+        stubs.search("shoes", image(b"photo"))
+        with pytest.raises(grpc.RpcError):
+            stubs.embed(b"bad")
+        until(lambda: "crossbatch_gallery_index_recall{" in read(server.metrics_address))  # which is set last
+        text = read(server.metrics_address)
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        assert family.samples, family.name
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def expressions() -> Iterator[str]:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            yield target["expr"]
+    yield from re.findall(r"^ +expr: (.+)$", PAGE, re.MULTILINE)
+
+
+def test_the_dashboard_is_one_that_grafana_imports() -> None:
+    assert {"uid", "title", "time", "version", "annotations"} <= DASHBOARD.keys()
+    assert "id" not in DASHBOARD  # Grafana gives it
+    variables = {each["name"] for each in DASHBOARD["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD)))
+    assert used - {"__rate_interval", "__all"} == variables
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in PANELS:
+        assert {"title", "targets", "fieldConfig", "options", "description"} <= panel.keys()
+        for target in [panel, *panel["targets"]]:
+            assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references) >= 1
+
+
+@pytest.mark.parametrize("expression", sorted(set(expressions())))
+def test_an_expression_asks_for_what_there_is(expression: str, exposed: dict[str, set[str]]) -> None:
+    """As much of PromQL as the expressions use: selectors, ranges and the labels that sums are by."""
+    known = set(TARGET_LABELS)
+    for each in re.finditer(r"(crossbatch_\w+)(?:\{(.*?)\})?(\[[^\]]*\])?", expression):
+        name, matchers, duration = each.groups()
+        assert name in exposed, name
+        assert set(re.findall(r'(\w+)(?:=|!=|=~|!~)"', matchers or "")) <= exposed[name] | TARGET_LABELS
+        known |= exposed[name]
+        counted = name.endswith(("_total", "_bucket", "_count", "_sum"))
+        inside = expression[: each.start()].endswith(("rate(", "increase("))
+        assert counted == inside == bool(duration), f"{name}: a counter, and no gauge, is read as a rate"
+    for grouped in re.findall(r"\bby \(([^)]*)\)", expression):
+        assert set(grouped.split(", ")) <= known, grouped
+
+
+def test_every_metric_has_its_line_in_the_docs(exposed: dict[str, set[str]]) -> None:
+    lines = re.findall(r"^\| `(crossbatch_\w+)` \| (\w+) \| ([\w, ]+) \| .+ \|$", PAGE, re.MULTILINE)
+    told = {name: (kind, set(labels.split(", "))) for name, kind, labels in lines}
+    assert len(told) == len(lines)
+    found: dict[str, tuple[str, set[str]]] = {}
+    for name, labels in exposed.items():
+        stem = re.sub(r"_(bucket|count|sum)$", "", name)
+        if f"{stem}_bucket" in exposed:
+            found[stem] = "histogram", labels - {"le"} | found.get(stem, ("", set()))[1]
+        else:
+            found[name] = ("counter" if name.endswith("_total") else "gauge"), labels
+    assert told == found
+
+
+def test_every_metric_is_on_the_dashboard(exposed: dict[str, set[str]]) -> None:
+    text = json.dumps([panel["targets"] for panel in PANELS])
+    stems = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed}
+    assert [name for name in sorted(stems) if name not in text] == []

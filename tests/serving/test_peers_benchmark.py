@@ -22,35 +22,29 @@ from benchmarks.driving.served import Failed
 from benchmarks.load import pictures
 from benchmarks.rivals import rival as module
 from benchmarks.rivals.onnx_model import OnnxModel, Order
-from benchmarks.rivals.rival import SETTINGS, Rival, answer, check, requests, tuned
+from benchmarks.rivals.rival import SETTINGS, Rival, check, requests, tuned
 from protos import open_inference_pb2 as pb
 from serving.model.encoder import Encoder
 from serving.model.spec import keep_outputs, read_model
-from tests.serving.benched import write_jpegs
 from tests.serving.scripts import scripted
-from tests.tiny_model import SIZE, write_tiny_model
+from tests.tiny_model import SIZE
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Plain]:
-    model = write_tiny_model(tmp_path / "tiny.onnx")
-    images = pictures(write_jpegs(tmp_path / "images"), 4)
-    with Plain(Encoder(model, threads=1), images, threads=1) as loop:
+def plain(model: Path, data: Path) -> Iterator[Plain]:
+    with Plain(Encoder(model, threads=1), pictures(data, 4), threads=1) as loop:
         yield loop
 
 
 @pytest.fixture
-def order(plain: Plain, tmp_path: Path) -> Order:
-    pruned = tmp_path / "pruned.onnx"
-    pruned.write_bytes(keep_outputs(read_model(tmp_path / "tiny.onnx")[0], ["embeddings"]))
+def order(model: Path) -> Order:
+    pruned = model.with_name("pruned.onnx")
+    pruned.write_bytes(keep_outputs(read_model(model)[0], ["embeddings"]))
     return Order(str(pruned), 1, SIZE, 0.875, "bicubic", True, 8, 2.0)
 
 
-def test_a_short_run_without_peers_measures_crossbatch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, images = write_tiny_model(tmp_path / "tiny.onnx"), write_jpegs(tmp_path / "images")
-    words = f"{model} {images} --rounds 1 --seconds 0.1 --in-flight 8 --threads 1 --images-only"
+def test_a_short_run_without_peers(model: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"{model} {data} --rounds 1 --seconds 0.1 --in-flight 8 --threads 1 --images-only"
     assert peers.main([*words.split(), "--triton-python", sys.executable]) == 1
     shown = capsys.readouterr().out
     assert "- triton, images takes no part: ModuleNotFoundError: No module named 'pytriton'" in shown
@@ -59,9 +53,7 @@ def test_a_short_run_without_peers_measures_crossbatch(
 
 
 @pytest.mark.parametrize("encoded", [True, False])
-def test_requests_hold_what_a_peer_makes_the_same_embeddings_of(
-    plain: Plain, order: Order, encoded: bool
-) -> None:
+def test_requests_hold_what_gives_a_peer_our_embeddings(plain: Plain, order: Order, encoded: bool) -> None:
     model = OnnxModel(replace(order, encoded=encoded))
     made = requests(replace(order, encoded=encoded), plain.images, plain)
     for image, request in zip(plain.images, made, strict=True):
@@ -76,18 +68,6 @@ def test_requests_hold_what_a_peer_makes_the_same_embeddings_of(
             assert (tensor[2], tensor[3]) == ([b"UINT8"], [bytes([1, SIZE, SIZE, 3])])
             embedded = model.embed_pixels(np.frombuffer(raw, np.uint8).reshape(1, SIZE, SIZE, 3))
         np.testing.assert_allclose(embedded, plain.embed([image]), atol=1e-6)
-
-
-def test_a_tensor_is_read_from_raw_contents_and_from_typed_ones() -> None:
-    values = np.array([0.5, -1.0, 2.0], np.float32)
-    raw = field(5, field(1, b"embeddings")) + field(6, values.tobytes())
-    typed = field(5, field(1, b"embeddings") + field(5, field(6, values.tobytes())))
-    for reply in (raw, typed):
-        np.testing.assert_array_equal(answer(reply), values)
-
-
-def field(number: int, data: bytes) -> bytes:
-    return bytes([number << 3 | 2, len(data)]) + data
 
 
 def test_a_peer_with_other_embeddings_or_none_takes_no_part(plain: Plain, order: Order) -> None:

@@ -26,16 +26,15 @@ from serving.gallery.search.filter import Range
 from serving.gallery.store.schema import FILE_NAME
 from serving.gallery.store.store import Replaced, Store
 from serving.gallery.verify import verify
-from tests.serving.vectors import MANUAL, created, flip, units, wait_for
+from tests.serving.rpc_fakes import until
+from tests.serving.vectors import MANUAL, created, flip, units
 from tests.test_fixtures import FIXTURES
 
 DIMENSION = 16
 
 
 def items(prefix: str, rows: NDArray[np.float32]) -> list[GalleryItem]:
-    return [
-        GalleryItem(f"{prefix}{i}", row, label=str(i % 3), metadata={"i": i}) for i, row in enumerate(rows)
-    ]
+    return [GalleryItem(f"{prefix}{i}", row, str(i % 3), metadata={"i": i}) for i, row in enumerate(rows)]
 
 
 @pytest.fixture
@@ -87,9 +86,7 @@ def test_adding_gives_what_a_whole_rebuild_gives(gallery: Gallery, type_: str) -
 
 
 @pytest.mark.parametrize("change", ["deleted", "grown", "wanted", "facts", "of another kind", "none"])
-def test_what_must_be_whole_is_made_whole(
-    gallery: Gallery, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_must_be_whole_is_so(gallery: Gallery, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = units(900)
     gallery.upsert(items("k", rows[:300]))
     gallery.rebuild()
@@ -217,12 +214,8 @@ def test_background_rebuild_takes_its_share_of_the_machine_and_no_more(
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
 
 
-def cut_short(file: Path) -> None:
+def cut(file: Path) -> None:
     os.truncate(file, 50)
-
-
-def last_bit(file: Path) -> None:
-    flip(file, -1)
 
 
 def pipe(file: Path) -> None:
@@ -237,9 +230,7 @@ def folder(file: Path) -> None:
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("suffix", ["faiss", "columns"])
-@pytest.mark.parametrize(
-    "harm", [Path.unlink, lambda file: os.truncate(file, 50), lambda file: flip(file, -1), pipe, folder]
-)
+@pytest.mark.parametrize("harm", [Path.unlink, cut, lambda file: flip(file, -1), pipe, folder])
 @pytest.mark.parametrize("automatic", [False, True])
 def test_damaged_index_is_made_anew_and_logged(
     gallery: Gallery,
@@ -262,7 +253,7 @@ def test_damaged_index_is_made_anew_and_logged(
         assert asked(again) == expected  # at once
         assert "the index of the gallery a is made anew" in caplog.text
         if automatic:
-            wait_for(lambda: again.info().generation == 2)
+            until(lambda: again.info().generation == 2)
         else:
             assert again.info().index_items == 0
             again.rebuild(whole=False)

@@ -26,7 +26,7 @@ from serving.gallery.directory import GalleryDirectory
 from serving.gallery.item import GalleryItem
 from serving.server.server import Server
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, FakeSources, FakeSpec, serving, until, vector_for
-from tests.serving.stubs import Stubs, connected, image, refusal_of
+from tests.serving.stubs import Stubs, image, refusal_of
 
 
 @dataclass
@@ -53,9 +53,7 @@ def galleries(tmp_path: Path) -> GalleryDirectory:
     """`birds` is of the model a and `next` of b; each has the picture `x` as its model embeds it."""
     galleries = GalleryDirectory(tmp_path)
     for name, model, vector in (("birds", "a", vector_for(b"x")), ("next", "b", -vector_for(b"x"))):
-        gallery = galleries.create(
-            name, model_name=model, fingerprint=model * 64, dimension=DIMENSION, thumbnail_side=0
-        )
+        gallery = galleries.create(name, model_name=model, fingerprint=model * 64, dimension=DIMENSION)
         gallery.upsert([GalleryItem(key=f"x of {model}", vector=vector)])
     return galleries
 
@@ -119,32 +117,18 @@ def test_a_gallery_that_goes_to_another_model_again_and_again_is_given_up(
 
 
 def test_models_are_loaded_anew_and_no_call_fails(
-    running: Server, stubs: Stubs, a: FakeEncoder, sources: FakeSources, galleries: GalleryDirectory
+    stubs: Stubs, a: FakeEncoder, sources: FakeSources, galleries: GalleryDirectory
 ) -> None:
     galleries.drop("next")  # so that b may go
-    done = threading.Event()
-    seen: list[str] = []
-
-    def ask() -> None:
-        with connected(running.address) as mine:
-            while not done.is_set():
-                seen.append(mine.embed(b"1", b"2").model_fingerprint)
-
     with ThreadPoolExecutor(3) as pool:
-        asking = [pool.submit(ask) for _ in range(3)]
-        try:
-            for letter in "cdefg":
-                sources.models = {"new": FakeEncoder(FakeSpec("new", letter * 64)), "a": a}
-                reply = _reload(stubs)
-                assert _names(stubs) == [f"new {letter}", "a a"]
-                assert list(reply.loaded) == ["new"]
-                assert list(reply.removed) == (["b"] if letter == "c" else [])
-                before = len(seen)
-                until(lambda before=before: len(seen) > before + 3)  # type: ignore[misc]
-        finally:
-            done.set()
-        assert [each.result(10) for each in asking] == [None] * 3
-    assert {letter * 64 for letter in "cdefg"} <= set(seen)
+        for letter in "cdefg":
+            sources.models = {"new": FakeEncoder(FakeSpec("new", letter * 64)), "a": a}
+            calls = [pool.submit(stubs.embed, b"1", b"2") for _ in range(50)]
+            reply = _reload(stubs)
+            assert _names(stubs) == [f"new {letter}", "a a"]
+            assert (reply.loaded, reply.removed) == (["new"], ["b"] if letter == "c" else [])
+            assert {len(call.result(10).results) for call in calls} == {2}
+            assert stubs.embed(b"1").model_fingerprint == letter * 64
 
 
 def test_a_reload_that_is_refused_says_why_and_changes_nothing(

@@ -17,7 +17,6 @@ from grpc_status import rpc_status
 from protos import gallery_service_pb2 as gallery_pb
 from protos import model_service_pb2 as model_pb
 from protos import open_inference_pb2 as inference_pb
-from protos import retrieval_service_pb2 as retrieval_pb
 from serving.gallery import item as gallery_item
 from serving.gallery.directory import GalleryDirectory
 from serving.model import preprocess
@@ -89,10 +88,8 @@ def test_a_probe_of_another_service_finds_none_and_reflection_tells_which_there_
     names = {each.name for each in listed.list_services_response.service}
     assert {*server.SERVICES, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} == names
     (found,) = reflect(iter([ask(file_containing_symbol="crossbatch.v1.RetrievalService")]))
-    file = descriptor_pb2.FileDescriptorProto.FromString(
-        found.file_descriptor_response.file_descriptor_proto[0]
-    )
-    assert file.package == "crossbatch.v1"
+    file, *_ = found.file_descriptor_response.file_descriptor_proto
+    assert descriptor_pb2.FileDescriptorProto.FromString(file).package == "crossbatch.v1"
     unanswered: Any = stubs.channel.unary_unary("/grpc.health.v1.Health/List")
     with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
         unanswered(b"", timeout=10)
@@ -100,17 +97,11 @@ def test_a_probe_of_another_service_finds_none_and_reflection_tells_which_there_
 
 
 def test_settings_hold_their_bounds() -> None:
-    for wrong in (
-        {"port": 70_000},
-        {"max_batch": -1},
-        {"grace": -1},
-        {"max_wait_ms": -1},
-        {"nope": 1},
-        {"max_in_flight": limits.MAX_INPUTS - 1},
-        {"trace": "localhost:4318"},
-    ):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Settings.model_validate({"model": ["m"], "galleries": "g"} | wrong)
+    wrong: dict[str, Any] = {"port": 70_000, "max_batch": -1, "grace": -1, "max_wait_ms": -1, "nope": 1}
+    wrong |= {"max_in_flight": limits.MAX_INPUTS - 1, "trace": "localhost:4318"}
+    for name, value in wrong.items():
+        with pytest.raises(ValueError, match=name):
+            Settings.model_validate({"model": ["m"], "galleries": "g", name: value})
 
 
 def test_the_limits_are_those_of_the_parts_behind() -> None:
@@ -120,12 +111,10 @@ def test_the_limits_are_those_of_the_parts_behind() -> None:
     assert limits.MAX_MESSAGE_BYTES > preprocess.MAX_BYTES + gallery_item.MAX_METADATA_BYTES
 
 
-def test_draining_says_so_finishes_what_runs_and_stops(
-    stubs: Stubs, running: Server, encoder: FakeEncoder
-) -> None:
+def test_draining_finishes_what_runs_and_stops(stubs: Stubs, running: Server, encoder: FakeEncoder) -> None:
     encoder.encode_gate.clear()
     watch = watching(stubs)
-    pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
+    pending = stubs.embedding(b"1")
     until(lambda: encoder.encoding)
     stop = stopping(running, 20.0)
     assert next(watch).status == NOT_SERVING
@@ -144,11 +133,9 @@ def test_draining_says_so_finishes_what_runs_and_stops(
     assert not stop.is_alive()
 
 
-def test_what_does_not_finish_within_the_grace_is_given_up(
-    stubs: Stubs, running: Server, encoder: FakeEncoder
-) -> None:
+def test_what_outlasts_the_grace_is_given_up(stubs: Stubs, running: Server, encoder: FakeEncoder) -> None:
     encoder.encode_gate.clear()
-    pending = stubs.retrieval.Embed.future(retrieval_pb.EmbedRequest(images=[b"1"]), timeout=20)
+    pending = stubs.embedding(b"1")
     until(lambda: encoder.encoding)
     stop = stopping(running, 0.1)
     said = refusal_of(pending.result, "UNAVAILABLE", reason="DRAINING")
@@ -158,9 +145,7 @@ def test_what_does_not_finish_within_the_grace_is_given_up(
     assert not stop.is_alive()
 
 
-def test_during_the_drain_delay_health_says_not_serving_and_calls_are_taken(
-    encoder: FakeEncoder, tmp_path: Path
-) -> None:
+def test_during_the_drain_delay_calls_are_taken(encoder: FakeEncoder, tmp_path: Path) -> None:
     """A load balancer that asks once in a while sends on calls until it has asked (dagster#15924)."""
     with (
         serving(encoder, GalleryDirectory(tmp_path), drain_delay=0.4) as running,
@@ -175,15 +160,11 @@ def test_during_the_drain_delay_health_says_not_serving_and_calls_are_taken(
         assert 0.4 <= time.monotonic() - began < 5
 
 
-def test_refusals_are_quick_and_tell_when_to_return_while_every_permit_is_held(
-    encoder: FakeEncoder, tmp_path: Path
-) -> None:
+def test_refusals_are_quick_and_tell_when_to_return(encoder: FakeEncoder, tmp_path: Path) -> None:
     encoder.encode_gate.clear()
     galleries = GalleryDirectory(tmp_path)
     with serving(encoder, galleries, max_in_flight=256) as running, connected(running.address) as stubs:
-        pending = stubs.retrieval.Embed.future(
-            retrieval_pb.EmbedRequest(images=[b"%d" % i for i in range(255)]), timeout=20
-        )
+        pending = stubs.embedding(*(b"%d" % i for i in range(255)))
         until(lambda: running.admission.inputs == 255)
         took = []
         for _ in range(20):

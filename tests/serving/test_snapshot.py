@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,14 +153,8 @@ def test_search_is_what_a_loop_finds(
     held = EVERY.mask(filter or AllOf(())) & ~dead
     held[excluded] = False
     allowed = np.flatnonzero(held).tolist()
-    found = snapshot.search(
-        VECTORS[queries],
-        k,
-        minimum_score=least,
-        excluded=SEQS[excluded].tolist(),
-        filter=filter,
-        by_label=by_label,
-    )
+    asked: dict[str, Any] = {"minimum_score": least, "filter": filter, "by_label": by_label}
+    found = snapshot.search(VECTORS[queries], k, excluded=SEQS[excluded].tolist(), **asked)
     assert len(found) == len(queries)
     for query, hits in zip(VECTORS[queries], found, strict=True):
         expected = loop(query, k, allowed, least, by_label)

@@ -10,16 +10,11 @@ import pytest
 
 from benchmarks import soak
 from benchmarks.soaking.tally import Tally
-from tests.serving.benched import write_jpegs
-from tests.tiny_model import write_tiny_model
 
 
-def test_a_short_soak_goes_without_an_error_that_was_not_injected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, images = write_tiny_model(tmp_path / "tiny.onnx"), write_jpegs(tmp_path / "images")
-    log = tmp_path / "soak.log"
-    words = [model, images, "--minutes", "0.04", "--load", "0.3", "--pauses", "0.08", "--log", log]
+def test_a_short_soak_ends_well(model: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = model.with_name("soak.log")
+    words = [model, data, "--minutes", "0.04", "--load", "0.3", "--pauses", "0.08", "--log", log]
     soak.main([str(word) for word in words])
     shown = capsys.readouterr().out
     assert "lines of the server at ERROR or above: 0: met" in shown, shown
@@ -32,20 +27,18 @@ def test_a_short_soak_goes_without_an_error_that_was_not_injected(
 
 
 def test_what_does_not_end_as_it_should_is_counted_by_its_kind() -> None:
-    async def failing(code: grpc.StatusCode, text: str) -> Any:
-        empty = grpc.aio.Metadata()
-        raise grpc.aio.AioRpcError(code, empty, empty, text)
-
-    async def good() -> str:
-        return "reply"
+    async def call(code: grpc.StatusCode = grpc.StatusCode.OK, text: str = "") -> Any:
+        if code is grpc.StatusCode.OK:
+            return "reply"
+        raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), text)
 
     async def calls(tally: Tally) -> None:
-        assert await tally.take("search", good()) == "reply"
+        assert await tally.take("search", call()) == "reply"
         for number in (3, 44):
-            full = failing(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{number} in flight")
+            full = call(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{number} in flight")
             assert await tally.take("search", full) is None
-        await tally.take("injected", failing(grpc.StatusCode.NOT_FOUND, "none"), "NOT_FOUND")
-        await tally.take("injected", good(), "NOT_FOUND")
+        await tally.take("injected", call(grpc.StatusCode.NOT_FOUND), "NOT_FOUND")
+        await tally.take("injected", call(), "NOT_FOUND")
 
     tally = Tally()
     asyncio.run(calls(tally))

@@ -60,10 +60,9 @@ def test_a_call_and_its_stages_reach_the_collector(tmp_path: Path, exporter: Mag
     parts: dict[str, Any] = {each.name: each for each in within}
     assert set(parts) == {"decode", "queue", "encode", "gallery"}
     in_order = [parts[name] for name in ("queue", "decode", "encode", "gallery")]
-    for part in in_order:
-        assert search.start_time <= part.start_time <= part.end_time <= search.end_time
-    starts = [part.start_time for part in in_order]
+    starts = [each.start_time for each in (search, *in_order)]
     assert starts == sorted(starts)
+    assert all(part.start_time <= part.end_time <= search.end_time for part in in_order)
 
     failed: Any = next(each for each in spans if each.name == "crossbatch.v1.RetrievalService/Embed")
     assert f"00-{failed.context.trace_id:032x}-{failed.parent.span_id:016x}-01" == PARENT
@@ -73,7 +72,7 @@ def test_a_call_and_its_stages_reach_the_collector(tmp_path: Path, exporter: Mag
     assert failed.status.is_unset  # the caller's fault is no error of the server
 
 
-def test_the_environment_names_the_collector_and_the_service(
+def test_environment_names_collector_and_service(
     exporter: MagicMock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)

@@ -82,9 +82,7 @@ def test_a_sound_gallery(path: Path) -> None:
         verify(path.with_name("none"))
 
 
-def test_an_index_that_is_replaced_before_it_is_opened_is_no_fault(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_replaced_meanwhile_is_no_fault(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Path] = []
     load = SealedSegment.load
 
@@ -115,15 +113,14 @@ def test_a_bit_of_an_item(path: Path, content: bytes) -> None:
         (b"", b"[]", "its metadata is no JSON object"),
     ],
 )
-def test_a_text_that_is_none_though_its_checksum_is_right(
+def test_bytes_that_are_no_text_of_right_checksum(
     path: Path, label: bytes, metadata: bytes, words: str
 ) -> None:
     texts = b"\0".join((b"k5", label, b"", metadata))
     checksum = zlib.crc32(items()[5].vector.tobytes(), zlib.crc32(texts))
     change = "label = CAST(:label AS TEXT), metadata = CAST(:metadata AS TEXT), checksum = :checksum"
-    sql(
-        path, f"UPDATE items SET {change} WHERE key = 'k5'", label=label, metadata=metadata, checksum=checksum
-    )
+    given = {"label": label, "metadata": metadata, "checksum": checksum}
+    sql(path, f"UPDATE items SET {change} WHERE key = 'k5'", **given)
     assert f"'k5': {words}" in " ".join(verify(path).problems)
 
 
@@ -131,15 +128,9 @@ def index_file(path: Path) -> Path:
     return path / state_of(path).index_file
 
 
-def changed(file: Path) -> None:
-    flip(file, 200)
-
-
 @pytest.mark.parametrize("suffix", [".faiss", ".columns"])
-@pytest.mark.parametrize("harm", [changed, Path.unlink])
-def test_an_index_file_that_is_not_what_was_published(
-    path: Path, suffix: str, harm: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("harm", [lambda file: flip(file, 200), Path.unlink])
+def test_an_index_file_that_is_another(path: Path, suffix: str, harm: Callable[[Path], None]) -> None:
     harm(index_file(path).with_suffix(suffix))
     assert "the index is lost" in problem(path)
     with closing(Gallery.open(path, policy=MANUAL)) as gallery:
@@ -151,9 +142,8 @@ def test_columns_of_other_items(path: Path) -> None:
     columns = Columns.of([f"label{i % 5}" for i in range(51)], [f'{{"i":{i}}}' for i in range(51)])
     facts = IndexMetadata.from_json(state_of(path).index_facts)
     checksum = columns.save(index_file(path).with_suffix(".columns"))
-    publish(
-        path, "index_facts = :facts", facts=dataclasses.replace(facts, columns_checksum=checksum).to_json()
-    )
+    facts = dataclasses.replace(facts, columns_checksum=checksum)
+    publish(path, "index_facts = :facts", facts=facts.to_json())
     assert "holds 52 items, and the labels and metadata of 51" in problem(path)
 
 
@@ -181,18 +171,7 @@ def test_tables_that_do_not_fit_each_other(path: Path, statement: str, words: st
     assert words in problem(path)
 
 
-def altered(path: Path, key: str, vector: np.ndarray) -> None:
-    """Write another vector with its right checksum, as a bug would."""
-    blob = vector.astype("<f4").tobytes()
-    with closing(Store(path / "gallery.sqlite")) as store, store.write() as writer:
-        execute = writer.reader.sql.execute
-        texts: tuple[str, str, str, str]
-        texts = execute("SELECT key, label, uri, metadata FROM items WHERE key = ?", (key,)).fetchone()
-        checksum = item_checksum(*texts, blob)
-        execute("UPDATE items SET vector = ?, checksum = ? WHERE key = ?", (blob, checksum, key))
-
-
-@pytest.mark.parametrize("key", ["k5", "k55"])  # one of the index, and one that is newer
+@pytest.mark.parametrize("number", [5, 55])  # one of the index, and one that is newer
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -204,12 +183,16 @@ def altered(path: Path, key: str, vector: np.ndarray) -> None:
     ],
 )
 def test_a_vector_out_of_bounds(
-    path: Path, key: str, change: Callable[[np.ndarray], np.ndarray], words: str
+    path: Path, number: int, change: Callable[[np.ndarray], np.ndarray], words: str
 ) -> None:
+    """Another vector, with its right checksum, as a bug would write it."""
     with np.errstate(invalid="ignore"):
-        altered(path, key, change(items()[int(key[1:])].vector))
+        vector = change(items()[number].vector).astype("<f4").tobytes()
+    checksum = item_checksum(f"k{number}", f"label{number % 5}", "", f'{{"i":{number}}}', vector)
+    change_of = f"UPDATE items SET vector = :vector, checksum = :checksum WHERE key = 'k{number}'"
+    sql(path, change_of, vector=vector, checksum=checksum)
     found = problem(path)
-    assert f"'{key}'" in found
+    assert f"'k{number}'" in found
     assert words in found
 
 

@@ -18,10 +18,10 @@ from serving.rpc.address import held_port
 from serving.server import supervisor
 from serving.server.supervisor import Supervisor
 from serving.settings import Settings
-from tests.serving.processes import Launched, launched
+from tests.serving.indexed import picture
+from tests.serving.processes import Launched, alive, launched
 from tests.serving.rpc_fakes import until
 from tests.serving.test_metrics import read, values
-from tests.serving.test_process import picture_of
 from tests.tiny_model import write_tiny_model
 
 WORDS = ("--workers", "2", "--threads", "1", "--metrics-port", "0")
@@ -43,14 +43,7 @@ def pair(model: Path) -> Iterator[Launched]:
 def embed(address: str, times: int = 1, **options: float) -> None:
     with Client(address, **options) as client:  # type: ignore[arg-type]
         for _ in range(times):
-            client.embed([picture_of(0)])
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+            client.embed([picture(0)])
 
 
 @contextmanager
@@ -155,9 +148,7 @@ def test_a_worker_that_dies_is_replaced_and_its_clients_see_unavailable_only(pai
     embed(pair.address, times=5, retries=0)
 
 
-def test_while_a_worker_cannot_start_the_other_serves_and_it_is_tried_again(
-    pair: Launched, model: Path
-) -> None:
+def test_a_worker_that_cannot_start_is_tried_again(pair: Launched, model: Path) -> None:
     good = model.read_bytes()
     before = len(pair.said(" serves"))
     replace(model, b"no model")
@@ -188,9 +179,8 @@ def test_a_stop_drains_every_worker_and_ends_with_0(pair: Launched) -> None:
 
 @pytest.mark.parametrize("end", ["killed", "told twice"])
 def test_workers_do_not_outlive_their_supervisor(model: Path, end: str) -> None:
-    with launched(
-        model, model.with_name("h"), *WORDS, "--drain-delay", "60" if end != "killed" else "0"
-    ) as pair:
+    delay = "0" if end == "killed" else "60"
+    with launched(model, model.with_name("h"), *WORDS, "--drain-delay", delay) as pair:
         workers = pair.workers()
         if end == "killed":
             pair.process.kill()
@@ -214,9 +204,7 @@ def workers(model: Path, tmp_path: Path) -> Supervisor:
     return Supervisor(Settings.model_validate(told))
 
 
-def test_a_worker_that_does_not_load_in_time_is_killed(
-    workers: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_loads_too_long_is_killed(workers: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LOAD_SECONDS", 0.01)
     with pytest.raises(Unavailable, match=r"Worker 1 has not loaded within 0\.01 s and is killed"):
         workers.start()

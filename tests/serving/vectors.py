@@ -3,7 +3,6 @@
 import os
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -64,13 +63,6 @@ def aged(folder: Path, seconds: float) -> Path:
     (folder / "gallery.sqlite").touch()
     os.utime(folder, (time.time() - seconds,) * 2)
     return folder
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def open_files(folder: Path) -> int:
