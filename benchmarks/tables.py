@@ -54,11 +54,7 @@ _SCORES = {"map_at_r": _MAP, "recall_at_1": Figure("R@1")}
 _FITTED = _SCORES | {"map_c": Figure("MAP_c"), "map_x": Figure("MAP_x")}
 PAGES = ("docs/results.md", "README.md")
 TABLES: dict[str, Table] = {
-    "random_head": Table(
-        groups={"xml_weight": "λ"},
-        figures=_SCORES,
-        baseline={"xml_weight": "0"},
-    ),
+    "random_head": Table(groups={"xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}),
     **{
         f"study_{head}": Table(
             groups={"set": "images", "loss": "loss", "xml_weight": "λ"},
@@ -81,20 +77,10 @@ TABLES: dict[str, Table] = {
         baseline={"criterion": "MAP@R"},
     ),
     "scratch": Table(
-        groups={"recipe": "recipe", "xml_weight": "λ"},
-        figures=_SCORES,
-        baseline={"xml_weight": "0"},
+        groups={"recipe": "recipe", "xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}
     ),
-    "fitted": Table(
-        groups={"xml_weight": "λ"},
-        figures=_FITTED,
-        baseline={"xml_weight": "0"},
-    ),
-    "head": Table(
-        groups={"xml_weight": "λ"},
-        figures=_SCORES,
-        baseline={"xml_weight": "0"},
-    ),
+    "fitted": Table(groups={"xml_weight": "λ"}, figures=_FITTED, baseline={"xml_weight": "0"}),
+    "head": Table(groups={"xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}),
     "margin": Table(
         groups={"loss_options": "margin", "head_learning_rate": "rate of the head"},
         figures=_SCORES,
@@ -112,15 +98,9 @@ TABLES: dict[str, Table] = {
         baseline={"ridge": "0.05", "codebook_init": "random"},
     ),
     "weight": Table(
-        groups={"prototypes": "m", "xml_weight": "λ"},
-        figures=_SCORES,
-        baseline={"xml_weight": "0"},
+        groups={"prototypes": "m", "xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}
     ),
-    "two_arms": Table(
-        groups={"arm": "arm"},
-        figures=_FITTED,
-        source="docs/figures/two_arms.csv",
-    ),
+    "two_arms": Table(groups={"arm": "arm"}, figures=_FITTED, source="docs/figures/two_arms.csv"),
     "covering": Table(
         groups={"m": "m"},
         figures={"radius": Figure("δ", 1, 2), "discrepancy": Figure("discrepancy", 1, 2)},
@@ -241,10 +221,7 @@ def _mean(table: Table, runs: Mapping[str, Run], column: str) -> str:
 
 
 def _difference(
-    table: Table,
-    groups: Mapping[tuple[str, ...], Mapping[str, Run]],
-    group: tuple[str, ...],
-    column: str,
+    table: Table, groups: Mapping[tuple[str, ...], Mapping[str, Run]], group: tuple[str, ...], column: str
 ) -> str:
     """Write the mean difference from the baseline over seeds, and its interval's ends."""
     own = dict(zip(table.groups, group, strict=True))

@@ -77,11 +77,7 @@ def test_the_generation_before_is_known_by_its_id(directory: GalleryDirectory) -
 @pytest.mark.parametrize(
     ("number", "kind", "words"),
     [
-        (
-            errno.EINVAL,
-            errors.Unavailable,
-            "file system of .*birds cannot exchange two.*keep the galleries",
-        ),
+        (errno.EINVAL, errors.Unavailable, "file system of .*birds cannot exchange two.*keep the galleries"),
         (errno.ENOSYS, errors.Unavailable, "cannot exchange"),
         (errno.ENOENT, errors.NotFound, "(birds or new|new or birds) is not there any more"),
         (errno.EACCES, errors.ReadOnly, "permission denied"),

@@ -297,10 +297,7 @@ value = Message.Value(number=1)
         (Message(among=Message.Among(field="a", values=[value, Message.Value()])), "lacks a value"),
         (Message(range=Message.Range(field="a")), "without bounds on the field 'a'"),
         (Message(range=Message.Range(field="a", most=Message.Value())), "lacks a value"),
-        (
-            Message(range=Message.Range(field="a", most=Message.Value(boolean=True))),
-            "expected all numbers",
-        ),
+        (Message(range=Message.Range(field="a", most=Message.Value(boolean=True))), "expected all numbers"),
         (Message(range=Message.Range(above=Message.Value(number=float("nan")))), "finite"),
         (Message(equal=Message.Equal(value=Message.Value(number=float("inf")))), "finite"),
         (Message(among=Message.Among(values=[value] * (MAX_FILTER_CONDITIONS + 1))), "more than 1000"),

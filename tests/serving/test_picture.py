@@ -21,10 +21,7 @@ def member(archive: Path, offset: int, size: int) -> Member:
 
 
 def test_a_file_and_a_member_say_where_they_are(path: Path) -> None:
-    for one, at, data in (
-        (File(path), path, b"--image--"),
-        (member(path, 2, 5), path / "a/b.jpg", b"image"),
-    ):
+    for one, at, data in ((File(path), path, b"--image--"), (member(path, 2, 5), path / "a/b.jpg", b"image")):
         assert str(one) == str(one.path) == str(at)
         assert one.stamp() == (len(data), path.stat().st_mtime_ns)
         assert one.read_bytes() == data
