@@ -45,14 +45,10 @@ EXPLAINED_AT_ONCE = 4
 class InstanceLimits:
     """How much a model takes on at once."""
 
-    instances: int
-    """Threads that decode and run the model, a batch each."""
-    max_batch: int
-    """Most images in one batch."""
-    capacity: int
-    """Most images that wait."""
-    max_wait: float = 0.0
-    """Longest time in seconds that an image waits for others to join it."""
+    instances: int  # threads that decode and run the model, a batch each
+    max_batch: int  # most images in one batch
+    capacity: int  # most images that wait
+    max_wait: float = 0.0  # longest time in seconds that an image waits for others to join it
 
 
 @dataclass(slots=True, eq=False)

@@ -25,10 +25,8 @@ Agree: TypeAlias = Callable[[Sequence[ModelInstances], Sequence[ModelInstances]]
 class Change:
     """What a reload changed."""
 
-    loaded: tuple[str, ...]
-    """Names of the models that are new or of another file than before."""
-    removed: tuple[str, ...]
-    """Names of those that are served no more."""
+    loaded: tuple[str, ...]  # names of the models that are new or of another file than before
+    removed: tuple[str, ...]  # names of those that are served no more
 
 
 @dataclass(slots=True, eq=False)

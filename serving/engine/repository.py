@@ -18,12 +18,9 @@ __all__ = ["ModelFile", "ModelRepository", "served_name"]
 class ModelFile:
     """A model that can be served."""
 
-    name: str
-    """The name to serve it by; that of its spec when empty."""
-    place: str
-    """Where it is, as a message names it."""
-    stamp: Hashable
-    """What is another when the file is another."""
+    name: str  # the name to serve it by; that of its spec when empty
+    place: str  # where it is, as a message names it
+    stamp: Hashable  # what is another when the file is another
     load: Callable[[], Encoder]
 
 

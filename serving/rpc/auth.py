@@ -71,12 +71,7 @@ class Authenticator:
         self.asks = path is not None
 
     def authorize(self, call: Call, needed: Role) -> None:
-        """Find out who makes a call, by its metadata, and whether he may; note his name in it.
-
-        Raises:
-            Unauthenticated: The call brings no valid key.
-            PermissionDenied: The key's role does not allow the call.
-        """
+        """Find out who makes a call, by its metadata, and whether he may; note his name in it."""
         key = self._keys.find(_sent(call.metadata)) if self._keys else None
         if key is None:
             raise Unauthenticated(_UNKNOWN)

@@ -162,9 +162,6 @@ def test_work_ends_wherever_it_is_told_to(last: str) -> None:
         build_index(builder, wanted=wanted, wanted_recall=0.9, advance=advance)
 
 
-# -- where more are asked for than an index was tuned with
-
-
 DIMENSION, CLUSTERS, EACH = 64, 120, 30
 
 
@@ -210,9 +207,6 @@ def test_as_many_labels_are_found(gallery: Gallery) -> None:
     best = (QUERIES @ VECTORS.T).reshape(len(QUERIES), CLUSTERS, EACH).max(axis=2)
     found = gallery.search(QUERIES, 10, group_by_label=True)
     assert share([[int(hit.label) for hit in hits] for hits in found], best, 10) > 0.93
-
-
-# -- index types: what can be one, what is refused, and what is noted of one that was built
 
 
 GOOD = {

@@ -160,9 +160,6 @@ def test_fields_that_no_item_has_are_told_once_each() -> None:
     assert unknown_fields(filter, KINDS.get) == ("a", "brnd")
 
 
-# -- what they find: columns against a loop over dictionaries; their file whole, mapped, or refused
-
-
 # Few of each, so that fields meet values; each kind has a value that another could be taken for.
 NAMES = st.sampled_from(["a", "b", "", "$or", "é", "\U0001f426"]) | st.text(max_size=2)
 SCALARS = (

@@ -208,9 +208,6 @@ def test_a_lock_is_that_of_the_gallery_which_has_the_name(tmp_path: Path) -> Non
     assert held.is_set()
 
 
-# -- many at once
-
-
 DESERVED = (errors.NotFound, errors.AlreadyExists, errors.Mismatch, errors.Overloaded, Replaced)
 STEPS, THREADS = 120, 6
 ITEMS = [GalleryItem("k", AXES[0])]

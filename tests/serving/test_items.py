@@ -30,9 +30,6 @@ def gallery(memory: Path) -> Iterator[Gallery]:
         yield made
 
 
-# -- bounds
-
-
 SHORT = st.text(max_size=40)
 TEXT = SHORT | st.builds(lambda text, times: text * times, SHORT, st.integers(0, 300))
 
@@ -121,9 +118,6 @@ def test_a_key_that_comes_twice_is_refused(gallery: Gallery) -> None:
     assert gallery.list() == []
 
 
-# -- versions
-
-
 def _count(path: Path, times: int) -> None:
     """Add one to the number in the item's metadata, so often, searching again whenever it has changed."""
     with closing(Gallery.open(path, policy=MANUAL)) as gallery:
@@ -148,9 +142,6 @@ def test_two_processes_that_write_on_condition_lose_no_update(gallery: Gallery) 
     assert gallery.search(ONE[None], 1)[0][0].metadata == {"count": 100}
     assert gallery.info().generation == 10
     assert len(list(gallery.path.glob("index-*.faiss"))) == 1
-
-
-# -- pages, thumbnails, sources
 
 
 def test_pages(gallery: Gallery) -> None:
@@ -196,9 +187,6 @@ def test_sources_by_key_and_by_origin(gallery: Gallery) -> None:
     assert gallery.get(["a"])[0].version == version
     with pytest.raises(InvalidArgument, match="origin"):
         gallery.keys_of("")
-
-
-# -- damage
 
 
 ALTERATIONS = {

@@ -27,13 +27,11 @@ FAULTS = {
         "test_3_16_bit_grey_is_scaled_not_clipped",
     "unsloth#10094: grey of 16 bits in the other order of bytes": "test_4_both_byte_orders_of_16_bit_grey",
     "Pillow#4860, Ladybird#6486: CMYK is inverted": "test_5_cmyk_jpeg_is_not_inverted",
-    "tracefinity#178: a limit of bytes bounds no pixels":
-        "test_6_bytes_and_pixels_are_bounded",
+    "tracefinity#178: a limit of bytes bounds no pixels": "test_6_bytes_and_pixels_are_bounded",
     "Pillow#6781, #4414, edge-endpoint#26: what is cut off is black, or never ends":
         "test_7_truncated_image_is_refused_at_once",
     "infinity#367: an image of one pixel": "test_9_extreme_shapes_work",
-    "infinity#609: one bad image hangs all later requests":
-        "test_each_image_has_exactly_one_outcome_its_own",
+    "infinity#609: one bad image hangs all later requests": "test_each_image_has_exactly_one_outcome_its_own",
     "onnxruntime#23372, #17801, trusty-tools#695: the CPU in place of a GPU, without a word":
         "test_cuda_that_is_not_offered_or_does_not_start_is_an_error",
     "onnxruntime#26996, #7748, onnxruntime-extensions#404: of two packages the one for CPUs wins":
@@ -63,16 +61,14 @@ FAULTS = {
         "test_damaged_index_is_made_anew_and_logged",
     "faiss#422, #1035, #458, #2502, #1108, #3020: a team of threads for each thread":
         "test_a_search_uses_only_the_cores_it_may",
-    "faiss#563, #1808, #5285: scores differ with the number of queries":
-        "test_search_equals_brute_force",
+    "faiss#563, #1808, #5285: scores differ with the number of queries": "test_search_equals_brute_force",
     "faiss#3830: an empty index finds item 0 from 20 queries on": "test_empty_gallery_answers_and_rebuilds",
     "faiss#2103: no more than 2048 from a GPU": "test_gpu_is_used_by_one_at_a_time_and_is_exact",
     "faiss-wheels#73, #40, faiss#471, #4292: two runtimes of OpenMP in one process":
         "test_the_server_embeds_with_torch_blocked",
     "MLServer#290, grpc#15738, model_server#310: an image above 4 MB":
         "test_a_photograph_past_grpcs_own_limit_arrives_and_past_ours_not",
-    "grpc#7052, #8616, #19895: a queue without a bound":
-        "test_refusals_are_quick_and_tell_when_to_return",
+    "grpc#7052, #8616, #19895: a queue without a bound": "test_refusals_are_quick_and_tell_when_to_return",
     "grpc#10755, #19773, #16920: two servers on one port": "test_a_port_is_shared_by_our_own_workers_only",
     "grpc#25364, #42357, weaviate-python-client#1180: several loops flood the log":
         "test_several_loops_share_a_client_without_a_flood_of_errors",

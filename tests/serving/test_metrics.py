@@ -170,9 +170,6 @@ def test_a_taken_port_is_one_sentence() -> None:
             pass
 
 
-# -- the Grafana dashboard and docs/monitoring.md
-
-
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = json.loads((ROOT / "examples/grafana.json").read_text(encoding="utf-8"))
 PAGE = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")

@@ -65,9 +65,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-# -- reading and writing
-
-
 def test_replaced_item_gets_a_new_seq_and_leaves_a_removal(store: Store) -> None:
     assert upsert(store, item("a"), item("b", 1)) == [1, 2]
     assert upsert(store, item("a", 2, "new")) == [3]
@@ -123,9 +120,6 @@ def test_each_connection_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.
     assert all("PRAGMA synchronous=FULL" in statements for statements in said)
 
 
-# -- publications
-
-
 def test_only_the_first_of_two_publications_counts(store: Store) -> None:
     with store.write() as writer:
         writer.upsert([item("a"), item("b")])
@@ -164,9 +158,6 @@ def test_publication_keeps_the_removals_that_either_file_needs(store: Store) -> 
         assert removals(0).tolist() == []
 
 
-# -- copies
-
-
 def test_copy_is_one_sound_file_of_one_state_without_an_index(store: Store, tmp_path: Path) -> None:
     with store.write() as writer:
         writer.upsert([item("a"), item("b", 1, source=SOURCE, thumbnail=b"jpeg"), item("c")])
@@ -190,9 +181,6 @@ def test_copy_is_one_sound_file_of_one_state_without_an_index(store: Store, tmp_
         assert copy.meta.id != store.meta.id
     with pytest.raises(Unavailable, match="nowhere"):
         store.copy_to(tmp_path / "nowhere" / "copy")
-
-
-# -- names, other processes, other users
 
 
 def test_another_writer_is_waited_for_with_a_limit(store: Store) -> None:
@@ -311,9 +299,6 @@ def test_each_read_of_a_file_that_nobody_can_write_is_of_the_file_as_it_stands(
             assert seqs(store, "ab") == {}
 
 
-# -- files that are no gallery, or damaged
-
-
 def test_file_that_is_no_gallery_is_refused_by_path(tmp_path: Path) -> None:
     path = tmp_path / "gallery.sqlite"
     with pytest.raises(NotFound, match="there is no gallery file"):
@@ -413,9 +398,6 @@ def test_damage_that_sqlite_does_not_see_is_told_as_damage(tmp_path: Path, damag
         use()
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-# -- what SQLite refuses
 
 
 KINDS: dict[type[CrossbatchError], str] = {

@@ -160,9 +160,6 @@ def test_every_form_of_backbone_and_pooling_is_exported_for_any_batch(
     _check_file(path, embedder, 7)
 
 
-# --- what is not left ------------------------------------------------------------------------------------
-
-
 def test_file_of_other_numbers_is_not_left_and_the_previous_one_survives(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"the model in use")
@@ -200,9 +197,6 @@ def test_parity_sees_each_output_differ(output: int, factor: float, told: str, e
 
     with pytest.raises(BadArtifact, match=told):
         module.check_parity(encoder, network, IMAGES)
-
-
-# --- the command -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -132,12 +132,7 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
 
 
 def good_or_refused(outcomes: Sequence[T | Exception], field_of: Callable[[int], str]) -> list[T]:
-    """Return what came of each input, where there is no place for an error.
-
-    Raises:
-        Refusal: Some inputs are bad; names the field of each.
-        Exception: Another failure, which is not the fault of a field.
-    """
+    """Return what came of each input where there is no place for an error; a Refusal names the bad ones."""
     errors = {i: each for i, each in enumerate(outcomes) if isinstance(each, Exception)}
     _refuse(errors, field_of)
     return [each for each in outcomes if not isinstance(each, Exception)]

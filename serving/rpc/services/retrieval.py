@@ -133,9 +133,7 @@ def neighbours(
 ) -> None:
     """Add a result for each query to a reply; an error takes the place of a vector (d,) not of unit norm.
 
-    Raises:
-        Refusal: They are more than a reply may hold, or the filter cannot be applied to this gallery.
-        BadArtifact: An item holds metadata that cannot be sent.
+    Raises Refusal where they are more than a reply may hold, or the filter cannot be applied here.
     """
     left = []
     for i, vector in enumerate(vectors):
