@@ -212,6 +212,7 @@ class BaseClient:
             answers = bulk.read(await self._call(call, begun))
         except CrossbatchError as error:
             answers = bulk.blamed(call, place, error)
+        answers = [bulk.unread.get(i, each) for i, each in enumerate(answers, place)]
         for i, each in enumerate(answers, place):
             if isinstance(each, CrossbatchError):
                 each.request_id = each.request_id or call.id

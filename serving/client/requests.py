@@ -68,7 +68,8 @@ class Bulk:
     ) -> None:  # fmt: skip
         if on_error not in ("raise", "return"):
             raise InvalidArgument(f"on_error cannot be {on_error!r}; it must be 'raise' or 'return'.")
-        self.whole, self.field, self.inputs, self.convert, self.read = whole, field, inputs, convert, read
+        self.whole, self.field, self.inputs, self.read, self._convert = whole, field, inputs, read, convert
+        self.unread, self._taken = dict[int, CrossbatchError](), 0
         self.raising, self.alone = on_error == "raise", True
         self._most, self._held, self._bytes = most, list[Any](), 0
 
@@ -77,6 +78,19 @@ class Bulk:
         for each in many(self.inputs, self.field):
             yield from self.add(self.convert(each))
         yield from self.rest()
+
+    def convert(self, given: Any) -> Any:
+        """Write an input; one that cannot be read is sent empty where its error is to stand in its place."""
+        self._taken += 1
+        try:
+            return self._convert(given)
+        except CrossbatchError as error:
+            if self.field == "items":
+                raise
+            if self.raising:
+                raise error.saying(f"input {self._taken - 1}: {error}") from error
+            self.unread[self._taken - 1] = error
+            return b"" if self.field == "images" else retrieval_service_pb2.Query()
 
     def add(self, made: Any) -> Iterator[Request]:
         """Take one input that was converted; gives the calls that have no room for it."""

@@ -23,19 +23,14 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-TRIES = 3
-"""A switch to another model in the middle of each of so many tries is no accident."""
+TRIES = 3  # a switch to another model in the middle of each of so many tries is no accident
 READERS, WRITERS = 8, 4
 """Most calls that read, and that write, galleries at once: more would only fight for the interpreter, each
 with a connection of its own to SQLite; and no search waits for a disk to confirm a write."""
-MOST_BUILDS = 2
-"""Most rebuilds at once; each takes every core, and memory for all vectors of its gallery."""
-MOST_UPKEEP = 32
-"""Most switches, rollbacks and removals at once: each may have to wait for a lock."""
-MOST_NAMED = 10
-"""Most galleries that a message names."""
-STEP_SECONDS = 0.25
-"""Between two records of how far a rebuild is."""
+MOST_BUILDS = 2  # most rebuilds at once; each takes every core, and memory for all vectors of its gallery
+MOST_UPKEEP = 32  # most switches, rollbacks and removals at once: each may have to wait for a lock
+MOST_NAMED = 10  # most galleries that a message names
+STEP_SECONDS = 0.25  # between two records of how far a rebuild is
 
 
 class GalleryExecutor:

@@ -33,8 +33,7 @@ Prototypes: TypeAlias = tuple[NDArray[np.float32], NDArray[np.uint8]] | Exceptio
 """The share of each prototype in an image, float32 (m,), which sum to one, and the dominant one at each
 location, uint8 (h, w); or why there are none."""
 
-LOOK_SECONDS = 0.25
-"""How often a call that waits for a permit looks whether anybody waits for it still."""
+LOOK_SECONDS = 0.25  # how often a call that waits for a permit looks whether anybody waits for it still
 SMOOTHING = 0.2
 MARGIN = 1.2
 """A wait is taken for so many times as long as it looks: a call that ends just too late is lost whole."""
@@ -57,8 +56,7 @@ class Work:
 
     images: Sequence[Image]
     call: Call
-    taken: int = 0
-    """How many a thread has taken; the next one is that of this number."""
+    taken: int = 0  # how many a thread has taken; the next one is that of this number
     submitted: float = field(default_factory=time.monotonic)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     unsettled: list[int] = field(init=False)

@@ -12,8 +12,7 @@ from serving.errors import Cancelled, CrossbatchError, DeadlineExceeded
 
 __all__ = ["STAGES", "Call", "Stages", "current_call", "gone"]
 
-EARLY_SECONDS = 0.01
-"""gRPC's clock may find a deadline passed by so much before ours does."""
+EARLY_SECONDS = 0.01  # gRPC's clock may find a deadline passed by so much before ours does
 STAGES = ("decode", "queue", "encode", "gallery")
 
 

@@ -23,7 +23,6 @@ PATH = "/v1/traces"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 # What OpenTelemetry's conventions count as an error of the server; the others are the caller's.
 FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
-MINUTE = 60.0
 
 
 class Tracer:
@@ -108,7 +107,7 @@ def tracer_of(url: AnyHttpUrl | None) -> Tracer | None:
     def is_due(record: logging.LogRecord) -> bool:
         """Let a line a minute pass; there is one for each attempt to reach a collector that is away."""
         nonlocal last
-        due = record.created - last >= MINUTE
+        due = record.created - last >= 60.0
         last = record.created if due else last
         return due
 

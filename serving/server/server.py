@@ -48,14 +48,10 @@ SERVICES = (
     "crossbatch.v1.ModelService",
     "inference.GRPCInferenceService",
 )
-MOST_THREADS = 2_048
-"""Most calls that are worked on or wait inside; a thread that waits takes some 50 KB."""
-SPARE_THREADS = 64
-"""Beside those that hold permits, for calls that are refused, arrive or take none."""
-MOST_WATCHERS = 256
-"""Most clients that watch the health of the server at once; others wait."""
-FLUSH_SECONDS = 0.5
-"""For the last replies to leave."""
+MOST_THREADS = 2_048  # most calls that are worked on or wait inside; a thread that waits takes some 50 KB
+SPARE_THREADS = 64  # beside those that hold permits, for calls that are refused, arrive or take none
+MOST_WATCHERS = 256  # most clients that watch the health of the server at once; others wait
+FLUSH_SECONDS = 0.5  # for the last replies to leave
 BATCH_CPU, BATCH_GPU = 4, 32
 """Most images in a batch where --max-batch says nothing. On one core larger ones outgrow its cache."""
 
@@ -242,6 +238,7 @@ def _channel_options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", 16 * 1024),
         # A client that has more calls on one connection lets them wait on its side.
         ("grpc.max_concurrent_streams", 1_024),
+        ("grpc.http.overload_protection", 0),  # which refuses some of those that wait
         # Whoever connects must speak HTTP/2 (and TLS where it is on) within this time.
         ("grpc.server_handshake_timeout_ms", 20_000),
         # A client that is gone without a word would keep what it holds.

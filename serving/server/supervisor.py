@@ -33,17 +33,14 @@ logger = logging.getLogger(__name__)
 WORKER = "serving.server.supervisor"
 TOLD = "CROSSBATCH_WORKER"
 """The environment variable that tells a worker its number, its settings and the file of generations."""
-SERVES = "serves"
-"""What a worker says on standard output when it does; one that cannot start says why."""
+SERVES = "serves"  # what a worker says on standard output when it does; one that cannot start says why
 STEADY_SECONDS = 30.0
 """A worker that served this long is replaced at once, and one that did not after a pause that doubles."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
 LOAD_SECONDS = 600.0
 """Longest time to load every model and open every gallery; a worker that takes longer is killed."""
-END_SECONDS = 5.0
-"""Beyond the grace, to flush and to close; what has not ended by then is killed."""
-LOOK_SECONDS = 0.2
-"""Between two looks of a worker at whether all are to load anew."""
+END_SECONDS = 5.0  # beyond the grace, to flush and to close; what has not ended by then is killed
+LOOK_SECONDS = 0.2  # between two looks of a worker at whether all are to load anew
 
 
 class Supervisor:

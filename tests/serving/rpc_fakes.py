@@ -134,10 +134,7 @@ class FakeSources(ModelRepository):
 
 @contextmanager
 def serving(encoder: Any, galleries: Any, **settings: Any) -> Iterator[Server]:
-    """Run a server; `server.address` is where it answers.
-
-    `encoder` is one, or the `FakeSources` of several.
-    """
+    """Run a server of one encoder, or of the `FakeSources` of several."""
     sources = encoder if isinstance(encoder, FakeSources) else FakeSources({"": encoder})
     given = Settings.model_validate(
         {"model": ["model.onnx"], "galleries": Path("galleries"), "port": 0, "threads": 2} | settings

@@ -91,10 +91,7 @@ def fields_of(failure: pytest.ExceptionInfo[Any]) -> list[str]:
 
 
 def refusal_of(call: Callable[[], Any], code: str, *fields: str, reason: str = "") -> str:
-    """Make a call that must be refused, for these fields if any; return the message.
-
-    The reason is that of the code's own class where none is given.
-    """
+    """Make a call that is refused, for these fields and this reason or the code's; return the message."""
     with pytest.raises(grpc.RpcError) as failure:
         call()
     if fields:

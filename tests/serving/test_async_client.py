@@ -64,8 +64,13 @@ def test_the_life_of_a_gallery(running: Server, tmp_path: Path) -> None:
             await client.search("nowhere", keys=["a"])
         with pytest.raises(InvalidArgument):
             await client.embed(b"one")  # type: ignore[arg-type]
-        good, bad = await client.embed([b"good", b"bad"], on_error="return")
-        assert (type(good), type(bad)) == (np.ndarray, BadImage)
+        lost, good, bad = await client.embed(["no/such.jpg", b"good", b"bad"], on_error="return")
+        assert (type(lost), type(good), type(bad)) == (BadImage, np.ndarray, BadImage)
+        assert "no/such.jpg" in str(lost)
+        found, missing = await client.search("birds", images=[b"good", "no/such.jpg"], on_error="return")
+        assert (type(found), type(missing)) == (list, BadImage)
+        with pytest.raises(BadImage, match=r"input 1: .*no/such\.jpg"):
+            await client.embed([b"good", "no/such.jpg"])
 
     lived(running.address, live)
 

@@ -1,7 +1,4 @@
-"""Image bytes to pixels and thumbnails: every colour mode right, any bytes survived.
-
-Nine faults that people have complained of in other image services have their number; none of them is ours.
-"""
+"""Image bytes to pixels and thumbnails: nine numbered faults of other services, colour modes, any bytes."""
 
 import contextlib
 import io

@@ -125,11 +125,7 @@ def _found(
 
 
 def neighbours(
-    reply: pb.SearchResponse,
-    gallery: Gallery,
-    vectors: list[Outcome],
-    options: Mapping[str, Any],
-    call: Call,
+    reply: pb.SearchResponse, gallery: Gallery, vectors: list[Outcome], options: Mapping[str, Any], call: Call
 ) -> None:
     """Add a result for each query to a reply; an error takes the place of a vector (d,) not of unit norm.
 
