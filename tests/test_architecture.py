@@ -17,13 +17,6 @@ def test_no_module_is_named_like_the_standard_library() -> None:
     assert {path.stem for path in SOURCES} & set(sys.stdlib_module_names) <= {"__init__"}
 
 
-def test_the_whole_of_serving_runs_with_torch_blocked() -> None:
-    paths = [path.relative_to(ROOT).with_suffix("") for path in SOURCES]
-    modules = ", ".join(".".join(path.parts) for path in paths if path.parts[0] == "serving")
-    script = f"import sys; sys.modules['torch'] = None\nimport {modules}"
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
-
-
 def test_the_front_door_loads_no_engine_before_it_knows_the_command() -> None:
     script = (
         "import sys, crossbatch; crossbatch.main(['--help'])\n"

@@ -165,11 +165,11 @@ def credentials_of(tls: bool, ca: Pem | None, certificate: Pem | None, private_k
     for name, pem in (("ca", ca), ("private_key", private_key), ("certificate", certificate)):
         try:
             read.append(pem if pem is None or isinstance(pem, bytes) else Path(pem).read_bytes())
-            if b"-----BEGIN" not in (read[-1] or b"-----BEGIN"):
-                raise ValueError("it is no PEM")
         except (OSError, ValueError, TypeError) as error:
             told = f"{name}=... cannot be read from {str(pem)!r} ({cause_of(error)}); check its path."
             raise InvalidArgument(told) from error
+        if read[-1] is not None and b"-----BEGIN" not in read[-1]:
+            raise InvalidArgument(f"{name}=... is no PEM; give the text that begins with -----BEGIN.")
     return grpc.ssl_channel_credentials(*read)
 
 

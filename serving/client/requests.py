@@ -85,8 +85,6 @@ class Bulk:
         try:
             return self._convert(given)
         except CrossbatchError as error:
-            if self.field == "items":
-                raise
             if self.raising:
                 raise error.saying(f"input {self._taken - 1}: {error}") from error
             self.unread[self._taken - 1] = error

@@ -141,7 +141,7 @@ def test_what_tls_is_given_is_read_at_once() -> None:
         ({"ca": "no/nothing.pem"}, r"ca=\.\.\. cannot be read from 'no/nothing\.pem' \(No such file"),
         ({"ca": "a\0b"}, "cannot be read"),
         ({"ca": 5}, "cannot be read"),
-        ({"ca": b"no certificate"}, "it is no PEM"),
+        ({"private_key": b"secret", "certificate": b"-----BEGIN"}, "private_key=.* is no PEM"),
     ]
     for wrong, says in wrongs:
         with pytest.raises(InvalidArgument, match=says):

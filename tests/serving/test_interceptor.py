@@ -1,12 +1,12 @@
 """What a call passes on its way in and out, and the permits that it needs: counted, and always given back."""
 
 import gc
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 import grpc
@@ -60,9 +60,9 @@ class Running:
         self.server = grpc.server(ThreadPoolExecutor(16), interceptors=[self.interceptor])
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(self.service, self.server)
         gallery_service_pb2_grpc.add_GalleryServiceServicer_to_server(self.service, self.server)
-        port = self.server.add_insecure_port("127.0.0.1:0")
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
         self.stubs = Stubs(self.channel)
 
     def list(self, **options: Any) -> Any:
@@ -122,6 +122,21 @@ def test_what_a_service_raises_becomes_its_status(running: Running, caplog: pyte
     refusal_of(lambda: list(running.build()), "RESOURCE_EXHAUSTED", reason="OVERLOADED")
 
 
+def test_a_call_that_was_tried_before_is_told_to_wait_longer(running: Running) -> None:
+    def work(call: Call) -> None:
+        raise Overloaded("Full.", retry_after=0.01)
+
+    running.service.work = work
+    policy = {"maxAttempts": 3, "initialBackoff": "9s", "maxBackoff": "9s", "backoffMultiplier": 1}
+    config = [{"name": [{}], "retryPolicy": policy | {"retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]
+    options = [("grpc.service_config", json.dumps({"methodConfig": config}))]
+    channel = grpc.insecure_channel(f"127.0.0.1:{running.port}", options)
+    with channel, pytest.raises(grpc.RpcError) as refused:
+        Stubs(channel).models.ListModels(model_pb.ListModelsRequest(), timeout=5)
+    trailing: Any = refused.value.trailing_metadata()
+    assert 180 <= int(dict(trailing)["grpc-retry-pushback-ms"]) <= 360
+
+
 def test_bytes_that_are_no_request_are_the_callers_fault(running: Running) -> None:
     raw: Any = running.channel.unary_unary(LIST)
     said = refusal_of(lambda: raw(b"\xff\xff"), "INVALID_ARGUMENT")
@@ -162,26 +177,19 @@ def test_work_learns_that_nobody_waits_for_it(running: Running, leave: str) -> N
 
 
 def test_no_call_outlives_its_end(running: Running) -> None:
-    def calls() -> int:
-        return sum(type(each) is Call for each in gc.get_objects())
-
     def fail(call: Call) -> None:
         raise NotFound("none")
 
     gc.collect()
     gc.disable()  # what points in a circle would wait for it, with its message
     try:
-        for work in (lambda call: call.check(), fail):
-            running.service.work = work
-            for _ in range(5):
-                with suppress(grpc.RpcError):
-                    running.list()
+        running.list()
+        running.service.work = fail
+        refusal_of(running.list, "NOT_FOUND")
         running.service.calls.clear()
-        raw: Any = running.channel.unary_unary("/crossbatch.v1.GalleryService/UpsertItems")
         running.admission.draining = True
-        for _ in range(5):
-            refusal_of(lambda: raw(b"", timeout=10), "UNAVAILABLE", reason="DRAINING")
-        assert until(lambda: not calls())
+        refusal_of(running.list, "UNAVAILABLE", reason="DRAINING")
+        assert until(lambda: not any(type(each) is Call for each in gc.get_objects()))
     finally:
         gc.enable()
 

@@ -35,7 +35,7 @@ def histogram(
         codebook = functional.normalize(codebook, dim=1)
     scores = locations @ (assignment_scale * codebook).T  # (B, n, d) x (d, m) -> (B, n, m)
     if assign_on != "raw":  # the products are divided and not the features, of which there are more
-        least = 1.0 if assign_on == "ball" else 1e-12
+        least = {"unit": 1e-12, "ball": 1.0}[assign_on]
         scores = scores * locations.norm(dim=2, keepdim=True).clamp_min(least).reciprocal()
     return scores.softmax(dim=2).mean(dim=1)  # π_ij = softmax_i(ε ν_i·x_j) / n; z_i = Σ_j π_ij
 
@@ -50,6 +50,8 @@ def assign(locations: Tensor, prototypes: Tensor, *, metric: Metric = "euclidean
         return _distances(locations, prototypes).argmin(dim=2)
     if metric == "cosine":  # a location's own norm does not change which prototype wins
         prototypes = functional.normalize(prototypes, dim=1)
+    elif metric != "inner":
+        raise ValueError(f"metric cannot be {metric!r}; it must be euclidean, inner or cosine")
     return (locations @ prototypes.T).argmax(dim=2)
 
 
