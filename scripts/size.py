@@ -15,9 +15,9 @@ BUDGETS = {
     "serving/client": 1_280,
     "serving/rpc": 2_700,
     "serving/engine": 900,
-    "serving/observability": 700,
-    "serving/server": 710,
-    "serving": 530,
+    "serving/observability": 710,
+    "serving/server": 690,
+    "serving": 545,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
 MOST_LINES, MOST_FILES, MOST_A_FILE = 21_000, 140, 400

@@ -1,13 +1,17 @@
-"""How many cores this process may use, and who goes first on them."""
+"""How many cores this process may use, who goes first on them, and threads that nobody waits for."""
 
 import os
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
-__all__ = ["lower_priority", "usable_cores"]
+__all__ = ["in_daemon", "lower_priority", "usable_cores"]
 
+T = TypeVar("T")
 _NICE = 10  # steps; each gives about a tenth less of a busy core
 _SELF = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -28,6 +32,20 @@ def lower_priority() -> None:
         thread = threading.get_native_id()
         with suppress(OSError):  # past the lowest priority there is, Linux takes that one
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
+
+
+def in_daemon(work: Callable[[], T]) -> "Future[T]":
+    """Do work in a daemon thread: the process may end before the work does."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _runnable() -> int:

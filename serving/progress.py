@@ -36,14 +36,16 @@ def stages(unit: str) -> Iterator[Callable[[str, int, int], None]]:
 
     Yields what is to be called with a stage's name, how many steps of it are done, and of how many.
     """
-    bars: dict[str, tqdm[Any]] = {}
+    at = ""
+    bar: tqdm[Any] = tqdm(disable=True)
     with ExitStack() as shown:
 
         def advance(stage: str, done: int, total: int) -> None:
-            if stage not in bars:
+            nonlocal at, bar
+            if stage != at:
                 shown.close()
-                bars[stage] = shown.enter_context(progress((), stage, total=total, unit=unit))
-            bars[stage].update(done - bars[stage].n)
+                at, bar = stage, shown.enter_context(progress((), stage, total=total, unit=unit))
+            bar.update(done - bar.n)
 
         yield advance
 

@@ -92,7 +92,7 @@ def _rows(shard: Shard, root: Path) -> list[Row]:
         if image in own:
             picture = File(path_below(root, path.parent, own.pop(image) or "", where))
         side = known_split(_text(own.pop(split)), where) if split else shard.split
-        of_class = _label(own.pop(label), classes) if label else ""
+        of_class = _label(own.pop(label), classes, where) if label else ""
         rows.append(Row(own_key, picture, of_class, side, plain_values(own)))
     return rows
 
@@ -111,10 +111,12 @@ def _image_column(types: Mapping[str, Any], kinds: Mapping[str, str], path: Path
     )
 
 
-def _label(value: object, classes: Sequence[str]) -> str:
+def _label(value: object, classes: Sequence[str], where: str) -> str:
     """Return a class's name, empty where there is none: null or, among whole numbers, below 0."""
     if not isinstance(value, int):
         return _text(value)
+    if classes and value >= len(classes):
+        raise BadData(f"{where} has the label {value}, and there are {len(classes)} classes, from 0 on")
     return "" if value < 0 else classes[value] if classes else str(value)
 
 

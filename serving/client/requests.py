@@ -151,7 +151,7 @@ def request(method: str, *, timeout: float | None = None, **fields: Any) -> Requ
 
 
 def search(gallery: str, on_error: str, options: SearchOptions) -> Bulk:
-    """Find the nearest items to each query; each answer is a list of hits, nearest first."""
+    """Make the calls that search for each query; an answer is a list of hits, nearest first."""
     fields: dict[str, Any] = {"gallery": gallery, "k": limits.DEFAULT_K, **options}
     sources = {name: fields.pop(name, None) for name in ("images", "vectors", "keys")}
     given = [(name, source) for name, source in sources.items() if source is not None]
@@ -181,13 +181,11 @@ def search(gallery: str, on_error: str, options: SearchOptions) -> Bulk:
 def delete(
     gallery: str, keys: Iterable[str], versions: Iterable[int] | None, request_id: str
 ) -> list[Request]:
-    """Remove items, in as many calls as the limits of one demand."""
+    """Make the calls that remove items, as many as the limits of one demand."""
     wanted = list(many(keys, "keys"))
     expected = [] if versions is None else list(many(versions, "expected_versions"))
     if versions is not None and len(expected) != len(wanted):
-        raise InvalidArgument(
-            f"{len(expected)} expected_versions came for {len(wanted)} keys; give one a key."
-        )
+        raise InvalidArgument(f"{len(expected)} expected_versions for {len(wanted)} keys; give one a key.")
     calls = []
     for start in range(0, len(wanted), limits.MAX_DELETED_KEYS):
         some = slice(start, start + limits.MAX_DELETED_KEYS)

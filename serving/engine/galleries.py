@@ -4,12 +4,14 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from concurrent.futures import wait
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
+from functools import partial
 from typing import TypeVar
 
-from serving.engine.instances import ModelInstances
+from serving.cores import in_daemon
+from serving.engine.instances import ModelInstances, permit
 from serving.engine.models import ModelRegistry, first_fitting
 from serving.errors import Cancelled, CrossbatchError, Mismatch, ModelMismatch, Overloaded
 from serving.gallery.directory import GalleryDirectory
@@ -50,6 +52,7 @@ class GalleryExecutor:
         self,
         name: str,
         work: Callable[[Gallery, ModelInstances], T],
+        call: Call,
         *,
         model: str | ModelInstances = "",
         writes: bool = False,
@@ -66,7 +69,7 @@ class GalleryExecutor:
             gallery.check_model(model.spec)
             return work(gallery, model)
 
-        with self._writers if writes else self._readers:
+        with permit(self._writers if writes else self._readers, call):
             return self._named(name, fitted)
 
     def with_model(self, name: str, work: Callable[[Meta, ModelInstances], T], *, model: str = "") -> T:
@@ -77,16 +80,17 @@ class GalleryExecutor:
         """
         left = TRIES
         while True:
-            meta, fitting = self._named(
-                name, lambda gallery: (gallery.meta, self._models.fitting(gallery, model).name)
-            )
             left -= 1
-            try:
-                with self._models.holding(fitting) as instances:
+            with ExitStack() as held:
+                meta, instances = self._named(
+                    name,
+                    lambda gallery: (gallery.meta, held.enter_context(self._models.holding(model, gallery))),
+                )
+                try:
                     return work(meta, instances)
-            except ModelMismatch:
-                if not left:
-                    raise
+                except ModelMismatch:
+                    if not left:
+                        raise
 
     def upkeep(self, work: Callable[[], T]) -> T:
         """Change a gallery as a whole (switch, roll back, remove); raises Overloaded where too many do."""
@@ -112,7 +116,6 @@ class GalleryExecutor:
                 f"{MOST_BUILDS} indexes are being made, the most at once; try again later.", retry_after=5.0
             )
         reached, left = ("wait", 0, 0), False
-        build: Future[None] = Future()
 
         def advance(stage: str, done: int, total: int) -> None:
             nonlocal reached
@@ -122,16 +125,14 @@ class GalleryExecutor:
             call.check()
 
         def rebuild() -> None:
-            failure: BaseException | None = None
-            try:
-                self._named(name, lambda gallery: gallery.rebuild(index, recall, progress=advance))
-            except BaseException as error:
-                failure = error
-            self._builds.release()
-            build.set_exception(failure) if failure else build.set_result(None)
+            self._named(name, lambda gallery: gallery.rebuild(index, recall, progress=advance))
 
-        context = copy_context()  # the request id of log lines
-        threading.Thread(target=context.run, args=(rebuild,), name=f"build {name}", daemon=True).start()
+        try:
+            build = in_daemon(partial(copy_context().run, rebuild))  # with the request id of log lines
+        except RuntimeError:  # no thread can be started
+            self._builds.release()
+            raise
+        build.add_done_callback(lambda _: self._builds.release())
         try:
             while not build.done():
                 call.check()

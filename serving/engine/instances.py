@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ from serving.model.encoder import Encoder
 from serving.model.preprocess import thumbnail
 from serving.observability.call import Call
 
-__all__ = ["InstanceLimits", "ModelInstances", "Outcome", "Prototypes"]
+__all__ = ["InstanceLimits", "ModelInstances", "Outcome", "Prototypes", "permit"]
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ class ModelInstances:
                 "with the XML loss."
             )
         began = time.monotonic()
-        with _permit(self._explaining, call):
+        with permit(self._explaining, call):
             call.stages.spent("queue", began, time.monotonic() - began)
             found: list[Prototypes] = []
             for start in range(0, len(images), EXPLAINED_AT_ONCE):
@@ -245,7 +245,7 @@ class ModelInstances:
         """Make a small JPEG picture of each image, `side` pixels at its longer side."""
         made: list[bytes | Exception] = []
         for image in images:
-            with _permit(self._shrinking, call):
+            with permit(self._shrinking, call):
                 try:
                     made.append(thumbnail(image, side=side, most_bytes=MAX_THUMBNAIL_BYTES))
                 except Exception as error:  # whatever it is, it is this image's alone
@@ -301,7 +301,7 @@ class ModelInstances:
     def _encode(self, images: NDArray[np.uint8], *, all_cores: bool) -> NDArray[np.float32]:
         """Run the model on images (B, S, S, 3)."""
         if self.encoder.device != "cpu":
-            with self._gpu:  # runs side by side would each take memory of it
+            with self._gpu:
                 return self.encoder.encode(images)
         return self.encoder.encode(images, threads=0 if all_cores or self._limits.instances == 1 else 1)
 
@@ -332,7 +332,8 @@ class ModelInstances:
         explained: Iterator[Prototypes] = iter(())
         try:
             if good:
-                found = self.encoder.run(np.stack(good), "histograms", "assignments")
+                with self._gpu if self.encoder.device != "cpu" else nullcontext():
+                    found = self.encoder.run(np.stack(good), "histograms", "assignments")
                 explained = zip(found["histograms"], found["assignments"], strict=True)
         except Exception as error:  # whatever it is, it is theirs alone
             explained = itertools.repeat(error)
@@ -341,7 +342,7 @@ class ModelInstances:
 
 
 @contextmanager
-def _permit(permits: threading.BoundedSemaphore, call: Call) -> Iterator[None]:
+def permit(permits: threading.BoundedSemaphore, call: Call) -> Iterator[None]:
     """Wait for a permit as long as somebody waits for the call, and hold it."""
     call.check()
     while not permits.acquire(timeout=call.remaining(LOOK_SECONDS)):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import TypeAlias
 
 from serving.engine.instances import InstanceLimits, ModelInstances
@@ -84,6 +85,7 @@ class ModelRegistry:
                 try:
                     self._last = self._load_anew(agree)
                 except Exception as error:
+                    clear_frames(error.__traceback__)  # they hold what was loaded
                     self._last = error
             if isinstance(self._last, Exception):
                 raise self._last
@@ -111,10 +113,13 @@ class ModelRegistry:
         return first_fitting(gallery, [self.get(name)] if name else self.all())
 
     @contextmanager
-    def holding(self, name: str = "") -> Iterator[ModelInstances]:
-        """Use a model while the block runs; should it be replaced meanwhile, it goes when the block ends."""
+    def holding(self, name: str = "", gallery: Gallery | None = None) -> Iterator[ModelInstances]:
+        """Use a model, that which fits a gallery if one is given, while the block runs.
+
+        Should it be replaced meanwhile, it goes when the block ends.
+        """
         with self._guard:
-            served = self._get(name)
+            served = self._get(self.fitting(gallery, name).name if gallery else name)
             served.holders += 1
         try:
             yield served.instances
@@ -140,7 +145,8 @@ class ModelRegistry:
             for served in loaded:  # only now, when each has a name that is its own
                 served.instances.start()
             _trim()
-            agree(self.all(), [served.instances for served in fresh.values()])
+            if list(fresh.values()) != list(self._served.values()):
+                agree(self.all(), [served.instances for served in fresh.values()])
             with self._guard:
                 self._check_open()
                 before, self._served = self._served, fresh

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,7 @@ def written_aside(path: Path) -> Iterator[Path]:
 
     The file appears whole or not at all, and where the block fails nothing is left.
     """
-    aside = path.with_name(f"{path.name}.tmp")
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield aside
         sync(aside)

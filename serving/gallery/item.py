@@ -147,9 +147,7 @@ def check_fields(item: GalleryItem) -> str:
     check_text(item.label, "label", most=MAX_KEY_BYTES)
     check_text(item.uri, "URI", most=MAX_URI_BYTES)
     if len(item.thumbnail) > MAX_THUMBNAIL_BYTES:
-        raise InvalidArgument(
-            f"the thumbnail is {len(item.thumbnail)} bytes; the limit is {MAX_THUMBNAIL_BYTES}"
-        )
+        raise InvalidArgument(f"the thumbnail is {len(item.thumbnail)} bytes; limit is {MAX_THUMBNAIL_BYTES}")
     if item.thumbnail and not item.thumbnail.startswith(JPEG):
         raise InvalidArgument("the thumbnail is no JPEG file; send the bytes of one, or leave it out")
     if item.source is not None:

@@ -149,7 +149,7 @@ class Storing:
     def _store(self, gallery: Gallery, writes: list[ItemWrite], sources: Mapping[str, Source]) -> None:
         if sources:
             gallery.touch(sources)
-        while True:
+        while writes:
             items = [write.item if write.embedded else _with_picture(gallery, write.item) for write in writes]
             try:
                 gallery.upsert(items, expected={item.key: item.version for item in items})

@@ -94,10 +94,11 @@ class Encoder:
     def _session(self, outputs: Collection[str], threads: int) -> Any:
         """Return the session that computes those outputs and nothing else, loading it the first time."""
         key = (frozenset(outputs), threads)
-        with self._loading:
-            if key not in self._sessions:
-                self._sessions[key] = self._load(keep_outputs(self._data, key[0]), threads)
-            return self._sessions[key]
+        if key not in self._sessions:
+            with self._loading:  # which none waits for whose session is there
+                if key not in self._sessions:
+                    self._sessions[key] = self._load(keep_outputs(self._data, key[0]), threads)
+        return self._sessions[key]
 
     def _load(self, data: bytes, threads: int) -> Any:
         options = self._runtime.SessionOptions()

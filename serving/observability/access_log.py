@@ -22,7 +22,7 @@ audit_logger = logging.getLogger("crossbatch.audit")
 audit_logger.setLevel(logging.INFO)  # whatever the level of the other logs
 
 MOST_LINES = 10
-"""Most log lines a second on calls refused for the same reason; one more tells how many there were."""
+"""Most log lines a second on calls refused for one reason; with the next such call, one tells of the rest."""
 _LONGEST_NAME = 200  # characters; what a request calls a gallery has any length
 
 

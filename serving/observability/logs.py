@@ -16,6 +16,7 @@ __all__ = ["configure_logs", "dropped_lines", "flush_logs", "timestamp"]
 MOST_WAITING = 20_000
 """Most lines that wait for a reader; further ones are dropped and counted."""
 FLUSH_SECONDS = 2.0
+GATHER_SECONDS = 0.05
 
 _ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "request_id"}
 
@@ -40,6 +41,17 @@ class _Lines(QueueHandler):
         self.dropped += 1  # the queue is full
 
 
+class _Writer(QueueListener):
+    """Sleeps while lines gather: to wake for each one costs a busy server more than to write it."""
+
+    queue: Queue[Any]
+
+    def dequeue(self, block: bool) -> logging.LogRecord:
+        if block and self.queue.empty():
+            time.sleep(GATHER_SECONDS)
+        return super().dequeue(block)
+
+
 def configure_logs(level: str = "INFO", stream: TextIO | None = None, *, worker: int | None = None) -> None:
     """Send the logs of the process to a stream, standard error by default, in the form that suits it.
 
@@ -50,7 +62,7 @@ def configure_logs(level: str = "INFO", stream: TextIO | None = None, *, worker:
     written.setFormatter(_TerminalFormatter() if stream.isatty() else _JsonFormatter())
     lines = _Lines(worker)
     logging.basicConfig(level=level, handlers=[lines], force=True)
-    QueueListener(lines.queue, written).start()
+    _Writer(lines.queue, written).start()
     # Its loader tells at INFO of each build of itself that it does not find.
     logging.getLogger("faiss").setLevel(logging.WARNING)
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import grpc
+from google.rpc.code_pb2 import Code
 from pydantic import AnyHttpUrl
 
 from serving.errors import BadSetting
@@ -53,7 +53,7 @@ class Tracer:
             "rpc.system": "grpc",
             "rpc.service": service,
             "rpc.method": name,
-            "rpc.grpc.status_code": getattr(grpc.StatusCode, code).value[0],
+            "rpc.grpc.status_code": Code.Value(code),
             "crossbatch.request_id": call.request_id,
             "crossbatch.inputs": call.inputs,
         }

@@ -1,1 +1,1 @@
-"""The gRPC face of the server; the only package here that imports grpc, beside the client."""
+"""The gRPC face of the server; only this, the server around it and the client import grpc."""

@@ -34,7 +34,6 @@ Role: TypeAlias = Literal["read", "write"]
 LOOK_SECONDS = 1.0  # between two looks at whether the file has changed
 FORMAT = 1
 PREFIX = "cb_"  # by which scanners for leaked secrets know it
-MAX_KEYS = 1_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -54,7 +53,7 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     format: Literal[1] = 1
-    keys: list[Key] = Field(max_length=MAX_KEYS)
+    keys: list[Key]
 
 
 class Settings(BaseModel):
@@ -161,8 +160,6 @@ def add_key(path: Path, name: str, role: Role) -> str:
         if taken is not None:
             what = f"revoked {taken.revoked}" if taken.revoked else "not revoked"
             raise AlreadyExists(f"there is a key {name} in {path} ({what}); choose another name")
-        if len(keys) == MAX_KEYS:
-            raise InvalidArgument(f"the key file {path} has {MAX_KEYS:,} keys, which is the most")
         text = PREFIX + secrets.token_urlsafe(32)
         _write(path, [*keys, Key(name=name, role=role, sha256=_hash_of(text), created=_now())])
     return text
@@ -237,13 +234,14 @@ def _locked(path: Path) -> Iterator[None]:
 def _write(path: Path, keys: Sequence[Key]) -> None:
     try:
         # A link stays one, to a file that is replaced.
-        with written_aside(path.resolve()) as aside:
-            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                os.fchmod(descriptor, 0o600)  # what a killed process left may have any mode
-                json.dump(_File(keys=list(keys)).model_dump(), file, indent=1)
+        with written_aside(path.resolve()) as aside, open(aside, "x", opener=_for_its_owner) as file:
+            json.dump(_File(keys=list(keys)).model_dump(), file, indent=1)
     except OSError as error:
         raise disk_error(error, f"the key file {path}") from error
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _damaged(path: Path, why: str) -> BadArtifact:

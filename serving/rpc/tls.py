@@ -43,9 +43,7 @@ def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
         logger.info("read a new certificate of %s", certificate)
         return configuration
 
-    return grpc.dynamic_ssl_server_credentials(
-        first, newer, require_client_authentication=client_ca is not None
-    )
+    return grpc.dynamic_ssl_server_credentials(first, newer, require_client_authentication=bool(client_ca))
 
 
 def _configuration(

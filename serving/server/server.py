@@ -15,7 +15,7 @@ from protos.gallery_service_pb2_grpc import add_GalleryServiceServicer_to_server
 from protos.model_service_pb2_grpc import add_ModelServiceServicer_to_server
 from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from protos.retrieval_service_pb2_grpc import add_RetrievalServiceServicer_to_server
-from serving.cores import usable_cores
+from serving.cores import in_daemon, usable_cores
 from serving.engine.galleries import GalleryExecutor
 from serving.engine.instances import InstanceLimits
 from serving.engine.models import Change, ModelRegistry
@@ -23,6 +23,7 @@ from serving.engine.repository import ModelRepository
 from serving.errors import Draining, Unavailable
 from serving.gallery.directory import GalleryDirectory
 from serving.observability.access_log import AccessLog, AuditLog
+from serving.observability.call import Call
 from serving.observability.metrics import Metrics, served_metrics
 from serving.observability.tracing import tracer_of
 from serving.rpc.address import barred_ipv6, check_host, held_port, written_address
@@ -35,7 +36,6 @@ from serving.rpc.services.inference import InferenceCalls
 from serving.rpc.services.models import ModelCalls
 from serving.rpc.services.retrieval import RetrievalCalls
 from serving.rpc.tls import server_credentials
-from serving.server.signals import in_daemon
 from serving.settings import Settings
 
 __all__ = ["SERVICES", "Server"]
@@ -52,7 +52,7 @@ MOST_THREADS = 2_048  # most calls that are worked on or wait inside; a thread t
 SPARE_THREADS = 64  # beside those that hold permits, for calls that are refused, arrive or take none
 MOST_WATCHERS = 256  # most clients that watch the health of the server at once; others wait
 FLUSH_SECONDS = 0.5  # for the last replies to leave
-BATCH_CPU, BATCH_GPU = 4, 32
+BATCH_CPU, BATCH_GPU = 2, 32
 """Most images in a batch where --max-batch says nothing. On one core larger ones outgrow its cache."""
 
 
@@ -151,15 +151,20 @@ class Server:
         logger.info("loaded anew", extra={"loaded": change.loaded, "removed": change.removed})
         return change
 
-    def _reload_by_call(self) -> Change:
+    def _reload_by_call(self, call: Call) -> Change:
         """Reload in a thread that a stop does not wait for, as a load cannot be broken off."""
-        reloading = in_daemon(self.reload)
+
+        def reload() -> Change:
+            change = self.reload()
+            self._asked_to_reload()
+            return change
+
+        reloading = in_daemon(reload)
         while not wait([reloading], 0.1).done:
+            call.check()
             if self.admission.draining:
                 raise Draining("The server is stopping and loads nothing any more; try another one.")
-        change = reloading.result()
-        self._asked_to_reload()
-        return change
+        return reloading.result()
 
     def _load(self) -> None:
         settings, metrics = self._settings, self._metrics

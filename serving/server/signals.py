@@ -7,14 +7,13 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from serving.cores import in_daemon
 from serving.errors import CrossbatchError
 from serving.observability.logs import flush_logs
 
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
     from serving.server.server import Server
     from serving.server.supervisor import Supervisor
 
-__all__ = ["Signals", "in_daemon", "live", "reload_safely"]
-
-T = TypeVar("T")
+__all__ = ["Signals", "live", "reload_safely"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,20 +89,6 @@ def live(
     if server.is_loading:
         atexit.register(_end_well)
     return time.monotonic() - began
-
-
-def in_daemon(work: Callable[[], T]) -> "Future[T]":
-    """Do work in a daemon thread: the process may end before the work does."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def reload_safely(server: "Server | Supervisor") -> None:

@@ -18,12 +18,12 @@ from typing import IO, cast
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from serving.cores import usable_cores
+from serving.cores import in_daemon, usable_cores
 from serving.errors import CrossbatchError, Unavailable
 from serving.observability.logs import configure_logs, flush_logs
 from serving.observability.metrics import served_metrics
 from serving.rpc.address import barred_ipv6, check_host, held_port, written_address
-from serving.server.signals import Signals, in_daemon, live, reload_safely
+from serving.server.signals import Signals, live, reload_safely
 from serving.settings import Settings
 
 __all__ = ["Supervisor", "work"]

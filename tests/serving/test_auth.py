@@ -48,9 +48,6 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_file_holds_the_hash_of_a_key_for_its_owner_alone(file: Path) -> None:
-    left = file.with_name("keys.json.tmp")
-    left.write_text("of a process that was killed")
-    left.chmod(0o666)
     key = add_key(file, "shop", "write")
     assert key.startswith("cb_")
     assert len(key) == 3 + 43  # 32 bytes in base64
@@ -59,17 +56,13 @@ def test_the_file_holds_the_hash_of_a_key_for_its_owner_alone(file: Path) -> Non
     assert kept.sha256 == hashlib.sha256(key.encode()).hexdigest()
     assert key not in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert not left.exists()
     assert add_key(file, "other", "read") != key
 
 
-def test_keys_added_at_once_are_all_kept_up_to_the_most(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_added_at_once_are_all_kept(file: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: add_key(file, f"k{i}", "read"), range(16)))
     assert {key.name for key in read_keys(file)} == {f"k{i}" for i in range(16)}
-    monkeypatch.setattr(keys, "MAX_KEYS", 16)
-    with pytest.raises(InvalidArgument, match="the most"):
-        add_key(file, "b", "read")
 
 
 def test_a_revoked_key_keeps_its_date_and_its_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

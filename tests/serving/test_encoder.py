@@ -1,6 +1,8 @@
 """A model file at work: right numbers, only the nodes asked for, and every failure in one sentence."""
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -56,6 +58,17 @@ def test_encode_gives_unit_rows(encoder: Encoder, batch: int) -> None:
     embeddings = encoder.encode(images)
     assert embeddings.dtype == np.float32
     np.testing.assert_allclose(embeddings, _oracle(images), atol=1e-6)
+
+
+def test_a_session_that_is_loaded_holds_up_no_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, loading = Encoder(path, threads=1), threading.Event()
+    load = encoder._load
+    monkeypatch.setattr(encoder, "_load", lambda *given: loading.wait(20) and load(*given))
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(encoder.encode, _images(1), threads=2)
+        assert len(encoder.encode(_images(1))) == 1
+        assert not other.done()
+        loading.set()
 
 
 def test_only_the_nodes_asked_for_run(encoder: Encoder) -> None:

@@ -266,7 +266,7 @@ def test_mask_is_what_a_loop_finds(
             assert columns.mask(filter).tolist() == expected
     for columns in (whole, extended, loaded):
         assert len(columns) == len(items)
-        labels = [columns.label_names[code] if code >= 0 else "" for code in columns.label_codes]
+        labels = [columns.texts[code] if code >= 0 else "" for code in columns.label_codes]
         assert labels == [label for label, _ in items]
         assert dict(columns.fields) == {
             field: frozenset(

@@ -4,6 +4,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -220,6 +221,17 @@ def test_so_many_rebuilds_run_at_once_and_none_holds_up_a_read_or_write(stubs: S
     slow.finish.set()
     for stream in streams:
         assert list(stream)[-1].gallery.generation == 1
+
+
+def test_a_rebuild_for_which_there_is_no_thread_takes_no_turn(
+    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubs.create("a")
+    with monkeypatch.context() as full:
+        full.setattr(executor, "in_daemon", Mock(side_effect=RuntimeError("can't start new thread")))
+        for _ in range(executor.MOST_BUILDS):
+            refusal_of(lambda: list(build(stubs, "a")), "INTERNAL")
+    assert list(build(stubs, "a"))[-1].gallery.generation == 1
 
 
 def test_a_rebuild_that_waits_for_another_says_so_and_can_be_given_up(stubs: Stubs, tmp_path: Path) -> None:

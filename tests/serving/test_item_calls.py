@@ -1,6 +1,7 @@
 """The calls on items over real sockets: versions, one item, all of them by page; filters as they travel."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from protos import gallery_service_pb2 as pb
 from protos import retrieval_service_pb2 as retrieval_pb
+from serving.engine import galleries as executor
 from serving.errors import Conflict, InvalidArgument
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery, GalleryItem
@@ -27,6 +29,7 @@ from serving.rpc.services import galleries as calls
 from serving.rpc.services.convert import read_items
 from serving.rpc.status import from_status
 from serving.rpc.wire import bytes_of, plain_of, vector_of
+from serving.server.server import Server
 from tests.pictures import encoded, picture
 from tests.serving.rpc_fakes import DIMENSION, FakeEncoder, serving, vector_for
 from tests.serving.stubs import Stubs, connected, image, item, refusal_of
@@ -152,6 +155,17 @@ def test_a_conditional_write_is_all_or_none_and_names_the_item_in_conflict(stubs
         item("free"),
     ).versions
     assert [each.version for each in listed(stubs)] == [newer, free, made]
+
+
+def test_a_write_whose_time_is_over_before_its_turn_changes_nothing(running: Server, stubs: Stubs) -> None:
+    stubs.upsert("birds", item("a"))
+    request = pb.DeleteItemsRequest(gallery="birds", keys=["a"])
+    with ExitStack() as others:
+        for _ in range(executor.WRITERS):
+            others.enter_context(running.galleries._writers)
+        refusal_of(lambda: stubs.galleries.DeleteItems(request, timeout=0.3), "DEADLINE_EXCEEDED")
+        assert running.interceptor.wait_idle(5)
+    assert [each.key for each in listed(stubs)] == ["a"]
 
 
 def test_items_are_removed_on_condition_of_their_versions(stubs: Stubs) -> None:

@@ -94,7 +94,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "metadata beyond a double": ({"metadata": {"a": [2**1024]}}, "larger than a double"),
     "metadata of 1 MB": ({"metadata": {"a": "x" * 1_000_000}}, "the limit is 65536"),
     "no JPEG": ({"thumbnail": b"GIF89a"}, "no JPEG"),
-    "large thumbnail": ({"thumbnail": JPEG[:3] + bytes(MAX_THUMBNAIL_BYTES)}, "the limit is 65536"),
+    "large thumbnail": ({"thumbnail": JPEG[:3] + bytes(MAX_THUMBNAIL_BYTES)}, "limit is 65536"),
     "no origin": ({"source": replace(SOURCE, origin="")}, "origin"),
     "origin with NUL": ({"source": replace(SOURCE, origin="a\0")}, "NUL"),
 }

@@ -1,5 +1,6 @@
 """The models that are served: found by name, loaded anew all or none, gone when nobody holds them."""
 
+import gc
 import logging
 import os
 import shutil
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -134,7 +136,7 @@ def test_a_reload_loads_what_is_new_or_changed_and_nothing_else(caplog: pytest.L
         assert [each.name for each in models.all()] == ["d", "a", "b"]
         assert models.get("a") is kept
         assert all(embeds(models, name) for name in "dab")
-        again = models.reload()
+        again = models.reload(Mock(side_effect=Mismatch("asked, though all is as it was")))
         assert (again.loaded, again.removed) == ((), ())
         assert len(caplog.messages) == 1
 
@@ -159,8 +161,13 @@ def test_a_reload_is_all_or_nothing(fault: str, monkeypatch: pytest.MonkeyPatch)
         elif fault != "not agreed":
             broken, what = (bad, "encode") if fault == "cannot run" else (sources, "look")
             monkeypatch.setattr(broken, what, lambda *_, **__: 1 / 0)
+        fresh, old = weakref.ref(sources.models["n"]), {served.name: served.encoder for served in before}
         with pytest.raises((CrossbatchError, ZeroDivisionError)):
             models.reload(agree)
+        monkeypatch.undo()
+        sources.models = old
+        gc.collect()
+        assert fresh() is None
         assert models.all() == before
         assert embeds(models, "a")
         assert embeds(models, "b")

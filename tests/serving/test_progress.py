@@ -49,8 +49,8 @@ def test_stages_have_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
     with stages("item") as advance:
-        for stage, total in (("read", 30), ("build", 20)):
+        for stage, total in (("read", 30), ("build", 20), ("read", 40)):
             for done in range(0, total + 1, 10):
                 advance(stage, done, total)
     told = [line.split(",")[0] for line in log.getvalue().splitlines()]
-    assert told == ["read: 30 of 30", "build: 20 of 20"]
+    assert told == ["read: 30 of 30", "build: 20 of 20", "read: 40 of 40"]

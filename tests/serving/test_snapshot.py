@@ -63,7 +63,7 @@ def snapshot_of(type_: str | None, dead: NDArray[np.bool_]) -> Snapshot:
         Block(SEQS[part], VECTORS[part], LABELS[part], TEXTS[part])
         for part in (slice(count, count + 30), slice(count + 30, count + 31), slice(count + 31, None))
     ]
-    growing = GrowingSegment.empty(D, sealed.columns.label_names)
+    growing = GrowingSegment.empty(D, sealed.columns.texts)
     for block in blocks:
         growing = growing.advanced([block], SEQS[dead], Path("gallery"))
     return Snapshot(state, 1, replace(sealed, dead=dead[:count]), growing)

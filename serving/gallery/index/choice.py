@@ -27,6 +27,7 @@ from serving.gallery.index.index import (
     EXACT,
     MEASURED_K,
     SCORE_ERROR,
+    SPARE,
     IndexMetadata,
     Trial,
     exact_storage,
@@ -47,7 +48,6 @@ _LEAST_SAMPLE = 1000
 _QUERIES = 200
 _SHIFT = 0.6  # of the distance of the tenth neighbour
 _TIMED = 40
-_SPARE = 16  # fetched beyond the ten, as a search does for ties
 _BREADTHS = {
     "nprobe": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024),
     "efSearch": (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
@@ -211,7 +211,7 @@ def tuned(builder: IndexBuilder, truth: GroundTruth, metadata: IndexMetadata) ->
 def measured(builder: IndexBuilder, truth: GroundTruth, parameters: Mapping[str, float]) -> float:
     """Set search parameters and return the recall: the share of the k nearest, or of their equals, found."""
     set_parameters(builder.index, parameters)
-    scores, _ = builder.search(truth.queries, min(len(builder), MEASURED_K + _SPARE))
+    scores, _ = builder.search(truth.queries, min(len(builder), MEASURED_K + SPARE))
     return float((scores[:, : truth.k] >= truth.least[:, None]).mean())
 
 
@@ -248,7 +248,7 @@ def _latency_ms(builder: IndexBuilder) -> float:
     seconds = []
     for query in builder.matrix[np.linspace(0, count - 1, min(count, _TIMED)).astype(np.int64)]:
         began = time.thread_time()  # of this thread's work, so that a busy machine changes no choice
-        builder.search(query[None], min(count, MEASURED_K + _SPARE))
+        builder.search(query[None], min(count, MEASURED_K + SPARE))
         seconds.append(time.thread_time() - began)
     return round(1e3 * float(np.median(seconds)), 4)
 

@@ -25,7 +25,7 @@ from serving.errors import BadSetting, Unavailable
 from serving.gallery.disk import file_checksum
 
 __all__ = [
-    "AUTOMATIC", "EXACT", "MEASURED_K", "SCORE_ERROR", "Found", "GpuMatrix", "Index", "IndexDamaged",
+    "AUTOMATIC", "EXACT", "MEASURED_K", "SCORE_ERROR", "SPARE", "Found", "GpuMatrix", "Index", "IndexDamaged",
     "IndexMetadata", "Trial", "check_gpu", "exact_storage", "load_faiss", "matrix_of", "nearest",
     "published", "require_faiss", "set_parameters",
 ]  # fmt: skip
@@ -33,6 +33,7 @@ __all__ = [
 AUTOMATIC = "auto"
 EXACT = "exact"
 MEASURED_K = 10  # the recall of an index is that of the 10 nearest
+SPARE = 16  # fetched beyond those that are wanted, for ties, where recall is measured and in each search
 SCORE_ERROR = 1e-5  # float32 inner products of unit vectors are off by less, in any order of summation
 
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]  # scores and positions (Q, count), best first

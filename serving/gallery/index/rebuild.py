@@ -103,14 +103,12 @@ class Rebuilder:
 
     def _in_background(self, damaged: bool) -> None:
         lower_priority()
-        began = time.monotonic()
         try:
             with alone(self._folder, 0.0):
                 _log.info("the index of %s is being rebuilt", self._folder)
                 threads = max(1, usable_cores() // 2)
                 making = _Making(self._store, self.policy, self._stopping, threads, lambda *_: None)
                 making.run(whole=damaged, only_if_due=not damaged)
-            _log.info("the index of %s is rebuilt after %.1f s", self._folder, time.monotonic() - began)
         except Exception as error:
             if self._stopping.is_set():
                 return
@@ -148,7 +146,7 @@ class _Making:
     def run(self, *, whole: bool, only_if_due: bool = False) -> None:
         """Add to the published index, where that will do and it need not be `whole`, or make all anew."""
         self.store.check_name()
-        folder = self.store.path.parent
+        folder, began = self.store.path.parent, time.monotonic()
         older = list(folder.glob("index-*"))  # than what is made here
         with self.store.read() as reader:
             seen = reader.state()
@@ -170,6 +168,7 @@ class _Making:
         named = seen.index_file
         try:
             named = self._publish(made, seen, file)
+            _log.info("the index of %s is rebuilt after %.1f s", folder, time.monotonic() - began)
         finally:
             _remove([*older, file, file.with_suffix(".columns")], but=named)
 

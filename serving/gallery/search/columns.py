@@ -73,9 +73,9 @@ class Columns:
     bounds: NDArray[np.int64]  # (g + 1,): where each group begins, and where the last one ends
     groups: NDArray[np.int64]  # (g,), ascending: 4 times the field's place in `names`, plus the kind's
     names: TextTable  # of the fields
-    label_names: TextTable  # all strings, the labels among them
+    texts: TextTable  # all strings, the labels among them
     positions: NDArray[np.int32]  # (e,): whose entries they are
-    label_codes: NDArray[np.int32]  # (n,): where each item's label stands in `label_names`; -1: it is empty
+    label_codes: NDArray[np.int32]  # (n,): where each item's label stands in `texts`; -1: it is empty
     _masks: dict[str, Mask] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -93,8 +93,8 @@ class Columns:
 
     def save(self, path: Path) -> str:
         """Write a file that `load` maps, whole or not at all, on disk; returns its checksum."""
-        numbers = self.values, self.bounds, self.groups, self.names.ends, self.label_names.ends
-        narrow = self.positions, self.label_codes, self.names.content, self.label_names.content
+        numbers = self.values, self.bounds, self.groups, self.names.ends, self.texts.ends
+        narrow = self.positions, self.label_codes, self.names.content, self.texts.content
         with written_aside(path) as aside:
             with aside.open("wb") as file:
                 for each in (*numbers, *narrow):  # wide ones first: each begins at a multiple of its width
@@ -142,7 +142,7 @@ class Columns:
 
     def _entries(self) -> "_Entries":
         groups = np.repeat(self.groups, np.diff(self.bounds))
-        tables = list(self.names), list(self.label_names)
+        tables = list(self.names), list(self.texts)
         return _Entries(*tables, groups, self.values, self.positions, self.label_codes)
 
     def _evaluated(self, filter: Filter) -> Mask:
@@ -192,7 +192,7 @@ class Columns:
     def _place(self, values: NDArray[np.float64], bound: Any, behind: bool) -> int:
         """Return where a bound would stand among ascending values, before or behind those equal to it."""
         if isinstance(bound, str):  # behind a string is before the next one of the table
-            bound, behind = (bisect_right if behind else bisect_left)(self.label_names, bound), False
+            bound, behind = (bisect_right if behind else bisect_left)(self.texts, bound), False
         return int(np.searchsorted(values, float(bound), side="right" if behind else "left"))
 
 
@@ -265,7 +265,7 @@ def _sorted(parts: Sequence[_Entries]) -> Columns:
         bounds=np.append(starts, len(group)).astype(np.int64),
         groups=distinct,
         names=TextTable.of(names),
-        label_names=TextTable.of(texts),
+        texts=TextTable.of(texts),
         positions=np.concatenate(positions)[order],
         label_codes=np.concatenate(labels),
     )

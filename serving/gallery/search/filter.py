@@ -109,9 +109,7 @@ def check_filter(filter: Filter) -> Filter:
         values = _values(condition)
         conditions += max(1, len(values))
         if conditions > MAX_CONDITIONS:
-            raise InvalidArgument(
-                f"the filter has more than {MAX_CONDITIONS} conditions and values; use fewer"
-            )
+            raise InvalidArgument(f"the filter has more than {MAX_CONDITIONS} conditions or values; use less")
         if isinstance(condition, AllOf | AnyOf):
             continue
         for value in values:

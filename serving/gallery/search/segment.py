@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.gallery.index.index import MEASURED_K, SCORE_ERROR, Index, IndexDamaged, IndexMetadata
+from serving.gallery.index.index import MEASURED_K, SCORE_ERROR, SPARE, Index, IndexDamaged, IndexMetadata
 from serving.gallery.search.columns import Columns, Mask, TextTable
 from serving.gallery.search.filter import Filter
 from serving.gallery.store.schema import sound
@@ -22,8 +22,7 @@ Near = tuple[NDArray[np.float32], NDArray[np.int64], float]
 
 T = TypeVar("T", bound=np.generic)
 
-_SPARE = 16  # fetched beyond k, for ties; for 10 of an approximate index that is as many as it was tuned with
-_DEPTH = (MEASURED_K + _SPARE) / MEASURED_K  # so many are fetched of one for each that is wanted
+_DEPTH = (MEASURED_K + SPARE) / MEASURED_K  # so many are fetched of one for each that is wanted
 _ROWS = 4096  # vectors scored at once
 _PRODUCTS = 1 << 24  # entries of a matrix of scores made at once
 _LARGE = 8  # the part of an index, as 1 / _LARGE, beyond which all allowed items are scored instead
@@ -88,7 +87,7 @@ class SealedSegment:
             return [(np.empty(0, np.float32), np.empty(0, np.int64), -np.inf)] * len(queries)
         # By chance more may be barred among those fetched than of all: two standard deviations.
         chance = 2 * math.sqrt(k * (size - allowed) / allowed)
-        fetched = k + _SPARE if index.exact else (k + chance) * _DEPTH
+        fetched = k + SPARE if index.exact else (k + chance) * _DEPTH
         count = min(size, math.ceil(fetched * size / allowed))
         near: dict[int, Near] = {}
         pending = list(range(len(queries)))

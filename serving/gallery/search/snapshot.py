@@ -244,5 +244,5 @@ class SnapshotCache:
         # Without an index everything is read from the store, where what was removed is no more.
         last_seq = 0 if sealed.index is None else state.covers_seq
         covered = replace(state, last_seq=last_seq, last_removal=state.covers_removal)
-        growing = GrowingSegment.empty(self._store.meta.dimension, sealed.columns.label_names)
+        growing = GrowingSegment.empty(self._store.meta.dimension, sealed.columns.texts)
         return Snapshot(covered, state.generation, sealed, growing, bool(damage)).advanced(state, reader)

@@ -1,4 +1,4 @@
-"""Messages to records and back: what requests hold, checked here and nowhere else, and what replies tell."""
+"""Messages to records and back: what requests hold, checked, and what replies tell."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,9 +23,9 @@ from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import bytes_of, plain_of, vector_of
 
 __all__ = [
-    "Upsert", "check_count", "checked", "embed_result", "explain_result", "good_or_refused", "page_size",
-    "read_items", "refuse_if_all_failed", "search_options", "timings_of", "write_hits", "write_info",
-    "write_item",
+    "FRAME_BYTES", "Upsert", "check_count", "checked", "embed_result", "explain_result", "good_or_refused",
+    "page_size", "read_items", "refuse_if_all_failed", "search_options", "timings_of", "write_hits",
+    "write_info", "write_item",
 ]  # fmt: skip
 
 S = TypeVar("S")
@@ -34,6 +34,7 @@ T = TypeVar("T")
 MAX_METADATA_MESSAGE = 1_048_576
 """Most bytes of an item's metadata as it travels: 64 KiB of JSON never take as many."""
 
+FRAME_BYTES = 12  # at most, around each item or result of a reply
 _NONE = np.empty(0, np.float32)  # the vector of an item that comes as an image
 _NOT_SENT = (ValueError, TypeError, OverflowError, RecursionError, DecodeError)
 

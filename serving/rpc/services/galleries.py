@@ -26,7 +26,6 @@ PATIENCE = 10.0
 BYTES_AT_ONCE = 16 * 1024 * 1024
 """About the most bytes that are read from a gallery before those of a page are counted."""
 _SPARE_BYTES = 65_536  # for the token and what stands around the items
-_FRAME_BYTES = 12  # at most, around each item
 
 
 class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
@@ -114,10 +113,9 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         def complete_and_store(meta: Meta, model: ModelInstances) -> list[int]:
             upsert = convert.read_items(request.items, meta.dimension, call)
             _complete(upsert, model, meta.thumbnail_side, call)
-            call.check()
             began = time.monotonic()
             versions = self._galleries.using(
-                request.gallery, lambda gallery, _: _stored(gallery, upsert), model=model, writes=True
+                request.gallery, lambda gallery, _: _stored(gallery, upsert), call, model=model, writes=True
             )
             call.stages.spent("gallery", began, time.monotonic() - began)
             return versions
@@ -143,7 +141,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         expected = dict(zip(keys, versions, strict=False))
         self._admission.admit(call)
         deleted = self._galleries.using(
-            request.gallery, lambda gallery, _: gallery.delete(keys, expected=expected), writes=True
+            request.gallery, lambda gallery, _: gallery.delete(keys, expected=expected), call, writes=True
         )
         return pb.DeleteItemsResponse(deleted=deleted)
 
@@ -158,7 +156,7 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
             return reply
 
         self._admission.admit(call)
-        return self._galleries.using(request.gallery, read)
+        return self._galleries.using(request.gallery, read, call)
 
     def ListItems(self, request: pb.ListItemsRequest, call: Call) -> pb.ListItemsResponse:  # noqa: N802
         """Read one page of items; the token of the next one is the last key of this one."""
@@ -167,7 +165,9 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
             if text := getattr(request, field):
                 convert.checked(field, check_key, text)
         self._admission.admit(call)
-        return self._galleries.using(request.gallery, lambda gallery, _: _page(gallery, request, size, call))
+        return self._galleries.using(
+            request.gallery, lambda gallery, _: _page(gallery, request, size, call), call
+        )
 
     def _described(self, name: str) -> pb.Gallery:
         """Describe a gallery, also one that is damaged or of a model that is not served."""
@@ -219,7 +219,7 @@ def _page(gallery: Gallery, request: pb.ListItemsRequest, size: int, call: Call)
         for item in block:
             call.check()
             convert.write_item(added := reply.items.add(), item, with_vector=request.with_vectors)
-            room -= added.ByteSize() + _FRAME_BYTES
+            room -= added.ByteSize() + convert.FRAME_BYTES
             if room < 0 and len(reply.items) > 1:
                 del reply.items[-1]
                 reply.next_page_token = after

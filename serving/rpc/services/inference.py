@@ -63,9 +63,8 @@ class InferenceCalls(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         _check_version(model, request.version)
         spec = model.spec
         side = spec.image_size
-        reply = pb.ModelMetadataResponse(
-            name=model.name, versions=_versions(model), platform="onnxruntime_onnx"
-        )
+        reply = pb.ModelMetadataResponse(name=model.name, platform="onnxruntime_onnx")
+        reply.versions.extend(_versions(model))
         reply.inputs.add(name="images", datatype="UINT8", shape=[-1, side, side, 3])
         reply.inputs.add(name="encoded", datatype="BYTES", shape=[-1])
         reply.outputs.add(name="embeddings", datatype="FP32", shape=[-1, spec.dimension])
@@ -155,9 +154,8 @@ def _wanted_outputs(
     for i, output in enumerate(asked):
         place = f"outputs[{i}]"
         if output.name not in served:
-            raise refusal(
-                place, f"There is no output {output.name[:80]!r}; the model has {', '.join(served)}."
-            )
+            told = f"There is no output {output.name[:80]!r}; the model has {', '.join(served)}."
+            raise refusal(place, told)
         if output.name in names:
             raise refusal(place, f"The output {output.name} is asked for twice; ask once.")
         _check_parameters(f"{place}.parameters of {output.name}", output.parameters)

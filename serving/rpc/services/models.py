@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class ModelCalls(model_service_pb2_grpc.ModelServiceServicer):
     """Answers GetModel, ListModels and ReloadModels."""
 
-    def __init__(self, models: ModelRegistry, reload: Callable[[], Change]) -> None:
+    def __init__(self, models: ModelRegistry, reload: Callable[[Call], Change]) -> None:
         self._models = models
         self._reload = reload
 
@@ -33,7 +33,7 @@ class ModelCalls(model_service_pb2_grpc.ModelServiceServicer):
     def ReloadModels(self, request: pb.ReloadModelsRequest, call: Call) -> pb.ReloadModelsResponse:  # noqa: N802
         """Look at the model files and the galleries again, as SIGHUP does; failing, it changes nothing."""
         try:
-            change = self._reload()
+            change = self._reload(call)
         except Draining:
             raise
         except CrossbatchError as error:

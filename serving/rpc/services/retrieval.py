@@ -29,7 +29,6 @@ __all__ = ["RetrievalCalls", "neighbours"]
 HITS_AT_ONCE = 1_024
 """Most neighbours that are read from a gallery before their bytes are counted, but for those of one query."""
 _SPARE_BYTES = 3 * 65_536  # for what stands beside the results in a reply: 64 KiB of unknown fields at most
-_FRAME_BYTES = 12  # at most, around each result
 
 
 class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
@@ -85,14 +84,14 @@ class RetrievalCalls(retrieval_service_pb2_grpc.RetrievalServiceServicer):
             nonlocal began
             embedded.update(zip(images, model.embed(list(images.values()), call), strict=True))
             began = time.monotonic()
-            return self._galleries.using(request.gallery, search, model=model)
+            return self._galleries.using(request.gallery, search, call, model=model)
 
         self._admission.admit(call, len(queries))
         if images:  # the model is looked up before anything is spent on them
             reply = self._galleries.with_model(request.gallery, embed_and_search, model=request.model)
         else:
             began = time.monotonic()
-            reply = self._galleries.using(request.gallery, search, model=request.model)
+            reply = self._galleries.using(request.gallery, search, call, model=request.model)
         call.stages.spent("gallery", began, time.monotonic() - began)
         reply.timings.CopyFrom(convert.timings_of(call))
         return reply
@@ -153,7 +152,7 @@ def neighbours(
             raise Refusal([Violation("filter", error)]) from error  # all else was checked before
         for (_, _, result), hits in zip(some, near, strict=True):
             convert.write_hits(result, hits, known)
-            room -= result.ByteSize() + _FRAME_BYTES
+            room -= result.ByteSize() + convert.FRAME_BYTES
             if room < 0:
                 raise refusal(
                     "k",
