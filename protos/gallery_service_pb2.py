@@ -22,68 +22,91 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from protos import retrieval_service_pb2 as protos_dot_retrieval__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/gallery_service.proto\x12\rcrossbatch.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x17google/rpc/status.proto\x1a\x1eprotos/retrieval_service.proto\"\x89\x02\n\x07Gallery\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x11\n\tdimension\x18\x04 \x01(\r\x12\r\n\x05items\x18\x05 \x01(\x04\x12#\n\x07problem\x18\x06 \x01(\x0b\x32\x12.google.rpc.Status\x12\x12\n\nindex_type\x18\x07 \x01(\t\x12\x0e\n\x06recall\x18\x08 \x01(\x01\x12\x13\n\x0b\x66resh_items\x18\t \x01(\x04\x12\x15\n\rdeleted_items\x18\n \x01(\x04\x12\x12\n\ngeneration\x18\x0b \x01(\x04\x12\x16\n\x0ethumbnail_side\x18\x0c \x01(\r\"z\n\x14\x43reateGalleryRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0ethumbnail_side\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\t\x12\x13\n\x06recall\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05model\x18\x05 \x01(\tB\t\n\x07_recall\"@\n\x15\x43reateGalleryResponse\x12\'\n\x07gallery\x18\x01 \x01(\x0b\x32\x16.crossbatch.v1.Gallery\"!\n\x11GetGalleryRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x12GetGalleryResponse\x12\'\n\x07gallery\x18\x01 \x01(\x0b\x32\x16.crossbatch.v1.Gallery\"=\n\x14ListGalleriesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x15ListGalleriesResponse\x12)\n\tgalleries\x18\x01 \x03(\x0b\x32\x16.crossbatch.v1.Gallery\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"$\n\x14\x44\x65leteGalleryRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteGalleryResponse\"P\n\x11\x42uildIndexRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\t\x12\x13\n\x06recall\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_recall\"i\n\x12\x42uildIndexResponse\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\x12\'\n\x07gallery\x18\x04 \x01(\x0b\x32\x16.crossbatch.v1.Gallery\"3\n\x14SwitchGalleryRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05other\x18\x02 \x01(\t\"@\n\x15SwitchGalleryResponse\x12\'\n\x07gallery\x18\x01 \x01(\x0b\x32\x16.crossbatch.v1.Gallery\"&\n\x16RollbackGalleryRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"Q\n\x17RollbackGalleryResponse\x12\'\n\x07gallery\x18\x01 \x01(\x0b\x32\x16.crossbatch.v1.Gallery\x12\r\n\x05other\x18\x02 \x01(\t\"\xbc\x01\n\x04Item\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06vector\x18\x03 \x01(\x0cH\x00\x12\r\n\x05label\x18\x04 \x01(\t\x12\x0b\n\x03uri\x18\x05 \x01(\t\x12)\n\x08metadata\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1d\n\x10\x65xpected_version\x18\x07 \x01(\x04H\x01\x88\x01\x01\x42\t\n\x07\x63ontentB\x13\n\x11_expected_version\"\x81\x01\n\nStoredItem\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05label\x18\x03 \x01(\t\x12\x0b\n\x03uri\x18\x04 \x01(\t\x12)\n\x08metadata\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0e\n\x06vector\x18\x06 \x01(\x0c\"I\n\x12UpsertItemsRequest\x12\x0f\n\x07gallery\x18\x01 \x01(\t\x12\"\n\x05items\x18\x02 \x03(\x0b\x32\x13.crossbatch.v1.Item\"`\n\x13UpsertItemsResponse\x12\x0e\n\x06stored\x18\x01 \x01(\r\x12\'\n\x07timings\x18\x02 \x01(\x0b\x32\x16.crossbatch.v1.Timings\x12\x10\n\x08versions\x18\x03 \x03(\x04\"N\n\x12\x44\x65leteItemsRequest\x12\x0f\n\x07gallery\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\x12\x19\n\x11\x65xpected_versions\x18\x03 \x03(\x04\"&\n\x13\x44\x65leteItemsResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\r\"F\n\x0eGetItemRequest\x12\x0f\n\x07gallery\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x16\n\x0ewith_thumbnail\x18\x03 \x01(\x08\"M\n\x0fGetItemResponse\x12\'\n\x04item\x18\x01 \x01(\x0b\x32\x19.crossbatch.v1.StoredItem\x12\x11\n\tthumbnail\x18\x02 \x01(\x0c\"t\n\x10ListItemsRequest\x12\x0f\n\x07gallery\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x12\n\nkey_prefix\x18\x04 \x01(\t\x12\x14\n\x0cwith_vectors\x18\x05 \x01(\x08\"V\n\x11ListItemsResponse\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.crossbatch.v1.StoredItem\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xd0\x07\n\x0eGalleryService\x12Z\n\rCreateGallery\x12#.crossbatch.v1.CreateGalleryRequest\x1a$.crossbatch.v1.CreateGalleryResponse\x12Q\n\nGetGallery\x12 .crossbatch.v1.GetGalleryRequest\x1a!.crossbatch.v1.GetGalleryResponse\x12Z\n\rListGalleries\x12#.crossbatch.v1.ListGalleriesRequest\x1a$.crossbatch.v1.ListGalleriesResponse\x12Z\n\rDeleteGallery\x12#.crossbatch.v1.DeleteGalleryRequest\x1a$.crossbatch.v1.DeleteGalleryResponse\x12S\n\nBuildIndex\x12 .crossbatch.v1.BuildIndexRequest\x1a!.crossbatch.v1.BuildIndexResponse0\x01\x12Z\n\rSwitchGallery\x12#.crossbatch.v1.SwitchGalleryRequest\x1a$.crossbatch.v1.SwitchGalleryResponse\x12`\n\x0fRollbackGallery\x12%.crossbatch.v1.RollbackGalleryRequest\x1a&.crossbatch.v1.RollbackGalleryResponse\x12T\n\x0bUpsertItems\x12!.crossbatch.v1.UpsertItemsRequest\x1a\".crossbatch.v1.UpsertItemsResponse\x12T\n\x0b\x44\x65leteItems\x12!.crossbatch.v1.DeleteItemsRequest\x1a\".crossbatch.v1.DeleteItemsResponse\x12H\n\x07GetItem\x12\x1d.crossbatch.v1.GetItemRequest\x1a\x1e.crossbatch.v1.GetItemResponse\x12N\n\tListItems\x12\x1f.crossbatch.v1.ListItemsRequest\x1a .crossbatch.v1.ListItemsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/gallery_service.proto\x12\rcrossbatch.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x17google/rpc/status.proto\x1a\x1eprotos/retrieval_service.proto\"\x89\x02\n\x07Gallery\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x11\n\tdimension\x18\x04 \x01(\r\x12\r\n\x05items\x18\x05 \x01(\x04\x12#\n\x07problem\x18\x06 \x01(\x0b\x32\x12.google.rpc.Status\x12\x12\n\nindex_type\x18\x07 \x01(\t\x12\x0e\n\x06recall\x18\x08 \x01(\x01\x12\x13\n\x0b\x66resh_items\x18\t \x01(\x04\x12\x15\n\rdeleted_items\x18\n \x01(\x04\x12\x12\n\ngeneration\x18\x0b \x01(\x04\x12\x16\n\x0ethumbnail_side\x18\x0c \x01(\r\"z\n\x14\x43reateGalleryRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0ethumbnail_side\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\t\x12\x13\n\x06recall\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05model\x18\x05 \x01(\tB\t\n\x07_recall\"@\n\x15\x43reateGalleryResponse\x12\'\n\x07gallery\x18\x01 \x01(\x0b\x32\x16.crossbatch.v1.Gallery\"!\n\x11GetGalleryRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x12GetGalleryResponse\x12\'\n\x07gallery\x18\x01 \x01(\x0b\x32\x16.crossbatch.v1.Gallery\"=\n\x14ListGalleriesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x15ListGalleriesResponse\x12)\n\tgalleries\x18\x01 \x03(\x0b\x32\x16.crossbatch.v1.Gallery\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"$\n\x14\x44\x65leteGalleryRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteGalleryResponse\"P\n\x11\x42uildIndexRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\t\x12\x13\n\x06recall\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_recall\"i\n\x12\x42uildIndexResponse\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\x12\'\n\x07gallery\x18\x04 \x01(\x0b\x32\x16.crossbatch.v1.Gallery\"3\n\x14SwitchGalleryRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05other\x18\x02 \x01(\t\"@\n\x15SwitchGalleryResponse\x12\'\n\x07gallery\x18\x01 \x01(\x0b\x32\x16.crossbatch.v1.Gallery\"&\n\x16RollbackGalleryRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"Q\n\x17RollbackGalleryResponse\x12\'\n\x07gallery\x18\x01 \x01(\x0b\x32\x16.crossbatch.v1.Gallery\x12\r\n\x05other\x18\x02 \x01(\t\"\xbc\x01\n\x04Item\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06vector\x18\x03 \x01(\x0cH\x00\x12\r\n\x05label\x18\x04 \x01(\t\x12\x0b\n\x03uri\x18\x05 \x01(\t\x12)\n\x08metadata\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1d\n\x10\x65xpected_version\x18\x07 \x01(\x04H\x01\x88\x01\x01\x42\t\n\x07\x63ontentB\x13\n\x11_expected_version\"\x81\x01\n\nStoredItem\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05label\x18\x03 \x01(\t\x12\x0b\n\x03uri\x18\x04 \x01(\t\x12)\n\x08metadata\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0e\n\x06vector\x18\x06 \x01(\x0c\"I\n\x12UpsertItemsRequest\x12\x0f\n\x07gallery\x18\x01 \x01(\t\x12\"\n\x05items\x18\x02 \x03(\x0b\x32\x13.crossbatch.v1.Item\"`\n\x13UpsertItemsResponse\x12\x0e\n\x06stored\x18\x01 \x01(\r\x12\'\n\x07timings\x18\x02 \x01(\x0b\x32\x16.crossbatch.v1.Timings\x12\x10\n\x08versions\x18\x03 \x03(\x04\"N\n\x12\x44\x65leteItemsRequest\x12\x0f\n\x07gallery\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\x12\x19\n\x11\x65xpected_versions\x18\x03 \x03(\x04\"&\n\x13\x44\x65leteItemsResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\r\"F\n\x0eGetItemRequest\x12\x0f\n\x07gallery\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x16\n\x0ewith_thumbnail\x18\x03 \x01(\x08\"M\n\x0fGetItemResponse\x12\'\n\x04item\x18\x01 \x01(\x0b\x32\x19.crossbatch.v1.StoredItem\x12\x11\n\tthumbnail\x18\x02 \x01(\x0c\"t\n\x10ListItemsRequest\x12\x0f\n\x07gallery\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x12\n\nkey_prefix\x18\x04 \x01(\t\x12\x14\n\x0cwith_vectors\x18\x05 \x01(\x08\"V\n\x11ListItemsResponse\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.crossbatch.v1.StoredItem\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xeb\n\n\x0eGalleryService\x12t\n\rCreateGallery\x12#.crossbatch.v1.CreateGalleryRequest\x1a$.crossbatch.v1.CreateGalleryResponse\"\x18\x82\xd3\xe4\x93\x02\x12\"\r/v1/galleries:\x01*\x12o\n\nGetGallery\x12 .crossbatch.v1.GetGalleryRequest\x1a!.crossbatch.v1.GetGalleryResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/v1/galleries/{name}\x12q\n\rListGalleries\x12#.crossbatch.v1.ListGalleriesRequest\x1a$.crossbatch.v1.ListGalleriesResponse\"\x15\x82\xd3\xe4\x93\x02\x0f\x12\r/v1/galleries\x12x\n\rDeleteGallery\x12#.crossbatch.v1.DeleteGalleryRequest\x1a$.crossbatch.v1.DeleteGalleryResponse\"\x1c\x82\xd3\xe4\x93\x02\x16*\x14/v1/galleries/{name}\x12z\n\nBuildIndex\x12 .crossbatch.v1.BuildIndexRequest\x1a!.crossbatch.v1.BuildIndexResponse\"%\x82\xd3\xe4\x93\x02\x1f\"\x1a/v1/galleries/{name}:build:\x01*0\x01\x12\x82\x01\n\rSwitchGallery\x12#.crossbatch.v1.SwitchGalleryRequest\x1a$.crossbatch.v1.SwitchGalleryResponse\"&\x82\xd3\xe4\x93\x02 \"\x1b/v1/galleries/{name}:switch:\x01*\x12\x8a\x01\n\x0fRollbackGallery\x12%.crossbatch.v1.RollbackGalleryRequest\x1a&.crossbatch.v1.RollbackGalleryResponse\"(\x82\xd3\xe4\x93\x02\"\"\x1d/v1/galleries/{name}:rollback:\x01*\x12~\n\x0bUpsertItems\x12!.crossbatch.v1.UpsertItemsRequest\x1a\".crossbatch.v1.UpsertItemsResponse\"(\x82\xd3\xe4\x93\x02\"\"\x1d/v1/galleries/{gallery}/items:\x01*\x12\x85\x01\n\x0b\x44\x65leteItems\x12!.crossbatch.v1.DeleteItemsRequest\x1a\".crossbatch.v1.DeleteItemsResponse\"/\x82\xd3\xe4\x93\x02)\"$/v1/galleries/{gallery}/items:delete:\x01*\x12x\n\x07GetItem\x12\x1d.crossbatch.v1.GetItemRequest\x1a\x1e.crossbatch.v1.GetItemResponse\".\x82\xd3\xe4\x93\x02(\x12&/v1/galleries/{gallery}/items/{key=**}\x12u\n\tListItems\x12\x1f.crossbatch.v1.ListItemsRequest\x1a .crossbatch.v1.ListItemsResponse\"%\x82\xd3\xe4\x93\x02\x1f\x12\x1d/v1/galleries/{gallery}/itemsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.gallery_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GALLERY']._serialized_start=135
-  _globals['_GALLERY']._serialized_end=400
-  _globals['_CREATEGALLERYREQUEST']._serialized_start=402
-  _globals['_CREATEGALLERYREQUEST']._serialized_end=524
-  _globals['_CREATEGALLERYRESPONSE']._serialized_start=526
-  _globals['_CREATEGALLERYRESPONSE']._serialized_end=590
-  _globals['_GETGALLERYREQUEST']._serialized_start=592
-  _globals['_GETGALLERYREQUEST']._serialized_end=625
-  _globals['_GETGALLERYRESPONSE']._serialized_start=627
-  _globals['_GETGALLERYRESPONSE']._serialized_end=688
-  _globals['_LISTGALLERIESREQUEST']._serialized_start=690
-  _globals['_LISTGALLERIESREQUEST']._serialized_end=751
-  _globals['_LISTGALLERIESRESPONSE']._serialized_start=753
-  _globals['_LISTGALLERIESRESPONSE']._serialized_end=844
-  _globals['_DELETEGALLERYREQUEST']._serialized_start=846
-  _globals['_DELETEGALLERYREQUEST']._serialized_end=882
-  _globals['_DELETEGALLERYRESPONSE']._serialized_start=884
-  _globals['_DELETEGALLERYRESPONSE']._serialized_end=907
-  _globals['_BUILDINDEXREQUEST']._serialized_start=909
-  _globals['_BUILDINDEXREQUEST']._serialized_end=989
-  _globals['_BUILDINDEXRESPONSE']._serialized_start=991
-  _globals['_BUILDINDEXRESPONSE']._serialized_end=1096
-  _globals['_SWITCHGALLERYREQUEST']._serialized_start=1098
-  _globals['_SWITCHGALLERYREQUEST']._serialized_end=1149
-  _globals['_SWITCHGALLERYRESPONSE']._serialized_start=1151
-  _globals['_SWITCHGALLERYRESPONSE']._serialized_end=1215
-  _globals['_ROLLBACKGALLERYREQUEST']._serialized_start=1217
-  _globals['_ROLLBACKGALLERYREQUEST']._serialized_end=1255
-  _globals['_ROLLBACKGALLERYRESPONSE']._serialized_start=1257
-  _globals['_ROLLBACKGALLERYRESPONSE']._serialized_end=1338
-  _globals['_ITEM']._serialized_start=1341
-  _globals['_ITEM']._serialized_end=1529
-  _globals['_STOREDITEM']._serialized_start=1532
-  _globals['_STOREDITEM']._serialized_end=1661
-  _globals['_UPSERTITEMSREQUEST']._serialized_start=1663
-  _globals['_UPSERTITEMSREQUEST']._serialized_end=1736
-  _globals['_UPSERTITEMSRESPONSE']._serialized_start=1738
-  _globals['_UPSERTITEMSRESPONSE']._serialized_end=1834
-  _globals['_DELETEITEMSREQUEST']._serialized_start=1836
-  _globals['_DELETEITEMSREQUEST']._serialized_end=1914
-  _globals['_DELETEITEMSRESPONSE']._serialized_start=1916
-  _globals['_DELETEITEMSRESPONSE']._serialized_end=1954
-  _globals['_GETITEMREQUEST']._serialized_start=1956
-  _globals['_GETITEMREQUEST']._serialized_end=2026
-  _globals['_GETITEMRESPONSE']._serialized_start=2028
-  _globals['_GETITEMRESPONSE']._serialized_end=2105
-  _globals['_LISTITEMSREQUEST']._serialized_start=2107
-  _globals['_LISTITEMSREQUEST']._serialized_end=2223
-  _globals['_LISTITEMSRESPONSE']._serialized_start=2225
-  _globals['_LISTITEMSRESPONSE']._serialized_end=2311
-  _globals['_GALLERYSERVICE']._serialized_start=2314
-  _globals['_GALLERYSERVICE']._serialized_end=3290
+  _globals['_GALLERYSERVICE'].methods_by_name['CreateGallery']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['CreateGallery']._serialized_options = b'\202\323\344\223\002\022\"\r/v1/galleries:\001*'
+  _globals['_GALLERYSERVICE'].methods_by_name['GetGallery']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['GetGallery']._serialized_options = b'\202\323\344\223\002\026\022\024/v1/galleries/{name}'
+  _globals['_GALLERYSERVICE'].methods_by_name['ListGalleries']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['ListGalleries']._serialized_options = b'\202\323\344\223\002\017\022\r/v1/galleries'
+  _globals['_GALLERYSERVICE'].methods_by_name['DeleteGallery']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['DeleteGallery']._serialized_options = b'\202\323\344\223\002\026*\024/v1/galleries/{name}'
+  _globals['_GALLERYSERVICE'].methods_by_name['BuildIndex']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['BuildIndex']._serialized_options = b'\202\323\344\223\002\037\"\032/v1/galleries/{name}:build:\001*'
+  _globals['_GALLERYSERVICE'].methods_by_name['SwitchGallery']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['SwitchGallery']._serialized_options = b'\202\323\344\223\002 \"\033/v1/galleries/{name}:switch:\001*'
+  _globals['_GALLERYSERVICE'].methods_by_name['RollbackGallery']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['RollbackGallery']._serialized_options = b'\202\323\344\223\002\"\"\035/v1/galleries/{name}:rollback:\001*'
+  _globals['_GALLERYSERVICE'].methods_by_name['UpsertItems']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['UpsertItems']._serialized_options = b'\202\323\344\223\002\"\"\035/v1/galleries/{gallery}/items:\001*'
+  _globals['_GALLERYSERVICE'].methods_by_name['DeleteItems']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['DeleteItems']._serialized_options = b'\202\323\344\223\002)\"$/v1/galleries/{gallery}/items:delete:\001*'
+  _globals['_GALLERYSERVICE'].methods_by_name['GetItem']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['GetItem']._serialized_options = b'\202\323\344\223\002(\022&/v1/galleries/{gallery}/items/{key=**}'
+  _globals['_GALLERYSERVICE'].methods_by_name['ListItems']._loaded_options = None
+  _globals['_GALLERYSERVICE'].methods_by_name['ListItems']._serialized_options = b'\202\323\344\223\002\037\022\035/v1/galleries/{gallery}/items'
+  _globals['_GALLERY']._serialized_start=165
+  _globals['_GALLERY']._serialized_end=430
+  _globals['_CREATEGALLERYREQUEST']._serialized_start=432
+  _globals['_CREATEGALLERYREQUEST']._serialized_end=554
+  _globals['_CREATEGALLERYRESPONSE']._serialized_start=556
+  _globals['_CREATEGALLERYRESPONSE']._serialized_end=620
+  _globals['_GETGALLERYREQUEST']._serialized_start=622
+  _globals['_GETGALLERYREQUEST']._serialized_end=655
+  _globals['_GETGALLERYRESPONSE']._serialized_start=657
+  _globals['_GETGALLERYRESPONSE']._serialized_end=718
+  _globals['_LISTGALLERIESREQUEST']._serialized_start=720
+  _globals['_LISTGALLERIESREQUEST']._serialized_end=781
+  _globals['_LISTGALLERIESRESPONSE']._serialized_start=783
+  _globals['_LISTGALLERIESRESPONSE']._serialized_end=874
+  _globals['_DELETEGALLERYREQUEST']._serialized_start=876
+  _globals['_DELETEGALLERYREQUEST']._serialized_end=912
+  _globals['_DELETEGALLERYRESPONSE']._serialized_start=914
+  _globals['_DELETEGALLERYRESPONSE']._serialized_end=937
+  _globals['_BUILDINDEXREQUEST']._serialized_start=939
+  _globals['_BUILDINDEXREQUEST']._serialized_end=1019
+  _globals['_BUILDINDEXRESPONSE']._serialized_start=1021
+  _globals['_BUILDINDEXRESPONSE']._serialized_end=1126
+  _globals['_SWITCHGALLERYREQUEST']._serialized_start=1128
+  _globals['_SWITCHGALLERYREQUEST']._serialized_end=1179
+  _globals['_SWITCHGALLERYRESPONSE']._serialized_start=1181
+  _globals['_SWITCHGALLERYRESPONSE']._serialized_end=1245
+  _globals['_ROLLBACKGALLERYREQUEST']._serialized_start=1247
+  _globals['_ROLLBACKGALLERYREQUEST']._serialized_end=1285
+  _globals['_ROLLBACKGALLERYRESPONSE']._serialized_start=1287
+  _globals['_ROLLBACKGALLERYRESPONSE']._serialized_end=1368
+  _globals['_ITEM']._serialized_start=1371
+  _globals['_ITEM']._serialized_end=1559
+  _globals['_STOREDITEM']._serialized_start=1562
+  _globals['_STOREDITEM']._serialized_end=1691
+  _globals['_UPSERTITEMSREQUEST']._serialized_start=1693
+  _globals['_UPSERTITEMSREQUEST']._serialized_end=1766
+  _globals['_UPSERTITEMSRESPONSE']._serialized_start=1768
+  _globals['_UPSERTITEMSRESPONSE']._serialized_end=1864
+  _globals['_DELETEITEMSREQUEST']._serialized_start=1866
+  _globals['_DELETEITEMSREQUEST']._serialized_end=1944
+  _globals['_DELETEITEMSRESPONSE']._serialized_start=1946
+  _globals['_DELETEITEMSRESPONSE']._serialized_end=1984
+  _globals['_GETITEMREQUEST']._serialized_start=1986
+  _globals['_GETITEMREQUEST']._serialized_end=2056
+  _globals['_GETITEMRESPONSE']._serialized_start=2058
+  _globals['_GETITEMRESPONSE']._serialized_end=2135
+  _globals['_LISTITEMSREQUEST']._serialized_start=2137
+  _globals['_LISTITEMSREQUEST']._serialized_end=2253
+  _globals['_LISTITEMSRESPONSE']._serialized_start=2255
+  _globals['_LISTITEMSRESPONSE']._serialized_end=2341
+  _globals['_GALLERYSERVICE']._serialized_start=2344
+  _globals['_GALLERYSERVICE']._serialized_end=3731
 # @@protoc_insertion_point(module_scope)

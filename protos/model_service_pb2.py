@@ -22,29 +22,36 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/model_service.proto\x12\rcrossbatch.v1\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"7\n\x10GetModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.crossbatch.v1.Model\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.crossbatch.v1.Model\"\x15\n\x13ReloadModelsRequest\"]\n\x14ReloadModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.crossbatch.v1.Model\x12\x0e\n\x06loaded\x18\x02 \x03(\t\x12\x0f\n\x07removed\x18\x03 \x03(\t\"\x8b\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x11\n\tdimension\x18\x03 \x01(\r\x12\x12\n\nimage_size\x18\x04 \x01(\r\x12\x11\n\tprecision\x18\x05 \x01(\t\x12\x11\n\tspec_json\x18\x06 \x01(\t\x12\x12\n\nprototypes\x18\x07 \x01(\r2\x87\x02\n\x0cModelService\x12K\n\x08GetModel\x12\x1e.crossbatch.v1.GetModelRequest\x1a\x1f.crossbatch.v1.GetModelResponse\x12Q\n\nListModels\x12 .crossbatch.v1.ListModelsRequest\x1a!.crossbatch.v1.ListModelsResponse\x12W\n\x0cReloadModels\x12\".crossbatch.v1.ReloadModelsRequest\x1a#.crossbatch.v1.ReloadModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/model_service.proto\x12\rcrossbatch.v1\x1a\x1cgoogle/api/annotations.proto\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"7\n\x10GetModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.crossbatch.v1.Model\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.crossbatch.v1.Model\"\x15\n\x13ReloadModelsRequest\"]\n\x14ReloadModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.crossbatch.v1.Model\x12\x0e\n\x06loaded\x18\x02 \x03(\t\x12\x0f\n\x07removed\x18\x03 \x03(\t\"\x8b\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x11\n\tdimension\x18\x03 \x01(\r\x12\x12\n\nimage_size\x18\x04 \x01(\r\x12\x11\n\tprecision\x18\x05 \x01(\t\x12\x11\n\tspec_json\x18\x06 \x01(\t\x12\x12\n\nprototypes\x18\x07 \x01(\r2\xd4\x02\n\x0cModelService\x12\x66\n\x08GetModel\x12\x1e.crossbatch.v1.GetModelRequest\x1a\x1f.crossbatch.v1.GetModelResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/models/{name}\x12\x65\n\nListModels\x12 .crossbatch.v1.ListModelsRequest\x1a!.crossbatch.v1.ListModelsResponse\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models\x12u\n\x0cReloadModels\x12\".crossbatch.v1.ReloadModelsRequest\x1a#.crossbatch.v1.ReloadModelsResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\"\x11/v1/models:reload:\x01*b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.model_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETMODELREQUEST']._serialized_start=45
-  _globals['_GETMODELREQUEST']._serialized_end=76
-  _globals['_GETMODELRESPONSE']._serialized_start=78
-  _globals['_GETMODELRESPONSE']._serialized_end=133
-  _globals['_LISTMODELSREQUEST']._serialized_start=135
-  _globals['_LISTMODELSREQUEST']._serialized_end=154
-  _globals['_LISTMODELSRESPONSE']._serialized_start=156
-  _globals['_LISTMODELSRESPONSE']._serialized_end=214
-  _globals['_RELOADMODELSREQUEST']._serialized_start=216
-  _globals['_RELOADMODELSREQUEST']._serialized_end=237
-  _globals['_RELOADMODELSRESPONSE']._serialized_start=239
-  _globals['_RELOADMODELSRESPONSE']._serialized_end=332
-  _globals['_MODEL']._serialized_start=335
-  _globals['_MODEL']._serialized_end=474
-  _globals['_MODELSERVICE']._serialized_start=477
-  _globals['_MODELSERVICE']._serialized_end=740
+  _globals['_MODELSERVICE'].methods_by_name['GetModel']._loaded_options = None
+  _globals['_MODELSERVICE'].methods_by_name['GetModel']._serialized_options = b'\202\323\344\223\002\023\022\021/v1/models/{name}'
+  _globals['_MODELSERVICE'].methods_by_name['ListModels']._loaded_options = None
+  _globals['_MODELSERVICE'].methods_by_name['ListModels']._serialized_options = b'\202\323\344\223\002\014\022\n/v1/models'
+  _globals['_MODELSERVICE'].methods_by_name['ReloadModels']._loaded_options = None
+  _globals['_MODELSERVICE'].methods_by_name['ReloadModels']._serialized_options = b'\202\323\344\223\002\026\"\021/v1/models:reload:\001*'
+  _globals['_GETMODELREQUEST']._serialized_start=75
+  _globals['_GETMODELREQUEST']._serialized_end=106
+  _globals['_GETMODELRESPONSE']._serialized_start=108
+  _globals['_GETMODELRESPONSE']._serialized_end=163
+  _globals['_LISTMODELSREQUEST']._serialized_start=165
+  _globals['_LISTMODELSREQUEST']._serialized_end=184
+  _globals['_LISTMODELSRESPONSE']._serialized_start=186
+  _globals['_LISTMODELSRESPONSE']._serialized_end=244
+  _globals['_RELOADMODELSREQUEST']._serialized_start=246
+  _globals['_RELOADMODELSREQUEST']._serialized_end=267
+  _globals['_RELOADMODELSRESPONSE']._serialized_start=269
+  _globals['_RELOADMODELSRESPONSE']._serialized_end=362
+  _globals['_MODEL']._serialized_start=365
+  _globals['_MODEL']._serialized_end=504
+  _globals['_MODELSERVICE']._serialized_start=507
+  _globals['_MODELSERVICE']._serialized_end=847
 # @@protoc_insertion_point(module_scope)

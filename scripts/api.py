@@ -13,6 +13,7 @@ from typing import Any
 
 import google.rpc
 import grpc_tools
+from google.api import annotations_pb2
 from google.protobuf import descriptor_pb2
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,7 +106,10 @@ def page() -> str:
         parts.append(f"\n## {service.name}\n\n{said}\n")
         for method, told in zip(service.method, calls, strict=True):
             asked |= {method.input_type, method.output_type}
-            parts.append(f"\n### {method.name}\n\n{told}\n")
+            http = method.options.Extensions[annotations_pb2.http]
+            verb = http.WhichOneof("pattern")  # none of the Open Inference Protocol, which is not ours
+            path = f"\nAs [JSON](http.md): `{verb.upper()} {getattr(http, verb)}`.\n" if verb else ""
+            parts.append(f"\n### {method.name}\n\n{told}\n{path}")
             parts += _fields(contract, "Request", method.input_type)
             parts += _fields(
                 contract, "Reply, streamed" if method.server_streaming else "Reply", method.output_type

@@ -3,7 +3,11 @@
 import asyncio
 import importlib.util
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from google.protobuf import json_format, message_factory
@@ -14,6 +18,7 @@ from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.client import Client, Item
 from serving.gallery.directory import GalleryDirectory
 from serving.rpc.limits import MAX_MESSAGE_BYTES
+from tests.pictures import encoded, picture
 from tests.serving.rpc_fakes import FakeEncoder, serving
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -121,3 +126,35 @@ def test_the_asynchronous_service_answers(tmp_path: Path) -> None:
     assert [told[0].key for status, told in answers if status == 200] == ["boot", "shoe"]
     ((status, told),) = asyncio.run(service.main("127.0.0.1:1", "shoes", b"boot"))
     assert (status, "try again" in told) == (503, True)
+
+
+def test_the_commands_of_the_page_on_json_do_what_it_says(tmp_path: Path) -> None:
+    descriptor = tmp_path / "crossbatch.binpb"
+    line = [str(EXAMPLES.parent / "scripts" / "protos"), "--descriptor", str(descriptor)]
+    subprocess.run(line, check=True, env=os.environ | {"PYTHON": sys.executable})
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    (tmp_path / "photo.jpg").write_bytes(encoded(picture(1), "JPEG"))
+    page = (EXAMPLES.parent / "docs" / "http.md").read_text()
+    _, commands = re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
+    commands += "curl localhost:8080/v1/galleries/boots\n"
+    commands = commands.replace("localhost:8080", address).replace(
+        "curl ", "curl -s --retry-connrefused --retry 9 "
+    )
+    with serving(FakeEncoder(), GalleryDirectory(tmp_path / "g")) as running:
+        config = (
+            (EXAMPLES / "envoy-json.yaml").read_text().replace("/etc/envoy/crossbatch.binpb", f"{descriptor}")
+        )
+        config = config.replace("8080", address.partition(":")[2])
+        (tmp_path / "envoy.yaml").write_text(config.replace("50051", running.address.partition(":")[2]))
+        words = ["envoy.yaml", "--disable-hot-restart", "--log-level", "error", "--concurrency", "1"]
+        with subprocess.Popen([Path(sys.executable).with_name("envoy"), "-c", *words], cwd=tmp_path) as envoy:
+            done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, capture_output=True, text=True)
+            envoy.terminate()
+    told = json.loads("[" + done.stdout.replace("}{", "},{") + "]")
+    created, stored, found, item, listed, dropped, failed = told
+    assert (created["gallery"]["thumbnail_side"], stored["stored"], dropped) == (128, 1, {})
+    assert [(hit["key"], hit["metadata"]) for hit in found["results"][0]["hits"]] == [("a/1", {"price": 9.5})]
+    assert item["thumbnail"]
+    assert item["item"]["key"] == listed["items"][0]["key"] == "a/1"
+    assert (failed["code"], failed["details"][0]["reason"]) == (5, "NOT_FOUND")
