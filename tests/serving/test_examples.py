@@ -136,7 +136,7 @@ def test_the_commands_of_the_page_on_json_do_what_it_says(tmp_path: Path) -> Non
         address = f"127.0.0.1:{free.getsockname()[1]}"
     (tmp_path / "photo.jpg").write_bytes(encoded(picture(1), "JPEG"))
     page = (EXAMPLES.parent / "docs" / "http.md").read_text()
-    _, commands = re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
+    _, commands = re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)
     commands += "curl localhost:8080/v1/galleries/boots\n"
     commands = commands.replace("localhost:8080", address).replace(
         "curl ", "curl -s --retry-connrefused --retry 9 "
