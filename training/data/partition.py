@@ -129,24 +129,25 @@ def read_own(
     record: Mapping[str, Any], *, data: Path | None = None, format: str = "auto", table: Path | None = None
 ) -> Catalog:
     """Read the data set of a run: the one that its record names, as it was read then, or that at `data`."""
-    own = record.get("data", {})
-    root, read_as = Path(own.get("root", "")), own.get("format", "auto")
+    own = record["data"]
+    root, read_as = Path(own["root"]), own["format"]
     if data is not None and Path(os.path.abspath(data)) != root:
         return read(data, format, table=table)
-    if not own.get("root") or not root.is_dir():
+    if not root.is_dir():
         raise BadData(
             f"the images that the run was trained on are no longer at {root}: give their folder by --data"
         )
     if table is None and format in ("auto", read_as):
-        format, table = read_as, Path(own["table"]) if own.get("table") else None
+        format, table = read_as, Path(own["table"]) if own["table"] else None
     return read(root, format, table=table)
 
 
 def is_own(record: Mapping[str, Any], catalog: Catalog, rule: SplitRule) -> bool:
     """Tell whether a catalogue is the one that a run was trained on, in the same place, read the same way."""
-    own = record.get("data", {})
-    told = _place(catalog) | {"digest": _digest(select(catalog, "train", rule))}
-    return all(own.get(name) == value for name, value in told.items())
+    own = record["data"]
+    if any(own[name] != value for name, value in _place(catalog).items()):
+        return False  # first, since the rule may not fit another data set
+    return bool(own["digest"] == _digest(select(catalog, "train", rule)))
 
 
 def hold_out(rows: Sequence[Row], recipe: Recipe) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
