@@ -27,6 +27,7 @@ _Positive = Annotated[float, Field(gt=0, le=1000)]
 _NotNegative = Annotated[float, Field(ge=0)]
 _Count = Annotated[int, Field(ge=0)]
 _CountFromOne = Annotated[int, Field(ge=1)]
+_Option = Annotated[float | str, Field(union_mode="left_to_right")]  # a number where YAML takes it for text
 
 
 class Recipe(BaseModel):
@@ -80,7 +81,7 @@ class Recipe(BaseModel):
     # What a training step minimises: the loss, the XML term, the memory, mixing.
     loss: str = "contrastive"
     """name of the loss, for the embeddings and for the XML term alike"""
-    loss_options: dict[str, float | str] = {}
+    loss_options: dict[str, _Option] = {}
     """what the loss takes beside its name, as in {neg_margin: 0.3}; its own defaults where left out
     (docs/method.md lists them)"""
     xml_weight: _Share = 0.1
