@@ -286,22 +286,24 @@ def _compare(rows: Sequence[Row], features: NDArray[np.float32], trained: _Featu
 
 def _note(settings: Settings, catalog: Catalog, subject: _Subject, figures: dict[str, Any]) -> str:
     """Put figures into the record of their run; says why they are not its own, or could not be noted."""
+    from training.loop.checkpoint import locked
     from training.loop.run import read_record, write_record
 
     usual = Settings.model_fields["at"].default
     if settings.protocol != "auto" or settings.exclude_same is not None or settings.at != usual:
         return "it keeps those of --protocol auto without --exclude-same and --at"
-    record = read_record(settings.target)
-    if not is_own(record, catalog, subject.split):
-        own = f"{record['data']['root']}, read as {record['data']['format']}"
-        return f"its own images are those that {own}, held when it was started"
-    if record["metrics"].get("epoch", subject.epoch) != subject.epoch:  # it is being trained
-        return (
-            f"they are of epoch {subject.epoch}, and by now the run keeps epoch {record['metrics']['epoch']}"
-        )
-    record["metrics"][settings.split] = figures
     try:
-        write_record(settings.target, record)
-    except CrossbatchError as error:
+        with locked(settings.target):  # else a training, whose record is in its memory, would write over it
+            record = read_record(settings.target)
+            if not is_own(record, catalog, subject.split):
+                own = f"{record['data']['root']}, read as {record['data']['format']}"
+                return f"its own images are those that {own}, held when it was started"
+            if (kept := record["metrics"].get("epoch", subject.epoch)) != subject.epoch:  # trained meanwhile
+                return f"they are of epoch {subject.epoch}, and by now the run keeps epoch {kept}"
+            record["metrics"][settings.split] = figures
+            write_record(settings.target, record)
+    except BlockingIOError:
+        return "it is being trained"
+    except (CrossbatchError, OSError) as error:
         return str(error)
     return ""
