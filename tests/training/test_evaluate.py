@@ -266,7 +266,7 @@ def test_figures_of_other_images_are_not_the_runs(tables: Path, of_b: Path, tmp_
     before = read_record(of_b)
     others = shutil.copytree(tables, tmp_path / "copy")  # the same names, and any pixels
     (others / "a.csv").unlink()
-    one = {"data": draw_folder(tmp_path / "one", classes=1), "split": "all"}  # which the run's rule cannot cut
+    one = {"data": draw_folder(tmp_path / "one", classes=1), "split": "all"}  # which its rule cannot cut
     for given in ({"data": others}, {"table": tables / "a.csv"}, one):
         result = run(Settings(target=of_b, **given))
         assert result["noted"] is False

@@ -236,8 +236,10 @@ def new_record(name: str, seed: int, data: Mapping[str, Any]) -> dict[str, Any]:
         except PackageNotFoundError:  # run from a checkout that was not installed
             versions[package] = "not installed"
     commit = None
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # git is not installed, for one
-        commit = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
-    told = {"name": name[:_MAX_NAME], "versions": versions, "git_commit": commit or None, "seed": seed}
+    # of a repository that has this file, and is not that of a user in which crossbatch is installed
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", f"HEAD:./{Path(__file__).name}", "HEAD"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # git is not installed, for one
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+        commit = found.stdout.split()[1]
+    told = {"name": name[:_MAX_NAME], "versions": versions, "git_commit": commit, "seed": seed}
     return told | {"data": data, "metrics": {}}
