@@ -27,7 +27,7 @@ from training.loop.processes import agree, keep_freed_memory, processes
 from training.loop.run import LAST, begin, check_vacant, new_record, read_recipe, read_record, reserved
 from training.loop.trainee import build_network, start_trainee
 from training.network.embedder import Embedder
-from training.recipes.recipe import Recipe
+from training.recipes.recipe import Recipe, check_settings
 from training.recipes.recipe_file import head_comment, load_recipe, recipe_names
 
 __all__ = ["Settings", "render", "run"]
@@ -206,13 +206,7 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
         return recipe, {}, folder, catalog
     recipe, record = read_recipe(folder), read_record(folder)
     if settings.recipe is not None:
-        asked = load_recipe(settings.recipe, settings.set).model_dump()
-        for key, value in recipe.model_dump().items():
-            if asked[key] != value:
-                raise BadSetting(
-                    f"the run {folder} was started with {key} = {value}, but now {asked[key]} is asked for:"
-                    " resume it as it was started, or choose another folder"
-                )
+        check_settings(folder, dict(recipe), dict(load_recipe(settings.recipe, settings.set)))
     elif settings.set:
         raise BadSetting("--set cannot change a run that is resumed: start another one")
     catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)

@@ -22,17 +22,21 @@ from training.network.weights import first_line
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "agree", "batchnorms", "gather_rows", "gather_shares", "keep_freed_memory", "mean_gradients", "processes",
-    "share", "start_processes", "sync_batchnorm",
+    "agree", "batchnorms", "device_of", "gather_rows", "gather_shares", "keep_freed_memory", "mean_gradients",
+    "processes", "share", "start_processes", "sync_batchnorm",
 ]  # fmt: skip
 
 T = TypeVar("T")
 
 
+def device_of(name: str) -> str:
+    """Choose a device by its name or `auto`, which is never mps: no training has been measured on it."""
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def start_processes(device: str, recipe: Recipe) -> Fabric:
     """Join the processes that `torchrun` started, or be the only one, on `auto` or a device by its name."""
-    if device == "auto":  # never mps, on which no training has been measured
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_of(device)
     several = torch.distributed.is_torchelastic_launched()
     total = int(os.environ["WORLD_SIZE"]) if several else 1
     here = int(os.environ["LOCAL_WORLD_SIZE"]) if several else 1

@@ -3,6 +3,7 @@
 import difflib
 import reprlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from serving.catalog.catalog import Layout, SplitRule
 from serving.errors import BadSetting
 
-__all__ = ["AUGMENTATION", "AssignOn", "CodebookInit", "Recipe", "make_recipe"]
+__all__ = ["AUGMENTATION", "AssignOn", "CodebookInit", "Recipe", "check_settings", "make_recipe"]
 
 AssignOn = Literal["unit", "raw", "ball"]
 CodebookInit = Literal["random", "k_means", "k_centre"]
@@ -308,6 +309,16 @@ def make_recipe(values: Mapping[str, Any], *, source: str) -> Recipe:
             f"recipe {source} sets {key!r} to {reprlib.repr(first['input'])}: {first['msg'].lower()}"
             f" ({key}: {told})"
         ) from error
+
+
+def check_settings(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse, with a `BadSetting`, to go on in a folder with other settings than it was trained with."""
+    for key, value in now.items():
+        if before.get(key) != value:
+            raise BadSetting(
+                f"{path} was trained with {key} = {before.get(key)}, but now {value} is asked for: choose"
+                " another folder for --out, or set it as it was"
+            )
 
 
 def _nearest(key: object) -> str:
