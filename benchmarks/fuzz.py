@@ -8,8 +8,7 @@ of every RPC that the protos tell of, of health and of reflection, changed byte 
 unknown, repeated and endless fields, lengths beyond the end, nesting, texts that are none; and now and then
 one of 100 MB.
 
-No answer may be INTERNAL, UNKNOWN or UNAVAILABLE, or be missing at its deadline, whatever was sent (but that
-gRPC itself answers bytes that are no message of health or reflection with UNKNOWN); between
+No answer may be INTERNAL, UNKNOWN or UNAVAILABLE, or be missing at its deadline, whatever was sent; between
 the cases a known image must be embedded and found as ever; and the server's memory, without pages of files,
 may grow by 10 % at most from the second fifth of the cases to the last. What breaks that is written to --save
 with its seed and the number of its group, which `--group` sends again alone.
