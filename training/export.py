@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from serving.catalog.catalog import Catalog, Format
-from serving.errors import BadArtifact, BadData, BadImage, BadSetting
+from serving.errors import BadArtifact, BadData, BadImage, BadSetting, cause_of
 from serving.model.encoder import Encoder
 from serving.model.preprocess import open_rgb
 from serving.model.spec import MAX_MODEL_BYTES, ModelSpec, bare, fingerprint, write_spec
@@ -29,7 +29,6 @@ from training.data.partition import Table, read_own
 from training.loop.checkpoint import replacing
 from training.loop.run import Run, load_run
 from training.network.embedder import Embedder
-from training.network.weights import first_line
 
 __all__ = ["OUTPUTS", "TOLERANCE", "OnnxGraph", "Settings", "check_parity", "export_model", "render", "run"]
 
@@ -168,7 +167,7 @@ def _to_onnx(graph: OnnxGraph, size: int) -> onnx.ModelProto:
                 verbose=False,
             )
     except Exception as error:  # the exporter raises whatever an operator of the backbone makes it raise
-        reason = f"cannot be written as ONNX: {first_line(error)}; choose another backbone"
+        reason = f"cannot be written as ONNX: {cause_of(error)}; choose another backbone"
         raise BadArtifact(f"the network {reason}") from error
     model = bare(program.model_proto)
     model.producer_name = "crossbatch"
@@ -215,19 +214,19 @@ def _difference(found: NDArray[Any], wanted: NDArray[Any], name: str) -> float:
 
 def _fields(trained: Run, name: str | None) -> dict[str, Any]:
     """Collect what the spec says of the training; of a local path only the last part."""
-    record, recipe, data = trained.record, trained.recipe, trained.record.get("data", {})
+    record, recipe, data = trained.record, trained.recipe, trained.record["data"]
     settings = recipe.model_dump(mode="json") | {"weights": PurePath(recipe.weights).name}
     return {
-        "name": name or record.get("name") or trained.path.name,
+        "name": name or record["name"],
         "backbone": recipe.backbone,
         "crop_fraction": recipe.crop_fraction,
         "resampling": recipe.resampling,
-        "data": PurePath(str(data.get("root", ""))).name,
+        "data": PurePath(data["root"]).name,
         "split": recipe.split,
-        "classes": len(data.get("train_classes", ())),
-        "images": data.get("train_images", 0),
+        "classes": len(data["train_classes"]),
+        "images": data["train_images"],
         "recipe": settings,
-        "accuracy": record.get("metrics", {}),
+        "accuracy": record["metrics"],
         "seed": record.get("seed"),
         "versions": record.get("versions", {}) | {"onnx": onnx.__version__},
         "git_commit": record.get("git_commit"),

@@ -23,8 +23,8 @@ from training.evaluation import evaluate
 from training.export import Settings, export_model, render, run
 from training.loop.run import Run
 from training.network.backbone import BLOCKS, Backbone
-from training.network.embedder import Embedder, PoolingName, build_embedder
-from training.recipes.recipe import Recipe
+from training.network.embedder import Embedder, build_embedder
+from training.recipes.recipe import PoolingName, Recipe
 
 SIZE = 16
 FIELDS: dict[str, Any] = {"name": "tiny", "crop_fraction": 0.875, "resampling": "bicubic"}
@@ -206,8 +206,8 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     for i, data in enumerate([*IMAGES, b"a text file", b""]):
         (root / f"class{i % 3}").mkdir(parents=True, exist_ok=True)
         (root / f"class{i % 3}/{i}.jpg").write_bytes(data)
-    images = {"root": str(root), "format": "folder", "train_classes": ["class0", "class1"], "train_images": 7}
-    record = {"name": "tiny-contrastive", "versions": {"torch": "2"}, "seed": 3, "data": images}
+    own = {"root": str(root), "format": "folder", "table": None, "train_classes": [*"ab"], "train_images": 7}
+    record = {"name": "tiny-contrastive", "versions": {"torch": "2"}, "seed": 3, "data": own}
     record["metrics"] = {"epoch": 2, "validation": {"map_at_r": 0.5}}
     recipe = Recipe(image_size=SIZE, dimension=5, prototypes=4, weights="/home/someone/weights.pth")
     found = Run(tmp_path / "run", recipe, _embedder(), 1, record)

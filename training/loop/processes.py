@@ -17,8 +17,7 @@ from lightning_fabric.plugins.precision import MixedPrecision
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import Tensor, nn
 
-from serving.errors import BadData, BadSetting
-from training.network.weights import first_line
+from serving.errors import BadData, BadSetting, cause_of
 from training.recipes.recipe import Recipe
 
 __all__ = [
@@ -60,7 +59,7 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
         fabric.launch()
     except Exception as error:  # Lightning has a class of its own for each accelerator that is missing
         raise BadSetting(
-            f"--device {device} with precision {recipe.precision} cannot be used: {first_line(error)}"
+            f"--device {device} with precision {recipe.precision} cannot be used: {cause_of(error)}"
         ) from error
     return fabric
 
