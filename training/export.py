@@ -204,7 +204,7 @@ def _difference(found: NDArray[Any], wanted: NDArray[Any], name: str) -> float:
         told = f"in {different} of {found.size} locations"
     else:
         difference = float(np.abs(found - wanted).max())
-        if difference <= TOLERANCE:  # nor NaN
+        if difference <= TOLERANCE:  # which NaN is not
             return difference
         told = f"by {difference:.2g}, where {TOLERANCE:g} is allowed; its backbone may not be exportable"
     raise BadArtifact(

@@ -13,8 +13,8 @@ from serving.catalog.catalog import Row, read
 from serving.catalog.picture import File
 from serving.errors import BadData, BadSetting
 from tests.training.small import TINY, Train, draw_folder
-from training.data.partition import NEAR, cut_fold, divide, find_duplicates, hold_out
-from training.evaluation.evaluate import Settings, render, run
+from training.data.partition import cut_fold, divide, hold_out
+from training.evaluation.evaluate import NEAR, Settings, find_duplicates, render, run
 from training.network.backbone import build_backbone
 from training.recipes.recipe import Recipe
 

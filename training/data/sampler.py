@@ -78,8 +78,9 @@ class PKSampler(Sampler[list[int]]):
         with np.errstate(divide="ignore"):
             keys = np.log(remaining) + rng.gumbel(size=len(remaining))
         keys[remaining == batches_left] = np.inf
-        spent = remaining == 0  # all -inf: drawn last, at random among themselves
-        order = np.lexsort((rng.random(len(keys)), keys, ~spent))[::-1]
+        order = np.lexsort((rng.random(len(keys)), keys))[
+            ::-1
+        ]  # at random among equals: what is spent has -inf
         return order[: self._p]
 
 

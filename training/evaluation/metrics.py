@@ -21,7 +21,7 @@ from serving.errors import BadData, BadSetting
 
 __all__ = [
     "FIGURE_NAMES", "Floats", "Ints", "ProtocolName", "RetrievalMetrics", "cluster_figures", "exact_search",
-    "find_originals", "groups_of", "named_shares", "rank_queries", "retrieval_metrics", "roles_of",
+    "find_originals", "groups_of", "k_means", "named_shares", "rank_queries", "retrieval_metrics", "roles_of",
     "sides_of", "unit_rows",
 ]  # fmt: skip
 
@@ -167,18 +167,23 @@ def cluster_figures(embeddings: npt.ArrayLike, labels: Ints, *, seed: int = 0) -
     `ami`, (I − E) / (H − E) with E the I that two partitions of these sizes have by chance.
     """
     from sklearn import metrics  # only here: a model file is measured without
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
 
-    means = KMeans(len(np.unique(labels)), n_init=1, max_iter=100, random_state=seed)
-    with warnings.catch_warnings():
-        # Fewer distinct embeddings than classes leave clusters empty, which the figures tell as it is.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        found = means.fit_predict(unit_rows(np.asarray(embeddings, dtype=np.float32)))
+    rows = unit_rows(np.asarray(embeddings, dtype=np.float32))
+    found = k_means(rows, len(np.unique(labels)), rounds=100, seed=seed).labels_
     return {
         "nmi": float(metrics.normalized_mutual_info_score(labels, found)),
         "ami": float(metrics.adjusted_mutual_info_score(labels, found)),
     }
+
+
+def k_means(rows: Floats, clusters: int, *, rounds: int, seed: int) -> Any:
+    """Fit sklearn's k-means to rows (N, d); fewer distinct ones leave clusters empty, without a warning."""
+    from sklearn.cluster import KMeans  # a second of importing that few need
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return KMeans(clusters, n_init=1, max_iter=rounds, random_state=seed).fit(rows)
 
 
 def exact_search(

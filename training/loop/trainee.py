@@ -166,7 +166,7 @@ def _start_codebook(embedder: Embedder, pictures: Images, recipe: Recipe) -> Non
         embedder, device, mapped, lambda images: embedder(images, mapped=mapped).locations
     )
     found = embed_pictures(locate, viewed, label="Features for prototypes")  # (b, n, d)
-    embedder.codebook.copy_(start_codebook(torch.from_numpy(found), recipe, seed=recipe.seed))
+    embedder.codebook.copy_(start_codebook(torch.from_numpy(found), recipe))
 
 
 def build_optimizer(embedder: Embedder, objective: nn.Module, recipe: Recipe) -> Optimizer:
