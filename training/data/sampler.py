@@ -78,9 +78,7 @@ class PKSampler(Sampler[list[int]]):
         with np.errstate(divide="ignore"):
             keys = np.log(remaining) + rng.gumbel(size=len(remaining))
         keys[remaining == batches_left] = np.inf
-        order = np.lexsort((rng.random(len(keys)), keys))[
-            ::-1
-        ]  # at random among equals: what is spent has -inf
+        order = np.lexsort((rng.random(len(keys)), keys))[::-1]  # equals at random; -inf is a spent class
         return order[: self._p]
 
 
