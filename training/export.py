@@ -215,7 +215,6 @@ def _difference(found: NDArray[Any], wanted: NDArray[Any], name: str) -> float:
 def _fields(trained: Run, name: str | None) -> dict[str, Any]:
     """Collect what the spec says of the training; of a local path only the last part."""
     record, recipe, data = trained.record, trained.recipe, trained.record["data"]
-    settings = recipe.model_dump(mode="json") | {"weights": PurePath(recipe.weights).name}
     return {
         "name": name or record["name"],
         "backbone": recipe.backbone,
@@ -225,7 +224,7 @@ def _fields(trained: Run, name: str | None) -> dict[str, Any]:
         "split": recipe.split,
         "classes": len(data["train_classes"]),
         "images": data["train_images"],
-        "recipe": settings,
+        "recipe": recipe.model_dump(mode="json") | {"weights": PurePath(recipe.weights).name},
         "accuracy": record["metrics"],
         "seed": record.get("seed"),
         "versions": record.get("versions", {}) | {"onnx": onnx.__version__},

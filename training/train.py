@@ -219,12 +219,9 @@ def _read_features(
     """Read what a frozen backbone gives for the images to train on and those to validate on."""
     rows = sorted((*partition.train, *partition.validation), key=lambda row: row.key)
     embedder.to(fabric.device)
-    if not fabric.is_global_zero:
-        fabric.barrier()  # the first process makes what the others then read
     recipe = partition.recipe
-    found = cache_features(rows, embedder, recipe, views=recipe.views, folder=folder)
-    if fabric.is_global_zero:
-        fabric.barrier()
+    with fabric.rank_zero_first():  # which makes what the others then read
+        found = cache_features(rows, embedder, recipe, views=recipe.views, folder=folder)
     return found.only(partition.train), found.only(partition.validation) if partition.validation else None
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.metrics import compare, table
-from serving.errors import BadData, BadSetting
+from serving.errors import BadData
 from tests import oracles
 from training.evaluation import metrics
 from training.evaluation.metrics import (
@@ -160,8 +160,6 @@ def test_what_cannot_be_measured_is_one_sentence() -> None:
     broken[1, 2] = np.nan
     with pytest.raises(BadData, match="1 of 4 embeddings are not finite"):
         retrieval_metrics(broken, names)
-    with pytest.raises(BadSetting, match="at least 1"):
-        retrieval_metrics(cloud(0, 4), names, at=(0,))
     with pytest.raises(ValueError, match=r"\(4, 3\) and int64 \(3,\)"):
         retrieval_metrics(cloud(0, 4), names[:3])
     with pytest.raises(ValueError, match=r"and float64 \(4,\)"):

@@ -70,4 +70,4 @@ def test_the_gradient_runs_through_the_fits_and_the_trace(ridge_on: RidgeOn) -> 
     first = torch.tensor([True, True, False, False, False])
     for fit in (fit_primal, fit_dual, lambda z, y, **more: cross_reconstruct(z, y, first, **more)):
         inputs = tuple(each.requires_grad_() for each in draw_batch(5, 3, dimension=2))
-        assert torch.autograd.gradcheck(lambda z, y, fit=fit: fit(z, y, ridge_on=ridge_on), inputs)
+        assert torch.autograd.gradcheck(lambda z, y, fit=fit: fit(z, y, ridge=0.1, ridge_on=ridge_on), inputs)

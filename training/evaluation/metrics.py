@@ -90,8 +90,6 @@ def retrieval_metrics(
     references. A k of R@k, at least one each, counts all references where it is beyond them.
     A `BadData` if an embedding is not finite, no query has a match, or there are queries and no gallery.
     """
-    if any(k < 1 for k in at):
-        raise BadSetting(f"at is {tuple(at)}, but each k must be at least 1")
     hits = dict.fromkeys(at, 0)
     total, precision_sum, average_sum = 0, 0.0, 0.0
     depth = max(at, default=1)

@@ -5,7 +5,6 @@ test class; `--final` scores the test classes instead.
 """
 
 import csv
-import io
 import itertools
 import json
 import re
@@ -28,7 +27,7 @@ from training.data.pictures import Stream, class_numbers, embed_pictures, viewin
 from training.evaluation.fitted import fitted_figures
 from training.evaluation.metrics import retrieval_metrics, roles_of
 from training.evaluation.paired import summarise, tell
-from training.loop.checkpoint import write_file
+from training.loop.checkpoint import write_file, write_table
 from training.loop.logbook import read_history
 from training.loop.processes import device_of
 from training.loop.run import load_run, reserved
@@ -115,7 +114,7 @@ def run(settings: Settings) -> dict[str, Any]:
             words = [*_words(arm), f"seed={seed}"]
             sys.stderr.write(f"Run {number} of {settings.seeds * len(arms)}: {' '.join(words)}\n")
             table.append(key | _train_and_score(settings, catalog, [*common, *words]))
-            _write_table(settings.out / _RUNS, table, columns)
+            write_table(settings.out / _RUNS, table, columns)
     rows = [row for row in table if row["scored_on"] == scored_on and int(row["seed"]) < settings.seeds]
     return {
         "recipe": settings.recipe,
@@ -282,12 +281,3 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
             ) from error
         rows.append(row)
     return rows
-
-
-def _write_table(path: Path, rows: Sequence[_Row], columns: Sequence[str]) -> None:
-    """Write all runs anew, so that a cut leaves the table as it was."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_file(path, text.getvalue().encode())

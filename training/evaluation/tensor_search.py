@@ -37,11 +37,7 @@ def open_search(
     if gallery is None and depth * _CHUNK <= len(queries) and kept <= _KEPT_BYTES:
         search = PairSearch(asked, depth=depth)
     found = search or RowSearch(asked, None if gallery is None else torch.from_numpy(gallery))
-
-    def nearest(rows: NDArray[np.int64], depth: int) -> NDArray[np.int64]:
-        return found.nearest(torch.from_numpy(rows), depth).numpy()
-
-    return nearest
+    return lambda rows, depth: found.nearest(torch.from_numpy(rows), depth).numpy()
 
 
 class PairSearch:

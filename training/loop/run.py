@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from serving.catalog.catalog import Layout
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchError, NotFound
 from training.loop import checkpoint
-from training.loop.checkpoint import entry
 from training.network.embedder import Embedder, build_embedder
 from training.network.weights import fit_weights
 from training.recipes.recipe import Recipe, make_recipe
@@ -65,7 +64,7 @@ def load_run(path: Path) -> Run:
             raise BadArtifact(f"the run {path} has lost {BEST}: bring the file back, or train again")
         raise NotFound(f"the run {path} has no {BEST}: its first epoch has not ended")
     tensors, best = checkpoint.load_checkpoint(path / BEST)
-    kept = entry(best, "epoch", int, source=path / BEST)
+    kept = checkpoint.entry(best, "epoch", int, source=path / BEST)
     _check_trained(path, recipe, kept)
     # the weights come from the checkpoint: the recipe's own package or file need not be here
     embedder = build_embedder(recipe.model_copy(update={"weights": "none"}))
@@ -78,7 +77,7 @@ def _check_trained(path: Path, recipe: Recipe, kept: int) -> None:
     done, finished = kept, True
     if (path / LAST).is_file():
         state = checkpoint.load_state(path / LAST)
-        done = entry(state, "epochs_done", int, source=path / LAST)
+        done = checkpoint.entry(state, "epochs_done", int, source=path / LAST)
         finished = bool(state.get("finished", done >= recipe.epochs))
     if done == 0:
         raise NotFound(
