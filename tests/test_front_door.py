@@ -146,8 +146,7 @@ def test_of_processes_that_torchrun_started_the_first_speaks(
         for name in variables.split():
             monkeypatch.setenv(name, "1")
         assert crossbatch.main(["gallery", "list", "--galleries", str(tmp_path)]) == 0
-        assert capsys.readouterr().out == shown
-        assert progress((), "Reading").disable == (not shown)
+        assert (capsys.readouterr().out, progress((), "Reading").disable) == (shown, not shown)
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

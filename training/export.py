@@ -61,7 +61,11 @@ class Settings(BaseModel):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Export a run and check the file; `images` says on how many, `difference` is the largest component's."""
+    """Export a run and check the file.
+
+    Gives `model` (its path), `name`, `fingerprint`, `dimension` and `image_size` as its `ModelSpec` has them,
+    `bytes`, `images` (how many it was checked on), `difference` (of the largest component) and `seconds`.
+    """
     started = time.monotonic()
     trained = load_run(settings.run_dir)
     catalog = read_own(trained.record, data=settings.data, format=settings.format, table=settings.table)
@@ -69,10 +73,9 @@ def run(settings: Settings) -> dict[str, Any]:
     fields = _fields(trained, settings.name)
     explains = trained.recipe.learns_prototypes
     spec, difference = export_model(trained.embedder, fields, settings.model, images, explains=explains)
-    told = ("name", "fingerprint", "dimension", "image_size")
     return {
         "model": str(settings.model),
-        **{key: getattr(spec, key) for key in told},
+        **spec.model_dump(include={"name", "fingerprint", "dimension", "image_size"}),
         "bytes": settings.model.stat().st_size,
         "images": len(images),
         "difference": difference,

@@ -68,7 +68,8 @@ def run(settings: Settings) -> dict[str, Any]:
     """Train as the recipe says; with `list`, give only `recipes`.
 
     Gives `run`, `recipe`, `epochs`, `finished` (there was nothing left to train), `best` (the epoch kept, its
-    metrics on validation classes), `format`, `images` and `classes` that trained, and what was left out.
+    metrics on validation classes), `format`, `images` and `classes` that trained, `validation_images`,
+    `unlabelled` (how many images are of no class), `unreadable` (those left out) and `seconds`.
     """
     if settings.list:
         names = [settings.recipe] if settings.recipe else recipe_names()

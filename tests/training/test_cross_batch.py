@@ -25,6 +25,7 @@ BATCHES = {
     "no positive pair": [0, 1, 2, 3, 4],
     "more than are expressed at once": [0, 1, 2] * 5,
 }
+LABELS = [0, 0, 1, 1, 2, 2, 3]
 
 
 def contrastive() -> MetricLoss:
@@ -88,7 +89,6 @@ def test_bf16_autocast_changes_nothing() -> None:
     assert torch.autograd.grad(value, z)[0].isfinite().all()
 
 
-LABELS = [0, 0, 1, 1, 2, 2, 3]
 FIRST = torch.tensor([True, True, False, False, True, True, False])
 
 

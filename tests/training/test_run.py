@@ -22,6 +22,7 @@ BAD = [
     ("data.root", "a\0b"), ("data.root", "\ud800"), ("data.format", "zarr"), ("data.digest", "short"),
     ("data.train_images", "many"), ("seed", "zero"), ("versions", ["2"]),
 ]  # fmt: skip
+DEEP, DIGITS = "[" * 100_000, '{"name": ' + "1" * 5000 + "}"
 
 
 @pytest.mark.parametrize(("key", "value"), BAD)
@@ -41,9 +42,6 @@ def test_a_bad_key_is_named_with_its_file(key: str, value: Any, whole: Path, tmp
     assert f" {key}" in told
     assert len(told.removeprefix(str(tmp_path))) < 250
     assert "\n" not in told
-
-
-DEEP, DIGITS = "[" * 100_000, '{"name": ' + "1" * 5000 + "}"
 
 
 @pytest.mark.parametrize(

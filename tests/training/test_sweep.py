@@ -16,6 +16,8 @@ from training.evaluation.paired import interval, summarise, tell
 from training.evaluation.sweep import Settings, render, run
 from training.loop.run import reserved
 
+SHARES = st.floats(min_value=0, max_value=1, width=32)
+
 
 @pytest.fixture(scope="module")
 def swept(data: Path, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
@@ -129,9 +131,6 @@ def test_a_value_may_hold_commas_and_a_small_folder_two_classes_to_score(recipe:
     assert [arm["settings"]["loss_options"] for arm in arms] == options
 
 
-SHARES = st.floats(min_value=0, max_value=1, width=32)
-
-
 @given(st.lists(SHARES, min_size=2, max_size=30))
 def test_the_interval_is_scipys(values: list[float]) -> None:
     mean, half = interval(values)
@@ -146,8 +145,7 @@ def test_the_interval_is_scipys(values: list[float]) -> None:
 
 def test_one_value_has_no_interval_and_pairs_are_of_two() -> None:
     assert interval([0.5, 0.9, 0.3], [0.25, 0.5, 0.5]) == interval([0.25, 0.4, -0.2])  # as the paired t-test
-    assert interval([0.5]) == (0.5, None)
-    assert interval([0.5], [0.25]) == (0.25, None)
+    assert (interval([0.5]), interval([0.5], [0.25])) == ((0.5, None), (0.25, None))
     with pytest.raises(ValueError, match="longer"):
         interval([0.5], [0.5, 0.6])
 

@@ -91,20 +91,17 @@ def retrieval_metrics(
     A `BadData` if an embedding is not finite, no query has a match, or there are queries and no gallery.
     """
     hits = dict.fromkeys(at, 0)
-    total, precision_sum, average_sum = 0, 0.0, 0.0
-    depth = max(at, default=1)
-    for ranked in rank_queries(embeddings, labels, depth=depth, roles=roles, groups=groups):
+    total, sums = 0, np.zeros(2)
+    for ranked in rank_queries(embeddings, labels, depth=max(at, default=1), roles=roles, groups=groups):
         for k in hits:
             hits[k] += int(ranked.matches[:, :k].any(axis=1).sum())
-        precision, average = ranked.shares()
-        precision_sum += float(precision.sum())
-        average_sum += float(average.sum())
+        sums += [each.sum() for each in ranked.shares()]
         total += len(ranked.queries)
     asked, held = sides_of(roles, len(np.asarray(labels)))
     return RetrievalMetrics(
         recall_at={k: count / total for k, count in hits.items()},
-        map_at_r=average_sum / total,
-        r_precision=precision_sum / total,
+        map_at_r=float(sums[1] / total),
+        r_precision=float(sums[0] / total),
         queries=total,
         excluded=len(asked) - total,
         gallery=0 if held is None else len(held),

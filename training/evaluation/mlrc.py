@@ -194,9 +194,8 @@ def _begun(each: _Fold) -> Recipe | None:
 
 def _test(folds: Sequence[_Fold], rows: Sequence[Row], recipe: Recipe, settings: Settings) -> dict[str, Any]:
     """Embed the test images, which are decoded once, by every run of every repeat."""
-    keep = recipe.memory_gib * 2**30
+    keep, device = recipe.memory_gib * 2**30, device_of(settings.device)
     pictures = Pictures(rows, viewing_decoder(recipe), keep=keep, label="Reading test images")
-    device = device_of(settings.device)
     roles = roles_of(pictures.rows, "test", recipe.split)
 
     def embedded(each: _Fold) -> Tensor:

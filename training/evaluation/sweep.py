@@ -271,10 +271,9 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     rows = []
     for row in reader:
         try:
-            int(row["seed"])
-            figures = [float(row[name]) for name in _FIGURES if row[name] or name in _FIGURES[:2]]
-            if None in (*row, *row.values()) or not np.isfinite(figures).all():  # cells too many, or too few
-                raise ValueError
+            found = [float(row[name]) for name in _FIGURES if row[name] or name in _FIGURES[:2]]
+            if None in (*row, *row.values()) or not np.isfinite([int(row["seed"]), *found]).all():
+                raise ValueError  # also of cells too many, or too few
         except (TypeError, ValueError) as error:
             raise BadSetting(
                 f"{path}, line {reader.line_num}, is no run: take the line out, and it is done again"

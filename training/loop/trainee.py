@@ -162,9 +162,7 @@ def _start_codebook(embedder: Embedder, pictures: Images, recipe: Recipe) -> Non
         pictures.only(chosen) if isinstance(pictures, FeatureSet) else Stream(chosen, viewing_decoder(recipe))
     )
     device = embedder.codebook.device
-    locate = array_function(
-        embedder, device, mapped, lambda images: embedder(images, mapped=mapped).locations
-    )
+    locate = array_function(embedder, device, mapped, lambda given: embedder(given, mapped=mapped).locations)
     found = embed_pictures(locate, viewed, label="Features for prototypes")  # (b, n, d)
     embedder.codebook.copy_(start_codebook(torch.from_numpy(found), recipe))
 
