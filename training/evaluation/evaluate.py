@@ -178,9 +178,7 @@ def render(result: dict[str, Any]) -> str:
     if "map_x" in result:
         lines.append(f"  MAP_x is over {result['halvings']} halvings, of which {result['distinct']} differ")
     if result["gallery"]:
-        lines.append(
-            f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"
-        )
+        lines += [f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"]
     if result["excluded"]:
         where = " in the gallery" if result["gallery"] else ""
         where += f" outside their own {result['exclude_same']}" if result["exclude_same"] else ""

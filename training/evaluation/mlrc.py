@@ -128,9 +128,7 @@ def render(result: dict[str, Any]) -> str:
     else:
         lines.append("  ± is half the width of the 95 % confidence interval over the repeats (Student's t)")
     if result["gallery"]:
-        lines.append(
-            f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"
-        )
+        lines += [f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"]
     if result["excluded"]:
         lines.append(f"  {result['excluded']} images have no match and were not asked for")
     return "\n".join(lines)

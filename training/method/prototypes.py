@@ -60,7 +60,9 @@ def fit_prototypes(
 
 
 @full_precision
-def fit_primal(histograms: Tensor, embeddings: Tensor, *, ridge: float, ridge_on: RidgeOn) -> Tensor:
+def fit_primal(
+    histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05, ridge_on: RidgeOn = "absolute"
+) -> Tensor:
     """Fit prototypes by the m×m system, V = Y Zᵀ (Z Zᵀ + ϵI)⁻¹ (eq. 2.8), as columns (d, m)."""
     gram = histograms.T @ histograms  # Z Zᵀ (m, m)
     return fit_moments(gram, histograms.T @ embeddings, ridge=ridge, ridge_on=ridge_on)
@@ -73,7 +75,9 @@ def fit_moments(gram: Tensor, moment: Tensor, *, ridge: float, ridge_on: RidgeOn
 
 
 @full_precision
-def fit_dual(histograms: Tensor, embeddings: Tensor, *, ridge: float, ridge_on: RidgeOn) -> Tensor:
+def fit_dual(
+    histograms: Tensor, embeddings: Tensor, *, ridge: float = 0.05, ridge_on: RidgeOn = "absolute"
+) -> Tensor:
     """Fit prototypes by the B×B system, V = Y (ZᵀZ + ϵI)⁻¹ Zᵀ (eq. 2.8), as columns (d, m)."""
     gram = histograms @ histograms.T  # Zᵀ Z (B, B), of the same trace as Z Zᵀ
     scale = scaled_ridge(ridge, ridge_on, gram.trace(), histograms.shape[1])
@@ -82,7 +86,7 @@ def fit_dual(histograms: Tensor, embeddings: Tensor, *, ridge: float, ridge_on: 
 
 @full_precision
 def cross_reconstruct(
-    histograms: Tensor, embeddings: Tensor, first: Tensor, *, ridge: float, ridge_on: RidgeOn
+    histograms: Tensor, embeddings: Tensor, first: Tensor, *, ridge: float, ridge_on: RidgeOn = "absolute"
 ) -> Tensor:
     """Express each half of a batch by prototypes fitted to the other, Ŷ₁ = V₂Z₁ and Ŷ₂ = V₁Z₂ (eq. 2.10).
 

@@ -50,8 +50,9 @@ def merge(first: Fit, second: Fit, *, decay: float = 1.0) -> Fit:
     return Fit(prototypes, decay * first.gram + second.gram)
 
 
-def start(count: int, dimension: int, *, like: Tensor, ridge: float = 0.05) -> Fit:
+def start(count: int, dimension: int, *, ridge: float = 0.05, like: Tensor | None = None) -> Fit:
     """Begin the recursion before any batch: V₀ = 0 and R₀ = βI, of dtype and device of `like`."""
+    like = torch.empty(0) if like is None else like
     return Fit(like.new_zeros(dimension, count), _gram(like.new_zeros(0, count), ridge))
 
 
