@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from serving.errors import BadSetting, CrossbatchError
+from serving.progress import speaks
 
 if TYPE_CHECKING:  # imported where it is needed: Ctrl-C in that time is then one word, and no traceback
     from pydantic import BaseModel, ValidationError
@@ -141,7 +142,7 @@ def _run(name: str, words: list[str]) -> int:
             raise
         needed = f"The package {missing!r} is needed and not installed"
         raise BadSetting(f"{needed}: pip install '{_EXTRAS[half]}'.") from error
-    if os.environ.get("RANK", "0") != "0":  # torchrun runs one command several times: the first one speaks
+    if not speaks():
         return 0
     _say(json.dumps(result, indent=2, ensure_ascii=False) if as_json else command.render(result))
     remark = command.remark(result) if hasattr(command, "remark") and not as_json else None

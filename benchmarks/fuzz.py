@@ -8,8 +8,7 @@ of every RPC that the protos tell of, of health and of reflection, changed byte 
 unknown, repeated and endless fields, lengths beyond the end, nesting, texts that are none; and now and then
 one of 100 MB.
 
-No answer may be INTERNAL, UNKNOWN or UNAVAILABLE, or be missing at its deadline, whatever was sent (but that
-gRPC itself answers bytes that are no message of health or reflection with UNKNOWN); between
+No answer may be INTERNAL, UNKNOWN or UNAVAILABLE, or be missing at its deadline, whatever was sent; between
 the cases a known image must be embedded and found as ever; and the server's memory, without pages of files,
 may grow by 10 % at most from the second fifth of the cases to the last. What breaks that is written to --save
 with its seed and the number of its group, which `--group` sends again alone.
@@ -30,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import grpc.aio
 
 from benchmarks.driving.figures import median
+from benchmarks.driving.log import tell
 from benchmarks.driving.served import Failed, Served, crossbatch
 from benchmarks.fuzzing import pictures
 from benchmarks.fuzzing.campaign import AT_ONCE, Campaign, call
@@ -160,7 +160,7 @@ async def _run(served: Served, given: argparse.Namespace) -> dict[str, Any]:
             if step % _OVERSIZED == 1:
                 await campaign.oversized(channel)
             seconds = time.perf_counter() - began
-            _tell(
+            tell(
                 f"{campaign.cases:,} cases, {campaign.cases / seconds:.0f}/s, {fuzz.memory[-1] / 1e6:.0f} MB"
             )
         return _told(campaign, fuzz, missing, campaign.cases / (time.perf_counter() - began))
@@ -238,10 +238,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log", type=Path, help="file for the server's log")
     parser.add_argument("--json", type=Path, help="file for all figures")
     return parser
-
-
-def _tell(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

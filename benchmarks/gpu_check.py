@@ -24,6 +24,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.train_step import CASES, measure
+from serving.errors import cause_of
 from serving.model.encoder import Encoder
 from training import export, train
 from training.data.drawing import draw_catalogue
@@ -207,8 +208,7 @@ def checked(bench: Bench, check: Callable[[Bench], Iterator[Line]]) -> Iterator[
     try:
         yield from check(bench)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        yield Line(check.__name__.replace("_", " "), False, f"{type(error).__name__}: {reason}")
+        yield Line(check.__name__.replace("_", " "), False, f"{type(error).__name__}: {cause_of(error)}")
 
 
 def main(words: Sequence[str] | None = None) -> int:

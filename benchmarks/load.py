@@ -25,7 +25,6 @@ import os
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from benchmarks.driving import messages, vectors
 from benchmarks.driving.bounds import Bounds
 from benchmarks.driving.client import Client, Target
 from benchmarks.driving.figures import median
+from benchmarks.driving.log import tell
 from benchmarks.driving.overload import LEAST_GOODPUT, LEAST_OFFERED, MOST_REFUSAL_MS, strain
 from benchmarks.driving.plain import Plain
 from benchmarks.driving.rounds import LEAST_RATIO, MOST_EXTRA_MS, Level, Rounds, table
@@ -109,7 +109,7 @@ class Load:
         encoder = Encoder(given.model, threads=given.threads)
         queries = None
         if "search" not in given.skip:
-            _tell(f"filling a gallery with {given.vectors:,} vectors")
+            tell(f"filling a gallery with {given.vectors:,} vectors")
             queries = vectors.fill(
                 self._galleries, encoder.spec, self._work, count=given.vectors, queries=given.queries
             )
@@ -149,14 +149,14 @@ class Load:
         if given.metrics:
             words += ["--metrics-port", str(given.metrics)]
         served = crossbatch(model, self._galleries, self._work / "server.log", *words)
-        _tell(f"serving {model.name} on {served.address}")
+        tell(f"serving {model.name} on {served.address}")
         return served
 
     def _embed(self, client: Client, plain: Plain, targets: dict[str, Target], served: Served) -> None:
         """Embed at each level, with the int8 file beside it where one is given."""
         given = self._given
         rounds = Rounds(
-            client, plain, rounds=given.rounds, seconds=given.seconds, cores=os.cpu_count() or 1, tell=_tell
+            client, plain, rounds=given.rounds, seconds=given.seconds, cores=usable_cores(), tell=tell
         )
         levels = rounds.play(targets, given.in_flight)
         print(table(levels) + "\n")
@@ -200,7 +200,7 @@ class Load:
                 in_flight=max(given.in_flight),
                 seconds=seconds,
                 timeout=timeout,
-                cores=os.cpu_count() or 1,
+                cores=usable_cores(),
                 metrics=metrics,
             )
             print(f"\noverload, callers who wait for {timeout:g} s: {one}")
@@ -257,10 +257,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, help="folder for what is written; a temporary one if not given")
     parser.add_argument("--json", type=Path, help="file for all figures")
     return parser
-
-
-def _tell(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -48,6 +47,7 @@ from benchmarks.driving import messages
 from benchmarks.driving.bounds import NOT_MET, Bounds
 from benchmarks.driving.client import Client, Target
 from benchmarks.driving.figures import median
+from benchmarks.driving.log import tell
 from benchmarks.driving.plain import Plain
 from benchmarks.driving.rounds import Level, Rounds, table
 from benchmarks.driving.served import Failed, crossbatch
@@ -125,7 +125,7 @@ def _measure(given: argparse.Namespace, work: Path, stack: ExitStack, bounds: Bo
     plain.tune(given.seconds / 4)
     print(f"- plain loop: {plain.batch} images a batch; {given.threads} threads\n", flush=True)
     rounds = Rounds(
-        client, plain, rounds=given.rounds, seconds=given.seconds, cores=usable_cores(), tell=_tell
+        client, plain, rounds=given.rounds, seconds=given.seconds, cores=usable_cores(), tell=tell
     )
     levels = rounds.play(targets, given.in_flight)
     print(table(levels) + "\n")
@@ -171,10 +171,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, help="folder for what is written; a temporary one if not given")
     parser.add_argument("--json", type=Path, help="file for all figures")
     return parser
-
-
-def _tell(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ import json
 import math
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ import numpy as np
 from benchmarks.contenders.embeddings import draw, split
 from benchmarks.contenders.match import Contestant, Match, Row, Rules
 from benchmarks.contenders.table import ratios, tables
+from benchmarks.driving.log import tell
 
 __all__ = ["RIVALS", "SIZES", "contestants", "main", "measure"]
 
@@ -97,7 +97,7 @@ def measure(
     """
     items, asked = folder / "items.npy", folder / "queries.npy"
     split(vectors, items, asked, held_out=queries)
-    return Match(folder, items, asked, fresh=fresh, rules=rules, tell=_tell).play(some)
+    return Match(folder, items, asked, fresh=fresh, rules=rules, tell=tell).play(some)
 
 
 def main(words: Sequence[str]) -> None:
@@ -164,10 +164,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, help="folder for what is built; a temporary one if not given")
     parser.add_argument("--json", type=Path, help="file for all figures")
     return parser
-
-
-def _tell(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 import html
 from pathlib import Path
 
-__all__ = ["BLUE", "GREEN", "GREY", "INK", "ORANGE", "VERMILION", "Markup", "element", "text", "write_svg"]
+__all__ = ["BLUE", "GREEN", "GREY", "INK", "VERMILION", "Markup", "element", "text", "write_svg"]
 
 # of the palette of Okabe and Ito, which the colour-blind can tell apart
-BLUE, GREEN, ORANGE, VERMILION = "#0072b2", "#009e73", "#e69f00", "#d55e00"
+BLUE, GREEN, VERMILION = "#0072b2", "#009e73", "#d55e00"
 INK, GREY = "#222", "#8a8a8a"
 
 

@@ -3,7 +3,8 @@
     python benchmarks/trace_call.py [MODEL.onnx]
 
 Runs a server in this process and asks it through stubs of its own, so that what is counted is the server's
-side alone. Each call is made several times first. The thread that writes the log is not counted.
+side alone. Each call is made several times first. The threads of the log, of the
+metrics and of the file of keys are not counted.
 """
 
 import argparse

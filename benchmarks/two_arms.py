@@ -76,7 +76,7 @@ def look(name: str, folder: Path, *, data: Path | None, halvings: int, images: i
             f"nothing trained the prototypes of {folder}, and MAP_c and MAP_x of random ones compare nothing:"
             " train it with reconstruction_weight above 0"
         )
-    rows = [row for row in select(read_own(run.record, data=data), "test", run.recipe.split) if row.label]
+    rows = select(read_own(run.record, data=data), "test", run.recipe.split)
     found = embed_split(rows, run.embedder, run.recipe, batch=64)
     measured = found.measure()
     fitted = fitted_figures(found.histograms, found.embeddings, found.labels, draws=halvings)

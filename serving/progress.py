@@ -8,9 +8,14 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-__all__ = ["progress", "stages"]
+__all__ = ["progress", "speaks", "stages"]
 
 T = TypeVar("T")
+
+
+def speaks() -> bool:
+    """Tell whether this process shows anything: of those that torchrun started only the first does."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK") == "0"
 
 
 def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: str = "it") -> "tqdm[T]":
@@ -19,7 +24,7 @@ def progress(items: Iterable[T], label: str, *, total: int | None = None, unit: 
     One step an item; for uneven steps pass `()` and call `update(n)` of the bar, a context manager, too.
     `total` is the number of steps where `items` has no length; `unit` is what one step is, singular.
     """
-    if os.environ.get("RANK", "0") != "0":  # of several processes (torchrun) only the first shows anything
+    if not speaks():
         return tqdm(items, total=total, disable=True)
     if sys.stderr.isatty():
         return tqdm(items, desc=label, total=total, unit=unit, file=sys.stderr, dynamic_ncols=True)

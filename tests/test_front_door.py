@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 import crossbatch
+from serving.progress import progress
 
 SETTINGS = {
     name: importlib.import_module(module).Settings for name, (module, _) in crossbatch.COMMANDS.items()
@@ -136,6 +137,16 @@ def test_variables_of_other_commands_of_other_programs_and_of_kubernetes_are_pas
         monkeypatch.setenv(name, value)
     assert crossbatch.main(["gallery", "list", "--galleries", str(tmp_path)]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_of_processes_that_torchrun_started_the_first_speaks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variables, shown in (("RANK", "no gallery\n"), ("RANK TORCHELASTIC_RUN_ID", "")):
+        for name in variables.split():
+            monkeypatch.setenv(name, "1")
+        assert crossbatch.main(["gallery", "list", "--galleries", str(tmp_path)]) == 0
+        assert (capsys.readouterr().out, progress((), "Reading").disable) == (shown, not shown)
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from serving.catalog.catalog import Catalog, Format
-from serving.errors import BadArtifact, BadData, BadImage, BadSetting
+from serving.errors import BadArtifact, BadData, BadImage, BadSetting, cause_of
 from serving.model.encoder import Encoder
 from serving.model.preprocess import open_rgb
 from serving.model.spec import MAX_MODEL_BYTES, ModelSpec, bare, fingerprint, write_spec
@@ -29,7 +29,6 @@ from training.data.partition import Table, read_own
 from training.loop.checkpoint import replacing
 from training.loop.run import Run, load_run
 from training.network.embedder import Embedder
-from training.network.weights import first_line
 
 __all__ = ["OUTPUTS", "TOLERANCE", "OnnxGraph", "Settings", "check_parity", "export_model", "render", "run"]
 
@@ -62,7 +61,11 @@ class Settings(BaseModel):
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Export a run and check the file; `images` says on how many, `difference` is the largest component's."""
+    """Export a run and check the file.
+
+    Gives `model` (its path), `name`, `fingerprint`, `dimension` and `image_size` as its `ModelSpec` has them,
+    `bytes`, `images` (how many it was checked on), `difference` (of the largest component) and `seconds`.
+    """
     started = time.monotonic()
     trained = load_run(settings.run_dir)
     catalog = read_own(trained.record, data=settings.data, format=settings.format, table=settings.table)
@@ -70,10 +73,9 @@ def run(settings: Settings) -> dict[str, Any]:
     fields = _fields(trained, settings.name)
     explains = trained.recipe.learns_prototypes
     spec, difference = export_model(trained.embedder, fields, settings.model, images, explains=explains)
-    told = ("name", "fingerprint", "dimension", "image_size")
     return {
         "model": str(settings.model),
-        **{key: getattr(spec, key) for key in told},
+        **spec.model_dump(include={"name", "fingerprint", "dimension", "image_size"}),
         "bytes": settings.model.stat().st_size,
         "images": len(images),
         "difference": difference,
@@ -168,7 +170,7 @@ def _to_onnx(graph: OnnxGraph, size: int) -> onnx.ModelProto:
                 verbose=False,
             )
     except Exception as error:  # the exporter raises whatever an operator of the backbone makes it raise
-        reason = f"cannot be written as ONNX: {first_line(error)}; choose another backbone"
+        reason = f"cannot be written as ONNX: {cause_of(error)}; choose another backbone"
         raise BadArtifact(f"the network {reason}") from error
     model = bare(program.model_proto)
     model.producer_name = "crossbatch"
@@ -205,7 +207,7 @@ def _difference(found: NDArray[Any], wanted: NDArray[Any], name: str) -> float:
         told = f"in {different} of {found.size} locations"
     else:
         difference = float(np.abs(found - wanted).max())
-        if difference <= TOLERANCE:  # nor NaN
+        if difference <= TOLERANCE:  # which NaN is not
             return difference
         told = f"by {difference:.2g}, where {TOLERANCE:g} is allowed; its backbone may not be exportable"
     raise BadArtifact(
@@ -215,19 +217,18 @@ def _difference(found: NDArray[Any], wanted: NDArray[Any], name: str) -> float:
 
 def _fields(trained: Run, name: str | None) -> dict[str, Any]:
     """Collect what the spec says of the training; of a local path only the last part."""
-    record, recipe, data = trained.record, trained.recipe, trained.record.get("data", {})
-    settings = recipe.model_dump(mode="json") | {"weights": PurePath(recipe.weights).name}
+    record, recipe, data = trained.record, trained.recipe, trained.record["data"]
     return {
-        "name": name or record.get("name") or trained.path.name,
+        "name": name or record["name"],
         "backbone": recipe.backbone,
         "crop_fraction": recipe.crop_fraction,
         "resampling": recipe.resampling,
-        "data": PurePath(str(data.get("root", ""))).name,
+        "data": PurePath(data["root"]).name,
         "split": recipe.split,
-        "classes": len(data.get("train_classes", ())),
-        "images": data.get("train_images", 0),
-        "recipe": settings,
-        "accuracy": record.get("metrics", {}),
+        "classes": len(data["train_classes"]),
+        "images": data["train_images"],
+        "recipe": recipe.model_dump(mode="json") | {"weights": PurePath(recipe.weights).name},
+        "accuracy": record["metrics"],
         "seed": record.get("seed"),
         "versions": record.get("versions", {}) | {"onnx": onnx.__version__},
         "git_commit": record.get("git_commit"),

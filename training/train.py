@@ -27,7 +27,7 @@ from training.loop.processes import agree, keep_freed_memory, processes
 from training.loop.run import LAST, begin, check_vacant, new_record, read_recipe, read_record, reserved
 from training.loop.trainee import build_network, start_trainee
 from training.network.embedder import Embedder
-from training.recipes.recipe import Recipe
+from training.recipes.recipe import Recipe, check_settings
 from training.recipes.recipe_file import head_comment, load_recipe, recipe_names
 
 __all__ = ["Settings", "render", "run"]
@@ -68,7 +68,8 @@ def run(settings: Settings) -> dict[str, Any]:
     """Train as the recipe says; with `list`, give only `recipes`.
 
     Gives `run`, `recipe`, `epochs`, `finished` (there was nothing left to train), `best` (the epoch kept, its
-    metrics on validation classes), `format`, `images` and `classes` that trained, and what was left out.
+    metrics on validation classes), `format`, `images` and `classes` that trained, `validation_images`,
+    `unlabelled` (how many images are of no class), `unreadable` (those left out) and `seconds`.
     """
     if settings.list:
         names = [settings.recipe] if settings.recipe else recipe_names()
@@ -206,13 +207,7 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
         return recipe, {}, folder, catalog
     recipe, record = read_recipe(folder), read_record(folder)
     if settings.recipe is not None:
-        asked = load_recipe(settings.recipe, settings.set).model_dump()
-        for key, value in recipe.model_dump().items():
-            if asked[key] != value:
-                raise BadSetting(
-                    f"the run {folder} was started with {key} = {value}, but now {asked[key]} is asked for:"
-                    " resume it as it was started, or choose another folder"
-                )
+        check_settings(folder, dict(recipe), dict(load_recipe(settings.recipe, settings.set)))
     elif settings.set:
         raise BadSetting("--set cannot change a run that is resumed: start another one")
     catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)
@@ -225,12 +220,9 @@ def _read_features(
     """Read what a frozen backbone gives for the images to train on and those to validate on."""
     rows = sorted((*partition.train, *partition.validation), key=lambda row: row.key)
     embedder.to(fabric.device)
-    if not fabric.is_global_zero:
-        fabric.barrier()  # the first process makes what the others then read
     recipe = partition.recipe
-    found = cache_features(rows, embedder, recipe, views=recipe.views, folder=folder)
-    if fabric.is_global_zero:
-        fabric.barrier()
+    with fabric.rank_zero_first():  # which makes what the others then read
+        found = cache_features(rows, embedder, recipe, views=recipe.views, folder=folder)
     return found.only(partition.train), found.only(partition.validation) if partition.validation else None
 
 

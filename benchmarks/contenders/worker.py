@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.contenders.contender import Contender
+from benchmarks.driving.served import family
 
 __all__ = ["Worker", "main"]
 
@@ -87,7 +88,7 @@ class Worker:
     def memory(self) -> dict[str, Any]:
         """Tell what is resident of this process, its children and its servers, pages shared counted once."""
         anonymous = mapped = 0
-        for process in _family({os.getpid(), *self._contender.servers()}):
+        for process in family(os.getpid(), *self._contender.servers()):
             found = _rollup(process)
             anonymous += found.get("Pss_Anon", 0) + found.get("Pss_Shmem", 0)
             mapped += found.get("Pss_File", 0)
@@ -131,20 +132,6 @@ def main(words: list[str]) -> None:
 def _size(folder: Path) -> int:
     """Return the bytes on disk of a folder's files."""
     return sum(512 * path.stat().st_blocks for path in folder.rglob("*") if path.is_file())
-
-
-def _family(roots: set[int]) -> set[int]:
-    """Return processes and all their descendants."""
-    parents: dict[int, int] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:  # a process may end meanwhile
-            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    family = set(roots)
-    while more := {child for child, parent in parents.items() if parent in family} - family:
-        family |= more
-    return family
 
 
 def _rollup(process: int) -> dict[str, int]:

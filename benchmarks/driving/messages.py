@@ -9,7 +9,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos import retrieval_service_pb2 as pb
 
-__all__ = ["EMBED", "INFER", "SEARCH", "embed", "fields", "infer", "read", "search", "write"]
+__all__ = ["EMBED", "INFER", "SEARCH", "embed", "fields", "infer", "read", "search", "varint", "write"]
 
 EMBED = "/crossbatch.v1.RetrievalService/Embed"
 SEARCH = "/crossbatch.v1.RetrievalService/Search"
@@ -40,7 +40,7 @@ def infer(model: str, name: str, datatype: str, shape: Sequence[int], content: b
         shape: Of the input.
         content: The tensor row by row; an element of BYTES is written by its length, uint32, and itself.
     """
-    sizes = b"".join(_varint(size) for size in shape)
+    sizes = b"".join(varint(size) for size in shape)
     tensor = _field(1, name.encode()) + _field(2, datatype.encode()) + _field(3, sizes)
     return _field(1, model.encode()) + _field(5, tensor) + _field(7, content)
 
@@ -75,10 +75,11 @@ def read(path: Path) -> list[bytes]:
 
 
 def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
+    return varint(number << 3 | 2) + varint(len(data)) + data
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a whole number as protobuf writes it."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

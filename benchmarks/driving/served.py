@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-__all__ = ["ROOT", "Failed", "Served", "crossbatch", "end_with_parent"]
+__all__ = ["ROOT", "Failed", "Served", "crossbatch", "end_with_parent", "family"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
@@ -91,15 +91,15 @@ class Served:
 
     def memory(self) -> int:
         """Return the resident bytes of it and of the processes that it started."""
-        return sum(_status(each, "VmRSS") for each in _family(self.pid))
+        return sum(_status(each, "VmRSS") for each in family(self.pid))
 
     def own_memory(self) -> int:
         """Return those of them that are not pages of files, which the kernel may drop."""
-        return sum(_status(each, "RssAnon") + _status(each, "RssShmem") for each in _family(self.pid))
+        return sum(_status(each, "RssAnon") + _status(each, "RssShmem") for each in family(self.pid))
 
     def cpu(self) -> float:
         """Return the seconds of processor time that they have used."""
-        return sum(_seconds_of_cpu(each) for each in _family(self.pid))
+        return sum(_seconds_of_cpu(each) for each in family(self.pid))
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
@@ -171,14 +171,15 @@ def end_with_parent() -> None:
     _LIBC.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
-def _family(pid: int) -> list[int]:
-    """Return a process and its descendants."""
-    found = [pid]
+def family(*processes: int) -> list[int]:
+    """Return processes and all their descendants, each once."""
+    found = list(processes)
     for each in found:
         with suppress(OSError):
             for thread in Path(f"/proc/{each}/task").iterdir():
                 with suppress(OSError):
-                    found += map(int, (thread / "children").read_text().split())
+                    children = map(int, (thread / "children").read_text().split())
+                    found += [child for child in children if child not in found]
     return found
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
+from benchmarks.driving.messages import varint
+
 __all__ = ["image", "message"]
 
 _HEADER: Final = 64
@@ -135,28 +137,28 @@ def _sound(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 def _unknown(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """Add a field of any number and wire type, groups included."""
     number, kind = random.choice((1, 2, 3, 7, 15, 16, 1000, (1 << 29) - 1)), random.randrange(8)
-    value = random.choice((_varint(random.choice(_VARINTS)), random.randbytes(random.randrange(1, 12))))
-    return _put(random, data, _varint(number << 3 | kind) + value)
+    value = random.choice((varint(random.choice(_VARINTS)), random.randbytes(random.randrange(1, 12))))
+    return _put(random, data, varint(number << 3 | kind) + value)
 
 
 def _huge(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """Add a field that says to be longer than the message."""
     number = random.randrange(1, 8)
-    return _put(random, data, _varint(number << 3 | 2) + _varint(random.choice(_VARINTS)))
+    return _put(random, data, varint(number << 3 | 2) + varint(random.choice(_VARINTS)))
 
 
 def _nested(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """Put a field into itself, many times: a filter that is negated, a list of lists."""
     number, inner = random.randrange(1, 8), random.choice(others)[:40]
     for _ in range(random.choice((3, 31, 99, 101, 400))):
-        inner = _varint(number << 3 | 2) + _varint(len(inner)) + inner
+        inner = varint(number << 3 | 2) + varint(len(inner)) + inner
     return _put(random, data, inner)
 
 
 def _text(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """Add a text that is no UTF-8, is odd, or is long, to a field that may want one."""
     text = random.choice(_TEXTS)
-    return _put(random, data, _varint(random.randrange(1, 9) << 3 | 2) + _varint(len(text)) + text)
+    return _put(random, data, varint(random.randrange(1, 9) << 3 | 2) + varint(len(text)) + text)
 
 
 def _twice(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
@@ -166,14 +168,6 @@ def _twice(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
 def _put(random: Random, data: bytes, field: bytes) -> bytes:
     return random.choice((data + field, field + data))
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])
 
 
 _ANY: Final[tuple[Change, ...]] = (_truncated, _flipped, _length, _spliced, _removed, _repeated, _inserted)

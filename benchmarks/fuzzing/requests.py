@@ -45,7 +45,6 @@ class Method:
     """As gRPC names it."""
     request: Descriptor
     takes_stream: bool
-    gives_stream: bool
     weight: float
     """How often it is called beside others."""
 
@@ -87,7 +86,6 @@ def _method(method: MethodDescriptor) -> Method:
         path=f"/{method.containing_service.full_name}/{method.name}",
         request=method.input_type,
         takes_stream=method.client_streaming,
-        gives_stream=method.server_streaming,
         weight=_RARE.get(method.name, 1.0),
     )
 

@@ -22,8 +22,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("recipe") / "small.yaml"
-    file.write_text(SMALL)
+    (file := tmp_path_factory.mktemp("recipe") / "small.yaml").write_text(SMALL)
     return str(file)
 
 

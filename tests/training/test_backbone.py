@@ -13,6 +13,13 @@ from training.network.backbone import BLOCKS, Backbone, BNInception, ResNet20, b
 from training.network.embedder import Embedder
 from training.recipes.recipe import Recipe
 
+SHAPES = {
+    "conv1_7x7_s2.weight": (64, 3, 7, 7), "inception_3a_pool_proj_bn.running_var": (32,),
+    "inception_3c_3x3.weight": (160, 128, 3, 3), "inception_4d_3x3_reduce.weight": (128, 608, 1, 1),
+    "inception_5b_pool_proj.weight": (128, 1024, 1, 1),
+}  # fmt: skip
+"""Read off the definition that the published file was made with."""
+
 
 def test_resnet20_has_the_papers_size_and_map() -> None:
     backbone = build_backbone("resnet20").eval()
@@ -102,15 +109,6 @@ def test_freezing_stops_at_the_stage(name: str, frozen: str, free: str) -> None:
     learns = {key: parameter.requires_grad for key, parameter in backbone.body.named_parameters()}
     assert not learns[frozen]
     assert learns[free]
-
-
-SHAPES = {  # read off the definition that the published file was made with
-    "conv1_7x7_s2.weight": (64, 3, 7, 7),
-    "inception_3a_pool_proj_bn.running_var": (32,),
-    "inception_3c_3x3.weight": (160, 128, 3, 3),
-    "inception_4d_3x3_reduce.weight": (128, 608, 1, 1),
-    "inception_5b_pool_proj.weight": (128, 1024, 1, 1),
-}
 
 
 @pytest.fixture(scope="module")

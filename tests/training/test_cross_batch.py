@@ -11,8 +11,9 @@ from torch import Tensor
 from tests import oracles
 from tests.training.small import draw_batch, seeded
 from training.losses.loss import MetricLoss, build_loss
-from training.method.cross_batch import FitOn, cross_batch_loss, gradient_share, split_classes, watch_term
+from training.method.cross_batch import cross_batch_loss, gradient_share, split_classes, watch_term
 from training.method.recursion import Past
+from training.recipes.recipe import FitOn
 
 MARGINS: dict[str, Any] = {"pos_margin": 0.9, "neg_margin": 0.2}
 # Labels by name: the usual batch, an odd class count, halves of unequal size, and classes of one image.
@@ -24,6 +25,7 @@ BATCHES = {
     "no positive pair": [0, 1, 2, 3, 4],
     "more than are expressed at once": [0, 1, 2] * 5,
 }
+LABELS = [0, 0, 1, 1, 2, 2, 3]
 
 
 def contrastive() -> MetricLoss:
@@ -87,7 +89,6 @@ def test_bf16_autocast_changes_nothing() -> None:
     assert torch.autograd.grad(value, z)[0].isfinite().all()
 
 
-LABELS = [0, 0, 1, 1, 2, 2, 3]
 FIRST = torch.tensor([True, True, False, False, True, True, False])
 
 

@@ -9,8 +9,8 @@ import torch
 from serving.errors import BadSetting
 from tests.training.small import seeded
 from training.method.histogram import histogram
-from training.network.embedder import LEAST, Embedder, Pooling, PoolingName, build_embedder, generalised_mean
-from training.recipes.recipe import AssignOn, Recipe
+from training.network.embedder import LEAST, Embedder, Pooling, build_embedder, generalised_mean
+from training.recipes.recipe import AssignOn, PoolingName, Recipe
 
 RECIPE = Recipe(image_size=16, dimension=12, prototypes=5)
 MEAN, MEAN_AND_MAXIMUM = Pooling("gap"), Pooling("gap_gmp")

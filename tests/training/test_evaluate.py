@@ -25,6 +25,7 @@ from training.data.partition import read_own
 from training.data.pictures import Stream, viewing_decoder
 from training.evaluation.evaluate import Settings, render, run
 from training.evaluation.metrics import sides_of
+from training.loop.checkpoint import locked
 from training.loop.run import load_run, read_record, write_record
 from training.network.backbone import ResNet20
 from training.network.embedder import build_embedder, embedder_function
@@ -265,7 +266,8 @@ def test_figures_of_other_images_are_not_the_runs(tables: Path, of_b: Path, tmp_
     before = read_record(of_b)
     others = shutil.copytree(tables, tmp_path / "copy")  # the same names, and any pixels
     (others / "a.csv").unlink()
-    for given in ({"data": others}, {"table": tables / "a.csv"}):
+    one = {"data": draw_folder(tmp_path / "one", classes=1), "split": "all"}  # which its rule cannot cut
+    for given in ({"data": others}, {"table": tables / "a.csv"}, one):
         result = run(Settings(target=of_b, **given))
         assert result["noted"] is False
         assert "not noted in the run: its own images are those that" in render(result)
@@ -318,6 +320,8 @@ def test_figures_not_noted_are_told(trained: Path, tmp_path: Path, monkeypatch: 
     assert not result["noted"]
     assert "by now the run keeps epoch 99" in result["not_noted"]
     monkeypatch.undo()
+    with locked(run_folder):  # as a training has it, which would write over them
+        assert run(Settings(target=run_folder))["not_noted"] == "it is being trained"
     monkeypatch.setattr(training.loop.run, "write_record", Mock(side_effect=CrossbatchError("read-only")))
     again = run(Settings(target=trained))
     assert (again["map_at_r"], again["noted"]) == (result["map_at_r"], False)

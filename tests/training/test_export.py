@@ -23,8 +23,8 @@ from training.evaluation import evaluate
 from training.export import Settings, export_model, render, run
 from training.loop.run import Run
 from training.network.backbone import BLOCKS, Backbone
-from training.network.embedder import Embedder, PoolingName, build_embedder
-from training.recipes.recipe import Recipe
+from training.network.embedder import Embedder, build_embedder
+from training.recipes.recipe import PoolingName, Recipe
 
 SIZE = 16
 FIELDS: dict[str, Any] = {"name": "tiny", "crop_fraction": 0.875, "resampling": "bicubic"}
@@ -68,8 +68,6 @@ def _image(seed: int) -> bytes:
 
 
 IMAGES = [_image(seed) for seed in range(9)]
-
-
 Exported = tuple[Embedder, Path, ModelSpec, float]
 
 
@@ -165,8 +163,7 @@ def test_file_of_other_numbers_is_not_left_and_the_previous_one_survives(tmp_pat
     path.write_bytes(b"the model in use")
     with pytest.raises(BadArtifact, match=r"was not kept: its \w+ .* from torch's .* 0\.0001 is allowed"):
         export_model(_embedder("other numbers"), FIELDS, path, IMAGES)
-    assert path.read_bytes() == b"the model in use"
-    assert list(tmp_path.iterdir()) == [path]
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"the model in use", [path])
 
 
 def test_network_that_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +203,8 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     for i, data in enumerate([*IMAGES, b"a text file", b""]):
         (root / f"class{i % 3}").mkdir(parents=True, exist_ok=True)
         (root / f"class{i % 3}/{i}.jpg").write_bytes(data)
-    images = {"root": str(root), "format": "folder", "train_classes": ["class0", "class1"], "train_images": 7}
-    record = {"name": "tiny-contrastive", "versions": {"torch": "2"}, "seed": 3, "data": images}
+    own = {"root": str(root), "format": "folder", "table": None, "train_classes": [*"ab"], "train_images": 7}
+    record = {"name": "tiny-contrastive", "versions": {"torch": "2"}, "seed": 3, "data": own}
     record["metrics"] = {"epoch": 2, "validation": {"map_at_r": 0.5}}
     recipe = Recipe(image_size=SIZE, dimension=5, prototypes=4, weights="/home/someone/weights.pth")
     found = Run(tmp_path / "run", recipe, _embedder(), 1, record)
@@ -221,8 +218,7 @@ def test_command_records_the_training_and_no_path(
     path = tmp_path / "model.onnx"
     result = run(Settings(run_dir=trained.path, model=path))
     spec = read_spec(path)
-    assert json.loads(json.dumps(result)) == result
-    assert result["images"] == len(IMAGES)
+    assert (json.loads(json.dumps(result)), result["images"]) == (result, len(IMAGES))
     assert result["fingerprint"] == spec.fingerprint == exported[2].fingerprint  # of the same network
     assert spec.fingerprint == fingerprint(onnx.load_model_from_string(path.read_bytes()))
     found = (spec.name, spec.data, spec.classes, spec.images, spec.seed, spec.backbone, spec.split)

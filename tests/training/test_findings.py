@@ -15,6 +15,7 @@ from training.report import findings
 from training.report.findings import Findings, choose_queries, embed_split, project, rank
 
 RECIPE = Recipe(image_size=16, dimension=8, prototypes=4)
+LABELS = [i % 4 for i in range(28)] + [4, 5]  # two are alone in their class
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +66,6 @@ def test_mean_histograms_by_hand() -> None:
     found = findings.class_histograms(histograms, np.arange(20) % 3, 3)
     expected = [np.mean([histograms[i] for i in range(c, 20, 3)], axis=0) for c in range(3)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-LABELS = [i % 4 for i in range(28)] + [4, 5]  # two are alone in their class
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -174,8 +174,3 @@ def test_the_docs_list_every_loss_with_its_options_and_defaults(name: str) -> No
 def test_a_wrong_setting_is_answered_with_what_is_right(name: str, options: Options, message: str) -> None:
     with pytest.raises(BadSetting, match=message):
         build(name, **options)
-
-
-def test_a_number_that_yaml_takes_for_text_is_a_number() -> None:
-    found = [build("contrastive", neg_margin=margin)(*batch(BATCHES["usual"])) for margin in ("1e-1", 0.1)]
-    assert torch.equal(*found)

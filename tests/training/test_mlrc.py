@@ -26,6 +26,7 @@ SMALL = """
 {image_size: 16, dimension: 6, prototypes: 4, classes_per_batch: 2, images_per_class: 2, epochs: 1,
 batches_per_epoch: 2, split_train: 6, folds: 3, seed: 5, threads: 1}
 """
+Trained = list[tuple[str, bool]]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("recipe") / "small.yaml"
-    file.write_text(SMALL)
+    (file := tmp_path_factory.mktemp("recipe") / "small.yaml").write_text(SMALL)
     return str(file)
 
 
@@ -49,9 +49,6 @@ def out(data: Path, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("mlrc") / "out"
     run(Settings(recipe=recipe, data=data, out=folder, repeats=2))
     return folder
-
-
-Trained = list[tuple[str, bool]]
 
 
 @pytest.fixture
@@ -114,11 +111,9 @@ def test_a_second_call_goes_on(out: Path, data: Path, recipe: str, tmp_path: Pat
     alone = Train(recipe=recipe, data=data, out=copy / "repeat0" / "fold2", set=["fold=2", "seed=7"])
     train(alone)  # by itself, which is then taken
     after = run(Settings(recipe=recipe, data=data, out=copy, repeats=2))
-    assert trained == [("repeat0/fold1", False)]
-    assert after["repeats"] == before["repeats"]
+    assert (trained, after["repeats"]) == ([("repeat0/fold1", False)], before["repeats"])
     one = run(Settings(recipe=recipe, data=data, out=copy))
-    assert len(trained) == 1
-    assert one["repeats"] == before["repeats"][:1]
+    assert (len(trained), one["repeats"]) == (1, before["repeats"][:1])
     assert one["separate"]["map_at_r"]["half_width"] is None
     assert "±" not in render(one)
     assert "one repeat gives no confidence interval" in render(one)

@@ -132,9 +132,9 @@ def test_the_reconstruction_moves_histograms_alone(weight: float, fit_on: str) -
 
 def test_mixed_examples_add_their_weighted_loss() -> None:
     recipe = _recipe(
-        loss="multi_similarity", loss_options={"alpha": 1.5}, mixing="embedding", mixing_weight=0.7
+        loss="multi_similarity", loss_options={"alpha": "15e-1"}, mixing="embedding", mixing_weight=0.7
     )
-    objective = Objective(recipe, classes=4)
+    objective = Objective(recipe, classes=4)  # YAML takes 15e-1 for text
     embeddings, _ = _batch()
     pairs: Pairs = draw_pairs(LABELS, alpha=2.0, generator=seeded())
     mixed = mix(embeddings, pairs)

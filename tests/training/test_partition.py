@@ -13,12 +13,14 @@ from serving.catalog.catalog import Row, read
 from serving.catalog.picture import File
 from serving.errors import BadData, BadSetting
 from tests.training.small import TINY, Train, draw_folder
-from training.data.partition import NEAR, cut_fold, divide, find_duplicates, hold_out
-from training.evaluation.evaluate import Settings, render, run
+from training.data.partition import cut_fold, divide, hold_out
+from training.evaluation.evaluate import NEAR, Settings, find_duplicates, render, run
 from training.network.backbone import build_backbone
 from training.recipes.recipe import Recipe
 
 RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
+TURNED = {"split_train": 1, "quarter_turns": True}
+ONE = {"split_train": 2, "classes_per_batch": 1}
 
 
 def _rows(labels: list[str]) -> list[Row]:
@@ -92,10 +94,6 @@ def test_partition_of_a_data_set(root: Path) -> None:
     (root / "class99").mkdir()
     with pytest.raises(BadData, match=r"'class99'.*has no image"):
         divide(read(root), RECIPE)
-
-
-TURNED = {"split_train": 1, "quarter_turns": True}
-ONE = {"split_train": 2, "classes_per_batch": 1}
 
 
 @pytest.mark.parametrize(

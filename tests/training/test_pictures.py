@@ -13,16 +13,7 @@ from serving.errors import BadData
 from tests.pictures import encoded
 from tests.training.small import NoThreads
 from training.data import pictures as module
-from training.data.pictures import (
-    Pictures,
-    QuarterTurns,
-    Stream,
-    check_classes,
-    embed_pictures,
-    tell_unreadable,
-    training_decoder,
-    viewing_decoder,
-)
+from training.data.pictures import Pictures, Stream, embed_pictures, training_decoder, viewing_decoder
 from training.recipes.recipe import Recipe
 
 RECIPE = Recipe(image_size=16, classes_per_batch=2, images_per_class=2)
@@ -45,16 +36,16 @@ def test_bad_images_are_left_out_and_named(root: Path) -> None:
     assert all(bad.reason for bad in pictures.unreadable)
     assert (len(pictures), pictures.classes) == (9, ("class00", "class01", "class02"))
     assert pictures.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    check_classes(pictures)
+    module.check_classes(pictures)
 
 
 def test_a_few_bad_images_are_told_by_name_and_all_are_counted() -> None:
     bad = [{"key": f"{i}.jpg", "reason": "empty"} for i in range(25)]
-    lines = tell_unreadable(bad)
+    lines = module.tell_unreadable(bad)
     assert (len(lines), lines[0]) == (11, "skipped 0.jpg: empty")
     assert lines[-1] == "25 images cannot be read and were left out, of which the first 10 are named."
-    assert tell_unreadable(bad[:2])[-1] == "2 images cannot be read and were left out."
-    assert tell_unreadable([]) == []
+    assert module.tell_unreadable(bad[:2])[-1] == "2 images cannot be read and were left out."
+    assert module.tell_unreadable([]) == []
 
 
 def test_a_stream_holds_a_bounded_number_of_images(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +79,7 @@ def test_a_stream_holds_a_bounded_number_of_images(root: Path, monkeypatch: pyte
 
 def test_quarter_turns_are_classes_of_their_own(root: Path) -> None:
     pictures = _read(root)
-    turned = QuarterTurns(pictures)
+    turned = module.QuarterTurns(pictures)
     assert len(turned.labels) == 4 * len(pictures)
     for turn, image in [(0, 4), (1, 4), (2, 0), (3, 8)]:
         index = turn * len(pictures) + image

@@ -29,6 +29,16 @@ loss_learning_rate: 1.0e-5, freeze_batchnorm: true, threads: 1}
 """
 PLAIN = RECIPE.replace("proxy_anchor", "contrastive").replace("recursion", "batch")
 """Another loss and another fit, whose gradients lie otherwise in memory."""
+FAULTS = """
+import resource, torch
+from training.loop.processes import keep_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        torch.ones(12 * 2**20)  # 48 MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults(), keep_freed_memory() and faults())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -162,18 +172,6 @@ def test_a_device_that_is_not_there_is_told() -> None:
     if not torch.backends.mps.is_available():
         with pytest.raises(BadSetting, match="--device mps with precision 32-true cannot be used"):
             start_processes("mps", Recipe())
-
-
-FAULTS = """
-import resource, torch
-from training.loop.processes import keep_freed_memory
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        torch.ones(12 * 2**20)  # 48 MiB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(faults(), keep_freed_memory() and faults())
-"""
 
 
 @pytest.mark.skipif(not keep_freed_memory(), reason="not the C library of GNU")

@@ -19,6 +19,12 @@ from training.train import Settings, run
 
 PUBLISHED = [name for name in recipe_names() if "/" in name]
 OURS = [name for name in recipe_names() if "/" not in name]
+DIGESTS = {
+    "": "824f49e26840", "conventional/cars": "9bbf34c8040b", "conventional/cub": "518660ebbb1b",
+    "conventional/inshop": "f59f4189ab94", "conventional/sop": "fb5dfede6fef", "mlrc/cars": "efc1ed4c4b7c",
+    "mlrc/cub": "380999a7c2c7", "mlrc/inshop": "370bf6dde250", "mlrc/sop": "586d108fc47e",
+}  # fmt: skip
+"""Of the settings that are not defaults, as they were when each recipe was a file of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -76,20 +82,6 @@ def test_cifar10_with_unseen_classes_is_split_as_the_docs_and_its_head_advise() 
     assert advised == re.findall(r"--set (\w+=\w+)", _told("cifar10-contrastive-xml")["Unseen"])
     recipe = load_recipe("cifar10-contrastive-xml", advised)
     assert (recipe.split_by, recipe.split_train, recipe.classes_per_batch) == ("class", 5, 5)
-
-
-# Of the settings that are not defaults, as they were when each recipe was a file of its own.
-DIGESTS = {
-    "": "824f49e26840",
-    "conventional/cars": "9bbf34c8040b",
-    "conventional/cub": "518660ebbb1b",
-    "conventional/inshop": "f59f4189ab94",
-    "conventional/sop": "fb5dfede6fef",
-    "mlrc/cars": "efc1ed4c4b7c",
-    "mlrc/cub": "380999a7c2c7",
-    "mlrc/inshop": "370bf6dde250",
-    "mlrc/sop": "586d108fc47e",
-}
 
 
 @pytest.mark.parametrize("group", DIGESTS)

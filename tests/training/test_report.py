@@ -198,8 +198,7 @@ def test_neighbours_are_marked_right_and_wrong(page: Element) -> None:
     for grid in grids:
         own = text(one(grid, "h4")).split(": average")[0]
         items = list(grid.iter("li"))
-        assert len(items) == 4
-        assert text(one(items[0], "b")) == "query"
+        assert (len(items), text(one(items[0], "b"))) == (4, "query")
         for item in items[1:]:
             right = text(one(item, "span")) == own
             assert item.attrib["class"] == ("right" if right else "wrong")

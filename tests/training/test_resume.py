@@ -14,6 +14,16 @@ from training.loop.run import load_run, reserved
 from training.loop.trainee import start_trainee
 from training.train import Settings, render, run
 
+OPTIONS = {
+    "plain": "",
+    "memory, recursion and mixing": "loss=multi_similarity memory_batches=2 mixing=all xml_warmup=0.5"
+    " xml_prototypes=recursion",
+    "proxies and drops": "loss=proxy_anchor schedule=drops drop_epochs=[1] freeze_epochs=1 clip_value=0.1"
+    " optimizer=adam",
+    "messages and fp16": "loss=libc precision=16-mixed optimizer=radam image_size=8",
+    "rmsprop, erasing": "optimizer=rmsprop erasing=0.5 pooling=gap freeze_batchnorm_weights=true",
+}
+
 
 def test_resuming_a_finished_run_changes_nothing(whole: Path, recipe: str) -> None:
     before = (whole / "last.safetensors").read_bytes()
@@ -66,17 +76,6 @@ def test_a_damaged_or_foreign_checkpoint_is_told(train: Train, tmp_path: Path) -
         told = "not readable YAML" if changed == "[" else "was edited"
         with pytest.raises(BadArtifact, match=rf"recipe\.yaml is damaged.* {told}"):
             load_run(out)
-
-
-OPTIONS = {
-    "plain": "",
-    "memory, recursion and mixing": "loss=multi_similarity memory_batches=2 mixing=all xml_warmup=0.5"
-    " xml_prototypes=recursion",
-    "proxies and drops": "loss=proxy_anchor schedule=drops drop_epochs=[1] freeze_epochs=1 clip_value=0.1"
-    " optimizer=adam",
-    "messages and fp16": "loss=libc precision=16-mixed optimizer=radam image_size=8",
-    "rmsprop, erasing": "optimizer=rmsprop erasing=0.5 pooling=gap freeze_batchnorm_weights=true",
-}
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,18 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+import training.loop.run
 from serving.errors import BadArtifact
 from training.loop.checkpoint import load_checkpoint
 from training.loop.logbook import read_history
-from training.loop.run import check_record, load_run, read_record
+from training.loop.run import check_record, load_run, new_record, read_record
 
 BAD = [
     ("name", None), ("name", "n" * 201), ("metrics", None), ("data", None), ("data.root", ""),
     ("data.root", "a\0b"), ("data.root", "\ud800"), ("data.format", "zarr"), ("data.digest", "short"),
     ("data.train_images", "many"), ("seed", "zero"), ("versions", ["2"]),
 ]  # fmt: skip
+DEEP, DIGITS = "[" * 100_000, '{"name": ' + "1" * 5000 + "}"
 
 
 @pytest.mark.parametrize(("key", "value"), BAD)
@@ -41,9 +44,6 @@ def test_a_bad_key_is_named_with_its_file(key: str, value: Any, whole: Path, tmp
     assert "\n" not in told
 
 
-DEEP, DIGITS = "[" * 100_000, '{"name": ' + "1" * 5000 + "}"
-
-
 @pytest.mark.parametrize(
     "text", ["[]", "{", "\udcff", DEEP, DIGITS], ids=["list", "cut", "bytes", "deep", "digits"]
 )
@@ -51,6 +51,18 @@ def test_a_file_that_is_no_record_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "record.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(BadArtifact, match=r"record\.json is damaged"):
         read_record(tmp_path)
+
+
+def test_the_commit_is_of_the_repository_that_holds_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not of a user's own, in which a virtual environment lies."""
+    monkeypatch.setattr(training.loop.run, "__file__", str(tmp_path / "run.py"))
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=us", "-c", "user.email=us@home")
+    (tmp_path / "run.py").touch()
+    for words in ("init", "commit --allow-empty -mone", "add .", "commit -mtwo"):
+        subprocess.run([*git, *words.split()], check=True)
+        assert bool(new_record("", 0, {})["git_commit"]) == (words == "commit -mtwo")
 
 
 def test_keys_beside_ours_stay(whole: Path) -> None:

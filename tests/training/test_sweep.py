@@ -16,6 +16,8 @@ from training.evaluation.paired import interval, summarise, tell
 from training.evaluation.sweep import Settings, render, run
 from training.loop.run import reserved
 
+SHARES = st.floats(min_value=0, max_value=1, width=32)
+
 
 @pytest.fixture(scope="module")
 def swept(data: Path, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
@@ -23,6 +25,14 @@ def swept(data: Path, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> 
     settings = Settings(recipe=recipe, data=data, out=out, over=over, seeds=2, set=["epochs=1"])
     run(settings)
     return settings
+
+
+def rewrite(table: Path, changes: dict[int, dict[str, str | None]]) -> None:
+    """Change cells of some rows, the first of which is 0; one that is None is left out."""
+    head, *_ = table.read_text().splitlines()
+    rows = [(row | changes.get(number, {})).values() for number, row in enumerate(read_table(table))]
+    lines = [head, *(",".join(cell for cell in row if cell is not None) for row in rows)]
+    table.write_text("\n".join(lines))
 
 
 def test_every_arm_has_a_run_of_every_seed(swept: Settings, recipe: str, tmp_path: Path) -> None:
@@ -37,7 +47,9 @@ def test_every_arm_has_a_run_of_every_seed(swept: Settings, recipe: str, tmp_pat
     assert float(rows[1]["map_at_r"]) == pytest.approx(float(last["map_at_r"]), abs=1e-5)
 
 
-def test_differences_are_over_pairs_of_one_seed(swept: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differences_are_over_pairs_of_one_seed(
+    swept: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(train, "run", None)  # nothing that is in the table trains again
     result = run(swept)
     rows = read_table(swept.out / "runs.csv")
@@ -52,6 +64,9 @@ def test_differences_are_over_pairs_of_one_seed(swept: Settings, monkeypatch: py
     told = render(result)
     assert "xml_weight=0.5 loss=contrastive" in told
     assert f"{100 * pair['mean']:+.2f} ±" in told
+    some = swept.model_copy(update={"out": shutil.copytree(swept.out, tmp_path / "out")})
+    rewrite(some.out / "runs.csv", {0: {"map_c": "0.5"}, 3: {"map_c": "0.6"}})  # of two seeds
+    assert run(some)["arms"][1]["map_c"].keys() == {"mean", "half_width"}
 
 
 def test_the_final_score_is_of_the_test_classes(data: Path, recipe: str, tmp_path: Path) -> None:
@@ -71,12 +86,12 @@ def test_what_does_not_fit_is_told(swept: Settings) -> None:
     for changes, told in (
         ({"over": ["loss"]}, "--over takes KEY=V1,V2"),
         ({"over": ["los=triplet"]}, "unknown key 'los'"),
-        ({"over": ["dimension=4,8"]}, "give another --out"),
+        ({"over": ["dimension=4,8"]}, "choose another folder for --out"),
         ({"over": ["seed=4,5"]}, "the sweep sets evaluate_every, patience, seed itself"),
         ({"over": ["validation=0.4,0.5"]}, "would be scored on different classes"),
         ({"over": ["xml_weight=0,0"]}, "a value twice"),
         ({"fitted": 5}, "add --final"),
-        ({"set": ["epochs=2"]}, "epochs = 1, but now it is 2: give another --out"),
+        ({"set": ["epochs=2"]}, "epochs = 1, but now 2 is asked for"),
     ):
         with pytest.raises(BadSetting, match=told):
             run(swept.model_copy(update=changes))
@@ -85,23 +100,22 @@ def test_what_does_not_fit_is_told(swept: Settings) -> None:
 def test_runs_of_other_images_are_not_gone_on_with(swept: Settings, tmp_path: Path) -> None:
     shutil.copytree(swept.data, tmp_path / "data")
     next((tmp_path / "data").rglob("*.png")).unlink()
-    with pytest.raises(BadSetting, match="runs with images = "):
+    with pytest.raises(BadSetting, match="was trained with images = "):
         run(swept.model_copy(update={"data": tmp_path / "data"}))
     with reserved(swept.out), pytest.raises(AlreadyExists, match="another process trains in"):
         run(swept)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [("validation,1,", "validation,"), (",1,0.", ",1,x0."), (",1,0.", ",1,nan,0.")]
-)
-def test_a_damaged_line_is_named(swept: Settings, tmp_path: Path, before: str, after: str) -> None:
-    shutil.copytree(swept.out, tmp_path / "out")
-    table = tmp_path / "out" / "runs.csv"
-    *lines, last = table.read_text(encoding="utf-8").splitlines()
-    assert before in last
-    table.write_text("\n".join([*lines, last.replace(before, after, 1)]), encoding="utf-8")
+@pytest.mark.parametrize("cells", [{"seed": None}, {"seed": "1.5"}, {"map_at_r": "e"}, {"map_x": "nan"}])
+def test_what_is_damaged_is_named(swept: Settings, tmp_path: Path, cells: dict[str, str | None]) -> None:
+    damaged = swept.model_copy(update={"out": shutil.copytree(swept.out, tmp_path / "out")})
+    rewrite(damaged.out / "runs.csv", {3: cells})
     with pytest.raises(BadSetting, match="line 5, is no run: take the line out"):
-        run(swept.model_copy(update={"out": tmp_path / "out"}))
+        run(damaged)
+    for contents in (b"", b"\xff", b"[]", b'{"validation": 1}'):
+        (damaged.out / "sweep.json").write_bytes(contents)
+        with pytest.raises(BadSetting, match=r"sweep\.json is damaged: give another --out"):
+            run(damaged)
 
 
 def test_a_value_may_hold_commas_and_a_small_folder_two_classes_to_score(recipe: str, tmp_path: Path) -> None:
@@ -115,9 +129,6 @@ def test_a_value_may_hold_commas_and_a_small_folder_two_classes_to_score(recipe:
         run(settings)
     arms = run(settings.model_copy(update={"set": settings.set[:-1]}))["arms"]
     assert [arm["settings"]["loss_options"] for arm in arms] == options
-
-
-SHARES = st.floats(min_value=0, max_value=1, width=32)
 
 
 @given(st.lists(SHARES, min_size=2, max_size=30))
@@ -134,8 +145,7 @@ def test_the_interval_is_scipys(values: list[float]) -> None:
 
 def test_one_value_has_no_interval_and_pairs_are_of_two() -> None:
     assert interval([0.5, 0.9, 0.3], [0.25, 0.5, 0.5]) == interval([0.25, 0.4, -0.2])  # as the paired t-test
-    assert interval([0.5]) == (0.5, None)
-    assert interval([0.5], [0.25]) == (0.25, None)
+    assert (interval([0.5]), interval([0.5], [0.25])) == ((0.5, None), (0.25, None))
     with pytest.raises(ValueError, match="longer"):
         interval([0.5], [0.5, 0.6])
 

@@ -249,5 +249,5 @@ def _check_room(shape: tuple[int, ...], recipe: Recipe, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free / 2**30
     if size > free:
-        raise BadSetting(f"{told}, but {folder} has {free:.2f} GiB free: give another folder by --cache")
+        raise BadSetting(f"{told}, but {folder} has {free:.2f} GiB free: make room there")
     _log.warning("%s in %s", told, folder)

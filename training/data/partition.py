@@ -17,20 +17,12 @@ from pydantic import Field
 
 from serving.catalog.catalog import Catalog, Row, Split, SplitRule, read, select
 from serving.errors import BadData
-from training.evaluation.metrics import exact_search, unit_rows
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "NEAR", "Partition", "Table", "check_complete", "cut_fold", "divide", "find_duplicates", "hold_out",
-    "is_own", "labelled", "read_own",
+    "Partition", "Table", "check_complete", "cut_fold", "divide", "hold_out", "is_own", "labelled", "read_own"
 ]  # fmt: skip
 
-NEAR = 0.92
-"""Least cosine of a near-duplicate, by pooled features of EfficientNet-Lite0 (ImageNet weights, 224 px).
-
-Of 100 classes of CUB-200-2011 all 13 pairs above it are one photograph twice or two of one moment; below 0.91
-most are birds alike in one pose. Strokes on white (Omniglot) are above it without being copies.
-"""
 Table = Annotated[
     Path | None, Field(description="the .csv, .tar or .parquet file to read, where there are several")
 ]
@@ -129,24 +121,25 @@ def read_own(
     record: Mapping[str, Any], *, data: Path | None = None, format: str = "auto", table: Path | None = None
 ) -> Catalog:
     """Read the data set of a run: the one that its record names, as it was read then, or that at `data`."""
-    own = record.get("data", {})
-    root, read_as = Path(own.get("root", "")), own.get("format", "auto")
+    own = record["data"]
+    root, read_as = Path(own["root"]), own["format"]
     if data is not None and Path(os.path.abspath(data)) != root:
         return read(data, format, table=table)
-    if not own.get("root") or not root.is_dir():
+    if not root.is_dir():
         raise BadData(
             f"the images that the run was trained on are no longer at {root}: give their folder by --data"
         )
     if table is None and format in ("auto", read_as):
-        format, table = read_as, Path(own["table"]) if own.get("table") else None
+        format, table = read_as, Path(own["table"]) if own["table"] else None
     return read(root, format, table=table)
 
 
 def is_own(record: Mapping[str, Any], catalog: Catalog, rule: SplitRule) -> bool:
     """Tell whether a catalogue is the one that a run was trained on, in the same place, read the same way."""
-    own = record.get("data", {})
-    told = _place(catalog) | {"digest": _digest(select(catalog, "train", rule))}
-    return all(own.get(name) == value for name, value in told.items())
+    own = record["data"]
+    if any(own[name] != value for name, value in _place(catalog).items()):
+        return False  # first, since the rule may not fit another data set
+    return bool(own["digest"] == _digest(select(catalog, "train", rule)))
 
 
 def hold_out(rows: Sequence[Row], recipe: Recipe) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
@@ -194,21 +187,6 @@ def _held(count: int, recipe: Recipe) -> NDArray[np.intp]:
             " set it lower, or to 0"
         )
     return np.array([int((i + 0.5) * count / wanted) for i in range(wanted)], dtype=np.intp)  # evenly spaced
-
-
-def find_duplicates(
-    tests: NDArray[np.floating[Any]], trains: NDArray[np.floating[Any]]
-) -> list[tuple[int, int, float]]:
-    """Find test features (N, C) whose most alike training feature, of (G, C), is as near as `NEAR`.
-
-    Gives the place in `tests`, that in `trains` and the cosine of each, the highest first.
-    """
-    tests, trains = unit_rows(tests), unit_rows(trains)
-    nobody = np.zeros(len(tests), dtype=np.int64), np.ones(len(trains), dtype=np.int64)
-    nearest = exact_search(tests, trains, *nobody)(np.arange(len(tests)), 1)[:, 0]
-    cosines = (tests * trains[nearest]).sum(axis=1)
-    found = [place for place in np.argsort(-cosines, kind="stable").tolist() if cosines[place] >= NEAR]
-    return [(place, int(nearest[place]), float(cosines[place])) for place in found]
 
 
 def _count(rows: Sequence[Row]) -> str:

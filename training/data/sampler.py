@@ -78,8 +78,7 @@ class PKSampler(Sampler[list[int]]):
         with np.errstate(divide="ignore"):
             keys = np.log(remaining) + rng.gumbel(size=len(remaining))
         keys[remaining == batches_left] = np.inf
-        spent = remaining == 0  # all -inf: drawn last, at random among themselves
-        order = np.lexsort((rng.random(len(keys)), keys, ~spent))[::-1]
+        order = np.lexsort((rng.random(len(keys)), keys))[::-1]  # equals at random; -inf is a spent class
         return order[: self._p]
 
 

@@ -12,12 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Catalog, Format, Row, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
-from training.data.partition import NEAR, Table, find_duplicates, is_own, labelled, read_own
+from training.data.partition import Table, is_own, labelled, read_own
 from training.data.pictures import Decoder, Embed, Stream, class_numbers, embed_pictures, tell_unreadable
 from training.evaluation import metrics
 
-__all__ = ["Settings", "render", "run"]
+__all__ = ["NEAR", "Settings", "find_duplicates", "render", "run"]
 
+NEAR = 0.92
+"""Least cosine of a near-duplicate, by pooled features of EfficientNet-Lite0 (ImageNet weights, 224 px).
+
+Of 100 classes of CUB-200-2011 all 13 pairs above it are one photograph twice or two of one moment; below 0.91
+most are birds alike in one pose. Strokes on white (Omniglot) are above it without being copies.
+"""
 _TOLD = 20
 """Most pairs of near-duplicates that are named."""
 _Featured = tuple[Sequence[Row], NDArray[np.float32]]
@@ -48,7 +54,7 @@ class Settings(BaseModel):
     """images embedded at a time"""
     duplicates: bool = False
     """also images of the test that nearly repeat one that trained, by the pretrained backbone; told
-    unasked where a frozen backbone's features are cached"""
+    unasked where a frozen backbone's features are cached in the default folder"""
     at: list[Annotated[int, Field(ge=1)]] = [1, 2, 4, 8]
     """k of an R@k to tell; may be given again for another"""
     clusters: bool = False
@@ -172,9 +178,7 @@ def render(result: dict[str, Any]) -> str:
     if "map_x" in result:
         lines.append(f"  MAP_x is over {result['halvings']} halvings, of which {result['distinct']} differ")
     if result["gallery"]:
-        lines.append(
-            f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"
-        )
+        lines += [f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"]
     if result["excluded"]:
         where = " in the gallery" if result["gallery"] else ""
         where += f" outside their own {result['exclude_same']}" if result["exclude_same"] else ""
@@ -284,24 +288,41 @@ def _compare(rows: Sequence[Row], features: NDArray[np.float32], trained: _Featu
     return {"images": len(found), "least": NEAR, "pairs": pairs}
 
 
+def find_duplicates(
+    tests: NDArray[np.floating[Any]], trains: NDArray[np.floating[Any]]
+) -> list[tuple[int, int, float]]:
+    """Find test features (N, C) whose most alike training feature, of (G, C), is as near as `NEAR`.
+
+    Gives the place in `tests`, that in `trains` and the cosine of each, the highest first.
+    """
+    tests, trains = metrics.unit_rows(tests), metrics.unit_rows(trains)
+    nobody = np.zeros(len(tests), dtype=np.int64), np.ones(len(trains), dtype=np.int64)
+    nearest = metrics.exact_search(tests, trains, *nobody)(np.arange(len(tests)), 1)[:, 0]
+    cosines = (tests * trains[nearest]).sum(axis=1)
+    found = [place for place in np.argsort(-cosines, kind="stable").tolist() if cosines[place] >= NEAR]
+    return [(place, int(nearest[place]), float(cosines[place])) for place in found]
+
+
 def _note(settings: Settings, catalog: Catalog, subject: _Subject, figures: dict[str, Any]) -> str:
     """Put figures into the record of their run; says why they are not its own, or could not be noted."""
+    from training.loop.checkpoint import locked
     from training.loop.run import read_record, write_record
 
     usual = Settings.model_fields["at"].default
     if settings.protocol != "auto" or settings.exclude_same is not None or settings.at != usual:
         return "it keeps those of --protocol auto without --exclude-same and --at"
-    record = read_record(settings.target)
-    if not is_own(record, catalog, subject.split):
-        own = f"{record['data']['root']}, read as {record['data']['format']}"
-        return f"its own images are those that {own}, held when it was started"
-    if record["metrics"].get("epoch", subject.epoch) != subject.epoch:  # it is being trained
-        return (
-            f"they are of epoch {subject.epoch}, and by now the run keeps epoch {record['metrics']['epoch']}"
-        )
-    record["metrics"][settings.split] = figures
     try:
-        write_record(settings.target, record)
-    except CrossbatchError as error:
+        with locked(settings.target):  # else a training, whose record is in its memory, would write over it
+            record = read_record(settings.target)
+            if not is_own(record, catalog, subject.split):
+                own = f"{record['data']['root']}, read as {record['data']['format']}"
+                return f"its own images are those that {own}, held when it was started"
+            if (kept := record["metrics"].get("epoch", subject.epoch)) != subject.epoch:  # trained meanwhile
+                return f"they are of epoch {subject.epoch}, and by now the run keeps epoch {kept}"
+            record["metrics"][settings.split] = figures
+            write_record(settings.target, record)
+    except BlockingIOError:
+        return "it is being trained"
+    except (CrossbatchError, OSError) as error:
         return str(error)
     return ""

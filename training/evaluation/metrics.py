@@ -21,7 +21,7 @@ from serving.errors import BadData, BadSetting
 
 __all__ = [
     "FIGURE_NAMES", "Floats", "Ints", "ProtocolName", "RetrievalMetrics", "cluster_figures", "exact_search",
-    "find_originals", "groups_of", "named_shares", "rank_queries", "retrieval_metrics", "roles_of",
+    "find_originals", "groups_of", "k_means", "named_shares", "rank_queries", "retrieval_metrics", "roles_of",
     "sides_of", "unit_rows",
 ]  # fmt: skip
 
@@ -90,23 +90,18 @@ def retrieval_metrics(
     references. A k of R@k, at least one each, counts all references where it is beyond them.
     A `BadData` if an embedding is not finite, no query has a match, or there are queries and no gallery.
     """
-    if any(k < 1 for k in at):
-        raise BadSetting(f"at is {tuple(at)}, but each k must be at least 1")
     hits = dict.fromkeys(at, 0)
-    total, precision_sum, average_sum = 0, 0.0, 0.0
-    depth = max(at, default=1)
-    for ranked in rank_queries(embeddings, labels, depth=depth, roles=roles, groups=groups):
+    total, sums = 0, np.zeros(2)
+    for ranked in rank_queries(embeddings, labels, depth=max(at, default=1), roles=roles, groups=groups):
         for k in hits:
             hits[k] += int(ranked.matches[:, :k].any(axis=1).sum())
-        precision, average = ranked.shares()
-        precision_sum += float(precision.sum())
-        average_sum += float(average.sum())
+        sums += [each.sum() for each in ranked.shares()]
         total += len(ranked.queries)
     asked, held = sides_of(roles, len(np.asarray(labels)))
     return RetrievalMetrics(
         recall_at={k: count / total for k, count in hits.items()},
-        map_at_r=average_sum / total,
-        r_precision=precision_sum / total,
+        map_at_r=float(sums[1] / total),
+        r_precision=float(sums[0] / total),
         queries=total,
         excluded=len(asked) - total,
         gallery=0 if held is None else len(held),
@@ -167,18 +162,23 @@ def cluster_figures(embeddings: npt.ArrayLike, labels: Ints, *, seed: int = 0) -
     `ami`, (I − E) / (H − E) with E the I that two partitions of these sizes have by chance.
     """
     from sklearn import metrics  # only here: a model file is measured without
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
 
-    means = KMeans(len(np.unique(labels)), n_init=1, max_iter=100, random_state=seed)
-    with warnings.catch_warnings():
-        # Fewer distinct embeddings than classes leave clusters empty, which the figures tell as it is.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        found = means.fit_predict(unit_rows(np.asarray(embeddings, dtype=np.float32)))
+    rows = unit_rows(np.asarray(embeddings, dtype=np.float32))
+    found = k_means(rows, len(np.unique(labels)), rounds=100, seed=seed).labels_
     return {
         "nmi": float(metrics.normalized_mutual_info_score(labels, found)),
         "ami": float(metrics.adjusted_mutual_info_score(labels, found)),
     }
+
+
+def k_means(rows: Floats, clusters: int, *, rounds: int, seed: int) -> Any:
+    """Fit sklearn's k-means to rows (N, d); fewer distinct ones leave clusters empty, without a warning."""
+    from sklearn.cluster import KMeans  # a second of importing that few need
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return KMeans(clusters, n_init=1, max_iter=rounds, random_state=seed).fit(rows)
 
 
 def exact_search(

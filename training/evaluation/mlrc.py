@@ -24,9 +24,10 @@ from training.data.pictures import Pictures, embed_pictures, tell_unreadable, vi
 from training.evaluation.metrics import Ints, retrieval_metrics, roles_of
 from training.evaluation.paired import summarise, tell
 from training.loop.checkpoint import load_state, write_file
+from training.loop.processes import device_of
 from training.loop.run import LAST, load_run, read_recipe, read_record
 from training.network.embedder import embedder_function
-from training.recipes.recipe import Recipe
+from training.recipes.recipe import Recipe, check_settings
 from training.recipes.recipe_file import load_recipe
 
 __all__ = ["Settings", "render", "run"]
@@ -127,9 +128,7 @@ def render(result: dict[str, Any]) -> str:
     else:
         lines.append("  ± is half the width of the 95 % confidence interval over the repeats (Student's t)")
     if result["gallery"]:
-        lines.append(
-            f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"
-        )
+        lines += [f"  {result['queries']} queries were searched in a gallery of {result['gallery']} images"]
     if result["excluded"]:
         lines.append(f"  {result['excluded']} images have no match and were not asked for")
     return "\n".join(lines)
@@ -165,12 +164,7 @@ def _check_own(each: _Fold, catalog: Catalog) -> None:
     digest = divide(catalog, each.recipe).describe()["digest"]
     if (found := _begun(each)) is None:
         return
-    for key, value in found:
-        if (asked := getattr(each.recipe, key)) != value:
-            raise BadSetting(
-                f"the run {each.path} was trained with {key} = {value}, but now {asked} is asked for: choose"
-                " another folder for --out, or set it as it was"
-            )
+    check_settings(each.path, dict(found), dict(each.recipe))
     if read_record(each.path)["data"]["digest"] != digest:
         raise BadData(
             f"the run {each.path} was trained on other images than those that {catalog.root} holds now:"
@@ -198,11 +192,8 @@ def _begun(each: _Fold) -> Recipe | None:
 
 def _test(folds: Sequence[_Fold], rows: Sequence[Row], recipe: Recipe, settings: Settings) -> dict[str, Any]:
     """Embed the test images, which are decoded once, by every run of every repeat."""
-    keep = recipe.memory_gib * 2**30
+    keep, device = recipe.memory_gib * 2**30, device_of(settings.device)
     pictures = Pictures(rows, viewing_decoder(recipe), keep=keep, label="Reading test images")
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     roles = roles_of(pictures.rows, "test", recipe.split)
 
     def embedded(each: _Fold) -> Tensor:

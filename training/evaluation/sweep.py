@@ -5,7 +5,6 @@ test class; `--final` scores the test classes instead.
 """
 
 import csv
-import io
 import itertools
 import json
 import re
@@ -28,11 +27,12 @@ from training.data.pictures import Stream, class_numbers, embed_pictures, viewin
 from training.evaluation.fitted import fitted_figures
 from training.evaluation.metrics import retrieval_metrics, roles_of
 from training.evaluation.paired import summarise, tell
-from training.loop.checkpoint import write_file
+from training.loop.checkpoint import write_file, write_table
 from training.loop.logbook import read_history
+from training.loop.processes import device_of
 from training.loop.run import load_run, reserved
 from training.network.embedder import describer_function
-from training.recipes.recipe import Recipe
+from training.recipes.recipe import Recipe, check_settings
 from training.recipes.recipe_file import load_recipe
 
 __all__ = ["Settings", "render", "run"]
@@ -46,7 +46,6 @@ _WHICH, _MEASURED = ("scored_on", "seed"), ("epoch", *_FIGURES, "seconds")
 """Columns of the table beside an arm's settings: those that tell runs apart, and what was found."""
 _COMMA = r",(?![^{\[]*[}\]])"
 """One between values, and not within a list or a table."""
-_NUMBER = re.compile(r"[\d.e-]+")
 _VALIDATION = 0.25
 """Share of the training classes that scores, of a recipe that holds none out; two at the least."""
 _OWN = {"seed", "evaluate_every", "patience"}
@@ -115,7 +114,7 @@ def run(settings: Settings) -> dict[str, Any]:
             words = [*_words(arm), f"seed={seed}"]
             sys.stderr.write(f"Run {number} of {settings.seeds * len(arms)}: {' '.join(words)}\n")
             table.append(key | _train_and_score(settings, catalog, [*common, *words]))
-            _write_table(settings.out / _RUNS, table, columns)
+            write_table(settings.out / _RUNS, table, columns)
     rows = [row for row in table if row["scored_on"] == scored_on and int(row["seed"]) < settings.seeds]
     return {
         "recipe": settings.recipe,
@@ -178,22 +177,19 @@ def _held_out(settings: Settings, catalog: Catalog, arm: _Arm) -> list[str]:
     recipe = load_recipe(settings.recipe, [*settings.set, "patience=0", *_words(arm)])
     if recipe.validation or recipe.folds:
         return ["patience=0"]
-    classes = len(divide(catalog, recipe).describe()["train_classes"])
+    classes = len({row.label for row in divide(catalog, recipe).train})
     return ["patience=0", f"validation={max(_VALIDATION, 2 / classes)}"]
 
 
 def _check_same(path: Path, scored_on: str, recipe: Recipe, catalog: Catalog, arm: _Arm) -> None:
     """Refuse to go on with the runs of another recipe, other settings or other images."""
-    known = json.loads(path.read_bytes()) if path.is_file() else {}
     now = recipe.model_dump(mode="json", exclude={key.partition(".")[0] for key in arm})
     now["images"] = divide(catalog, recipe).describe()["digest"]
-    before = known.setdefault(scored_on, now)
-    for key, value in now.items():
-        if before.get(key) != value:
-            raise BadSetting(
-                f"{path.parent} holds runs with {key} = {before.get(key)}, but now it is {value}: give"
-                " another --out"
-            )
+    try:
+        known = json.loads(path.read_bytes()) if path.is_file() else {}
+        check_settings(path.parent, known.setdefault(scored_on, now), now)
+    except (ValueError, AttributeError) as error:  # no JSON, or no table
+        raise BadSetting(f"{path} is damaged: give another --out") from error
     write_file(path, json.dumps(known, indent=1).encode())
 
 
@@ -223,15 +219,15 @@ def _train_and_score(settings: Settings, catalog: Catalog, words: Sequence[str])
 
 def _score(settings: Settings, catalog: Catalog, folder: Path) -> dict[str, float]:
     """Measure a run on the test classes."""
-    trained = load_run(folder)
-    recipe = trained.recipe
+    trained, device = load_run(folder), device_of(settings.device)
+    recipe, embedder = trained.recipe, trained.embedder.to(device)
     rows = select(catalog, "test", recipe.split)
     images = (
-        cache_features(rows, trained.embedder, recipe, views=1, folder=settings.cache)
+        cache_features(rows, embedder, recipe, views=1, folder=settings.cache)
         if recipe.caches_features
         else Stream(rows, viewing_decoder(recipe))
     )
-    describe = describer_function(trained.embedder, mapped=recipe.caches_features)
+    describe = describer_function(embedder, device, mapped=recipe.caches_features)
     found = embed_pictures(describe, images, label="Scoring")
     embeddings, histograms = np.split(found, (recipe.dimension,), axis=1)
     labels = class_numbers(images.rows, sorted({row.label for row in images.rows}))
@@ -246,17 +242,19 @@ def _score(settings: Settings, catalog: Catalog, folder: Path) -> dict[str, floa
 def _summary(arm: _Arm, first: _Arm, rows: Sequence[_Row]) -> dict[str, Any]:
     """Give the mean of each figure, and its difference from the first arm over pairs of one seed."""
     mine, base = (
-        sorted((row for row in rows if each.items() <= row.items()), key=lambda row: int(row["seed"]))
-        for each in (arm, first)
+        {int(row["seed"]): row for row in rows if each.items() <= row.items()} for each in (arm, first)
     )
     told: dict[str, Any] = {"settings": dict(arm), "runs": len(mine)}
     for figure in _FIGURES:
-        values, theirs = ([float(row[figure]) for row in each if row.get(figure)] for each in (mine, base))
+        values, theirs = (
+            {seed: float(row[figure]) for seed, row in each.items() if row.get(figure)}
+            for each in (mine, base)
+        )
         if not values:
             continue
-        told[figure] = summarise(values)
-        if arm != first and len(theirs) == len(values):
-            told[figure]["difference"] = summarise(values, theirs)
+        told[figure] = summarise([*values.values()])
+        if arm != first and values.keys() == theirs.keys():
+            told[figure]["difference"] = summarise([*values.values()], [theirs[seed] for seed in values])
     return told
 
 
@@ -272,19 +270,13 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
         )
     rows = []
     for row in reader:
-        whole = None not in (*row, *row.values())  # which are cells too many, and too few
-        if not (whole and all(_NUMBER.fullmatch(row[name]) for name in ("seed", *_FIGURES[:2]))):
+        try:
+            found = [float(row[name]) for name in _FIGURES if row[name] or name in _FIGURES[:2]]
+            if None in (*row, *row.values()) or not np.isfinite([int(row["seed"]), *found]).all():
+                raise ValueError  # also of cells too many, or too few
+        except (TypeError, ValueError) as error:
             raise BadSetting(
                 f"{path}, line {reader.line_num}, is no run: take the line out, and it is done again"
-            )
+            ) from error
         rows.append(row)
     return rows
-
-
-def _write_table(path: Path, rows: Sequence[_Row], columns: Sequence[str]) -> None:
-    """Write all runs anew, so that a cut leaves the table as it was."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_file(path, text.getvalue().encode())

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.evaluation.metrics import find_originals
-from training.method.prototypes import full_precision
 
 __all__ = ["PairSearch", "RowSearch", "open_search"]
 
@@ -24,7 +23,6 @@ _ROWS, _COLUMNS = 512, 4096  # of a tile of pairs: 8 MiB of float32
 _KEPT_BYTES = 128 * 2**20  # for the neighbours of a whole set, where it is searched in pairs
 
 
-@full_precision
 def open_search(
     queries: NDArray[Any], gallery: NDArray[Any] | None, depth: int
 ) -> Callable[[NDArray[np.int64], int], NDArray[np.int64]]:
@@ -39,12 +37,7 @@ def open_search(
     if gallery is None and depth * _CHUNK <= len(queries) and kept <= _KEPT_BYTES:
         search = PairSearch(asked, depth=depth)
     found = search or RowSearch(asked, None if gallery is None else torch.from_numpy(gallery))
-
-    @full_precision
-    def nearest(rows: NDArray[np.int64], depth: int) -> NDArray[np.int64]:
-        return found.nearest(torch.from_numpy(rows), depth).numpy()
-
-    return nearest
+    return lambda rows, depth: found.nearest(torch.from_numpy(rows), depth).numpy()
 
 
 class PairSearch:

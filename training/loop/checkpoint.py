@@ -1,12 +1,14 @@
 """Checkpoints, tensors in safetensors and the rest as JSON in its metadata; files written whole."""
 
 import contextlib
+import csv
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from serving.errors import BadArtifact, CrossbatchError, NotFound
 
 __all__ = [
     "aside_of", "entry", "load_checkpoint", "load_optimizer", "load_state", "locked", "pack_optimizer",
-    "replacing", "save_checkpoint", "unprefixed", "write_file",
+    "replacing", "save_checkpoint", "unprefixed", "write_file", "write_table",
 ]  # fmt: skip
 
 FORMAT_VERSION = 2  # which calls the histogram operator's weights `codebook`; they were `prototypes` in 1
@@ -122,6 +124,15 @@ def write_file(path: Path, contents: bytes) -> None:
     """Replace a file in one step, or leave the previous one as it is, with a `CrossbatchError`."""
     with replacing(path) as aside:
         aside.write_bytes(contents)
+
+
+def write_table(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Replace a table of comma-separated values, as `write_file` does; a cell that a row lacks is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(path, text.getvalue().encode())
 
 
 @contextlib.contextmanager

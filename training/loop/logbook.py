@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from torch import nn
 
 from serving.errors import BadArtifact
 from training.loop import checkpoint
-from training.loop.checkpoint import entry
 from training.loop.run import BEST, LAST, METRICS, write_record
 from training.loop.trainee import Trainee
 from training.network.weights import fit_weights
@@ -49,10 +47,10 @@ class Logbook:
         fit_weights(modules, weights, source=path)
         checkpoint.load_optimizer(self._trainee.optimizer, tensors)
         self._precision.load_state_dict(state.get("precision", {}))
-        self.epochs_done = entry(state, "epochs_done", int, source=path)
-        self.best = entry(state, "best", dict, source=path)
-        self.history = entry(state, "history", list, source=path)
-        entry(self.best, "epoch", int, source=path)
+        self.epochs_done = checkpoint.entry(state, "epochs_done", int, source=path)
+        self.best = checkpoint.entry(state, "best", dict, source=path)
+        self.history = checkpoint.entry(state, "history", list, source=path)
+        checkpoint.entry(self.best, "epoch", int, source=path)
 
     @property
     def finished(self) -> bool:
@@ -97,12 +95,8 @@ class Logbook:
             "precision": self._precision.state_dict(),
         }
         checkpoint.save_checkpoint(self._folder / LAST, tensors, state)
-        table = io.StringIO()
         names = dict.fromkeys(name for row in self.history for name in row)
-        writer = csv.DictWriter(table, list(names), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.history)
-        checkpoint.write_file(self._folder / METRICS, table.getvalue().encode())
+        checkpoint.write_table(self._folder / METRICS, self.history, [*names])
         write_record(self._folder, self._record)
 
 

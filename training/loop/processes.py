@@ -17,22 +17,25 @@ from lightning_fabric.plugins.precision import MixedPrecision
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import Tensor, nn
 
-from serving.errors import BadData, BadSetting
-from training.network.weights import first_line
+from serving.errors import BadData, BadSetting, cause_of
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "agree", "batchnorms", "gather_rows", "gather_shares", "keep_freed_memory", "mean_gradients", "processes",
-    "share", "start_processes", "sync_batchnorm",
+    "agree", "batchnorms", "device_of", "gather_rows", "gather_shares", "keep_freed_memory", "mean_gradients",
+    "processes", "share", "start_processes", "sync_batchnorm",
 ]  # fmt: skip
 
 T = TypeVar("T")
 
 
+def device_of(name: str) -> str:
+    """Choose a device by its name or `auto`, which is never mps: no training has been measured on it."""
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def start_processes(device: str, recipe: Recipe) -> Fabric:
     """Join the processes that `torchrun` started, or be the only one, on `auto` or a device by its name."""
-    if device == "auto":  # never mps, on which no training has been measured
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_of(device)
     several = torch.distributed.is_torchelastic_launched()
     total = int(os.environ["WORLD_SIZE"]) if several else 1
     here = int(os.environ["LOCAL_WORLD_SIZE"]) if several else 1
@@ -56,7 +59,7 @@ def start_processes(device: str, recipe: Recipe) -> Fabric:
         fabric.launch()
     except Exception as error:  # Lightning has a class of its own for each accelerator that is missing
         raise BadSetting(
-            f"--device {device} with precision {recipe.precision} cannot be used: {first_line(error)}"
+            f"--device {device} with precision {recipe.precision} cannot be used: {cause_of(error)}"
         ) from error
     return fabric
 

@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from serving.catalog.catalog import Layout
 from serving.errors import AlreadyExists, BadArtifact, BadSetting, CrossbatchError, NotFound
 from training.loop import checkpoint
-from training.loop.checkpoint import entry
 from training.network.embedder import Embedder, build_embedder
 from training.network.weights import fit_weights
 from training.recipes.recipe import Recipe, make_recipe
@@ -65,7 +64,7 @@ def load_run(path: Path) -> Run:
             raise BadArtifact(f"the run {path} has lost {BEST}: bring the file back, or train again")
         raise NotFound(f"the run {path} has no {BEST}: its first epoch has not ended")
     tensors, best = checkpoint.load_checkpoint(path / BEST)
-    kept = entry(best, "epoch", int, source=path / BEST)
+    kept = checkpoint.entry(best, "epoch", int, source=path / BEST)
     _check_trained(path, recipe, kept)
     # the weights come from the checkpoint: the recipe's own package or file need not be here
     embedder = build_embedder(recipe.model_copy(update={"weights": "none"}))
@@ -78,7 +77,7 @@ def _check_trained(path: Path, recipe: Recipe, kept: int) -> None:
     done, finished = kept, True
     if (path / LAST).is_file():
         state = checkpoint.load_state(path / LAST)
-        done = entry(state, "epochs_done", int, source=path / LAST)
+        done = checkpoint.entry(state, "epochs_done", int, source=path / LAST)
         finished = bool(state.get("finished", done >= recipe.epochs))
     if done == 0:
         raise NotFound(
@@ -236,8 +235,10 @@ def new_record(name: str, seed: int, data: Mapping[str, Any]) -> dict[str, Any]:
         except PackageNotFoundError:  # run from a checkout that was not installed
             versions[package] = "not installed"
     commit = None
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "--quiet", "HEAD"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # git is not installed, for one
-        commit = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
-    told = {"name": name[:_MAX_NAME], "versions": versions, "git_commit": commit or None, "seed": seed}
+    # of a repository that has this file, and is not that of a user in which crossbatch is installed
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", f"HEAD:./{Path(__file__).name}", "HEAD"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # git is not installed, for one
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+        commit = found.stdout.split()[1]
+    told = {"name": name[:_MAX_NAME], "versions": versions, "git_commit": commit, "seed": seed}
     return told | {"data": data, "metrics": {}}

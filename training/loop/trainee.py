@@ -157,16 +157,13 @@ def _start_codebook(embedder: Embedder, pictures: Images, recipe: Recipe) -> Non
     if recipe.codebook_init == "random" or not recipe.learns_prototypes:
         return
     chosen = draw_sample(pictures.rows, most=_SAMPLE, seed=recipe.seed)
-    mapped = isinstance(pictures, FeatureSet)
+    device, mapped = embedder.codebook.device, isinstance(pictures, FeatureSet)
     viewed = (
         pictures.only(chosen) if isinstance(pictures, FeatureSet) else Stream(chosen, viewing_decoder(recipe))
     )
-    device = embedder.codebook.device
-    locate = array_function(
-        embedder, device, mapped, lambda images: embedder(images, mapped=mapped).locations
-    )
+    locate = array_function(embedder, device, mapped, lambda given: embedder(given, mapped=mapped).locations)
     found = embed_pictures(locate, viewed, label="Features for prototypes")  # (b, n, d)
-    embedder.codebook.copy_(start_codebook(torch.from_numpy(found), recipe, seed=recipe.seed))
+    embedder.codebook.copy_(start_codebook(torch.from_numpy(found), recipe))
 
 
 def build_optimizer(embedder: Embedder, objective: nn.Module, recipe: Recipe) -> Optimizer:

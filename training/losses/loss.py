@@ -5,7 +5,6 @@ own options with types and defaults, and `classes` and `dimension` if it needs t
 on pairs returns a `PairLoss`, for the memory.
 """
 
-import contextlib
 import difflib
 import functools
 import inspect
@@ -228,9 +227,6 @@ def build_loss(name: str, *, classes: int, dimension: int, **options: float | st
 
 def _check(name: str, option: str, value: float | str, kind: Any) -> Any:
     """Give an option's value as the type that its loss declares."""
-    if isinstance(value, str):  # YAML takes 1e-1 for text
-        with contextlib.suppress(ValueError):
-            value = float(value)
     # A recipe holds every number as a float, a count too.
     given = int(value) if isinstance(value, float) and value.is_integer() else value
     try:

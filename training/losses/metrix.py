@@ -100,7 +100,11 @@ def embed_mixed(
     backbone: Backbone,
     generator: torch.Generator,
 ) -> tuple[Tensor, Pairs] | None:
-    """Embed mixed examples (M, d), at the level that the recipe says or that is drawn for this step."""
+    """Embed mixed examples, raw (M, d), at the level that the recipe says or that is drawn for this step.
+
+    Takes what `embed` takes, `images` float32 (B, 3, S, S), the raw embeddings (B, d) that it gave for them,
+    and labels, int64 (B,). None where the recipe mixes nothing, or the batch is of one class.
+    """
     level = recipe.mixing
     if level == "none":
         return None

@@ -5,19 +5,18 @@ points along it, and the loss stands still whatever λ is. No curve of the loss 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from training.method import prototypes
-from training.method.prototypes import RidgeOn, full_precision
+from training.method.prototypes import full_precision
 from training.method.recursion import Past
+from training.recipes.recipe import FitOn, RidgeOn
 
-__all__ = ["FitOn", "cross_batch_loss", "fit_targets", "gradient_share", "split_classes", "watch_term"]
-
-FitOn = Literal["raw", "unit"]
+__all__ = ["cross_batch_loss", "fit_targets", "gradient_share", "split_classes", "watch_term"]
 
 _AT_ONCE = 4  # up to this many images a prototype, both halves are expressed at once
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from training.evaluation.metrics import k_means
 from training.method.prototypes import full_precision
 from training.recipes.recipe import AssignOn, Recipe
 
@@ -76,7 +77,7 @@ def _distances(locations: Tensor, prototypes: Tensor) -> Tensor:
     return torch.cdist(locations, prototypes.expand(len(locations), -1, -1), compute_mode=mode)  # (B, n, m)
 
 
-def start_codebook(locations: Tensor, recipe: Recipe, *, seed: int) -> Tensor:
+def start_codebook(locations: Tensor, recipe: Recipe) -> Tensor:
     """Find m prototypes among local features (b, n, d), as the histogram operator compares them.
 
     `k_means` is k-means++ (Arthur and Vassilvitskii, SODA 2007) and Lloyd's iterations. With `k_centre` each
@@ -85,16 +86,14 @@ def start_codebook(locations: Tensor, recipe: Recipe, *, seed: int) -> Tensor:
     `assign_on` says, and repeat where there are fewer than m. Gives float32 (m, d) on the CPU.
     """
     points, count = locations.flatten(0, 1), recipe.prototypes  # (P, d), m
-    order = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:_POINTS]
+    order = torch.randperm(len(points), generator=torch.Generator().manual_seed(recipe.seed))[:_POINTS]
     points = points[order.repeat(-(-count // len(order)))] if len(order) < count else points[order]
     if recipe.assign_on == "unit":
         points = functional.normalize(points, dim=1)
     if recipe.assign_on == "ball":
         points = points / points.norm(dim=1, keepdim=True).clamp_min(1)
     if recipe.codebook_init == "k_means":
-        from sklearn.cluster import KMeans  # a second of importing that few runs need
-
-        found = KMeans(count, n_init=1, max_iter=20, random_state=seed).fit(points.double().numpy())
+        found = k_means(points.double().numpy(), count, rounds=20, seed=recipe.seed)
         return torch.from_numpy(found.cluster_centers_).float()
     chosen = [0]
     distances = (points - points[0]).norm(dim=1)  # of each point to the nearest that was taken, (P,)

@@ -8,19 +8,18 @@ Z (m, B) and Y (d, B) are `histograms.T` and `embeddings.T` here. The ridge ϵ i
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from serving.errors import BadSetting
+from training.recipes.recipe import RidgeOn
 
 __all__ = [
-    "RidgeOn", "cross_reconstruct", "fit_dual", "fit_moments", "fit_primal", "fit_prototypes",
+    "cross_reconstruct", "fit_dual", "fit_moments", "fit_primal", "fit_prototypes",
     "full_precision", "scaled_ridge", "solve_positive",
 ]  # fmt: skip
 
-RidgeOn = Literal["absolute", "trace"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -87,12 +86,7 @@ def fit_dual(
 
 @full_precision
 def cross_reconstruct(
-    histograms: Tensor,
-    embeddings: Tensor,
-    first: Tensor,
-    *,
-    ridge: float = 0.05,
-    ridge_on: RidgeOn = "absolute",
+    histograms: Tensor, embeddings: Tensor, first: Tensor, *, ridge: float, ridge_on: RidgeOn = "absolute"
 ) -> Tensor:
     """Express each half of a batch by prototypes fitted to the other, Ŷ₁ = V₂Z₁ and Ŷ₂ = V₁Z₂ (eq. 2.10).
 
@@ -123,8 +117,6 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
 
 def scaled_ridge(ridge: float, ridge_on: RidgeOn, trace: Tensor, prototypes: int) -> Tensor:
     """Give ϵ as it is, or times trace(ZZᵀ)/m, in the shape of `trace`."""
-    if not ridge > 0:
-        raise BadSetting(f"ridge is {ridge}, but it must be above zero: the paper uses 0.05")
     return trace * (ridge / prototypes) if ridge_on == "trace" else torch.full_like(trace, ridge)
 
 

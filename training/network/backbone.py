@@ -16,8 +16,8 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.nn import functional
 
-from serving.errors import BadSetting
-from training.network.weights import first_line, fit_weights, read_weights
+from serving.errors import BadSetting, cause_of
+from training.network.weights import fit_weights, read_weights
 
 __all__ = ["BLOCKS", "BNInception", "Backbone", "ResNet20", "build_backbone"]
 
@@ -102,7 +102,7 @@ def _build_timm(name: str, image_size: int | None) -> Any:
         body.reset_classifier(0, "")  # only now, so that all other layers are those of the weights files
     except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
         where = f" for images of {image_size} px" if size else ""
-        raise BadSetting(f"timm cannot make a feature map of {name}{where}: {first_line(error)}") from error
+        raise BadSetting(f"timm cannot make a feature map of {name}{where}: {cause_of(error)}") from error
     patch = _patch_size(body)
     if patch and image_size and any(image_size % side for side in patch):
         raise BadSetting(

@@ -4,25 +4,23 @@ Letters: B images, S pixels a side, n = h * w locations, d dimensions, m prototy
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from serving.errors import BadSetting
+from serving.errors import BadSetting, cause_of
 from training.data.pictures import Embed
 from training.method.histogram import Metric, assign, histogram
 from training.network.backbone import Backbone, build_backbone
-from training.network.weights import first_line
-from training.recipes.recipe import AssignOn, Recipe
+from training.recipes.recipe import AssignOn, PoolingName, Recipe
 
 __all__ = [
-    "LEAST", "Embedder", "Features", "Pooling", "PoolingName", "array_function", "build_embedder",
+    "LEAST", "Embedder", "Features", "Pooling", "array_function", "build_embedder",
     "describer_function", "embedder_function", "generalised_mean", "pooled_function",
 ]  # fmt: skip
 
-PoolingName = Literal["gap", "gap_gmp", "gem"]
 Device = torch.device | str
 
 LEAST: Final = 1e-6  # what features below it count as in the generalised mean
@@ -185,7 +183,7 @@ def _grid(backbone: Backbone, image_size: int) -> tuple[int, int]:
         maps = backbone(torch.zeros(1, 3, image_size, image_size))
     except (AssertionError, RuntimeError, ValueError) as error:
         raise BadSetting(
-            f"the backbone does not take images of {image_size} px ({first_line(error)}): set another"
+            f"the backbone does not take images of {image_size} px ({cause_of(error)}): set another"
             " image_size"
         ) from error
     finally:

@@ -14,9 +14,9 @@ from huggingface_hub import try_to_load_from_cache
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound
+from serving.errors import BadArtifact, BadSetting, ModelMismatch, NotFound, cause_of
 
-__all__ = ["find_published", "first_line", "fit_weights", "read_weights"]
+__all__ = ["find_published", "fit_weights", "read_weights"]
 
 _NAMED_BY_DIGEST = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's own rule: first digits of the SHA-256
 _USUAL = {
@@ -166,15 +166,10 @@ def _fit_by_timm(body: nn.Module, state: Mapping[str, Tensor], source: str | Pat
         fitted: Mapping[str, Tensor] = fit(dict(state), body)
     except Exception as error:  # it trips over what it does not expect in whatever way
         raise ModelMismatch(
-            f"{source} holds weights of another architecture: timm cannot fit them in ({first_line(error)})"
+            f"{source} holds weights of another architecture: timm cannot fit them in ({cause_of(error)})"
         ) from error
     return fitted
 
 
 def _first(keys: list[str]) -> str:
     return f" (first: {keys[0]})" if keys else ""
-
-
-def first_line(error: Exception) -> str:
-    """Give the first line of what a library says of an error, for the end of a sentence."""
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")

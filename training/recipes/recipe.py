@@ -3,6 +3,7 @@
 import difflib
 import reprlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -10,10 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from serving.catalog.catalog import Layout, SplitRule
 from serving.errors import BadSetting
 
-__all__ = ["AUGMENTATION", "AssignOn", "CodebookInit", "Recipe", "make_recipe"]
+__all__ = [
+    "AUGMENTATION", "AssignOn", "FitOn", "PoolingName", "Recipe", "RidgeOn", "check_settings", "make_recipe",
+]  # fmt: skip
 
 AssignOn = Literal["unit", "raw", "ball"]
-CodebookInit = Literal["random", "k_means", "k_centre"]
+FitOn = Literal["raw", "unit"]
+PoolingName = Literal["gap", "gap_gmp", "gem"]
+RidgeOn = Literal["absolute", "trace"]
 AUGMENTATION = frozenset(
     ("crop_scale", "crop_ratio", "flip", "jitter", "rotation", "translation", "zoom", "shear", "erasing")
 ) | {"quarter_turns", "views", "location_share", "fill"}
@@ -27,6 +32,7 @@ _Positive = Annotated[float, Field(gt=0, le=1000)]
 _NotNegative = Annotated[float, Field(ge=0)]
 _Count = Annotated[int, Field(ge=0)]
 _CountFromOne = Annotated[int, Field(ge=1)]
+_Option = Annotated[float | str, Field(union_mode="left_to_right")]  # a number where YAML takes it for text
 
 
 class Recipe(BaseModel):
@@ -52,7 +58,7 @@ class Recipe(BaseModel):
     """filter that resizes images, in training and in use"""
     dimension: int = Field(128, ge=2, le=4096)
     """d: how many components an embedding has"""
-    pooling: Literal["gap", "gap_gmp", "gem"] = "gap"
+    pooling: PoolingName = "gap"
     """how local features become an embedding: their mean, mean plus maximum, or generalised mean with a
     learned exponent, which is meant for features after a ReLU"""
     prototypes: int = Field(64, ge=2, le=256)
@@ -62,7 +68,7 @@ class Recipe(BaseModel):
     assign_on: AssignOn = "unit"
     """what the softmax compares: features and prototypes at unit length (cosines), raw, or features shrunk
     into the unit ball and prototypes as they are"""
-    codebook_init: CodebookInit = "random"
+    codebook_init: Literal["random", "k_means", "k_centre"] = "random"
     """start of the histogram operator's prototypes: random, or from local features of training images by
     k-means++ or by greedy k-centre"""
     head_init: Literal["random", "pca", "whiten", "whiten_within"] = "random"
@@ -80,7 +86,7 @@ class Recipe(BaseModel):
     # What a training step minimises: the loss, the XML term, the memory, mixing.
     loss: str = "contrastive"
     """name of the loss, for the embeddings and for the XML term alike"""
-    loss_options: dict[str, float | str] = {}
+    loss_options: dict[str, _Option] = {}
     """what the loss takes beside its name, as in {neg_margin: 0.3}; its own defaults where left out
     (docs/method.md lists them)"""
     xml_weight: _Share = 0.1
@@ -96,13 +102,13 @@ class Recipe(BaseModel):
     """alpha: how much an older batch counts in the recursion, a step later"""
     ridge: _Positive = 0.005
     """regulariser of the least-squares fit of prototypes to a batch"""
-    ridge_on: Literal["absolute", "trace"] = "absolute"
+    ridge_on: RidgeOn = "absolute"
     """whether ridge is taken as it is, or relative to the mean eigenvalue of the histograms' Gram matrix
     that is fitted, its trace over the number of prototypes"""
     reconstruction_weight: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """weight of the mean squared error with which prototypes fitted to a batch rebuild its embeddings; it
     moves the codebook alone, so that a run with xml_weight 0 has learnt prototypes too"""
-    fit_on: Literal["raw", "unit"] = "raw"
+    fit_on: FitOn = "raw"
     """whether prototypes are fitted to embeddings as they are or at unit length"""
     memory_batches: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """cross-batch memory (XBM): how many batches of embeddings it holds; 0 is without"""
@@ -142,7 +148,7 @@ class Recipe(BaseModel):
     momentum: _ShareBelowOne = 0.9
     """share of the last step that rmsprop takes again"""
     weight_decay: _Share = 1e-4
-    """weight decay, on weights of two dimensions and more"""
+    """weight decay, on weights of backbone and head that have two dimensions and more"""
     warmup: float = Field(0.0, ge=0, le=0.9)
     """share of all steps over which learning rates rise from 0"""
     schedule: Literal["cosine", "constant", "drops"] = "cosine"
@@ -225,7 +231,7 @@ class Recipe(BaseModel):
     patience: _Count = 0
     """how many epochs training goes on without a better validation MAP@R; 0 never stops early"""
     min_delta: _ShareBelowOne = 0.0
-    """by how much a better MAP@R has to be better, for `patience`"""
+    """by how much a better MAP@R has to be better, to be kept and for `patience`"""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     """precision of the products in a training step; losses and the fit of prototypes stay float32"""
     seed: int = Field(0, ge=0, lt=2**31)
@@ -307,6 +313,16 @@ def make_recipe(values: Mapping[str, Any], *, source: str) -> Recipe:
             f"recipe {source} sets {key!r} to {reprlib.repr(first['input'])}: {first['msg'].lower()}"
             f" ({key}: {told})"
         ) from error
+
+
+def check_settings(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse, with a `BadSetting`, to go on in a folder with other settings than it was trained with."""
+    for key, value in now.items():
+        if before.get(key) != value:
+            raise BadSetting(
+                f"{path} was trained with {key} = {before.get(key)}, but now {value} is asked for: choose"
+                " another folder for --out, or set it as it was"
+            )
 
 
 def _nearest(key: object) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from serving.errors import BadSetting, NotFound
+from serving.errors import BadSetting, NotFound, cause_of
 from training.recipes.recipe import Recipe, make_recipe
 
 __all__ = ["RECIPES", "head_comment", "load_recipe", "parse_yaml", "recipe_names"]
@@ -71,7 +71,7 @@ def parse_yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except Exception as error:  # beside its own, PyYAML lets pass whatever the making of a value raises
-        raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from error
+        raise ValueError(cause_of(error)) from error
 
 
 def _combine(name: str) -> dict[str, Any]:
@@ -150,8 +150,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadSetting(f"recipe {path} is not readable YAML: {line}") from error
+        raise BadSetting(f"recipe {path} is not readable YAML: {cause_of(error)}") from error
     if not isinstance(values, dict | None):
         raise BadSetting(f"recipe {path} must be a table of key: value, but holds a {type(values).__name__}")
     return values or {}
