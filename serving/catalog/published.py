@@ -170,9 +170,7 @@ def _parse_cars(folder: Path) -> list[Listed]:
 def _read_arrays(path: Path) -> Any:
     """Read a .mat file: cells as lists, structs as dicts, an array of one as its value."""
     if importlib.util.find_spec("scipy") is None:
-        raise BadSetting(
-            "SciPy is not installed, which the format cars needs; install scipy, or crossbatch[train]"
-        )
+        raise BadSetting("the format cars needs SciPy, which is not installed; install crossbatch[train]")
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # each thread of its own would take memory
     command = [sys.executable, "-P", "-c", _LOAD, os.fspath(path)]
     done = subprocess.run(command, capture_output=True, check=False, env=environment)

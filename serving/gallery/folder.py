@@ -177,9 +177,7 @@ def _exchange(first: Store, second: Store) -> None:
                 exchange_names(one, other)
                 sync(one.parent)
         except FileNotFoundError as error:
-            raise NotFound(
-                f"{one.name} or {other.name} is not there any more; the gallery was dropped"
-            ) from error
+            raise NotFound(f"{one.name} or {other.name} is gone; the gallery was dropped") from error
         except OSError as error:
             if error.errno in _UNSUPPORTED:
                 raise Unavailable(

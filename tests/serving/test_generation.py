@@ -79,7 +79,7 @@ def test_the_generation_before_is_known_by_its_id(directory: GalleryDirectory) -
     [
         (errno.EINVAL, errors.Unavailable, "file system of .*birds cannot exchange two.*keep the galleries"),
         (errno.ENOSYS, errors.Unavailable, "cannot exchange"),
-        (errno.ENOENT, errors.NotFound, "(birds or new|new or birds) is not there any more"),
+        (errno.ENOENT, errors.NotFound, "(birds or new|new or birds) is gone"),
         (errno.EACCES, errors.ReadOnly, "permission denied"),
         (errno.ENOSPC, errors.Overloaded, "full"),
         (errno.EIO, errors.Unavailable, "check permissions and disk"),

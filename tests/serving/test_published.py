@@ -335,5 +335,5 @@ def test_damaged_file_is_a_message(tmp_path: Path, damage: Callable[[bytes], byt
 def test_without_scipy_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cars_annos.mat").touch()
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(BadSetting, match=r"SciPy is not installed, .* install scipy, or crossbatch\[train\]"):
+    with pytest.raises(BadSetting, match=r"needs SciPy, which is not installed; install crossbatch\[train\]"):
         read(tmp_path)

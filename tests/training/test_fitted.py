@@ -90,7 +90,7 @@ def test_what_cannot_be_measured_is_one_sentence() -> None:
         fitted_figures(*images([0, 1, 2]), draws=9)
     histograms, embeddings, names = images([0, 0, 1])
     seed = next(s for s in range(99) if draw_halvings(2, 1, seed=s) == {(0,): 1})
-    with pytest.raises(BadData, match="none of the 1 halvings of 2 classes"):
+    with pytest.raises(BadData, match="none of 1 halvings of 2 classes"):
         fitted_figures(histograms, embeddings, names, draws=1, seed=seed)
     embeddings[0, 0] = np.nan
     with pytest.raises(BadData, match="not finite"):

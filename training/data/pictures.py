@@ -180,9 +180,7 @@ def embed_pictures(
             parts.append(embed(np.stack(some)))
     if not parts:
         bad = images.unreadable
-        raise BadData(
-            f"none of the {len(bad)} images can be read{first_of(bad)}: repair them, or give others"
-        )
+        raise BadData(f"none of the {len(bad)} images can be read{first_of(bad)}: repair or replace them")
     return np.concatenate(parts)
 
 

@@ -64,7 +64,7 @@ def fitted_figures(
             total, measured, distinct = total + times * value, measured + times, distinct + 1
     if measured == 0:
         raise BadData(
-            f"in none of the {draws} halvings of {len(classes)} classes has an image a match: draw more"
+            f"in none of {draws} halvings of {len(classes)} classes has an image a match: draw more"
         )
     return {"map_c": map_c, "map_x": total / measured, "halvings": measured, "distinct": distinct}
 

@@ -120,9 +120,7 @@ def reserved(path: Path) -> Iterator[None]:
             path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(checkpoint.locked(path))
         except BlockingIOError as error:
-            raise AlreadyExists(
-                f"another process trains in {path}: wait, or choose another folder"
-            ) from error
+            raise AlreadyExists(f"another process trains in {path}: wait, or take another folder") from error
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise BadSetting(f"the run folder {path} cannot be made: {reason}") from error
