@@ -58,5 +58,32 @@ def png_header(width: int, height: int) -> bytes:
     )
 
 
+def png(width: int, depth: int, colour: int, row: bytes, key: bytes) -> bytes:
+    """A PNG of one row, written by hand, with a transparent colour: Pillow writes few depths."""
+    header = struct.pack(">IIBBBBB", width, 1, depth, colour, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"tRNS", key), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, body) for kind, body in chunks)
+
+
+def tiff(
+    kind: str, values: list[Any] | bytes, *, bits: int = 0, colour: int = 1, deflate: bool = False
+) -> bytes:
+    """A TIFF of one row in one strip, written by hand: Pillow writes few kinds, in the machine's order.
+
+    `kind` is a NumPy type with its byte order, such as ">i2"; packed values are given as bytes.
+    """
+    order, samples = kind[0], values if isinstance(values, bytes) else np.array(values, kind).tobytes()
+    bits = bits or 8 * int(kind[2:])
+    strip = zlib.compress(samples) if deflate else samples
+    shorts = {256: 8 * len(samples) // bits, 257: 1, 258: bits, 259: 8 if deflate else 1, 262: colour, 278: 1}
+    shorts[339] = "uif".index(kind[1]) + 1
+    longs = {273: 8, 279: len(strip)}  # where the strip begins, and its length
+    fields = [(tag, struct.pack(f"{order}HHIHH", tag, 3, 1, value, 0)) for tag, value in shorts.items()]
+    fields += [(tag, struct.pack(f"{order}HHII", tag, 4, 1, value)) for tag, value in longs.items()]
+    entries = struct.pack(f"{order}H", len(fields)) + b"".join(field for _, field in sorted(fields))
+    start = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, 8 + len(strip))
+    return start + strip + entries + b"\0" * 4
+
+
 def cmyk(rgb: Pixels) -> Image.Image:
     return Image.fromarray(rgb).convert("CMYK")
