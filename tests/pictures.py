@@ -49,13 +49,25 @@ def chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b"\0" * 64))
-        + chunk(b"IEND", b"")
-    )
+    return png(width, height, 8, 2, bytes(63))
+
+
+def png(width: int, height: int, depth: int, colour: int, row: bytes, key: bytes = b"") -> bytes:
+    """A PNG with a transparent colour, written by hand: Pillow writes few depths."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"tRNS", key), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*named) for named in chunks if named != (b"tRNS", b""))
+
+
+def tiff(kind: str, values: Any, *, bits: int = 0, colour: int = 1, deflate: bool = False) -> bytes:
+    """A TIFF of one row, written by hand: `kind` is a NumPy type such as ">i2"; packed values are bytes."""
+    samples, bits = np.array(values, kind).tobytes() if bits == 0 else values, bits or 8 * int(kind[2:])
+    strip = zlib.compress(samples) if deflate else samples
+    tags = {256: 8 * len(samples) // bits, 257: 1, 258: bits, 259: 8 if deflate else 1, 262: colour}
+    tags |= {273: 8, 278: 1, 279: len(strip), 339: "uif".index(kind[1]) + 1}  # the strip begins at 8
+    start = {"<": b"II*\0", ">": b"MM\0*"}[kind[0]] + struct.pack(f"{kind[0]}I", 8 + len(strip))
+    fields = [struct.pack(f"{kind[0]}HHII", tag, 4, 1, value) for tag, value in tags.items()]
+    return start + strip + struct.pack(f"{kind[0]}H", len(fields)) + b"".join(fields) + b"\0" * 4
 
 
 def cmyk(rgb: Pixels) -> Image.Image:

@@ -9,11 +9,13 @@ from typing import Final, Literal, NamedTuple
 
 from serving.catalog.rows import SPLITS, Row, path_text
 from serving.errors import BadData, cause_of
+from serving.model.preprocess import FORMATS
 
 __all__ = ["SUFFIXES", "Shard", "find_shards", "is_visible", "path_below", "sort_out", "walk"]
 
 SUFFIXES: Final = frozenset(  # of images, in any case
     (".avif", ".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+    + ((".heic", ".heif") if "HEIF" in FORMATS else ())
 )
 _WORD: Final = re.compile(r"[^\W\d_]+")
 

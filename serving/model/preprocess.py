@@ -4,17 +4,21 @@ Training, evaluation, indexing and serving all come through here, so none of the
 rules, in order:
 
 1. The bytes are one of `FORMATS`, at most `MAX_BYTES` long; the header says at most `MAX_PIXELS` pixels and
-   `MAX_SIDE` on a side. Of an animation, the first frame counts.
+   `MAX_SIDE` on a side. Of an animation, the first frame counts; outside it, its canvas is white.
 2. A large JPEG is decoded at 1/2, 1/4 or 1/8 where no side falls below twice what is needed.
-3. Grey of more than 8 bits is scaled to 8 by the range of its type, never clipped.
-4. Transparent pixels are laid over white; then RGB (CMYK, palette, grey and 1-bit converted).
-5. The EXIF orientation is applied; a value that is none of the eight counts as upright.
+3. Grey of more than 8 bits is scaled to 8 by the range of its type, never clipped. A TIFF's header says
+   the type and whether zero is white; one of a kind that cannot be read is refused by the name of its kind.
+4. Transparent pixels are laid over white; then RGB (CMYK, palette, grey and 1-bit converted). A colour that
+   a PNG names transparent is compared at the depth of the file.
+5. The EXIF orientation is applied, no other; a value that is none of the eight counts as upright. The
+   rotation that AVIF and HEIF files say themselves belongs to their decoding.
 6. The centred square with `crop_fraction` of the shorter side is resampled to size x size, in one step.
 
 Rule 6 is "shorter side to size / crop_fraction, then the centre crop of that size" without the rounding
 to whole pixels in between. Colour profiles are not applied.
 """
 
+import contextlib
 import io
 import re
 import warnings
@@ -23,15 +27,26 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL.ExifTags import Base as Tag
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from serving.errors import BadImage, BadSetting, cause_of
+
+try:
+    import pillow_heif
+except ImportError:
+    _HEIF: tuple[str, ...] = ()
+else:
+    pillow_heif.register_heif_opener(thumbnails=False, decode_threads=1)  # callers decode many at once
+    _HEIF = ("HEIF",)
 
 __all__ = [
     "FORMATS", "MAX_BYTES", "MAX_PIXELS", "MAX_SIDE", "RESAMPLINGS", "open_rgb", "preprocess", "thumbnail",
 ]  # fmt: skip
 
-FORMATS: Final = ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF", "AVIF")
+FORMATS: Final = ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF", "AVIF", *_HEIF)
+"""HEIF, which HEIC is one kind of, only where pillow-heif is installed."""
 RESAMPLINGS: Final = ("bilinear", "bicubic", "lanczos", "box", "hamming", "nearest")
 MAX_BYTES: Final = 32 << 20
 """A 64-megapixel phone photo has about 25 MiB."""
@@ -43,7 +58,6 @@ _QUALITIES: Final = (85, 60, 30, 10, 1)
 """Of a thumbnail, the first at which it is small enough. 256 x 256 pixels of noise take 61 KiB at 85."""
 _MAX_SCANS: Final = 100
 """A progressive JPEG has about ten; each one more costs a pass over all pixels for a few bytes."""
-_ORIENTATION: Final = 0x0112
 _UPRIGHT: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -56,7 +70,10 @@ _UPRIGHT: Final = {
 _MARGIN: Final = 2
 """Photos of 400 px decoded at just the needed size differ from the whole ones by 1 to 3 levels on average and
 by 9 at worst; at twice the size by 0.8 and 3."""
-_FROM_16_BIT: Final = ((np.arange(1 << 16) * 255 + 32_767) // 65_535).astype(np.uint8)
+_NUMBERS: Final = {1: "unsigned", 2: "signed", 3: "float"}
+"""What SampleFormat says of a TIFF, and below PhotometricInterpretation."""
+_COLOURS: Final = {0: "white-is-zero grey", 1: "grey", 2: "RGB", 3: "palette", 5: "CMYK", 6: "YCbCr"}
+_HEIF_FILE: Final = re.compile(rb"....ftyp(hei|hev|mif1|msf1)", re.DOTALL)
 _PILLOW: Final = re.compile(r"PIL\.")
 _Box = tuple[float, float, float, float]
 _MARKER: Final = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
@@ -113,13 +130,13 @@ def open_rgb(data: bytes, *, least: int | None = None) -> Image.Image:
     if not 0 < len(data) <= MAX_BYTES:
         raise BadImage(f"the image has {len(data):,} bytes; it must have between 1 and {MAX_BYTES:,}")
     _mute_pillow()
+    if data[8:16] == b"WEBPVP8X" and len(data) > 20 and data[20] & 2:
+        # Without its flag of transparency an animation is black outside its first frame.
+        data = data[:20] + bytes([data[20] | 16]) + data[21:]
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError as error:
-        raise BadImage(
-            f"the {len(data):,} bytes, beginning {data[:12]!r}, are no image that can be read; "
-            f"give {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        ) from error
+        raise BadImage(_unidentified(data)) from error
     except Image.DecompressionBombError as error:
         raise BadImage(f"the image has too many pixels; it must have at most {MAX_PIXELS:,}") from error
     except Exception as error:  # a decoder may raise anything on bytes that it did not expect
@@ -131,9 +148,16 @@ def open_rgb(data: bytes, *, least: int | None = None) -> Image.Image:
         try:
             if least is not None:
                 image.draft(None, (_MARGIN * least, _MARGIN * least))
+            frame = image.tile[0].extents if image.format == "GIF" else None
+            if image.format == "TIFF":
+                _read_as_viewers_do(image)
             image.load()
             _check_size(image)  # what a decoder makes of it, whatever the header said
-            return _upright(_rgb(image), image)
+            rgb = _rgb(image, data)
+            if frame not in (None, (0, 0, *image.size)):
+                whole, rgb = rgb, Image.new("RGB", image.size, "white")
+                rgb.paste(whole.crop(frame), frame)
+            return _upright(rgb, image)
         except BadImage:
             raise
         except Exception as error:
@@ -149,11 +173,56 @@ def _resized(
         raise BadImage(f"the image, {_size(image)}, cannot be resized: {cause_of(error)}") from error
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _unidentified(data: bytes) -> str:
+    """Say what Pillow found no reader for."""
+    if _HEIF_FILE.match(data) and "HEIF" not in FORMATS:
+        return "the image is HEIC or another HEIF, which needs pillow-heif; install crossbatch[heic]"
+    with contextlib.suppress(Exception):  # no TIFF, or one whose header is damaged
+        file, tags = io.BytesIO(data), ImageFileDirectory_v2(data[: 16 if data[2] == 43 else 8])
+        file.seek(tags.next)
+        tags.load(file)
+        order, bits = "big" if tags.prefix == b"MM" else "little", _tag(tags, Tag.BitsPerSample)
+        number = _NUMBERS.get(_tag(tags, Tag.SampleFormat), "untyped")
+        colour = _COLOURS.get(_tag(tags, Tag.PhotometricInterpretation), "pixels")
+        kind = f"a {order}-endian TIFF of {bits}-bit {number} {colour}"
+        return f"the image is {kind}, which cannot be read; save it with 8 bits"
+    return (
+        f"the {len(data):,} bytes, beginning {data[:12]!r}, are no image that can be read; "
+        f"give {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+    )
+
+
+def _read_as_viewers_do(tiff: ImageFile.ImageFile) -> None:
+    """Keep Pillow from two of its ways with TIFFs, before it loads the pixels."""
+    tiff.info.pop("xmp", None)  # it would turn them by the orientation in here
+    tile = tiff.tile[0]
+    if tile.codec_name == "libtiff" and isinstance(tile.args, tuple) and tiff.mode in ("I", "F"):
+        # What libtiff has unpacked is in the machine's byte order (N), no longer in the file's (B).
+        tiff.tile = [tile._replace(args=(tile.args[0].replace("B", "N"), *tile.args[1:]))]
+
+
+def _tag(tags: Any, tag: Tag) -> int:
+    """Return a number from a TIFF's header, the first where there is one a channel; 1 where there is none."""
+    value = tags.get(tag, 1)
+    return int(value[0] if isinstance(value, tuple) else value)
+
+
+def _rgb(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
     """Return any mode as RGB, transparent pixels over white."""
-    if image.mode.startswith(("I", "F")):
-        return _grey(image).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+    tags = getattr(image, "tag_v2", {})
+    if image.mode.startswith(("I", "F")) or (image.mode == "L" and _tag(tags, Tag.SampleFormat) == 2):
+        return _grey(image, tags).convert("RGB")
+    key = image.info.get("transparency")
+    if key is not None and image.format == "PNG" and image.mode == "L":
+        image.info["transparency"] = key * 255 // ((1 << data[24]) - 1)  # from the file's depth to 8 bits
+    elif key is not None and image.format == "PNG" and image.mode == "RGB" and data[24] == 16:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as low:
+            low.tile = [low.tile[0]._replace(args="RGB;16L")]  # its lower bytes, `image` has the upper ones
+            same = np.asarray(image) == np.array(key) >> 8
+            same &= np.asarray(low) == np.array(key) & 255  # (H, W, 3)
+        image.paste("white", mask=Image.fromarray(same.all(axis=-1)))
+        return image
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or key is not None:
         with_alpha = image.convert("RGBA")
         white = Image.new("RGB", image.size, "white")
         white.paste(with_alpha, mask=with_alpha.getchannel("A"))
@@ -161,23 +230,30 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB") if image.mode != "RGB" else image
 
 
-def _grey(image: Image.Image) -> Image.Image:
+def _grey(image: Image.Image, tags: Any) -> Image.Image:
     """Scale grey of more than 8 bits by its range; Pillow's own conversion clips at 255.
 
-    A 16-bit file says its range, 0 to 65,535. A 32-bit one does not: it is taken to be 16-bit where its
-    values fit (a float 0 to 1, 0 to 255, or 16-bit), and otherwise from its own least to its own largest.
+    Unsigned grey of 12 or 16 bits says its range. Others do not: they are taken to be of 8 or 16 bits (15 of
+    them, if the 16th is a sign; a float, first, 0 to 1) where their values fit, and otherwise from their own
+    least to their own largest. `tags` are a TIFF's.
     """
-    grey = np.asarray(image)  # (H, W)
+    grey, bits = np.asarray(image), _tag(tags, Tag.BitsPerSample) if tags else 16  # (H, W)
+    if image.mode in ("I", "L"):  # where Pillow takes 32 bits for signed, and 8 for unsigned
+        grey = grey.view(f"{'u' if _tag(tags, Tag.SampleFormat) == 1 else 'i'}{grey.itemsize}")
+    tops = {"F": (1, 255, 65_535), "I": (255, 32_767 if bits == 16 else 65_535), "L": (255,)}
     low, high = _span(grey)
-    if image.mode != "F" and low >= 0 and high < len(_FROM_16_BIT):
-        scaled = _FROM_16_BIT[grey]
+    fitting = (top for top in tops.get(image.mode, ((1 << bits) - 1,)) if low >= 0 and high <= top)
+    top = next(fitting, None)
+    if top and image.mode != "F":
+        scaled = ((np.arange(top + 1) * 255 + top // 2) // top).astype(np.uint8)[grey]
     else:
-        tops = (1.0, 255.0, 65_535.0) if image.mode == "F" else ()
-        low, high = next(((0.0, top) for top in tops if low >= 0 and high <= top), (low, high))
+        low, high = (0.0, float(top)) if top else (low, high)
         with np.errstate(all="ignore"):  # what overflows or is no number becomes black or white below
             half = np.float32(high / 2 - low / 2 or 0.5)  # the whole span may be more than a float32 holds
             share = (grey.astype(np.float32) / 2 - np.float32(low / 2)) / half
             scaled = (np.nan_to_num(share).clip(0, 1) * 255 + 0.5).astype(np.uint8)
+    if _tag(tags, Tag.PhotometricInterpretation) == 0:
+        scaled = 255 - scaled
     transparent = image.info.get("transparency")
     return Image.fromarray(
         scaled if transparent is None else np.where(grey == transparent, np.uint8(255), scaled)
@@ -192,8 +268,10 @@ def _span(grey: NDArray[Any]) -> tuple[float, float]:
 
 def _upright(rgb: Image.Image, image: Image.Image) -> Image.Image:
     """Apply the EXIF orientation of `image` to its pixels `rgb`; what cannot be read counts as upright."""
+    bare = Image.new("1", (1, 1))  # without XMP, where Pillow looks, too; a TIFF's it has applied
+    bare.info = {key: image.info[key] for key in ("exif", "Raw profile type exif") if key in image.info}
     try:
-        operation = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+        operation = _UPRIGHT.get(bare.getexif().get(Tag.Orientation, 1))
     except Exception:  # damaged EXIF, of which there is every kind, says nothing against the pixels
         return rgb
     return rgb if operation is None else rgb.transpose(operation)

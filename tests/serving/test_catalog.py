@@ -58,7 +58,7 @@ def test_wrapping_folder_is_no_part_of_label_or_key(tmp_path: Path) -> None:
 
 
 def test_hidden_files_and_other_endings_are_passed_over_and_empty_class_folders_named(tmp_path: Path) -> None:
-    images = ["a/1.JPG", "a/2.jPeG", "a/3.webp", "a/4.TIF", "a/5.avif"]
+    images = ["a/1.JPG", "a/2.jPeG", "a/3.webp", "a/4.TIF", "a/5.avif", "a/6.HEIC"]
     touch(tmp_path, *images, "a/6.txt", "a/7.jpg.txt", "a/8", "b/readme.txt")
     touch(tmp_path, "a/._1.jpg", ".trash/2.jpg", "__MACOSX/a/1.jpg", "a/.DS_Store")
     (tmp_path / "c/d").mkdir(parents=True)

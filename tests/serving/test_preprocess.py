@@ -1,7 +1,6 @@
-"""Image bytes to pixels and thumbnails: nine numbered faults of other services, colour modes, any bytes."""
+"""Image bytes to pixels: nine numbered faults of other services, colour modes, any bytes."""
 
 import contextlib
-import io
 import struct
 import warnings
 from typing import Any
@@ -12,20 +11,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
+from PIL.PngImagePlugin import PngInfo
 
 from serving.errors import BadImage, BadSetting
-from serving.gallery.item import MAX_THUMBNAIL_BYTES
-from serving.model.preprocess import FORMATS, MAX_BYTES, RESAMPLINGS, open_rgb, preprocess, thumbnail
-from tests.pictures import chunk, cmyk, encoded, far, picture, png_header, rgb, run
+from serving.model.preprocess import FORMATS, MAX_BYTES, RESAMPLINGS, open_rgb, preprocess
+from tests.pictures import chunk, cmyk, encoded, far, picture, png, png_header, rgb, run, tiff
 
 SETTINGS: dict[str, Any] = {"size": 8, "crop_fraction": 0.875, "resampling": "bicubic"}
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_is_read(format: str) -> None:
-    options = (
-        {"quality": 100} if format in ("JPEG", "AVIF") else {"lossless": True} if format == "WebP" else {}
-    )
+    options = {"lossless": True} if format == "WebP" else {"quality": 100}
     assert far(rgb(encoded(picture(), format, **options)), picture()) <= (25 if format == "GIF" else 8)
 
 
@@ -91,6 +88,10 @@ def test_key_colour_is_transparent_in_grey_and_rgb() -> None:
     assert rgb(encoded(deep, transparency=25_700))[0, :, 0].tolist() == [0, 255, 255]
     colour = Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8))
     assert rgb(encoded(colour, transparency=(1, 2, 3))).tolist() == [[[255, 255, 255], [4, 5, 6]]]
+    for depth, row, shown in ((1, 0x40, [0, 255, 0]), (2, 0x1B, [0, 255, 170]), (4, 2, [0, 34, 255])):
+        assert rgb(png(3, 1, depth, 0, bytes([row, 0x10]), b"\0\1"))[0, :, 0].tolist() == shown
+    fine = struct.pack(">9H", 1000, 2000, 3000, 1001, 2000, 3000, 65_535, 0, 0)
+    assert rgb(png(3, 1, 16, 2, fine, fine[:6])).tolist() == [[[255, 255, 255], [3, 7, 11], [255, 0, 0]]]
 
 
 def test_one_bit_is_black_and_white() -> None:
@@ -99,57 +100,17 @@ def test_one_bit_is_black_and_white() -> None:
         assert rgb(encoded(bits, format)).tolist() == [[[0, 0, 0], [255, 255, 255]]], format
 
 
-def made(data: bytes, side: int = 256, most_bytes: int = MAX_THUMBNAIL_BYTES) -> Image.Image:
-    found = thumbnail(data, side=side, most_bytes=most_bytes)
-    assert len(found) <= most_bytes
-    image = Image.open(io.BytesIO(found))
-    assert (image.format, image.mode) == ("JPEG", "RGB")
-    return image
-
-
-@settings(max_examples=40, deadline=None)
-@given(width=st.integers(1, 700), height=st.integers(1, 700), side=st.integers(1, 300))
-def test_a_thumbnail_is_bounded_keeps_its_shape_and_is_never_enlarged(
-    width: int, height: int, side: int
-) -> None:
-    found = made(encoded(picture(width, height)), side)
-    scale = min(1.0, side / max(width, height))
-    assert max(found.size) == min(side, max(width, height))
-    assert max(abs(found.width - width * scale), abs(found.height - height * scale)) <= 1
-
-
-def test_a_thumbnail_shows_the_whole_picture_upright() -> None:
-    upright = picture(400, 300)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    turned = encoded(np.rot90(upright), "JPEG", exif=exif, quality=95)
-    found = made(turned, 200)
-    assert found.size == (200, 150)
-    assert far(np.asarray(found), np.asarray(Image.fromarray(upright).resize((200, 150)))) < 16
-
-
-def test_the_quality_of_a_thumbnail_is_lowered_until_it_fits() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
-    for most in (MAX_THUMBNAIL_BYTES, 40_000, 8_000):
-        assert made(encoded(noise), most_bytes=most).size == (256, 256)
-    with pytest.raises(BadImage, match="no thumbnail of 256 x 256 pixels fits into 100 bytes"):
-        thumbnail(encoded(noise), side=256, most_bytes=100)
-    with pytest.raises(BadSetting, match="0 pixels"):
-        thumbnail(encoded(noise), side=0, most_bytes=100)
-
-
-def test_a_thumbnail_has_nothing_of_the_files_metadata() -> None:
-    exif = Image.Exif()
-    exif[0x010E] = "alice's garden"
-    data = encoded(picture(), "JPEG", exif=exif, comment=b"alice was here", dpi=(72, 72))
-    assert data.count(b"alice") == 2
-    assert b"alice" not in thumbnail(data, side=32, most_bytes=MAX_THUMBNAIL_BYTES)
-
-
 @pytest.mark.parametrize("data", [b"a text file named .jpg\n", b"\0" * 100, b"%PDF-1.7", b"8BPS\0\1"])
 def test_what_is_no_image_is_named(data: bytes) -> None:
-    with pytest.raises(BadImage, match=rf"the {len(data)} bytes, beginning .* give JPEG, PNG, .* or AVIF"):
+    with pytest.raises(BadImage, match=rf"the {len(data)} bytes, beginning .* give JPEG, PNG, .* or \w+IF"):
         run(data)
+
+
+def test_heic_without_its_reader_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.model.preprocess.FORMATS", FORMATS[:7])
+    for brand in (b"heic", b"hevx", b"mif1"):
+        with pytest.raises(BadImage, match=r"needs pillow-heif; install crossbatch\[heic\]"):
+            run(b"\0\0\0\x18ftyp" + brand + bytes(12))
 
 
 def test_other_formats_that_pillow_knows_are_not_read() -> None:
@@ -190,6 +151,7 @@ _SEEDS = {
     "TIFF": encoded(picture(), "TIFF", compression="tiff_lzw"),
     "BMP": encoded(picture(), "BMP"),
     "AVIF": encoded(picture(), "AVIF"),
+    **{format: encoded(picture(), format) for format in FORMATS[7:]},
 }
 
 
@@ -227,7 +189,7 @@ def test_png_with_mutated_header_and_right_checksums(edits: list[tuple[int, byte
     _survives(_SEEDS["PNG"][:8] + chunk(b"IHDR", bytes(header[:13])) + _SEEDS["PNG"][33:])
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WebP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WebP", "TIFF", "AVIF", *FORMATS[7:]])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_1_exif_orientation_is_applied(format: str, orientation: int) -> None:
     upright = picture()
@@ -237,7 +199,7 @@ def test_1_exif_orientation_is_applied(format: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     options = {"lossless": True} if format == "WebP" else {} if format == "TIFF" else {"quality": 100}
-    data = encoded(np.ascontiguousarray(stored), format, exif=exif, **options)
+    data = encoded(np.ascontiguousarray(stored), format, exif=exif.tobytes(), **options)
     assert far(rgb(data), upright) <= 8
 
 
@@ -247,6 +209,18 @@ def test_2_invalid_exif_orientation_counts_as_upright(value: int, format: str) -
     exif = Image.Exif()
     exif[0x0112] = value
     assert rgb(encoded(picture(), format, exif=exif)).shape == (32, 48, 3)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WebP", "TIFF", "AVIF", *FORMATS[7:]])
+def test_2_an_orientation_in_xmp_turns_nothing(format: str) -> None:
+    xmp, upright = (b'<rdf:Description tiff:Orientation="%d"/>' % value for value in (6, 1))
+    text = PngInfo()
+    text.add_itxt("XML:com.adobe.xmp", xmp.decode())
+    options: Any = {"PNG": {"pnginfo": text}, "TIFF": {"tiffinfo": {700: xmp}}}.get(format, {"xmp": upright})
+    for exif in (Image.Exif().tobytes(), _EXIF.replace(b"\x12\1", b"\x0f\1")):  # without an orientation
+        data = encoded(picture(), format, exif=exif, **options).replace(upright, xmp)
+        assert xmp in data
+        assert rgb(data).shape == (32, 48, 3)
 
 
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
@@ -275,18 +249,38 @@ def test_3_32_bit_grey_is_scaled_by_its_range(values: NDArray[Any], expected: li
     assert rgb(encoded(Image.fromarray(values), "TIFF"))[0, :, 0].tolist() == expected
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_4_both_byte_orders_of_16_bit_grey(order: str) -> None:
-    """A TIFF of one 4 x 1 strip, written by hand: Pillow writes the order of the machine only."""
-    mark = b"II" if order == "<" else b"MM"
-    shorts = {256: 4, 257: 1, 258: 16, 259: 1, 262: 1, 278: 1}  # width, height, bits, and so on
-    longs = {273: 8, 279: 8}  # where the strip begins, and its length
-    fields = [(tag, struct.pack(f"{order}HHIHH", tag, 3, 1, value, 0)) for tag, value in shorts.items()]
-    fields += [(tag, struct.pack(f"{order}HHII", tag, 4, 1, value)) for tag, value in longs.items()]
-    strip = np.array([0, 257, 25_700, 65_535], f"{order}u2").tobytes()
-    entries = struct.pack(f"{order}H", len(fields)) + b"".join(field for _, field in sorted(fields))
-    data = mark + struct.pack(f"{order}HI", 42, 16) + strip + entries + b"\0" * 4
-    assert rgb(data)[0, :, 0].tolist() == [0, 1, 100, 255]
+@pytest.mark.parametrize("deflate", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "values", "more", "expected"),
+    [
+        ("<u2", [0, 257, 25_700, 65_535], {}, [0, 1, 100, 255]),
+        (">u2", [0, 257, 25_700, 65_535], {}, [0, 1, 100, 255]),
+        ("<u2", [0, 25_700, 65_535], {"colour": 0}, [255, 155, 0]),
+        ("<u2", bytes([0x00, 0x08, 0x08, 0xFF, 0xF0, 0x10]), {"bits": 12}, [0, 128, 255, 1]),
+        ("<i1", [-128, 0, 127], {}, [0, 128, 255]),
+        (">i2", [-7, 93, 193], {}, [0, 128, 255]),
+        (">i2", [0, 16_448, 32_767], {}, [0, 128, 255]),
+        ("<u4", [0, 7, 255], {}, [0, 7, 255]),
+        ("<u4", [0, 1 << 31, (1 << 32) - 1], {}, [0, 128, 255]),
+        (">i4", [0, 25_700, 65_535], {}, [0, 100, 255]),
+        (">f4", [0, 0.5, 1], {}, [0, 128, 255]),
+        (">f4", [0, 7, 255], {"colour": 0}, [255, 248, 0]),
+    ],
+)
+def test_4_grey_tiffs_of_every_type_and_byte_order(
+    kind: str, values: Any, more: dict[str, int], expected: list[int], deflate: bool
+) -> None:
+    assert rgb(tiff(kind, values, **more, deflate=deflate))[0, :, 0].tolist() == expected
+
+
+def test_4_a_tiff_that_cannot_be_read_is_named_by_its_kind() -> None:
+    for kind, colour, named in (
+        (">u2", 0, "big-endian TIFF of 16-bit unsigned white-is-zero grey"),
+        ("<i4", 9, "little-endian TIFF of 32-bit signed pixels"),
+        ("<f8", 1, "little-endian TIFF of 64-bit float grey"),
+    ):
+        with pytest.raises(BadImage, match=f"is a {named}, which cannot be read; save it with 8 bits"):
+            rgb(tiff(kind, [0, 0, 0], colour=colour))
 
 
 def test_5_cmyk_jpeg_is_not_inverted() -> None:
@@ -335,7 +329,7 @@ def test_6_progressive_jpeg_of_many_scans_is_refused() -> None:
     assert run(data + b"\xff\xda" * 500).any()  # what follows the image is not counted, such as a film
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WebP", "AVIF"])
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
 def test_7_truncated_image_is_refused_at_once(format: str, share: float) -> None:
     assert not ImageFile.LOAD_TRUNCATED_IMAGES
@@ -349,6 +343,20 @@ def test_8_only_the_first_frame_of_an_animation_counts() -> None:
     for format in ("GIF", "PNG", "WebP", "TIFF", "AVIF"):
         data = encoded(frames[0], format, save_all=True, append_images=frames[1:])
         assert far(rgb(data), np.asarray(frames[0])) <= 8, format
+
+
+@pytest.mark.parametrize("key", [b"", b"\x21\xf9\4\1\0\0\3\0"])
+def test_8_around_a_first_frame_that_is_smaller_than_its_canvas_is_white(key: bytes) -> None:
+    gif = encoded(Image.new("RGB", (2, 2), "red"), "GIF")
+    frame, still = gif.index(b",\0\0\0\0"), encoded(Image.new("RGB", (2, 2), "red"), "WebP", lossless=True)
+    gif = gif[:6] + b"\4\0\4\0" + gif[10:frame] + key + b",\2\0\2\0" + gif[frame + 5 :]
+    head = b"VP8X\n\0\0\0\2\0\0\0\3\0\0\3\0\0" + b"ANIM\6\0\0\0\xff\0\0\xff\0\0"
+    body = b"\1\0\0\1\0\0\1\0\0\1\0\0\x09\0\0\0" + still[12:]
+    webp = b"WEBP" + head + (b"ANMF" + struct.pack("<I", len(body)) + body) * 2
+    for data in (gif, b"RIFF" + struct.pack("<I", len(webp)) + webp):
+        expected = np.full((4, 4, 3), 255, np.uint8)
+        expected[2:, 2:, 1:] = 0
+        np.testing.assert_array_equal(rgb(data), expected)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (2, 1), (1, 20_000), (20_000, 1), (1, 65_535)])
