@@ -10,16 +10,7 @@ from numpy.typing import NDArray
 from serving.client import records
 from serving.client.base import BaseClient
 from serving.client.records import Explanation, Hit, Images
-from serving.client.requests import (
-    Bulk,
-    Request,
-    SearchOptions,
-    image_bytes,
-    item_message,
-    request,
-    search,
-    update_message,
-)
+from serving.client.requests import Bulk, Request, SearchOptions, image_bytes, item_message, request, search
 from serving.errors import CrossbatchError
 from serving.rpc.limits import MAX_EXPLAINED, MAX_PAGE
 
@@ -106,7 +97,8 @@ class Client(BaseClient):
         Items have no image nor vector here. What one does not name stays, None takes a field of the metadata
         away; with `replace_metadata` they stand in place of all that there was. Else as `upsert`.
         """
-        whole, change = request("UpdateItems", gallery=gallery), partial(update_message, replace_metadata)
+        whole = request("UpdateItems", gallery=gallery)
+        change = partial(item_message, replace_metadata=replace_metadata)
         return self._run(self._ask(Bulk(whole, "items", items, change, lambda reply: list(reply.versions))))
 
     def delete(

@@ -24,7 +24,7 @@ from serving.rpc.wire import bytes_of, struct_of
 
 __all__ = [
     "IN_FLIGHT", "Bulk", "Request", "SearchOptions", "delete", "image_bytes", "item_message", "request",
-    "search", "update_message",
+    "search",
 ]  # fmt: skip
 
 MAX_IMAGE_BYTES = limits.MAX_MESSAGE_BYTES - 2**20  # a message has room for a key and metadata beside it
@@ -208,36 +208,27 @@ def _message(kind: str, fields: Mapping[str, Any]) -> Any:
         raise
 
 
-def item_message(item: Item) -> Any:
-    """Make the message of an item, or tell what is wrong with which."""
-    return _written("Item", item, {})
-
-
-def update_message(replace_metadata: bool, item: Item) -> Any:
-    """Make the message of what is to change of an item, or tell what is wrong with which."""
-    return _written("ItemUpdate", item, {"replace_metadata": replace_metadata})
-
-
-def _written(kind: str, item: Item, more: dict[str, Any]) -> Any:
+def item_message(item: Item, **update: bool) -> Any:
+    """Make the message of an item, or of an `update` of one; or tell what is wrong with which."""
     if not isinstance(item, Item):
         raise InvalidArgument(f"items must be Items of serving.client; found {type(item).__name__}.")
     try:
         contents = (item.image is not None) + (item.vector is not None)
-        if contents != (kind == "Item"):
-            none = "it must have no image and no vector: an update leaves them as they are."
-            one = "it must have an image or a vector, one of the two."
-            raise InvalidArgument(one if kind == "Item" else none)
+        if update and contents:
+            raise InvalidArgument("it must have no image and no vector: an update leaves them as they are.")
+        if not update and contents != 1:
+            raise InvalidArgument("it must have an image or a vector, one of the two.")
         if not isinstance(item.metadata, Mapping):
             raise InvalidArgument(f"metadata must be a mapping; found {type(item.metadata).__name__}.")
         names = ("key", "label", "uri", "expected_version")
-        fields: dict[str, Any] = {name: getattr(item, name) for name in names} | more
+        fields: dict[str, Any] = {name: getattr(item, name) for name in names} | update
         if item.image is not None:
             fields["image"] = image_bytes(item.image)
         if item.vector is not None:
             fields["vector"] = bytes_of(floats(item.vector, "vector", 1))
         if item.metadata:
             fields["metadata"] = struct_of(item.metadata)
-        return _message(kind, fields)
+        return _message("ItemUpdate" if update else "Item", fields)
     except InvalidArgument as error:
         raise error.saying(f"The item {item.key!r:.80}: {error}") from error
 

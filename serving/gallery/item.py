@@ -56,6 +56,10 @@ class Source:
     given: str = field(default="", repr=False)
     """The label, URI and metadata that it gave, a JSON list; empty where they are the item's own still."""
 
+    def uri_given(self) -> str:
+        """Return the URI that it gave; empty where it is the item's own."""
+        return str(json.loads(self.given)[1]) if self.given else ""
+
 
 @dataclass(frozen=True, slots=True)
 class GalleryItem:

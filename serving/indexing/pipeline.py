@@ -9,7 +9,6 @@ taken. A side lies within another (`test` within `all`): when the wider one is i
 """
 
 import hashlib
-import json
 import os
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -191,11 +190,10 @@ class _Examiner:
             stored
             and known
             and known.origin in self._kin
-            and (json.loads(known.given)[1] if known.given else stored.uri)
-            == uri  # or else a table names another file by this key now
+            and (known.uri_given() or stored.uri) == uri  # or else a table names another file by this key now
             and (known.size, known.mtime_ns) == (size, mtime_ns)
         ):
-            return _same(row, uri, stored, replace(known, origin=self._origin))
+            return _same(row, uri, stored, replace(known, origin=self._origin, given=""))
         data = row.image.read_bytes()
         source = Source(self._origin, size, mtime_ns, hashlib.sha256(data).digest())
         if stored and known and known.digest == source.digest:
