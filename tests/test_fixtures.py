@@ -10,6 +10,7 @@ import pytest
 
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.item import ItemChange
+from serving.gallery.verify import verify
 from serving.model.encoder import Encoder
 from training.loop.run import load_run
 from training.network.embedder import embedder_function
@@ -33,6 +34,7 @@ def expected(old: Path) -> Any:
 @pytest.mark.parametrize("name", ["exact", "hnsw", "pq"])
 def test_galleries_are_searched_by_the_index_that_they_have(old: Path, expected: Any, name: str) -> None:
     told = expected[name]
+    assert verify(old / "galleries" / name).problems == []
     before = sorted((old / "galleries" / name).glob("index-*"))
     with GalleryDirectory(old / "galleries") as galleries:
         gallery = galleries.get(name)

@@ -11,7 +11,7 @@ from serving.errors import AlreadyExists, BadSetting, Conflict, CrossbatchError,
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.index.choice import check_type
-from serving.gallery.item import GalleryItem, Source
+from serving.gallery.item import GalleryItem, Source, check_fields
 from serving.gallery.merge import merge
 from serving.model.spec import ModelSpec
 
@@ -108,10 +108,14 @@ class ItemWrite(NamedTuple):
 
     @classmethod
     def merged(cls, told: GalleryItem, stored: GalleryItem | None, *, embedded: bool) -> Self:
-        """Make the write of an item as the data set tells it, in place of one that has a source, if any."""
+        """Make the write of an item as the data set tells it, in place of one that has a source, if any.
+
+        InvalidArgument tells that the metadata of both are too large together.
+        """
         if stored is None:
             return cls(told, embedded)
         item, conflicts = merge(told, stored)
+        check_fields(item)
         return cls(replace(item, version=stored.version), embedded, conflicts)
 
 
