@@ -253,3 +253,35 @@ class ListItemsResponse(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[StoredItem]
     next_page_token: str
     def __init__(self, items: _Optional[_Iterable[_Union[StoredItem, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ItemUpdate(_message.Message):
+    __slots__ = ("key", "metadata", "replace_metadata", "label", "uri", "expected_version")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_METADATA_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    metadata: _struct_pb2.Struct
+    replace_metadata: bool
+    label: str
+    uri: str
+    expected_version: int
+    def __init__(self, key: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., replace_metadata: _Optional[bool] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
+class UpdateItemsRequest(_message.Message):
+    __slots__ = ("gallery", "items")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    items: _containers.RepeatedCompositeFieldContainer[ItemUpdate]
+    def __init__(self, gallery: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ItemUpdate, _Mapping]]] = ...) -> None: ...
+
+class UpdateItemsResponse(_message.Message):
+    __slots__ = ("updated", "versions")
+    UPDATED_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    updated: int
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, updated: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ...) -> None: ...

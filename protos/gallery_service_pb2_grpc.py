@@ -90,6 +90,11 @@ class GalleryServiceStub:
                 request_serializer=protos_dot_gallery__service__pb2.ListItemsRequest.SerializeToString,
                 response_deserializer=protos_dot_gallery__service__pb2.ListItemsResponse.FromString,
                 _registered_method=True)
+        self.UpdateItems = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/UpdateItems',
+                request_serializer=protos_dot_gallery__service__pb2.UpdateItemsRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.UpdateItemsResponse.FromString,
+                _registered_method=True)
 
 
 class GalleryServiceServicer:
@@ -155,7 +160,7 @@ class GalleryServiceServicer:
 
     def UpsertItems(self, request, context):
         """Stores items, replacing those with the same key: all of them, or none and an error that names each bad
-        field in google.rpc.BadRequest. The reply is sent after the items are on disk. ABORTED when an item is not
+        field in google.rpc.BadRequest. An item whose vector is the stored one, bit for bit, keeps the thumbnail. The reply is sent after the items are on disk. ABORTED when an item is not
         of the version that the request expects: google.rpc.ErrorInfo has its `key` and the versions `expected` and
         `found`, 0 for one that is not there.
         """
@@ -181,6 +186,16 @@ class GalleryServiceServicer:
     def ListItems(self, request, context):
         """Returns all items in the order of their keys (as bytes of UTF-8), page by page. Each page shows the gallery
         as it is when it is asked for: an item that stays from the first page to the last comes exactly once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateItems(self, request, context):
+        """Changes the label, URI and metadata of items that are there: of all of them, or of none. Vectors, thumbnails and
+        what is known of the files they were made from stay, and no model is run. NOT_FOUND names the first item that is
+        not there, as `items[3]: ...`. ABORTED when one is not of the version that the request expects; see UpsertItems.
+        The reply is sent after the changes are on disk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -243,6 +258,11 @@ def add_GalleryServiceServicer_to_server(servicer, server):
                     servicer.ListItems,
                     request_deserializer=protos_dot_gallery__service__pb2.ListItemsRequest.FromString,
                     response_serializer=protos_dot_gallery__service__pb2.ListItemsResponse.SerializeToString,
+            ),
+            'UpdateItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateItems,
+                    request_deserializer=protos_dot_gallery__service__pb2.UpdateItemsRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.UpdateItemsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -543,6 +563,33 @@ class GalleryService:
             '/crossbatch.v1.GalleryService/ListItems',
             protos_dot_gallery__service__pb2.ListItemsRequest.SerializeToString,
             protos_dot_gallery__service__pb2.ListItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/UpdateItems',
+            protos_dot_gallery__service__pb2.UpdateItemsRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.UpdateItemsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,8 +21,8 @@ class CrossbatchError(Exception):
     reason that the server gave (`reason`, such as "MODEL_MISMATCH"; empty where it gave none) and the id
     under which the server's log has the call (`request_id`). All are empty on what was raised without one.
 
-    `stored` is set on what ends a client's `upsert`: how many items, from the first on, are stored for
-    certain.
+    `stored` is set on what ends a client's `upsert` or `update`: how many items, from the first on, are
+    stored for certain.
     """
 
     code: str = ""

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from serving.gallery.directory import GalleryDirectory
+from serving.gallery.item import ItemChange
+from serving.gallery.verify import verify
 from serving.model.encoder import Encoder
 from training.loop.run import load_run
 from training.network.embedder import embedder_function
@@ -32,6 +34,7 @@ def expected(old: Path) -> Any:
 @pytest.mark.parametrize("name", ["exact", "hnsw", "pq"])
 def test_galleries_are_searched_by_the_index_that_they_have(old: Path, expected: Any, name: str) -> None:
     told = expected[name]
+    assert verify(old / "galleries" / name).problems == []
     before = sorted((old / "galleries" / name).glob("index-*"))
     with GalleryDirectory(old / "galleries") as galleries:
         gallery = galleries.get(name)
@@ -41,6 +44,8 @@ def test_galleries_are_searched_by_the_index_that_they_have(old: Path, expected:
         assert gallery.get(["k001"])[0].metadata == {"price": 1, "tag": "b"}
         assert sorted((old / "galleries" / name).glob("index-*")) == before  # it was not made anew
         gallery.delete(["k001"])
+        gallery.update([ItemChange("k002", {"price": 9})])
+        assert gallery.get(["k002"])[0].metadata["price"] == 9
         assert "k001" not in [hit.key for hit in gallery.search(np.array(told["queries"]), 200)[0]]
 
 

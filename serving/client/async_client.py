@@ -62,6 +62,7 @@ class AsyncClient(BaseClient):
     search = _awaited(Client.search)
     explain = _awaited(Client.explain)
     upsert = _awaited(Client.upsert)
+    update = _awaited(Client.update)
     delete = _awaited(Client.delete)
     get = _awaited(Client.get)
     items = _iterated(Client.items)

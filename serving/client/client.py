@@ -1,6 +1,7 @@
 """The Python client: images and arrays in, arrays and records out; needs the base installation only."""
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
 
 import numpy as np
@@ -89,6 +90,16 @@ class Client(BaseClient):
         whole = request("UpsertItems", gallery=gallery)
         bulk = Bulk(whole, "items", items, item_message, lambda reply: list(reply.versions))
         return self._run(self._ask(bulk))
+
+    def update(self, gallery: str, items: records.Items, *, replace_metadata: bool = False) -> list[int]:
+        """Change the label, URI and metadata of items that are there; gives their new versions, in order.
+
+        Items have no image nor vector here. What one does not name stays, None takes a field of the metadata
+        away; with `replace_metadata` they stand in place of all that there was. Else as `upsert`.
+        """
+        whole = request("UpdateItems", gallery=gallery)
+        change = partial(item_message, replace_metadata=replace_metadata)
+        return self._run(self._ask(Bulk(whole, "items", items, change, lambda reply: list(reply.versions))))
 
     def delete(
         self, gallery: str, keys: Iterable[str], *, expected_versions: Iterable[int] | None = None

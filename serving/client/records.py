@@ -53,14 +53,14 @@ class Item:
     """One item to store: `image` (bytes, a path or an open file) or `vector` float32 (d,) of unit norm.
 
     With `expected_version` it is stored only if the item of that key has this version now, or, with 0, if
-    there is none.
+    there is none. A label or URI that is None is stored as empty, and left as it is by an update.
     """
 
     key: str
     image: ImageLike | None = field(default=None, repr=False)
     vector: ArrayLike | None = field(default=None, repr=False)
-    label: str = ""
-    uri: str = ""
+    label: str | None = None
+    uri: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     expected_version: int | None = None
 

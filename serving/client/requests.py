@@ -208,24 +208,27 @@ def _message(kind: str, fields: Mapping[str, Any]) -> Any:
         raise
 
 
-def item_message(item: Item) -> Any:
-    """Make the message of an item, or tell what is wrong with which."""
+def item_message(item: Item, **update: bool) -> Any:
+    """Make the message of an item, or of an `update` of one; or tell what is wrong with which."""
     if not isinstance(item, Item):
         raise InvalidArgument(f"items must be Items of serving.client; found {type(item).__name__}.")
     try:
-        if (item.image is None) == (item.vector is None):
+        contents = (item.image is not None) + (item.vector is not None)
+        if update and contents:
+            raise InvalidArgument("it must have no image and no vector: an update leaves them as they are.")
+        if not update and contents != 1:
             raise InvalidArgument("it must have an image or a vector, one of the two.")
         if not isinstance(item.metadata, Mapping):
             raise InvalidArgument(f"metadata must be a mapping; found {type(item.metadata).__name__}.")
         names = ("key", "label", "uri", "expected_version")
-        fields: dict[str, Any] = {name: getattr(item, name) for name in names}
+        fields: dict[str, Any] = {name: getattr(item, name) for name in names} | update
         if item.image is not None:
             fields["image"] = image_bytes(item.image)
         if item.vector is not None:
             fields["vector"] = bytes_of(floats(item.vector, "vector", 1))
         if item.metadata:
             fields["metadata"] = struct_of(item.metadata)
-        return _message("Item", fields)
+        return _message("ItemUpdate" if update else "Item", fields)
     except InvalidArgument as error:
         raise error.saying(f"The item {item.key!r:.80}: {error}") from error
 

@@ -28,8 +28,10 @@ from serving.gallery.item import (
     CheckedItem,
     GalleryItem,
     GalleryStatus,
+    ItemChange,
     Neighbour,
     Source,
+    change_items,
     check_items,
     check_keys,
     check_origin,
@@ -232,10 +234,11 @@ class Gallery:
             return unknown_fields(demanded, snapshot.kinds_of)
 
     def upsert(self, items: Iterable[GalleryItem], *, expected: Mapping[str, int] | None = None) -> list[int]:
-        """Store items; one whose key is there is replaced whole. Returns their versions, in order.
+        """Store items; one whose key is there is replaced. Returns their versions, in order.
 
-        No key may come twice. It is a Conflict where a key, of `items` or another, has not the version that
-        is `expected` of it now (0: not to be there).
+        An item of the same vector, to the bit, keeps the thumbnail and the source of the one that it
+        replaces, where it brings none. No key may come twice. It is a Conflict where a key, of `items` or
+        another, has not the version that is `expected` of it now (0: not to be there).
         """
         return self.upsert_checked(check_items(items, dimension=self.meta.dimension), expected=expected)
 
@@ -263,6 +266,22 @@ class Gallery:
             state = writer.reader.state()
         self._rebuilder.consider(state)
         return deleted
+
+    def update(
+        self, changes: Sequence[ItemChange], *, expected: Mapping[str, int] | None = None
+    ) -> list[int]:
+        """Change the texts of items that are there, whose rest stays, on conditions as `upsert`.
+
+        All are changed or none, each key once; NotFound names the first that is not there. Returns their
+        versions, in order.
+        """
+        keys = check_keys([change.key for change in changes])
+        with self._store.write() as writer:
+            items = change_items(changes, writer.reader.items(keys))
+            versions = writer.upsert(items, expected or {})
+            state = writer.reader.state()
+        self._rebuilder.consider(state)
+        return versions
 
     def touch(self, sources: Mapping[str, Source]) -> None:
         """Note where files of the same bytes lie now, of those items that still are made from such bytes."""

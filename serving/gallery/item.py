@@ -13,14 +13,15 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from serving.errors import InvalidArgument
+from serving.errors import InvalidArgument, NotFound
 from serving.gallery.index.index import Trial
 
 __all__ = [
     "JPEG", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS", "MAX_THUMBNAIL_BYTES",
     "MAX_URI_BYTES", "NORM_TOLERANCE", "BadVector", "CheckedItem", "GalleryItem", "GalleryStatus",
-    "Neighbour", "Source", "check_fields", "check_items", "check_key", "check_keys",
-    "check_metadata", "check_origin", "check_text", "check_whole", "normalize_queries", "unit_vector",
+    "ItemChange", "Neighbour", "Source", "change_items", "check_fields", "check_items", "check_key",
+    "check_keys", "check_metadata", "check_origin", "check_text", "check_whole", "given_by_source",
+    "normalize_queries", "unit_vector",
 ]  # fmt: skip
 
 MAX_K = 2048
@@ -52,6 +53,12 @@ class Source:
     size: int
     mtime_ns: int
     digest: bytes = field(repr=False)
+    given: str = field(default="", repr=False)
+    """The label, URI and metadata that it gave, a JSON list; empty where they are the item's own still."""
+
+    def uri_given(self) -> str:
+        """Return the URI that it gave; empty where it is the item's own."""
+        return str(json.loads(self.given)[1]) if self.given else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,21 @@ class GalleryItem:
     thumbnail: bytes = field(default=b"", repr=False)
     """A small JPEG picture; empty where there is none, and where an item was read without asking for it."""
     version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ItemChange:
+    """What is to be another of a stored item; what is None stays.
+
+    A field of `metadata` stands in place of the one of its name, None takes it away, and the others stay; or
+    all of it, None too, stands in place of what there was.
+    """
+
+    key: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    replace_metadata: bool = False
+    label: str | None = None
+    uri: str | None = None
 
 
 class CheckedItem(NamedTuple):
@@ -139,6 +161,39 @@ def check_items(items: Iterable[GalleryItem], *, dimension: int) -> list[Checked
         CheckedItem(replace(item, vector=unit), metadata)
         for (item, metadata), unit in zip(checked, units, strict=True)
     ]
+
+
+def change_items(changes: Iterable[ItemChange], stored: Mapping[str, GalleryItem]) -> list[CheckedItem]:
+    """Return stored items with their changes; NotFound where one is not among those `stored`, by key."""
+    items = []
+    first: dict[str, int] = {}
+    for position, change in enumerate(changes):
+        if (earlier := first.setdefault(change.key, position)) != position:
+            raise InvalidArgument(
+                f"items[{position}]: the key {change.key!r} is also that of items[{earlier}]"
+            )
+        item = stored.get(change.key)
+        if item is None:
+            raise NotFound(f"items[{position}]: there is no item {change.key!r} in the gallery")
+        metadata = change.metadata
+        if not change.replace_metadata:
+            gone = {name for name, value in metadata.items() if value is None}
+            both = {**item.metadata, **metadata}
+            metadata = {name: value for name, value in both.items() if name not in gone}
+        label = item.label if change.label is None else change.label
+        uri = item.uri if change.uri is None else change.uri
+        changed = replace(item, label=label, uri=uri, metadata=metadata, source=None)
+        try:
+            items.append(CheckedItem(changed, check_fields(changed)))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"items[{position}]: {error}") from error
+    return items
+
+
+def given_by_source(item: GalleryItem) -> str:
+    """Return the label, URI and metadata that an item's source gave, as `Source.given` has them."""
+    own = _JSON.encode([item.label, item.uri, dict(item.metadata)])
+    return item.source.given or own if item.source else own
 
 
 def check_fields(item: GalleryItem) -> str:

@@ -24,7 +24,7 @@ from serving.gallery.index.builder import Advance
 from serving.gallery.item import JPEG, NORM_TOLERANCE, check_key
 from serving.gallery.search.segment import SealedSegment
 from serving.gallery.search.snapshot import open_sealed
-from serving.gallery.store.schema import FILE_NAME
+from serving.gallery.store.schema import FILE_NAME, given_of
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
 
@@ -171,7 +171,7 @@ def _examined(block: list[tuple[Any, ...]], dimension: int) -> tuple[list[str], 
 
 def _fault(row: tuple[Any, ...], dimension: int) -> str:
     """Return what is wrong with an item, a row of `Reader.as_stored`, but for the norm of its vector."""
-    _, key, label, uri, metadata, vector, checksum, sourced = row
+    _, key, label, uri, metadata, vector, checksum, given, sourced = row
     if None in (key, label, uri, metadata, vector):
         return "a part of it is missing"
     if zlib.crc32(vector, zlib.crc32(b"\0".join((key, label, uri, metadata)))) != checksum:
@@ -182,6 +182,8 @@ def _fault(row: tuple[Any, ...], dimension: int) -> str:
         uri.decode()
         if not isinstance(json.loads(metadata.decode()), dict):
             return "its metadata is no JSON object"
+        if given is not None:
+            given_of(given)
     except (ValueError, RecursionError, InvalidArgument) as error:
         return f"a text of it cannot be read: {error}"
     if len(vector) != 4 * dimension:

@@ -146,6 +146,7 @@ def render(result: dict[str, Any]) -> str:
         if result[field]:
             lines.append(text.format(result[field]))
     skipped = [f"{each['key']}: {each['reason']}" for each in result["skipped"]]
+    lines += _some("conflicts, settled as the data set has it", result["conflicts"], "--json lists all")
     lines += _some("skipped", skipped, f"{result['report']} and --json list all")
     lines += _some("folders without an image", result["empty"], "--json lists all")
     return "\n".join(lines)

@@ -9,13 +9,12 @@ taken. A side lies within another (`test` within `all`): when the wider one is i
 """
 
 import hashlib
-import json
 import os
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -25,7 +24,15 @@ from serving.catalog.catalog import Catalog, Row, Split
 from serving.cores import usable_cores
 from serving.errors import InvalidArgument, cause_of
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import MAX_THUMBNAIL_BYTES, GalleryItem, Source, check_fields, check_key
+from serving.gallery.item import (
+    MAX_THUMBNAIL_BYTES,
+    GalleryItem,
+    Source,
+    check_fields,
+    check_key,
+    given_by_source,
+)
+from serving.gallery.merge import same_given
 from serving.indexing.target import ItemWrite, Storing, Target, delete_items, stored_of
 from serving.model.encoder import Encoder
 from serving.model.preprocess import thumbnail
@@ -59,18 +66,20 @@ class Report:
     kept: int = 0  # skipped images of which an item of an earlier run stays
     gone: int = 0  # items whose image is no longer in the data set, and which were left as they are
     deleted: int = 0
+    conflicts: list[str] = field(default_factory=list)
+    """Fields, each after its item's key, that a client had changed and the data set then changed, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class _NewImage:
-    """An image to embed: pixels uint8 (S, S, 3), and the item that is to get its vector."""
+    """An image to embed: pixels uint8 (S, S, 3), and the write whose item is to get its vector."""
 
     pixels: NDArray[np.uint8]
-    item: GalleryItem
+    write: ItemWrite
 
 
-_Outcome = _NewImage | GalleryItem | Source | Literal["unchanged", "changed"]
-"""An item is the stored one with other texts, to be stored so; a Source is to be noted of one that is as it
+_Outcome = _NewImage | ItemWrite | Source | Literal["unchanged", "changed"]
+"""A write is of the stored item with other texts; a Source is to be noted of one that is as it
 should be; `changed` is an item of another file than the one that is there now, which is to stay."""
 
 
@@ -112,8 +121,8 @@ def index_rows(
                     raise outcome
                 case _NewImage():
                     images.append(outcome)
-                case GalleryItem():
-                    storing.put(ItemWrite(outcome, embedded=False))
+                case ItemWrite():
+                    storing.put(outcome)
                 case Source():
                     counts["unchanged"] += 1
                     storing.put(sources={row.key: outcome})
@@ -133,7 +142,7 @@ def index_rows(
         counts += _tidy(target.gallery, there, _origins_within(catalog, split), sync=sync)
         counts["kept"] = len(stored_of(target.gallery, [*bad, *unread]))
     skipped = [Skipped(row.key, catalog.path_of(row), reasons[row.key]) for row in rows if row.key in reasons]
-    return Report(skipped, **counts)
+    return Report(skipped, conflicts=storing.conflicts, **counts)
 
 
 def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[Row, GalleryItem | None]]:
@@ -181,10 +190,10 @@ class _Examiner:
             stored
             and known
             and known.origin in self._kin
-            and stored.uri == uri  # or else a table names another file by this key now
+            and (known.uri_given() or stored.uri) == uri  # or else a table names another file by this key now
             and (known.size, known.mtime_ns) == (size, mtime_ns)
         ):
-            return _same(row, uri, stored, replace(known, origin=self._origin))
+            return _same(row, uri, stored, replace(known, origin=self._origin, given=""))
         data = row.image.read_bytes()
         source = Source(self._origin, size, mtime_ns, hashlib.sha256(data).digest())
         if stored and known and known.digest == source.digest:
@@ -194,29 +203,24 @@ class _Examiner:
             return "changed"
         side = self._thumbnail_side
         picture = thumbnail(data, side=side, most_bytes=MAX_THUMBNAIL_BYTES) if side else b""
-        version = stored.version if stored else 0
-        item = GalleryItem(row.key, _NO_VECTOR, row.label, uri, row.metadata, source, picture, version)
+        item = GalleryItem(row.key, _NO_VECTOR, row.label, uri, row.metadata, source, picture)
         check_fields(item)
-        return _NewImage(pixels, item)
+        return _NewImage(pixels, ItemWrite.merged(item, stored, embedded=True))
 
 
 def _same(row: Row, uri: str, stored: GalleryItem, source: Source) -> _Outcome:
     told = replace(stored, label=row.label, uri=uri, metadata=row.metadata, source=source)
-    if _texts(told) != _texts(stored):
-        check_fields(told)
-        return told
-    return source if source != stored.source else "unchanged"
-
-
-def _texts(item: GalleryItem) -> tuple[str, str, str]:
-    # As JSON, since 1, 1.0 and true are equal and not the same; the order of columns says nothing.
-    return item.label, item.uri, json.dumps(dict(item.metadata), sort_keys=True)
+    check_fields(told)
+    if not same_given(given_by_source(told), given_by_source(stored)):
+        return ItemWrite.merged(told, stored, embedded=False)
+    moved = stored.source is None or stored.source != replace(source, given=stored.source.given)
+    return source if moved else "unchanged"
 
 
 def _encoded(encoder: Encoder, images: Sequence[_NewImage]) -> Iterator[ItemWrite]:
     vectors = encoder.encode(np.stack([image.pixels for image in images]))  # (B, d)
     for image, vector in zip(images, vectors, strict=True):
-        yield ItemWrite(replace(image.item, vector=vector), embedded=True)
+        yield image.write._replace(item=replace(image.write.item, vector=vector))
 
 
 def _tidy(gallery: Gallery, there: set[str], origins: Sequence[str], *, sync: bool) -> Counter[str]:

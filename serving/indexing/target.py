@@ -11,7 +11,8 @@ from serving.errors import AlreadyExists, BadSetting, Conflict, CrossbatchError,
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.index.choice import check_type
-from serving.gallery.item import GalleryItem, Source
+from serving.gallery.item import GalleryItem, Source, check_fields
+from serving.gallery.merge import merge
 from serving.model.spec import ModelSpec
 
 __all__ = ["ItemWrite", "Storing", "Target", "delete_items", "stored_of"]
@@ -102,6 +103,20 @@ class ItemWrite(NamedTuple):
     item: GalleryItem
     embedded: bool
     """Whether the vector is new; else that of an item whose texts have changed."""
+    conflicts: tuple[str, ...] = ()
+    """Fields that a client had changed and that the item has as the data set has them."""
+
+    @classmethod
+    def merged(cls, told: GalleryItem, stored: GalleryItem | None, *, embedded: bool) -> Self:
+        """Make the write of an item as the data set tells it, in place of one that has a source, if any.
+
+        InvalidArgument tells that the metadata of both are too large together.
+        """
+        if stored is None:
+            return cls(told, embedded)
+        item, conflicts = merge(told, stored)
+        check_fields(item)
+        return cls(replace(item, version=stored.version), embedded, conflicts)
 
 
 class Storing:
@@ -115,6 +130,7 @@ class Storing:
         """Store into a gallery; with `sync` an item that others wrote meanwhile is replaced."""
         self.counts = Counter[str]()
         """By field of `Report`: what has become of the items, those on disk alone."""
+        self.conflicts = list[str]()
         self._target, self._sync = target, sync
         self._writes: list[ItemWrite] = []
         self._sources: dict[str, Source] = {}
@@ -150,13 +166,15 @@ class Storing:
         if sources:
             gallery.touch(sources)
         while writes:
-            items = [write.item if write.embedded else _with_picture(gallery, write.item) for write in writes]
             try:
-                gallery.upsert(items, expected={item.key: item.version for item in items})
+                gallery.upsert(
+                    [write.item for write in writes], expected={it.key: it.version for it, *_ in writes}
+                )
             except Conflict:
                 writes = [again for write in writes if (again := self._again(gallery, write))]
             else:
                 self.counts.update("stored" if write.embedded else "updated" for write in writes)
+                self.conflicts += [f"{write.item.key}: {it}" for write in writes for it in write.conflicts]
                 return
 
     def _again(self, gallery: Gallery, write: ItemWrite) -> ItemWrite | None:
@@ -167,14 +185,10 @@ class Storing:
             return write
         if stored and stored.source == write.item.source:  # another run was faster
             self.counts["unchanged"] += 1
+        elif self._sync and write.embedded and stored and stored.source:  # a client has updated it
+            return ItemWrite.merged(write.item, stored, embedded=True)
         elif self._sync and write.embedded:
-            return ItemWrite(replace(write.item, version=version), embedded=True)
+            return write._replace(item=replace(write.item, version=version))
         else:
             self.counts["changed"] += 1
         return None
-
-
-def _with_picture(gallery: Gallery, item: GalleryItem) -> GalleryItem:
-    """Return an item that is told anew with the thumbnail that it has."""
-    stored = gallery.find([item.key], thumbnails=True).get(item.key)
-    return replace(item, thumbnail=stored.thumbnail) if stored else item

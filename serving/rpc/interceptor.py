@@ -37,6 +37,7 @@ LOADED = frozenset(
         "/crossbatch.v1.RetrievalService/Search",
         "/crossbatch.v1.RetrievalService/Explain",
         "/crossbatch.v1.GalleryService/UpsertItems",
+        "/crossbatch.v1.GalleryService/UpdateItems",
         "/inference.GRPCInferenceService/ModelInfer",
     }
 )

@@ -68,6 +68,7 @@ def test_each_write_has_its_line_by_the_time_it_is_answered(
             (shop, "CreateGallery", create, "OK", None),
             (shop, "CreateGallery", create, "ALREADY_EXISTS", None),
             (shop, "UpsertItems", upsert, "OK", 2),
+            (shop, "UpdateItems", pb.UpdateItemsRequest(gallery="birds", items=[{"key": "a"}]), "OK", 1),
             (shop, "DeleteItems", delete, "OK", 1),
             (shop, "UpsertItems", pb.UpsertItemsRequest(gallery="birds"), "INVALID_ARGUMENT", 0),
             (web, "DeleteItems", delete, "PERMISSION_DENIED", None),
@@ -80,9 +81,9 @@ def test_each_write_has_its_line_by_the_time_it_is_answered(
         assert code_of(channel, shop, "GetItem", pb.GetItemRequest(gallery="birds", key="b")) == "OK"
     lines = lines_of(log)
     assert len(lines) == len(writes)
-    assert [line["client"] for line in lines] == ["key-write"] * 5 + ["key-read", ""]
+    assert [line["client"] for line in lines] == ["key-write"] * 6 + ["key-read", ""]
     # The message of a caller that is not let in is not read.
-    assert [line["gallery"] for line in lines] == ["birds"] * 5 + [None, None]
+    assert [line["gallery"] for line in lines] == ["birds"] * 6 + [None, None]
     assert all(line["peer"].startswith("127.0.0.1:") and line["seconds"] > 0 for line in lines)
     assert {line["request_id"] for line in lines} == {"mine"}
     assert all(line["time"].endswith("Z") and line["time"][10] == "T" for line in lines)

@@ -258,6 +258,23 @@ def test_whatever_else_makes_no_sense_is_an_invalid_argument(shared: Client, wro
     assert shared.delete("birds", []) == 0
 
 
+def test_a_price_changes_without_its_photo(client: Client) -> None:
+    client.upsert("birds", (bird(key, label="A", uri="u", metadata={"price": 3, "x": 1}) for key in KEYS))
+    versions = client.update("birds", (Item(key, metadata={"price": 2, "x": None}) for key in KEYS))
+    found = client.get("birds", "299")
+    assert found == StoredItem("299", versions[299], "A", "u", {"price": 2}, found.vector)
+    client.update("birds", [Item("0", label="", metadata={"y": None})], replace_metadata=True)
+    found = client.get("birds", "0")
+    assert (found.label, found.uri, found.metadata) == ("", "u", {"y": None})
+    with pytest.raises(NotFound, match=r"items\[300\]: there is no item 'no'") as failure:
+        client.update("birds", map(Item, [*KEYS, "no"]))
+    assert failure.value.stored == 256
+    with pytest.raises(Conflict):
+        client.update("birds", [Item("1", label="B", expected_version=1)])
+    with pytest.raises(InvalidArgument, match="an update leaves them as they are"):
+        client.update("birds", [bird("a")])
+
+
 def test_read_change_write_loses_no_change(client: Client) -> None:
     (first,) = client.upsert("birds", [bird("a", label="A", uri="file:a", metadata={"stock": 3})])
     mine = client.get("birds", "a", thumbnail=True)

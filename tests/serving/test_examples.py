@@ -61,7 +61,7 @@ def test_grpcurl_asks_with_requests_of_the_contract() -> None:
     text = blocks("grpcurl.md", "sh").replace("\\\n", " ")
     in_line = re.findall(r"-d '(\{.*?\})'\s+localhost:50051\s+crossbatch\.v1\.(\w+)/(\w+)", text, re.S)
     piped = re.findall(r"printf '(.*?)' .*? -d @ localhost:50051 crossbatch\.v1\.(\w+)/(\w+)", text, re.S)
-    assert (len(in_line), len(piped)) == (text.count("-d '{"), text.count("-d @")) == (11, 2)
+    assert (len(in_line), len(piped)) == (text.count("-d '{"), text.count("-d @")) == (12, 2)
     for body, service, method in in_line + piped:
         assert METHODS[method].containing_service is SERVICES[service]
         request = message_factory.GetMessageClass(METHODS[method].input_type)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from unittest.mock import Mock
@@ -18,14 +19,15 @@ from serving.catalog.parquet import Cell
 from serving.catalog.picture import File, Member
 from serving.errors import BadData
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import GalleryItem
+from serving.gallery.item import GalleryItem, ItemChange
+from serving.gallery.verify import verify
 from serving.indexing.command import render
 from serving.model.encoder import Encoder
 from tests.pictures import encoded
 from tests.serving.indexed import counts, index, opened, picture
 from tests.serving.test_parquet import make_parquet
 from tests.serving.test_webdataset import make_tar
-from tests.serving.vectors import flip
+from tests.serving.vectors import flip, sql
 
 Again: TypeAlias = Callable[..., dict[str, int]]
 
@@ -139,6 +141,75 @@ def test_an_edited_table_decodes_nothing(
         assert gallery.get(["one"], thumbnails=True)[0].thumbnail == before.thumbnail
         assert str(gallery.get(["two"])[0].metadata["price"]) == "2.0"
     assert counts(index(model, table, path)) == {"unchanged": 2}
+
+
+@pytest.fixture
+def shop(tmp_path: Path, model: Path, data: Path) -> Callable[..., dict[str, Any]]:
+    """Write the row of one item into a table, and bring the gallery in step with it."""
+
+    def sync(row: str, picture_too: bytes = b"", **more: Any) -> dict[str, Any]:
+        if picture_too:
+            (data / "class0/00.jpg").write_bytes(picture_too)
+        (data / "items.csv").write_text(f"path,label,key,price,note,stock\nclass0/00.jpg,{row}\n")
+        return index(
+            model, data / "items.csv", tmp_path / "shop", **({"thumbnails": True, "sync": True} | more)
+        )
+
+    sync("boot,one,60,new,2.0")
+    return sync
+
+
+def edit(path: Path, *, by: str, **change: Any) -> None:
+    """Change the item `one` as clients do; of the metadata, what is not given stays."""
+    with opened(path) as gallery:
+        (stored,) = gallery.get(["one"])
+        if by == "update":
+            gallery.update([ItemChange("one", **change)])
+        else:  # by upsert, with the vector that was read
+            texts = {**change, "metadata": {**stored.metadata, "stock": 2, **change.get("metadata", {})}}
+            gallery.upsert([replace(stored, source=None, **texts)])
+
+
+def one(path: Path) -> tuple[str, dict[str, Any], bytes]:
+    with opened(path) as gallery:
+        (item,) = gallery.get(["one"], thumbnails=True)
+    return item.label, dict(item.metadata), item.thumbnail
+
+
+@pytest.mark.parametrize("by", ["update", "upsert"])
+@pytest.mark.parametrize("file", ["new", "of 0.1"])
+def test_sync_keeps_what_clients_changed(tmp_path: Path, shop: Any, by: str, file: str) -> None:
+    path = tmp_path / "shop"
+    before = one(path)[2]
+    if file == "of 0.1":
+        sql(path, "ALTER TABLE items DROP COLUMN given")
+        assert counts(shop("boot,one,60,new,2.0")) == {"unchanged": 1}
+    edit(path, by=by, metadata={"price": 50, "seen": True})
+    assert counts(shop("boot,one,60,new,2.0")) == {"unchanged": 1}
+    assert one(path) == ("boot", {"price": 50, "note": "new", "stock": 2, "seen": True}, before)
+    edit(path, by=by, label="shoe", uri="https://shop/1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(File, "read_bytes", refuse)
+        result = shop("boot,one,60,old,3.0")
+    assert (counts(result), result["conflicts"]) == ({"updated": 1}, [])
+    assert one(path) == ("shoe", {"price": 50, "note": "old", "stock": 3.0, "seen": True}, before)
+    result = shop("boot,one,55,old,3.0", picture(9))  # both changed the price; and the photo is another
+    assert (counts(result), result["conflicts"]) == ({"stored": 1}, ["one: price"])
+    assert "conflicts, settled as the data set has it: 1\n  one: price" in render(result)
+    label, metadata, picture_now = one(path)
+    assert (label, metadata) == ("shoe", {"price": 55, "note": "old", "stock": 3.0, "seen": True})
+    assert picture_now not in (b"", before)
+    edit(path, by=by, label="boot", metadata={"price": 40})
+    result = shop("boot,one,40,old,3.0", picture(9))  # both the same
+    assert (counts(result), result["conflicts"]) == ({"updated": 1}, [])
+    assert counts(shop("boot,one,40,old,3.0", picture(9))) == {"unchanged": 1}
+    assert verify(path).problems == []
+
+
+def test_an_edit_while_a_new_photo_is_embedded_is_kept(tmp_path: Path, shop: Any, between: Any) -> None:
+    between(lambda: edit(tmp_path / "shop", by="update", metadata={"price": 50}))
+    assert counts(shop("boot,one,60,old,2.0", picture(9))) == {"stored": 1}
+    assert one(tmp_path / "shop")[1] == {"price": 50, "note": "old", "stock": 2.0}
 
 
 def test_a_table_that_names_another_file_by_a_key_is_seen(tmp_path: Path, model: Path, data: Path) -> None:

@@ -358,6 +358,8 @@ def valid_messages() -> Iterator[tuple[str, Any]]:
     items = [item("a", label="l"), item("b", image=b"x")]
     items[0].metadata.update({"a": 1, "b": ["c", None]})
     yield "GalleryService/UpsertItems", gallery_pb.UpsertItemsRequest(gallery="birds", items=items)
+    update = gallery_pb.ItemUpdate(key="a", metadata=items[0].metadata, label="l", expected_version=1)
+    yield "GalleryService/UpdateItems", gallery_pb.UpdateItemsRequest(gallery="birds", items=[update])
     yield "GalleryService/GetGallery", gallery_pb.GetGalleryRequest(name="birds")
     yield "GalleryService/ListGalleries", gallery_pb.ListGalleriesRequest(page_token="a")
     outputs = asking("embeddings", "histograms", "assignments")

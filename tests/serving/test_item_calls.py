@@ -157,6 +157,62 @@ def test_a_conditional_write_is_all_or_none_and_names_the_item_in_conflict(stubs
     assert [each.version for each in listed(stubs)] == [newer, free, made]
 
 
+def update(stubs: Stubs, *items: pb.ItemUpdate, gallery: str = "birds") -> list[int]:
+    reply = stubs.galleries.UpdateItems(pb.UpdateItemsRequest(gallery=gallery, items=items), timeout=10)
+    assert reply.updated == len(reply.versions)
+    return list(reply.versions)
+
+
+def change(key: str, /, *, metadata: Any = (), **fields: Any) -> pb.ItemUpdate:
+    made = pb.ItemUpdate(key=key, **fields)
+    made.metadata.update(dict(metadata))
+    return made
+
+
+def test_texts_change_without_a_model_and_all_else_stays(stubs: Stubs, encoder: FakeEncoder) -> None:
+    stubs.galleries.CreateGallery(pb.CreateGalleryRequest(name="seen", thumbnail_side=32))
+    sent = item("a", image=encoded(picture(200, 100), "PNG"), label="A", uri="file:a")
+    sent.metadata.update({"price": 3, "size": {"eu": 38}, "old": 1})
+    stubs.upsert("seen", sent, item("b", label="B"))
+    before, runs = get(stubs, "a", gallery="seen", with_thumbnail=True), len(encoder.decoded)
+    price = change("a", metadata={"price": 2.5, "old": None, "new": [None]})
+    a, b = update(stubs, price, change("b", label="", uri="file:b"), gallery="seen")
+    after = get(stubs, "a", gallery="seen", with_thumbnail=True)
+    assert (after.item.version, after.item.label, after.item.uri) == (a, "A", "file:a")
+    assert plain_of(after.item.metadata) == {"price": 2.5, "size": {"eu": 38}, "new": [None]}
+    assert (after.item.vector, after.thumbnail) == (before.item.vector, before.thumbnail)
+    found = get(stubs, "b", gallery="seen").item
+    assert (found.version, found.label, found.uri) == (b, "", "file:b")
+    again = item("a", vector=after.item.vector)  # read and sent back
+    stubs.upsert("seen", again)
+    assert get(stubs, "a", gallery="seen", with_thumbnail=True).thumbnail == before.thumbnail
+    replaced = change("a", metadata={"x": None}, replace_metadata=True)
+    assert update(stubs, replaced, gallery="seen")[0] > b
+    assert plain_of(get(stubs, "a", gallery="seen").item.metadata) == {"x": None}
+    assert len(encoder.decoded) == runs
+    (hits,) = (each.hits for each in stubs.search("seen", retrieval_pb.Query(key="b"), k=1).results)
+    assert hits[0].uri == "file:b"
+
+
+def test_an_update_that_cannot_be_made_changes_nothing_and_names_the_item(stubs: Stubs) -> None:
+    (version,) = stubs.upsert("birds", item("a")).versions
+    good = change("a", label="x")
+    unknown = refusal_of(lambda: update(stubs, good, change("b", expected_version=0)), "NOT_FOUND")
+    assert unknown.startswith("items[1]: there is no item 'b'")
+    much = {str(i): "x" * 1_000 for i in range(64)}
+    for bad, says in (
+        (change("c", metadata={"l": [0] * 120_000}), "64 KiB"), (change("a", uri="x" * 8_193), "URI"),
+        (change("a", metadata=much | {"more": "y" * 2_000}), "limit is 65536"), (change(""), "key"),
+    ):  # fmt: skip
+        assert says in refusal_of(partial(update, stubs, bad), "INVALID_ARGUMENT")
+    assert "items[1]: the key 'a'" in refusal_of(lambda: update(stubs, good, good), "INVALID_ARGUMENT")
+    refusal_of(lambda: update(stubs), "INVALID_ARGUMENT", "items")
+    other = change("a", expected_version=version + 1)
+    assert conflict_of(lambda: update(stubs, other)) == ("a", version + 1, version)
+    assert [(each.version, each.label) for each in listed(stubs)] == [(version, "")]
+    assert update(stubs, change("a", expected_version=version))[0] > version
+
+
 def test_a_write_whose_time_is_over_before_its_turn_changes_nothing(running: Server, stubs: Stubs) -> None:
     stubs.upsert("birds", item("a"))
     request = pb.DeleteItemsRequest(gallery="birds", keys=["a"])

@@ -88,9 +88,11 @@ def test_thumbnails_go_with_their_items(store: Store) -> None:
         writer.upsert([item("a", thumbnail=b"one"), item("b", thumbnail=b"two"), item("c")])
         thumbnail = writer.reader.thumbnail
         assert [thumbnail(key) for key in "abcd"] == [b"one", b"two", b"", b""]
-        writer.upsert([item("a")])
-        writer.delete(["b"])
-        assert [thumbnail(key) for key in "ab"] == [b"", b""]
+        writer.upsert([item("a"), item("b", 1)])  # of the same image, and of another
+        assert [thumbnail(key) for key in "ab"] == [b"one", b""]
+        writer.upsert([item("a", thumbnail=b"new")])
+        assert thumbnail("a") == b"new"
+        writer.delete(["a"])
     with closing(sqlite3.connect(store.path)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM thumbnails").fetchone() == (0,)
 

@@ -164,6 +164,7 @@ def test_columns_of_other_items(path: Path) -> None:
             "'k3' is newer than the newest there ever was",
         ),
         ("UPDATE items SET digest = x'00' WHERE key = 'k8'", "'k8': the file it was made from"),
+        ("UPDATE items SET given = '00000000[]' WHERE key = 'k8'", "what its source gave has been altered"),
     ],
 )
 def test_tables_that_do_not_fit_each_other(path: Path, statement: str, words: str) -> None:

@@ -26,9 +26,10 @@ from serving.errors import BadArtifact
 from serving.gallery.item import CheckedItem, GalleryItem, Source
 
 __all__ = [
-    "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION", "MAX_THUMBNAIL_SIDE",
-    "PUBLISHED", "SCHEMA", "UNREADABLE", "Meta", "altered", "check_kinds", "damaged", "item_checksum",
-    "item_of", "publication_checksum", "read_meta", "record_of", "sound", "unreadable", "vectors_of",
+    "ADD_GIVEN", "DETACH", "FILE_NAME", "FORMAT_VERSION", "ITEM_COLUMNS", "MAX_DIMENSION",
+    "MAX_THUMBNAIL_SIDE", "PUBLISHED", "SCHEMA", "UNREADABLE", "Meta", "altered", "check_kinds", "damaged",
+    "given_of", "item_checksum", "item_of", "publication_checksum", "read_meta", "record_of", "sound",
+    "unreadable", "vectors_of",
 ]  # fmt: skip
 
 FILE_NAME = "gallery.sqlite"
@@ -78,6 +79,7 @@ CREATE TABLE items (
     size INTEGER,
     mtime INTEGER,
     digest BLOB,
+    given TEXT,  -- what its source gave where clients have changed it: CRC-32 in hexadecimal, `Source.given`
     vector BLOB NOT NULL  -- last, so that reading the columns before it skips its overflow pages
 );
 CREATE INDEX items_by_origin ON items (origin, key) WHERE origin IS NOT NULL;
@@ -88,6 +90,9 @@ CREATE TABLE thumbnails (
 );
 CREATE TABLE removals (id INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL);
 """  # noqa: S608 - a number
+
+# Files of version 0.1 lack that column until they are written to; who knows nothing of it leaves it empty.
+ADD_GIVEN = "ALTER TABLE items ADD COLUMN given TEXT"
 
 # Makes of a copy a gallery of its own, which has no index, and whose name was nobody's before.
 DETACH = f"""
@@ -172,7 +177,7 @@ def read_meta(connection: Any, path: Path) -> Meta:
     return Meta(*values)
 
 
-ITEM_COLUMNS = "seq, key, label, uri, metadata, checksum, origin, size, mtime, digest, vector"
+ITEM_COLUMNS = "seq, key, label, uri, metadata, checksum, origin, size, mtime, digest, given, vector"
 
 
 def record_of(checked: CheckedItem, seq: int) -> tuple[object, ...]:
@@ -180,7 +185,8 @@ def record_of(checked: CheckedItem, seq: int) -> tuple[object, ...]:
     item, metadata = checked
     texts = item.key, item.label, item.uri, metadata
     vector = item.vector.astype("<f4").tobytes()
-    source = astuple(item.source) if item.source else (None,) * 4
+    *source, given = astuple(item.source) if item.source else (None,) * 5
+    source.append(f"{zlib.crc32(given.encode()):08x}{given}" if given else None)
     return seq, *texts, item_checksum(*texts, vector), *source, vector
 
 
@@ -202,13 +208,22 @@ def item_checksum(key: str, label: str, uri: str, metadata: str, vector: bytes) 
     return zlib.crc32(vector, zlib.crc32("\0".join((key, label, uri, metadata)).encode()))
 
 
-def _source_of(origin: object, size: object, mtime_ns: object, digest: object) -> Source | None:
+def _source_of(
+    origin: object, size: object, mtime_ns: object, digest: object, given: str | None
+) -> Source | None:
     match origin, size, mtime_ns, digest:
         case None, None, None, None:
             return None
         case str(), int(), int(), bytes():
-            return Source(origin, size, mtime_ns, digest)
+            return Source(origin, size, mtime_ns, digest, given_of(given.encode()) if given else "")
     raise TypeError("a column of its source is of another kind")
+
+
+def given_of(stored: bytes) -> str:
+    """Return `Source.given` of what stands in the column `given`; ValueError: it was altered."""
+    if stored[:8] != b"%08x" % zlib.crc32(stored[8:]):
+        raise ValueError("what its source gave has been altered")
+    return stored[8:].decode()
 
 
 def vectors_of(blobs: Sequence[bytes], path: Path, dimension: int) -> NDArray[np.float32]:

@@ -2,8 +2,8 @@
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import astuple, dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import Conflict
-from serving.gallery.item import CheckedItem, GalleryItem, Source
+from serving.gallery.item import CheckedItem, GalleryItem, Source, given_by_source
 from serving.gallery.store import schema
 from serving.gallery.store.schema import ITEM_COLUMNS, PUBLISHED, sound
 
@@ -106,16 +106,14 @@ class Reader:
 
     def items(self, keys: Sequence[str]) -> dict[str, GalleryItem]:
         """Return the items of those keys that are there."""
-        found = self.sql.execute(_ITEMS + _OF_KEYS, (_json(keys),))
-        return {item.key: item for item in self._items(found)}
+        return {item.key: item for item in self._items(_OF_KEYS, _json(keys))}
 
     def page(self, *, after: str, limit: int, prefix: str) -> list[GalleryItem]:
         """Return the first items whose keys begin with `prefix` and follow `after`, ascending by key."""
         # Python compares strings by code points, SQLite by their UTF-8 bytes: the order is the same.
-        found = self.sql.execute(
-            _ITEMS + " WHERE key >= ? AND key <> ? ORDER BY key LIMIT ?", (max(after, prefix), after, limit)
-        )
-        return list(takewhile(lambda item: item.key.startswith(prefix), self._items(found)))
+        which = " WHERE key >= ? AND key <> ? ORDER BY key LIMIT ?"
+        found = self._items(which, max(after, prefix), after, limit)
+        return list(takewhile(lambda item: item.key.startswith(prefix), found))
 
     def thumbnail(self, key: str) -> bytes:
         """Return the JPEG picture of an item; empty where the item or its picture is not there."""
@@ -174,10 +172,10 @@ class Reader:
     def as_stored(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield all items in blocks, ascending, as bytes, with checksum and whether their source is whole."""
         found = self.sql.execute(
-            "SELECT seq, CAST(key AS BLOB), CAST(label AS BLOB), CAST(uri AS BLOB), CAST(metadata AS BLOB),"
-            " CAST(vector AS BLOB), checksum, origin IS NULL OR (typeof(origin) = 'text' AND"
-            " typeof(size) = 'integer' AND typeof(mtime) = 'integer' AND typeof(digest) = 'blob'"
-            " AND length(digest) = 32) FROM items ORDER BY seq"
+            "SELECT seq, CAST(key AS BLOB), CAST(label AS BLOB), CAST(uri AS BLOB), CAST(metadata AS BLOB),"  # noqa: S608
+            f" CAST(vector AS BLOB), checksum, CAST({self.given()} AS BLOB), origin IS NULL OR ("
+            "typeof(origin) = 'text' AND typeof(size) = 'integer' AND typeof(mtime) = 'integer' AND"
+            " typeof(digest) = 'blob' AND length(digest) = 32) FROM items ORDER BY seq"
         )
         while block := found.fetchmany(_BLOCK):
             yield block
@@ -196,7 +194,13 @@ class Reader:
         with sound(self.path, "its removals"):
             return np.array([row[0] for row in found], np.int64)
 
-    def _items(self, found: Iterable[Sequence[Any]]) -> Iterator[GalleryItem]:
+    def given(self) -> str:
+        """Return the name of the column `given`, or what stands for it in a file that has none yet."""
+        found = self.sql.execute("SELECT 1 FROM pragma_table_info('items') WHERE name = 'given'").fetchone()
+        return "given" if found else "NULL"
+
+    def _items(self, which: str, *values: object) -> Iterator[GalleryItem]:
+        found = self.sql.execute(_ITEMS.replace("given", self.given()) + which, values)
         return (schema.item_of(record, self.path, self._dimension) for record in found)
 
 
@@ -206,17 +210,29 @@ class Writer:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._sql = reader.sql
+        if reader.given() == "NULL":
+            self._sql.execute(schema.ADD_GIVEN)
 
     def upsert(self, items: Sequence[CheckedItem], expected: Mapping[str, int] = _NOTHING) -> list[int]:
-        """Store items; one whose key is there replaces it whole. Returns their versions, in order.
+        """Store items; one whose key is there replaces it. Returns their versions, in order.
 
+        With the same vector, to the bit, an item keeps the thumbnail and the source of the one that it
+        replaces, where it brings none; and the source remembers what it gave of what is another now.
         Conflict tells that one is of another version than expected; 0 expects that it is not there.
         """
         self._check_versions(expected)
-        self._remove([item.key for item, _ in items])
         first = self.reader.state().last_seq + 1
         versions = range(first, first + len(items))
-        self._sql.executemany(_INSERT, map(schema.record_of, items, versions))
+        same = self._same_image(items)
+        moves = [
+            (version, same[item.key].version)
+            for (item, _), version in zip(items, versions, strict=True)
+            if item.key in same and not item.thumbnail
+        ]
+        self._sql.executemany("UPDATE thumbnails SET seq = ? WHERE seq = ?", moves)
+        self._remove([item.key for item, _ in items])
+        sourced = [_sourced(checked, same.get(checked.item.key)) for checked in items]
+        self._sql.executemany(_INSERT, map(schema.record_of, sourced, versions))
         pairs = zip(versions, (item.thumbnail for item, _ in items), strict=True)
         self._sql.executemany(
             "INSERT INTO thumbnails (seq, checksum, jpeg) VALUES (?, ?, ?)",
@@ -236,8 +252,8 @@ class Writer:
     def touch(self, sources: Mapping[str, Source]) -> None:
         """Note where files of the same bytes lie now, of those items that still are made from such bytes."""
         self._sql.executemany(
-            "UPDATE items SET origin = ?, size = ?, mtime = ?, digest = ? WHERE key = ? AND digest = ?",
-            ((*astuple(source), key, source.digest) for key, source in sources.items()),
+            "UPDATE items SET origin = ?, size = ?, mtime = ? WHERE key = ? AND digest = ?",
+            ((it.origin, it.size, it.mtime_ns, key, it.digest) for key, it in sources.items()),
         )
 
     def publish(
@@ -288,12 +304,29 @@ class Writer:
                 )
                 raise Conflict(told, key=key, expected=version, found=there)
 
+    def _same_image(self, items: Sequence[CheckedItem]) -> dict[str, GalleryItem]:
+        """Return, by key, the stored items that items with the same vector are to replace."""
+        vectors = {item.key: item.vector.astype("<f4").tobytes() for item, _ in items}
+        found = self._sql.execute("SELECT key, vector FROM items" + _OF_KEYS, (_json(list(vectors)),))  # noqa: S608
+        same = [key for key, vector in found if vector == vectors[key]]
+        return self.reader.items(same) if same else {}
+
     def _remove(self, keys: Sequence[str]) -> int:
         seqs = [(seq,) for seq in self.reader.seqs(keys).values()]
         self._sql.executemany("INSERT INTO removals (seq) VALUES (?)", seqs)
         self._sql.executemany("DELETE FROM items WHERE seq = ?", seqs)
         self._sql.executemany("DELETE FROM thumbnails WHERE seq = ?", seqs)
         return len(seqs)
+
+
+def _sourced(checked: CheckedItem, stored: GalleryItem | None) -> CheckedItem:
+    """Give an item the source of the stored one, which remembers what of it is another now."""
+    item, metadata = checked
+    if stored is None or stored.source is None or item.source is not None:
+        return checked
+    given = given_by_source(stored)
+    source = replace(stored.source, given="" if given == given_by_source(item) else given)
+    return CheckedItem(replace(item, source=source), metadata)
 
 
 def _stands(version: int) -> str:

@@ -14,7 +14,15 @@ from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.engine.instances import Prototypes
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.gallery import GalleryStatus
-from serving.gallery.item import CheckedItem, GalleryItem, Neighbour, check_fields, check_keys, unit_vector
+from serving.gallery.item import (
+    CheckedItem,
+    GalleryItem,
+    ItemChange,
+    Neighbour,
+    check_fields,
+    check_keys,
+    unit_vector,
+)
 from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import STAGES, Call
 from serving.rpc.filters import filter_of
@@ -24,8 +32,8 @@ from serving.rpc.wire import bytes_of, plain_of, vector_of
 
 __all__ = [
     "FRAME_BYTES", "Upsert", "check_count", "checked", "embed_result", "explain_result", "good_or_refused",
-    "page_size", "read_items", "refuse_if_all_failed", "search_options", "timings_of", "write_hits",
-    "write_info", "write_item",
+    "page_size", "read_changes", "read_items", "refuse_if_all_failed", "search_options", "timings_of",
+    "write_hits", "write_info", "write_item",
 ]  # fmt: skip
 
 S = TypeVar("S")
@@ -106,9 +114,7 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
             if (earlier := first.setdefault(message.key, i)) != i:
                 same = f"The key {message.key!r} is also that of items[{earlier}]; send each key once."
                 violations.append(Violation(f"{place}.key", InvalidArgument(same)))
-            if message.metadata.ByteSize() > MAX_METADATA_MESSAGE:
-                raise InvalidArgument("The metadata is more than 64 KiB as JSON; store less with the item.")
-            item = GalleryItem(message.key, _NONE, message.label, message.uri, plain_of(message.metadata))
+            item = GalleryItem(message.key, _NONE, message.label, message.uri, _metadata_of(message))
             metadata = check_fields(item)
             match message.WhichOneof("content"):
                 case "image":
@@ -130,6 +136,22 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
     if violations:
         raise Refusal(violations)
     return read
+
+
+def read_changes(messages: Iterable[gallery_service_pb2.ItemUpdate]) -> list[ItemChange]:
+    """Read what is to change of items; Refusal names the first whose metadata are too large."""
+    changes = []
+    for i, message in enumerate(messages):
+        label, uri = (getattr(message, name) if message.HasField(name) else None for name in ("label", "uri"))
+        metadata = checked(f"items[{i}]", _metadata_of, message)
+        changes.append(ItemChange(message.key, metadata, message.replace_metadata, label, uri))
+    return changes
+
+
+def _metadata_of(message: gallery_service_pb2.Item | gallery_service_pb2.ItemUpdate) -> dict[str, Any]:
+    if message.metadata.ByteSize() > MAX_METADATA_MESSAGE:
+        raise InvalidArgument("The metadata is more than 64 KiB as JSON; store less with the item.")
+    return plain_of(message.metadata)
 
 
 def good_or_refused(outcomes: Sequence[T | Exception], field_of: Callable[[int], str]) -> list[T]:

@@ -127,6 +127,17 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
             stored=len(versions), versions=versions, timings=convert.timings_of(call)
         )
 
+    def UpdateItems(self, request: pb.UpdateItemsRequest, call: Call) -> pb.UpdateItemsResponse:  # noqa: N802
+        """Change texts of all the items of the request or none; the reply follows when that is on disk."""
+        convert.check_count("items", len(request.items), MAX_INPUTS)
+        changes = convert.read_changes(request.items)
+        expected = {it.key: it.expected_version for it in request.items if it.HasField("expected_version")}
+        self._admission.admit(call, len(changes))
+        versions = self._galleries.using(
+            request.gallery, lambda gallery, _: gallery.update(changes, expected=expected), call, writes=True
+        )
+        return pb.UpdateItemsResponse(updated=len(versions), versions=versions)
+
     def DeleteItems(self, request: pb.DeleteItemsRequest, call: Call) -> pb.DeleteItemsResponse:  # noqa: N802
         """Remove items by key; the reply follows when that is on disk."""
         keys, versions = list(request.keys), list(request.expected_versions)
