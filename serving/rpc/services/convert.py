@@ -14,7 +14,15 @@ from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.engine.instances import Prototypes
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.gallery import GalleryStatus
-from serving.gallery.item import CheckedItem, GalleryItem, Neighbour, check_fields, check_keys, unit_vector
+from serving.gallery.item import (
+    CheckedItem,
+    GalleryItem,
+    Neighbour,
+    check_fields,
+    check_keys,
+    check_metadata,
+    unit_vector,
+)
 from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import STAGES, Call
 from serving.rpc.filters import filter_of
@@ -109,6 +117,7 @@ def read_items(messages: Iterable[gallery_service_pb2.Item], dimension: int, cal
             if message.metadata.ByteSize() > MAX_METADATA_MESSAGE:
                 raise InvalidArgument("The metadata is more than 64 KiB as JSON; store less with the item.")
             item = GalleryItem(message.key, _NONE, message.label, message.uri, plain_of(message.metadata))
+            check_metadata(item.metadata, exact=True)
             metadata = check_fields(item)
             match message.WhichOneof("content"):
                 case "image":
