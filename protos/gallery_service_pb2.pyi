@@ -252,3 +252,19 @@ class ListItemsResponse(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[StoredItem]
     next_page_token: str
     def __init__(self, items: _Optional[_Iterable[_Union[StoredItem, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class CountItemsRequest(_message.Message):
+    __slots__ = ("gallery", "filter")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    filter: _retrieval_service_pb2.Filter
+    def __init__(self, gallery: _Optional[str] = ..., filter: _Optional[_Union[_retrieval_service_pb2.Filter, _Mapping]] = ...) -> None: ...
+
+class CountItemsResponse(_message.Message):
+    __slots__ = ("items", "unknown_fields")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    items: int
+    unknown_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, items: _Optional[int] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -95,6 +95,9 @@ class Neighbour:
     metadata: Mapping[str, Any]
     score: float
     version: int = 0
+    vector: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
+    """Unit vector (d,); None where it was not asked for."""
+    thumbnail: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,18 @@ class Snapshot:
         names = {name for part in self._columns() for name in part.fields if name != LABEL}
         return {name: tuple(sorted(self.kinds_of(name) or ())) for name in sorted(names)}
 
+    def count(self, filter: Filter | None) -> int:
+        """Return how many items fulfil a filter; all of them with none."""
+        none = np.empty(0, np.int64)
+        parts = (self.sealed, self.growing)
+        return sum(int(np.count_nonzero(~part.barred(filter, none))) for part in parts)
+
+    def vector(self, seq: int) -> NDArray[np.float32]:
+        """Return the vector (d,) of an item that is held."""
+        part = self.growing if len(self.growing.seqs) and seq >= self.growing.seqs[0] else self.sealed
+        found: NDArray[np.float32] = part.vectors[np.searchsorted(part.seqs, seq)]
+        return found
+
     def search(
         self,
         queries: NDArray[np.float32],

@@ -81,6 +81,15 @@ def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, An
         options["minimum_score"] = request.minimum_score
         if not -1 <= request.minimum_score <= 1:  # NaN too
             raise refusal("minimum_score", f"{request.minimum_score} is no score; they lie between -1 and 1.")
+    if request.exclude_same:
+        options["exclude_same"] = request.exclude_same
+    if request.HasField("exclude_same_above"):
+        options["exclude_same_above"] = above = request.exclude_same_above
+        if not -1 <= above <= 1:
+            raise refusal("exclude_same_above", f"{above} is no score; they lie between -1 and 1.")
+    for name in ("with_vectors", "with_thumbnails"):
+        if getattr(request, name):
+            options[name] = True
     if request.exclude_keys:
         if (count := len(request.exclude_keys)) > MAX_EXCLUDED:
             raise refusal("exclude_keys", f"{count} were sent; a call takes at most {MAX_EXCLUDED:,}.")
@@ -217,6 +226,8 @@ def write_hits(
                 uri=hit.uri,
                 metadata=metadata,
                 version=hit.version,
+                vector=b"" if hit.vector is None else bytes_of(hit.vector),
+                thumbnail=hit.thumbnail,
             )
         except _NOT_SENT as error:
             raise _unsendable(hit.key, error) from error
