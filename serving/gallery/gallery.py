@@ -37,6 +37,7 @@ from serving.gallery.item import (
     check_whole,
     normalize_queries,
 )
+from serving.gallery.search.duplicates import Duplicate, duplicates
 from serving.gallery.search.filter import AllOf, Filter, check_filter, check_kinds, unknown_fields
 from serving.gallery.search.others import SAME_SCORE, left_out
 from serving.gallery.search.snapshot import SnapshotCache
@@ -245,6 +246,17 @@ class Gallery:
             if demanded is not None and not snapshot.dead.all():
                 check_kinds(demanded, snapshot.kinds_of)
             return snapshot.count(demanded)
+
+    def duplicates(self, above: float, *, progress: Advance = lambda *_: None) -> list[Duplicate]:
+        """Find pairs of items that score at least `above`, by their clusters, the largest first.
+
+        Each item is compared with its nearest by the index, which may miss some as a search may; `progress`
+        gets stage, done and total.
+        """
+        if not -1.0 <= above <= 1.0:
+            raise InvalidArgument(f"above is {above}; expected a cosine in [-1, 1]")
+        with self._snapshots.open() as (snapshot, reader):
+            return duplicates(snapshot, reader, above, progress)
 
     def fields(self) -> dict[str, tuple[str, ...]]:
         """Return the fields of the metadata by name, deleted items' among them until the next rebuild.
