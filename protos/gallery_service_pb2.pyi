@@ -285,3 +285,19 @@ class UpdateItemsResponse(_message.Message):
     updated: int
     versions: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, updated: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CountItemsRequest(_message.Message):
+    __slots__ = ("gallery", "filter")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    filter: _retrieval_service_pb2.Filter
+    def __init__(self, gallery: _Optional[str] = ..., filter: _Optional[_Union[_retrieval_service_pb2.Filter, _Mapping]] = ...) -> None: ...
+
+class CountItemsResponse(_message.Message):
+    __slots__ = ("items", "unknown_fields")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    items: int
+    unknown_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, items: _Optional[int] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -95,6 +95,11 @@ class GalleryServiceStub:
                 request_serializer=protos_dot_gallery__service__pb2.UpdateItemsRequest.SerializeToString,
                 response_deserializer=protos_dot_gallery__service__pb2.UpdateItemsResponse.FromString,
                 _registered_method=True)
+        self.CountItems = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/CountItems',
+                request_serializer=protos_dot_gallery__service__pb2.CountItemsRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.CountItemsResponse.FromString,
+                _registered_method=True)
 
 
 class GalleryServiceServicer:
@@ -201,6 +206,13 @@ class GalleryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountItems(self, request, context):
+        """Tells how many items fulfil a filter; it reads none of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GalleryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -263,6 +275,11 @@ def add_GalleryServiceServicer_to_server(servicer, server):
                     servicer.UpdateItems,
                     request_deserializer=protos_dot_gallery__service__pb2.UpdateItemsRequest.FromString,
                     response_serializer=protos_dot_gallery__service__pb2.UpdateItemsResponse.SerializeToString,
+            ),
+            'CountItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountItems,
+                    request_deserializer=protos_dot_gallery__service__pb2.CountItemsRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.CountItemsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -590,6 +607,33 @@ class GalleryService:
             '/crossbatch.v1.GalleryService/UpdateItems',
             protos_dot_gallery__service__pb2.UpdateItemsRequest.SerializeToString,
             protos_dot_gallery__service__pb2.UpdateItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/CountItems',
+            protos_dot_gallery__service__pb2.CountItemsRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.CountItemsResponse.FromString,
             options,
             channel_credentials,
             insecure,

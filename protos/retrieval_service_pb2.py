@@ -27,7 +27,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/retrieval_service.proto\x12\rcrossbatch.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x17google/rpc/status.proto\"-\n\x0c\x45mbedRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\r\n\x05model\x18\x02 \x01(\t\"\xa7\x01\n\rEmbedResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.crossbatch.v1.EmbedResult\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x11\n\tdimension\x18\x04 \x01(\r\x12\'\n\x07timings\x18\x05 \x01(\x0b\x32\x16.crossbatch.v1.Timings\"@\n\x0b\x45mbedResult\x12\x0e\n\x06vector\x18\x01 \x01(\x0c\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\xef\x01\n\rSearchRequest\x12\x0f\n\x07gallery\x18\x01 \x01(\t\x12%\n\x07queries\x18\x02 \x03(\x0b\x32\x14.crossbatch.v1.Query\x12\x0e\n\x01k\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\rminimum_score\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x14\n\x0c\x65xclude_keys\x18\x05 \x03(\t\x12%\n\x06\x66ilter\x18\x06 \x01(\x0b\x32\x15.crossbatch.v1.Filter\x12\x16\n\x0egroup_by_label\x18\x07 \x01(\x08\x12\r\n\x05model\x18\x08 \x01(\tB\x04\n\x02_kB\x10\n\x0e_minimum_score\"C\n\x05Query\x12\x0f\n\x05image\x18\x01 \x01(\x0cH\x00\x12\x10\n\x06vector\x18\x02 \x01(\x0cH\x00\x12\r\n\x03key\x18\x03 \x01(\tH\x00\x42\x08\n\x06source\"\x89\x06\n\x06\x46ilter\x12,\n\x05\x65qual\x18\x01 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.EqualH\x00\x12,\n\x05\x61mong\x18\x02 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.AmongH\x00\x12,\n\x05range\x18\x03 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.RangeH\x00\x12\x10\n\x06\x65xists\x18\x04 \x01(\tH\x00\x12/\n\x06\x61ll_of\x18\x05 \x01(\x0b\x32\x1d.crossbatch.v1.Filter.SeveralH\x00\x12/\n\x06\x61ny_of\x18\x06 \x01(\x0b\x32\x1d.crossbatch.v1.Filter.SeveralH\x00\x12(\n\x07negated\x18\x07 \x01(\x0b\x32\x15.crossbatch.v1.FilterH\x00\x1a\x46\n\x05Value\x12\x10\n\x06string\x18\x01 \x01(\tH\x00\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12\x11\n\x07\x62oolean\x18\x03 \x01(\x08H\x00\x42\x06\n\x04kind\x1a\x42\n\x05\x45qual\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x1a\x43\n\x05\x41mong\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12+\n\x06values\x18\x02 \x03(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x1a\xc5\x01\n\x05Range\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12*\n\x05\x61\x62ove\x18\x02 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x12*\n\x05least\x18\x03 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x12*\n\x05\x62\x65low\x18\x04 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x12)\n\x04most\x18\x05 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x1a\x31\n\x07Several\x12&\n\x07\x66ilters\x18\x01 \x03(\x0b\x32\x15.crossbatch.v1.FilterB\x0b\n\tcondition\"\x9a\x01\n\x0eSearchResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.crossbatch.v1.SearchResult\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\'\n\x07timings\x18\x03 \x01(\x0b\x32\x16.crossbatch.v1.Timings\x12\x16\n\x0eunknown_fields\x18\x04 \x03(\t\"S\n\x0cSearchResult\x12 \n\x04hits\x18\x01 \x03(\x0b\x32\x12.crossbatch.v1.Hit\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"y\n\x03Hit\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\x12\r\n\x05label\x18\x03 \x01(\t\x12\x0b\n\x03uri\x18\x04 \x01(\t\x12)\n\x08metadata\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0f\n\x07version\x18\x06 \x01(\x04\"/\n\x0e\x45xplainRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\r\n\x05model\x18\x02 \x01(\t\"\xac\x01\n\x0f\x45xplainResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.crossbatch.v1.ExplainResult\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x12\n\nprototypes\x18\x04 \x01(\r\x12\'\n\x07timings\x18\x05 \x01(\x0b\x32\x16.crossbatch.v1.Timings\"y\n\rExplainResult\x12\x11\n\thistogram\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61ssignments\x18\x02 \x01(\x0c\x12\x0e\n\x06height\x18\x03 \x01(\r\x12\r\n\x05width\x18\x04 \x01(\r\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\"g\n\x07Timings\x12\x11\n\tdecode_us\x18\x01 \x01(\x04\x12\x10\n\x08queue_us\x18\x02 \x01(\x04\x12\x11\n\tencode_us\x18\x03 \x01(\x04\x12\x12\n\ngallery_us\x18\x04 \x01(\x04\x12\x10\n\x08total_us\x18\x05 \x01(\x04\x32\xc0\x02\n\x10RetrievalService\x12X\n\x05\x45mbed\x12\x1b.crossbatch.v1.EmbedRequest\x1a\x1c.crossbatch.v1.EmbedResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\"\t/v1:embed:\x01*\x12p\n\x06Search\x12\x1c.crossbatch.v1.SearchRequest\x1a\x1d.crossbatch.v1.SearchResponse\")\x82\xd3\xe4\x93\x02#\"\x1e/v1/galleries/{gallery}:search:\x01*\x12`\n\x07\x45xplain\x12\x1d.crossbatch.v1.ExplainRequest\x1a\x1e.crossbatch.v1.ExplainResponse\"\x16\x82\xd3\xe4\x93\x02\x10\"\x0b/v1:explain:\x01*b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/retrieval_service.proto\x12\rcrossbatch.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x17google/rpc/status.proto\"-\n\x0c\x45mbedRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\r\n\x05model\x18\x02 \x01(\t\"\xa7\x01\n\rEmbedResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.crossbatch.v1.EmbedResult\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x11\n\tdimension\x18\x04 \x01(\r\x12\'\n\x07timings\x18\x05 \x01(\x0b\x32\x16.crossbatch.v1.Timings\"@\n\x0b\x45mbedResult\x12\x0e\n\x06vector\x18\x01 \x01(\x0c\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\xec\x02\n\rSearchRequest\x12\x0f\n\x07gallery\x18\x01 \x01(\t\x12%\n\x07queries\x18\x02 \x03(\x0b\x32\x14.crossbatch.v1.Query\x12\x0e\n\x01k\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\rminimum_score\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x14\n\x0c\x65xclude_keys\x18\x05 \x03(\t\x12%\n\x06\x66ilter\x18\x06 \x01(\x0b\x32\x15.crossbatch.v1.Filter\x12\x16\n\x0egroup_by_label\x18\x07 \x01(\x08\x12\r\n\x05model\x18\x08 \x01(\t\x12\x14\n\x0c\x65xclude_same\x18\t \x01(\t\x12\x1f\n\x12\x65xclude_same_above\x18\n \x01(\x02H\x02\x88\x01\x01\x12\x17\n\x0fwith_thumbnails\x18\x0b \x01(\x08\x12\x14\n\x0cwith_vectors\x18\x0c \x01(\x08\x42\x04\n\x02_kB\x10\n\x0e_minimum_scoreB\x15\n\x13_exclude_same_above\"C\n\x05Query\x12\x0f\n\x05image\x18\x01 \x01(\x0cH\x00\x12\x10\n\x06vector\x18\x02 \x01(\x0cH\x00\x12\r\n\x03key\x18\x03 \x01(\tH\x00\x42\x08\n\x06source\"\x89\x06\n\x06\x46ilter\x12,\n\x05\x65qual\x18\x01 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.EqualH\x00\x12,\n\x05\x61mong\x18\x02 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.AmongH\x00\x12,\n\x05range\x18\x03 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.RangeH\x00\x12\x10\n\x06\x65xists\x18\x04 \x01(\tH\x00\x12/\n\x06\x61ll_of\x18\x05 \x01(\x0b\x32\x1d.crossbatch.v1.Filter.SeveralH\x00\x12/\n\x06\x61ny_of\x18\x06 \x01(\x0b\x32\x1d.crossbatch.v1.Filter.SeveralH\x00\x12(\n\x07negated\x18\x07 \x01(\x0b\x32\x15.crossbatch.v1.FilterH\x00\x1a\x46\n\x05Value\x12\x10\n\x06string\x18\x01 \x01(\tH\x00\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12\x11\n\x07\x62oolean\x18\x03 \x01(\x08H\x00\x42\x06\n\x04kind\x1a\x42\n\x05\x45qual\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x1a\x43\n\x05\x41mong\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12+\n\x06values\x18\x02 \x03(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x1a\xc5\x01\n\x05Range\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12*\n\x05\x61\x62ove\x18\x02 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x12*\n\x05least\x18\x03 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x12*\n\x05\x62\x65low\x18\x04 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x12)\n\x04most\x18\x05 \x01(\x0b\x32\x1b.crossbatch.v1.Filter.Value\x1a\x31\n\x07Several\x12&\n\x07\x66ilters\x18\x01 \x03(\x0b\x32\x15.crossbatch.v1.FilterB\x0b\n\tcondition\"\x9a\x01\n\x0eSearchResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.crossbatch.v1.SearchResult\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\'\n\x07timings\x18\x03 \x01(\x0b\x32\x16.crossbatch.v1.Timings\x12\x16\n\x0eunknown_fields\x18\x04 \x03(\t\"S\n\x0cSearchResult\x12 \n\x04hits\x18\x01 \x03(\x0b\x32\x12.crossbatch.v1.Hit\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\x9c\x01\n\x03Hit\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\x12\r\n\x05label\x18\x03 \x01(\t\x12\x0b\n\x03uri\x18\x04 \x01(\t\x12)\n\x08metadata\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0f\n\x07version\x18\x06 \x01(\x04\x12\x0e\n\x06vector\x18\x07 \x01(\x0c\x12\x11\n\tthumbnail\x18\x08 \x01(\x0c\"/\n\x0e\x45xplainRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\r\n\x05model\x18\x02 \x01(\t\"\xac\x01\n\x0f\x45xplainResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.crossbatch.v1.ExplainResult\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x12\n\nprototypes\x18\x04 \x01(\r\x12\'\n\x07timings\x18\x05 \x01(\x0b\x32\x16.crossbatch.v1.Timings\"y\n\rExplainResult\x12\x11\n\thistogram\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61ssignments\x18\x02 \x01(\x0c\x12\x0e\n\x06height\x18\x03 \x01(\r\x12\r\n\x05width\x18\x04 \x01(\r\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\"g\n\x07Timings\x12\x11\n\tdecode_us\x18\x01 \x01(\x04\x12\x10\n\x08queue_us\x18\x02 \x01(\x04\x12\x11\n\tencode_us\x18\x03 \x01(\x04\x12\x12\n\ngallery_us\x18\x04 \x01(\x04\x12\x10\n\x08total_us\x18\x05 \x01(\x04\x32\xc0\x02\n\x10RetrievalService\x12X\n\x05\x45mbed\x12\x1b.crossbatch.v1.EmbedRequest\x1a\x1c.crossbatch.v1.EmbedResponse\"\x14\x82\xd3\xe4\x93\x02\x0e\"\t/v1:embed:\x01*\x12p\n\x06Search\x12\x1c.crossbatch.v1.SearchRequest\x1a\x1d.crossbatch.v1.SearchResponse\")\x82\xd3\xe4\x93\x02#\"\x1e/v1/galleries/{gallery}:search:\x01*\x12`\n\x07\x45xplain\x12\x1d.crossbatch.v1.ExplainRequest\x1a\x1e.crossbatch.v1.ExplainResponse\"\x16\x82\xd3\xe4\x93\x02\x10\"\x0b/v1:explain:\x01*b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,35 +47,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMBEDRESULT']._serialized_start=351
   _globals['_EMBEDRESULT']._serialized_end=415
   _globals['_SEARCHREQUEST']._serialized_start=418
-  _globals['_SEARCHREQUEST']._serialized_end=657
-  _globals['_QUERY']._serialized_start=659
-  _globals['_QUERY']._serialized_end=726
-  _globals['_FILTER']._serialized_start=729
-  _globals['_FILTER']._serialized_end=1506
-  _globals['_FILTER_VALUE']._serialized_start=1035
-  _globals['_FILTER_VALUE']._serialized_end=1105
-  _globals['_FILTER_EQUAL']._serialized_start=1107
-  _globals['_FILTER_EQUAL']._serialized_end=1173
-  _globals['_FILTER_AMONG']._serialized_start=1175
-  _globals['_FILTER_AMONG']._serialized_end=1242
-  _globals['_FILTER_RANGE']._serialized_start=1245
-  _globals['_FILTER_RANGE']._serialized_end=1442
-  _globals['_FILTER_SEVERAL']._serialized_start=1444
-  _globals['_FILTER_SEVERAL']._serialized_end=1493
-  _globals['_SEARCHRESPONSE']._serialized_start=1509
-  _globals['_SEARCHRESPONSE']._serialized_end=1663
-  _globals['_SEARCHRESULT']._serialized_start=1665
-  _globals['_SEARCHRESULT']._serialized_end=1748
-  _globals['_HIT']._serialized_start=1750
-  _globals['_HIT']._serialized_end=1871
-  _globals['_EXPLAINREQUEST']._serialized_start=1873
-  _globals['_EXPLAINREQUEST']._serialized_end=1920
-  _globals['_EXPLAINRESPONSE']._serialized_start=1923
-  _globals['_EXPLAINRESPONSE']._serialized_end=2095
-  _globals['_EXPLAINRESULT']._serialized_start=2097
-  _globals['_EXPLAINRESULT']._serialized_end=2218
-  _globals['_TIMINGS']._serialized_start=2220
-  _globals['_TIMINGS']._serialized_end=2323
-  _globals['_RETRIEVALSERVICE']._serialized_start=2326
-  _globals['_RETRIEVALSERVICE']._serialized_end=2646
+  _globals['_SEARCHREQUEST']._serialized_end=782
+  _globals['_QUERY']._serialized_start=784
+  _globals['_QUERY']._serialized_end=851
+  _globals['_FILTER']._serialized_start=854
+  _globals['_FILTER']._serialized_end=1631
+  _globals['_FILTER_VALUE']._serialized_start=1160
+  _globals['_FILTER_VALUE']._serialized_end=1230
+  _globals['_FILTER_EQUAL']._serialized_start=1232
+  _globals['_FILTER_EQUAL']._serialized_end=1298
+  _globals['_FILTER_AMONG']._serialized_start=1300
+  _globals['_FILTER_AMONG']._serialized_end=1367
+  _globals['_FILTER_RANGE']._serialized_start=1370
+  _globals['_FILTER_RANGE']._serialized_end=1567
+  _globals['_FILTER_SEVERAL']._serialized_start=1569
+  _globals['_FILTER_SEVERAL']._serialized_end=1618
+  _globals['_SEARCHRESPONSE']._serialized_start=1634
+  _globals['_SEARCHRESPONSE']._serialized_end=1788
+  _globals['_SEARCHRESULT']._serialized_start=1790
+  _globals['_SEARCHRESULT']._serialized_end=1873
+  _globals['_HIT']._serialized_start=1876
+  _globals['_HIT']._serialized_end=2032
+  _globals['_EXPLAINREQUEST']._serialized_start=2034
+  _globals['_EXPLAINREQUEST']._serialized_end=2081
+  _globals['_EXPLAINRESPONSE']._serialized_start=2084
+  _globals['_EXPLAINRESPONSE']._serialized_end=2256
+  _globals['_EXPLAINRESULT']._serialized_start=2258
+  _globals['_EXPLAINRESULT']._serialized_end=2379
+  _globals['_TIMINGS']._serialized_start=2381
+  _globals['_TIMINGS']._serialized_end=2484
+  _globals['_RETRIEVALSERVICE']._serialized_start=2487
+  _globals['_RETRIEVALSERVICE']._serialized_end=2807
 # @@protoc_insertion_point(module_scope)

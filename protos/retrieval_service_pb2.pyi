@@ -40,7 +40,7 @@ class EmbedResult(_message.Message):
     def __init__(self, vector: _Optional[bytes] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class SearchRequest(_message.Message):
-    __slots__ = ("gallery", "queries", "k", "minimum_score", "exclude_keys", "filter", "group_by_label", "model")
+    __slots__ = ("gallery", "queries", "k", "minimum_score", "exclude_keys", "filter", "group_by_label", "model", "exclude_same", "exclude_same_above", "with_thumbnails", "with_vectors")
     GALLERY_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,10 @@ class SearchRequest(_message.Message):
     FILTER_FIELD_NUMBER: _ClassVar[int]
     GROUP_BY_LABEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_SAME_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_SAME_ABOVE_FIELD_NUMBER: _ClassVar[int]
+    WITH_THUMBNAILS_FIELD_NUMBER: _ClassVar[int]
+    WITH_VECTORS_FIELD_NUMBER: _ClassVar[int]
     gallery: str
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     k: int
@@ -57,7 +61,11 @@ class SearchRequest(_message.Message):
     filter: Filter
     group_by_label: bool
     model: str
-    def __init__(self, gallery: _Optional[str] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., k: _Optional[int] = ..., minimum_score: _Optional[float] = ..., exclude_keys: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[Filter, _Mapping]] = ..., group_by_label: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
+    exclude_same: str
+    exclude_same_above: float
+    with_thumbnails: bool
+    with_vectors: bool
+    def __init__(self, gallery: _Optional[str] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., k: _Optional[int] = ..., minimum_score: _Optional[float] = ..., exclude_keys: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[Filter, _Mapping]] = ..., group_by_label: _Optional[bool] = ..., model: _Optional[str] = ..., exclude_same: _Optional[str] = ..., exclude_same_above: _Optional[float] = ..., with_thumbnails: _Optional[bool] = ..., with_vectors: _Optional[bool] = ...) -> None: ...
 
 class Query(_message.Message):
     __slots__ = ("image", "vector", "key")
@@ -149,20 +157,24 @@ class SearchResult(_message.Message):
     def __init__(self, hits: _Optional[_Iterable[_Union[Hit, _Mapping]]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class Hit(_message.Message):
-    __slots__ = ("key", "score", "label", "uri", "metadata", "version")
+    __slots__ = ("key", "score", "label", "uri", "metadata", "version", "vector", "thumbnail")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    THUMBNAIL_FIELD_NUMBER: _ClassVar[int]
     key: str
     score: float
     label: str
     uri: str
     metadata: _struct_pb2.Struct
     version: int
-    def __init__(self, key: _Optional[str] = ..., score: _Optional[float] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+    vector: bytes
+    thumbnail: bytes
+    def __init__(self, key: _Optional[str] = ..., score: _Optional[float] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., version: _Optional[int] = ..., vector: _Optional[bytes] = ..., thumbnail: _Optional[bytes] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("images", "model")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +14,8 @@ from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
 
 __all__ = ["Settings", "remark", "render", "run"]
+
+_SHOWN = ("key", "label", "uri", "metadata", "version")
 
 
 class Settings(BaseModel):
@@ -41,6 +42,11 @@ class Settings(BaseModel):
     """Least score, -1 to 1."""
     exclude: tuple[str, ...] = ()
     """Key of an item to leave out; may be given several times."""
+    exclude_same: str = ""
+    """Field of the metadata, or $label: leave out all that have the value there of the item, or of the best
+    hit of the photo."""
+    exclude_same_above: float | None = Field(None, ge=-1, le=1)
+    """Least score of the photo's best hit for that; 0.9 by default."""
     model: str = ""
     """Name of the model that embeds the photo; the first one that fits by default."""
     show: tuple[str, ...] = ()
@@ -98,6 +104,8 @@ def run(settings: Settings) -> dict[str, Any]:
                 exclude=settings.exclude if key is None else (*settings.exclude, key),
                 filter=None if settings.filter is None else json.loads(settings.filter),
                 group_by_label=settings.group_by_label,
+                exclude_same=settings.exclude_same,
+                exclude_same_above=settings.exclude_same_above,
                 model=settings.model,
             )
     except CrossbatchError as error:
@@ -109,7 +117,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "filter": settings.filter,
         "show": list(settings.show),
         "hits": [
-            {"rank": rank} | asdict(hit) | {"score": round(hit.score, 6)}
+            {"rank": rank, "score": round(hit.score, 6)} | {field: getattr(hit, field) for field in _SHOWN}
             for rank, hit in enumerate(hits, start=1)
         ],
     }

@@ -66,6 +66,7 @@ class AsyncClient(BaseClient):
     delete = _awaited(Client.delete)
     get = _awaited(Client.get)
     items = _iterated(Client.items)
+    count = _awaited(Client.count)
     create = _awaited(Client.create)
     gallery = _awaited(Client.gallery)
     galleries = _awaited(Client.galleries)

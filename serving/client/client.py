@@ -1,17 +1,18 @@
 """The Python client: images and arrays in, arrays and records out; needs the base installation only."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.client import records
+from serving.client import records, requests
 from serving.client.base import BaseClient
 from serving.client.records import Explanation, Hit, Images
 from serving.client.requests import Bulk, Request, SearchOptions, image_bytes, item_message, request, search
 from serving.errors import CrossbatchError
+from serving.gallery.search.filter import Filter
 from serving.rpc.limits import MAX_EXPLAINED, MAX_PAGE
 
 __all__ = ["Client"]
@@ -65,6 +66,11 @@ class Client(BaseClient):
         `k` is 1 to 2,048, 10 by default; `minimum_score` is -1 to 1. A `filter` is a mapping, as {"price":
         {"$lt": 9}}, or made of the classes of `serving.gallery.search.filter`. Hits come nearest first, with
         `group_by_label` only the nearest of each label; with "return" an error stands for a bad query.
+
+        With `exclude_same`, a field of the metadata or "$label", hits are other things than the query shows:
+        none has the value there of the query's item, or of the best hit of an image or a vector, where that
+        scores at least `exclude_same_above` (0.9). Hits have a vector and a thumbnail only with
+        `with_vectors` and `with_thumbnails`.
         """
         return self._run(self._ask(search(gallery, on_error, options)))
 
@@ -122,6 +128,15 @@ class Client(BaseClient):
         """
         fields: dict[str, Any] = {"key_prefix": prefix, "with_vectors": vectors, "page_size": MAX_PAGE}
         return self._iterate(self._pages(request("ListItems", gallery=gallery, **fields), records.items_of))
+
+    def count(self, gallery: str, *, filter: Filter | Mapping[str, Any] | None = None) -> int:
+        """Count the items that fulfil a filter, of either form that `search` takes; all of them without."""
+
+        def read(reply: Any) -> int:
+            requests.warn_of_unknown(gallery, reply)
+            return int(reply.items)
+
+        return self._send("CountItems", read, gallery=gallery, filter=requests.filter_sent(filter))
 
     def create(
         self,

@@ -38,7 +38,10 @@ Images: TypeAlias = Iterable[ImageLike] | AsyncIterable[ImageLike]
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One neighbour; `score` is the cosine of query and item, -1 to 1."""
+    """One neighbour; `score` is the cosine of query and item, -1 to 1.
+
+    `vector` float32 (d,) and `thumbnail` (a JPEG) only where asked for.
+    """
 
     key: str
     score: float
@@ -46,6 +49,8 @@ class Hit:
     uri: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     version: int = 0
+    vector: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
+    thumbnail: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,9 @@ def item_of(reply: Any) -> StoredItem:
 
 def _hit(hit: Any) -> Hit:
     """Of these there may be many, and this is the quickest."""
-    return Hit(hit.key, hit.score, hit.label, hit.uri, plain_of(hit.metadata), hit.version)
+    vector = vector_of(hit.vector) if hit.vector else None
+    metadata = plain_of(hit.metadata)
+    return Hit(hit.key, hit.score, hit.label, hit.uri, metadata, hit.version, vector, hit.thumbnail)
 
 
 def _record(kind: type[T], message: Any) -> T:

@@ -23,8 +23,8 @@ from serving.rpc.status import violations_of
 from serving.rpc.wire import bytes_of, struct_of
 
 __all__ = [
-    "IN_FLIGHT", "Bulk", "Request", "SearchOptions", "delete", "image_bytes", "item_message", "request",
-    "search",
+    "IN_FLIGHT", "Bulk", "Request", "SearchOptions", "delete", "filter_sent", "image_bytes", "item_message",
+    "request", "search", "warn_of_unknown",
 ]  # fmt: skip
 
 MAX_IMAGE_BYTES = limits.MAX_MESSAGE_BYTES - 2**20  # a message has room for a key and metadata beside it
@@ -143,6 +143,10 @@ class SearchOptions(TypedDict, total=False):
     filter: Filter | Mapping[str, Any] | None
     group_by_label: bool
     model: str
+    exclude_same: str
+    exclude_same_above: float | None
+    with_thumbnails: bool
+    with_vectors: bool
 
 
 def request(method: str, *, timeout: float | None = None, **fields: Any) -> Request:
@@ -160,12 +164,10 @@ def search(gallery: str, on_error: str, options: SearchOptions) -> Bulk:
     ((kind, queries),) = given
     queries = floats(queries, "vectors", 2) if kind == "vectors" else many(queries, kind)
     fields["exclude_keys"] = list(many(fields.pop("exclude", ()), "exclude"))
-    if (wanted := fields.get("filter")) is not None:
-        fields["filter"] = filter_message(wanted if isinstance(wanted, Filter) else parse_filter(wanted))
+    fields["filter"] = filter_sent(fields.get("filter"))
 
     def read(reply: Any) -> list[Any]:
-        for name in reply.unknown_fields:
-            _warn_once(gallery, name)
+        warn_of_unknown(gallery, reply)
         return hits_of(reply)
 
     def query(each: Any) -> Any:
@@ -176,6 +178,19 @@ def search(gallery: str, on_error: str, options: SearchOptions) -> Bulk:
     k = min(max(whole.message.k, 1), limits.MAX_K)  # the server refuses what is beyond
     most = min(limits.MAX_INPUTS, limits.MAX_HITS // k)
     return Bulk(whole, "queries", queries, query, read, on_error, most)
+
+
+def filter_sent(wanted: Filter | Mapping[str, Any] | None) -> Any:
+    """Write a filter of either form as it travels; None if there is none."""
+    if wanted is None:
+        return None
+    return filter_message(wanted if isinstance(wanted, Filter) else parse_filter(wanted))
+
+
+def warn_of_unknown(gallery: str, reply: Any) -> None:
+    """Log the fields that a reply tells to be those of no item, each once."""
+    for name in reply.unknown_fields:
+        _warn_once(gallery, name)
 
 
 def delete(
@@ -236,7 +251,7 @@ def item_message(item: Item, **update: bool) -> Any:
 @lru_cache(maxsize=1_024)
 def _warn_once(gallery: str, name: str) -> None:
     """Say that a field may be misspelt; not with each search, as it may be gone for a good reason."""
-    text = "no item of the gallery %s has the field %r of the filter; is it misspelt?"
+    text = "no item of the gallery %s has the field %r that was asked for; is it misspelt?"
     logger.warning(text, gallery, name)
 
 

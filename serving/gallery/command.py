@@ -1,5 +1,6 @@
 """The command `crossbatch gallery`: look after the galleries of a folder."""
 
+import csv
 import dataclasses
 import sys
 from collections.abc import Mapping
@@ -12,13 +13,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.errors import BadSetting, CrossbatchError, NotFound
 from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory, check_name
+from serving.gallery.disk import disk_error, written_aside
 from serving.gallery.index.rebuild import RebuildPolicy
+from serving.gallery.search.duplicates import Duplicate
 from serving.gallery.verify import verify
 from serving.progress import stages
 
 __all__ = ["Settings", "complaint", "render", "run"]
 
 _MOST_FIELDS = 40
+_MOST_PAIRS = 20
+_SIDES = (("key", "label"), ("other", "other_label"))
+_OF_ONE = {"index": "rebuild", "recall": "rebuild", "above": "duplicates", "out": "duplicates"}
+"""Flags that are for one action alone."""
 
 
 class Settings(BaseModel):
@@ -27,9 +34,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     action: Literal[
-        "list", "info", "verify", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"
+        "list", "info", "verify", "duplicates", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"
     ] = Field(json_schema_extra={"positional": True})
-    """list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; rebuild NAME:
+    """list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; duplicates
+    NAME: find items that are nearly alike; rebuild NAME:
     make its search index anew; snapshot NAME FILE: write it to one file; restore FILE NAME: make a gallery of
     that; switch NAME OTHER: give the gallery OTHER the name NAME at once, and the one before the name OTHER;
     rollback NAME: undo that; drop NAME: remove it"""
@@ -43,6 +51,10 @@ class Settings(BaseModel):
     """rebuild with this type of index from now on: auto, exact, or a FAISS factory string (HNSW16,SQ8)"""
     recall: float | None = Field(None, gt=0, le=1)
     """rebuild for this share of the true 10 nearest from now on"""
+    above: float = Field(0.97, ge=-1, le=1)
+    """duplicates of this score or more"""
+    out: Path | None = None
+    """CSV file of all pairs of duplicates to write"""
     yes: bool = False
     """drop without being asked"""
 
@@ -80,8 +92,9 @@ def _check_words(settings: Settings, words: list[str]) -> None:
         raise BadSetting(
             f"{settings.action} needs {amount[len(wanted)]} after it, and {amount[len(words)]} came: {usage}"
         )
-    if settings.action != "rebuild" and (settings.index is not None or settings.recall is not None):
-        raise BadSetting(f"--index and --recall are for rebuild alone; leave them out: {usage}")
+    for flag, action in _OF_ONE.items():
+        if flag in settings.model_fields_set and settings.action != action:
+            raise BadSetting(f"--{flag} is for {action} alone; leave it out: {usage}")
 
 
 def _list(directory: GalleryDirectory, _: Settings) -> dict[str, Any]:
@@ -101,6 +114,31 @@ def _verify(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, An
     with stages("item") as advance:
         found = verify(directory.path_of(name), advance=advance)
     return {"name": name, **dataclasses.asdict(found)}
+
+
+def _duplicates(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
+    out, gallery = settings.out, directory.get(name)
+    with stages("item") as advance:
+        pairs = gallery.duplicates(settings.above, progress=advance)
+    clusters: dict[int, set[str]] = {}
+    for pair in pairs:
+        clusters.setdefault(pair.cluster, set()).update((pair.key, pair.other))
+    if out is not None:
+        try:
+            with written_aside(out) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+                table = csv.writer(file)
+                table.writerow(each.name for each in dataclasses.fields(Duplicate))
+                table.writerows(map(dataclasses.astuple, pairs))
+        except OSError as error:
+            raise disk_error(error, f"the file {out}") from error
+    return {
+        "name": name,
+        "above": settings.above,
+        "items": gallery.count(),
+        "pairs": [dataclasses.asdict(pair) for pair in pairs],
+        "clusters": [sorted(keys) for keys in clusters.values()],
+        "file": None if out is None else str(out),
+    }
 
 
 def _rebuild(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
@@ -152,6 +190,7 @@ _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "list": (_list,),
     "info": (_info, "NAME"),
     "verify": (_verify, "NAME"),
+    "duplicates": (_duplicates, "NAME"),
     "rebuild": (_rebuild, "NAME"),
     "snapshot": (_snapshot, "NAME", "FILE"),
     "restore": (_restore, "FILE", "NAME"),
@@ -180,6 +219,8 @@ def render(result: Mapping[str, Any]) -> str:
             return _sheet(result["galleries"][0])
         case "verify":
             return _verification(result)
+        case "duplicates":
+            return _alike(result)
         case "rebuild":
             (entry,) = result["galleries"]
             return f"the index of the gallery {entry['name']} is new\n{_sheet(entry)}"
@@ -209,8 +250,28 @@ def _verification(result: Mapping[str, Any]) -> str:
     )
     if not problems:
         return f"{first}; no problem"
-    last = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
-    return "\n".join([first, *(f"  {problem}" for problem in problems), last])
+    return "\n".join([first, *(f"  {problem}" for problem in problems), _counted(len(problems), "problem")])
+
+
+def _alike(result: Mapping[str, Any]) -> str:
+    """Return the first pairs of duplicates, a line each."""
+    pairs, of = result["pairs"], f"the {result['items']:,} items of the gallery {result['name']}"
+    if not pairs:
+        return f"no two of {of} score {result['above']:g} or more"
+    lines = [
+        f"{_counted(len(pairs), 'pair')} of {of} score {result['above']:g} or more; "
+        f"they make {_counted(len(result['clusters']), 'cluster')}"
+    ]
+    for pair in pairs[:_MOST_PAIRS]:
+        both = (f"{pair[k]} ({pair[v]})" if pair[v] else pair[k] for k, v in _SIDES)
+        lines.append(f"  cluster {pair['cluster']}  {pair['score']:.4f}  {'  '.join(both)}")
+    if len(pairs) > _MOST_PAIRS:
+        lines.append(f"  and {_counted(len(pairs) - _MOST_PAIRS, 'pair')} more (--out and --json list all)")
+    return "\n".join([*lines, *([f"wrote {result['file']}"] if result["file"] else [])])
+
+
+def _counted(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _line(entry: Mapping[str, Any]) -> str:

@@ -39,7 +39,9 @@ from serving.gallery.item import (
     check_whole,
     normalize_queries,
 )
-from serving.gallery.search.filter import Filter, check_filter, check_kinds, unknown_fields
+from serving.gallery.search.duplicates import Duplicate, duplicates
+from serving.gallery.search.filter import AllOf, Filter, check_filter, check_kinds, unknown_fields
+from serving.gallery.search.others import SAME_SCORE, left_out
 from serving.gallery.search.snapshot import SnapshotCache
 from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
 from serving.gallery.store.store import Store, create_store
@@ -178,11 +180,18 @@ class Gallery:
         exclude: Sequence[str] = (),
         filter: Filter | None = None,
         group_by_label: bool = False,
+        exclude_same: str = "",
+        exclude_same_above: float = SAME_SCORE,
+        query_keys: Sequence[str] = (),
+        with_vectors: bool = False,
+        with_thumbnails: bool = False,
     ) -> list[list[Neighbour]]:
         """Find the k items nearest to each query, unit vectors (Q, d); all where there are fewer.
 
         With `group_by_label` only the best item of each label is a hit; one without stands for itself. The
-        keys in `exclude` are passed over.
+        keys in `exclude` are passed over, and with `exclude_same`, a field, all that have the value there of
+        the item that a query shows (`left_out`): that of its key, where `query_keys` has one for it, or the
+        best hit of at least `exclude_same_above`.
 
         Returns:
             For each query its hits, best first, ties in the order of their keys. Hits of one item share
@@ -198,14 +207,26 @@ class Gallery:
         least = -math.inf if minimum_score is None else minimum_score
         if minimum_score is not None and not -1.0 <= minimum_score <= 1.0:  # NaN too
             raise InvalidArgument(f"the minimum score is {minimum_score}; expected a cosine in [-1, 1]")
+        if not -1.0 <= exclude_same_above <= 1.0:
+            raise InvalidArgument(f"exclude_same_above is {exclude_same_above}; expected a cosine in [-1, 1]")
         keys = [] if exclude == () else check_keys(exclude)
         demanded = None if filter is None else check_filter(filter)
         with self._snapshots.open() as (snapshot, reader):
-            excluded = reader.seqs(keys).values() if keys else ()
+            excluded = list(reader.seqs(keys).values()) if keys else []
             if demanded is not None and not snapshot.dead.all():
                 check_kinds(demanded, snapshot.kinds_of)
-            found = snapshot.search(queries, k, least, excluded, demanded, by_label=group_by_label)
+            if exclude_same:
+                found = []
+                for row, key in enumerate(query_keys or [""] * len(queries)):
+                    query = queries[row : row + 1]
+                    own, other = left_out(snapshot, reader, query, key, exclude_same, exclude_same_above)
+                    both = other if demanded is None else AllOf((demanded, other))
+                    found += snapshot.search(query, k, least, own + excluded, both, by_label=group_by_label)
+            else:
+                found = snapshot.search(queries, k, least, excluded, demanded, by_label=group_by_label)
             rows = reader.rows({seq for near in found for seq, _ in near})
+            units = {seq: snapshot.vector(seq) for seq in rows} if with_vectors else {}
+            pictures = {seq: reader.thumbnail(row[0]) for seq, row in rows.items()} if with_thumbnails else {}
         answers = []
         for near in found:
             near.sort(key=lambda each: (-each[1], rows[each[0]][0]))  # ties by their keys
@@ -215,9 +236,29 @@ class Gallery:
                     first.setdefault(rows[seq][1] or seq, (seq, score))
                 near = list(first.values())
             # A score is a cosine, though vectors are of unit length but for rounding.
-            best = [Neighbour(*rows[seq], max(-1.0, min(1.0, score)), seq) for seq, score in near[:k]]
-            answers.append(best)
+            cut = ((seq, max(-1.0, min(1.0, score))) for seq, score in near[:k])
+            extra = ((*rows[seq], score, seq, units.get(seq), pictures.get(seq, b"")) for seq, score in cut)
+            answers.append([Neighbour(*each) for each in extra])
         return answers
+
+    def count(self, filter: Filter | None = None) -> int:
+        """Return how many items fulfil a filter, which is checked as in `search`; all of them with none."""
+        demanded = None if filter is None else check_filter(filter)
+        with self._snapshots.open() as (snapshot, _):
+            if demanded is not None and not snapshot.dead.all():
+                check_kinds(demanded, snapshot.kinds_of)
+            return snapshot.count(demanded)
+
+    def duplicates(self, above: float, *, progress: Advance = lambda *_: None) -> list[Duplicate]:
+        """Find pairs of items that score at least `above`, by their clusters, the largest first.
+
+        Each item is compared with its nearest by the index, which may miss some as a search may; `progress`
+        gets stage, done and total.
+        """
+        if not -1.0 <= above <= 1.0:
+            raise InvalidArgument(f"above is {above}; expected a cosine in [-1, 1]")
+        with self._snapshots.open() as (snapshot, reader):
+            return duplicates(snapshot, reader, above, progress)
 
     def fields(self) -> dict[str, tuple[str, ...]]:
         """Return the fields of the metadata by name, deleted items' among them until the next rebuild.

@@ -4,10 +4,12 @@ Every check raises InvalidArgument and names what was given.
 """
 
 import json
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -17,11 +19,11 @@ from serving.errors import InvalidArgument, NotFound
 from serving.gallery.index.index import Trial
 
 __all__ = [
-    "JPEG", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS", "MAX_THUMBNAIL_BYTES",
-    "MAX_URI_BYTES", "NORM_TOLERANCE", "BadVector", "CheckedItem", "GalleryItem", "GalleryStatus",
-    "ItemChange", "Neighbour", "Source", "change_items", "check_fields", "check_items", "check_key",
-    "check_keys", "check_metadata", "check_origin", "check_text", "check_whole", "given_by_source",
-    "normalize_queries", "unit_vector",
+    "JPEG", "MAX_EXACT", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS",
+    "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "NORM_TOLERANCE", "ROUNDED", "BadVector", "CheckedItem",
+    "GalleryItem", "GalleryStatus", "ItemChange", "Neighbour", "Source", "change_items", "check_fields",
+    "check_items", "check_key", "check_keys", "check_metadata", "check_origin", "check_text", "check_whole",
+    "given_by_source", "normalize_queries", "plain", "unit_vector",
 ]  # fmt: skip
 
 MAX_K = 2048
@@ -31,6 +33,9 @@ MAX_URI_BYTES = 8192
 MAX_THUMBNAIL_BYTES = 65_536
 MAX_METADATA_BYTES = 65_536
 MAX_METADATA_LEVELS = 30  # Protocol Buffers read 100 levels of messages; one of metadata takes up to three
+MAX_EXACT = 2**53 - 1
+"""Largest whole number that no other one becomes as a double."""
+ROUNDED = "whole numbers from 2^53 on lose digits; send it as a string"
 JPEG = b"\xff\xd8\xff"  # how every JPEG file begins
 NORM_TOLERANCE = 1e-3  # of what is accepted as a unit vector; a half-precision model is off by less
 _EXACT_TOLERANCE = 1e-6  # within it the bits are kept, so storing what was read changes nothing
@@ -111,6 +116,9 @@ class Neighbour:
     metadata: Mapping[str, Any]
     score: float
     version: int = 0
+    vector: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
+    """Unit vector (d,); None where it was not asked for."""
+    thumbnail: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +257,16 @@ def check_whole(number: SupportsIndex, what: str, *, least: int, most: int) -> i
     return whole
 
 
-def check_metadata(metadata: Any, left: int = MAX_METADATA_LEVELS) -> None:
-    """Check that metadata can travel: of few levels, whose numbers are within those of a double."""
+def plain(value: Any) -> Any:
+    """Return what JSON has for a value or an array of NumPy, or a date (ISO 8601); others as they are."""
+    if isinstance(value, np.ndarray | np.generic):
+        nanoseconds = value.dtype == np.dtype("datetime64[ns]")  # of which Python has no time
+        value = (value.astype("datetime64[us]") if nanoseconds else value).tolist()
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def check_metadata(metadata: Any, left: int = MAX_METADATA_LEVELS, *, exact: bool = False) -> None:
+    """Check that metadata can travel: of few levels, its numbers doubles, `exact` ones below 2^53."""
     if isinstance(metadata, str):
         return
     if isinstance(metadata, Mapping):
@@ -258,13 +274,15 @@ def check_metadata(metadata: Any, left: int = MAX_METADATA_LEVELS) -> None:
     elif isinstance(metadata, list | tuple):
         inner = metadata
     else:
+        if exact and isinstance(metadata, int | float) and MAX_EXACT < abs(metadata) < math.inf:
+            raise InvalidArgument(f"metadata holds {metadata!r:.40}, and {ROUNDED}")
         if isinstance(metadata, int) and abs(metadata) > sys.float_info.max:
             raise InvalidArgument("metadata holds a whole number larger than a double; write it as a string")
         return
     if not left:
         raise InvalidArgument(f"metadata is nested more than {MAX_METADATA_LEVELS} levels deep")
     for each in inner:
-        check_metadata(each, left - 1)
+        check_metadata(each, left - 1, exact=exact)
 
 
 def _json_of(metadata: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from serving.indexing.target import Target
 from serving.model.encoder import Encoder
 from serving.progress import stages
 
-__all__ = ["Settings", "render", "run"]
+__all__ = ["Settings", "complaint", "render", "run"]
 
 FILE_NAME = "skipped.csv"
 _HEADER = "key,path,reason"
@@ -57,6 +57,8 @@ class Settings(BaseModel):
     (IVF1024,PQ32x4fs); by default as it is, and auto for a new gallery"""
     recall: float | None = Field(None, gt=0, le=1)
     """recall@10 that an auto index must reach; 0.99 for a new gallery"""
+    fail_above: float | None = Field(None, ge=-1, le=1)
+    """store all, and end with status 2 where two items of the gallery score this or more, as duplicates do"""
     batch: int = Field(32, ge=1, le=1024)
     """images encoded at once"""
     threads: int = Field(0, ge=0, le=256)
@@ -105,6 +107,10 @@ def run(settings: Settings) -> dict[str, Any]:
         if info.fresh or info.deleted or is_other:
             with stages("item") as advance:
                 gallery.rebuild(index=settings.index, recall=settings.recall, whole=False, progress=advance)
+        pairs = []
+        if settings.fail_above is not None:
+            with stages("item") as advance:
+                pairs = gallery.duplicates(settings.fail_above, progress=advance)
     seconds = time.monotonic() - began
     return {
         "gallery": str(folder / name),
@@ -120,6 +126,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "empty": list(catalog.empty),
         "report": str(file) if report.skipped or absent else None,
         "items": info.items,
+        "duplicates": [asdict(pair) for pair in pairs],
         "seconds": round(seconds, 3),
         "images_per_second": round(report.stored / seconds, 1),
     }
@@ -150,6 +157,20 @@ def render(result: dict[str, Any]) -> str:
     lines += _some("skipped", skipped, f"{result['report']} and --json list all")
     lines += _some("folders without an image", result["empty"], "--json lists all")
     return "\n".join(lines)
+
+
+def complaint(result: dict[str, Any]) -> str | None:
+    """Return the sentence to end with where items are nearly alike that were not to be."""
+    pairs = result["duplicates"]
+    if not pairs:
+        return None
+    best = max(pairs, key=lambda pair: pair["score"])
+    count = "1 pair" if len(pairs) == 1 else f"{len(pairs):,} pairs"
+    return (
+        f"{count} of items of {result['gallery']} score what --fail-above says or more, such as "
+        f"{best['key']} and {best['other']} ({best['score']:.4f}); all items are stored: look at the pairs "
+        "by `crossbatch gallery duplicates`, or --json"
+    )
 
 
 def _some(title: str, entries: list[str], where_all: str) -> list[str]:

@@ -28,6 +28,7 @@ ROLES: dict[str, Role | None] = {
     "/crossbatch.v1.GalleryService/GetItem": "read",
     "/crossbatch.v1.GalleryService/ListItems": "read",
     "/crossbatch.v1.GalleryService/UpdateItems": "write",
+    "/crossbatch.v1.GalleryService/CountItems": "read",
     "/crossbatch.v1.ModelService/GetModel": "read",
     "/crossbatch.v1.ModelService/ListModels": "read",
     "/crossbatch.v1.ModelService/ReloadModels": "write",

@@ -5,6 +5,7 @@ from typing import Any
 
 from protos import retrieval_service_pb2 as pb
 from serving.errors import InvalidArgument
+from serving.gallery.item import plain
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, check_filter
 
 __all__ = ["MAX_FILTER_MESSAGE", "filter_message", "filter_of"]
@@ -60,7 +61,8 @@ def _several(filters: Iterable[Filter]) -> pb.Filter.Several:
     return pb.Filter.Several(filters=[_written(each) for each in filters])
 
 
-def _value_message(value: str | float) -> pb.Filter.Value:
+def _value_message(given: object) -> pb.Filter.Value:
+    value = plain(given)
     if isinstance(value, str):
         return pb.Filter.Value(string=value)
     if isinstance(value, bool):

@@ -9,11 +9,9 @@ from google.protobuf import struct_pb2
 from numpy.typing import NDArray
 
 from serving.errors import InvalidArgument
-from serving.gallery.item import check_metadata
+from serving.gallery.item import MAX_EXACT, ROUNDED, check_metadata, plain
 
 __all__ = ["bytes_of", "plain_of", "struct_of", "vector_of"]
-
-_LARGEST_EXACT = 2**53
 
 
 def bytes_of(vector: NDArray[np.floating[Any]]) -> bytes:
@@ -29,12 +27,14 @@ def vector_of(data: bytes) -> NDArray[np.float32]:
 
 
 def struct_of(metadata: Mapping[str, Any]) -> struct_pb2.Struct:
-    """Pack metadata as a Struct, whose numbers are doubles; InvalidArgument for what a Struct cannot hold."""
+    """Pack metadata as a Struct, whose numbers are doubles; InvalidArgument for what a Struct cannot hold.
+
+    Values of NumPy come as plain ones, and dates as their ISO 8601 text.
+    """
     check_metadata(metadata)
     struct = struct_pb2.Struct()
     try:
-        _check_kinds(dict(metadata))
-        struct.update(metadata)
+        struct.update(_written(dict(metadata)))
     except (ValueError, TypeError) as error:
         raise InvalidArgument(f"Metadata holds a value that JSON does not know: {error}.") from error
     return struct
@@ -46,27 +46,30 @@ def plain_of(struct: struct_pb2.Struct) -> dict[str, Any]:
     return {name: _plain(fields[name]) for name in fields}  # items() takes twice as long
 
 
-def _check_kinds(value: Any, where: str = "") -> None:
-    """Raise TypeError for the first part that is no text, finite number, truth value, None, list or dict."""
+def _written(given: Any, where: str = "") -> Any:
+    """Return plain values; TypeError for the first that JSON does not know, not finite numbers among them."""
+    value = plain(given)
     if isinstance(value, dict | struct_pb2.Struct):
-        for name, each in value.items():
+        for name in value:
             if not isinstance(name, str):
                 raise TypeError(f"{where or 'it'} has the name {name!r:.80}, which is no string")
-            _check_kinds(each, f"{where}.{name}" if where else name)
-    elif isinstance(value, list | tuple | struct_pb2.ListValue):
-        for i, each in enumerate(value):
-            _check_kinds(each, f"{where}[{i}]")
-    elif value is not None and not isinstance(value, str | int | float):
+        return {name: _written(each, f"{where}.{name}" if where else name) for name, each in value.items()}
+    if isinstance(value, list | tuple | struct_pb2.ListValue):
+        return [_written(each, f"{where}[{i}]") for i, each in enumerate(value)]
+    if value is not None and not isinstance(value, str | int | float):
         raise TypeError(f"{where} is of {type(value).__name__}")
-    elif isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise TypeError(f"{where} is {float(value)}")
+    if isinstance(value, int | float) and abs(value) > MAX_EXACT:
+        raise InvalidArgument(f"Metadata: {where} is {value}, and {ROUNDED}.")
+    return value
 
 
 def _plain(value: struct_pb2.Value) -> Any:
     match value.WhichOneof("kind"):
         case "number_value":
             number = value.number_value
-            return int(number) if number.is_integer() and abs(number) < _LARGEST_EXACT else number
+            return int(number) if number.is_integer() and abs(number) <= MAX_EXACT else number
         case "string_value":
             return value.string_value
         case "bool_value":

@@ -5,7 +5,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -219,6 +219,7 @@ def test_a_search_that_makes_no_sense_is_an_invalid_argument(shared: Client, que
         {"metadata": {"x": float("nan")}}, {"vector": "abc"}, {"vector": [None]}, {"vector": [[1.0]]},
         {"vector": 5}, {"expected_version": "1"}, {"expected_version": -1}, {"expected_version": 2**64},
         {"vector": None}, {"image": b"x"}, {"vector": None, "image": 5}, {"vector": None, "image": [b"x"]},
+        {"metadata": {"x": [-1e17]}},
     ],
 )  # fmt: skip
 def test_an_item_that_makes_no_sense_is_an_invalid_argument(shared: Client, fields: dict[str, Any]) -> None:
@@ -227,10 +228,35 @@ def test_an_item_that_makes_no_sense_is_an_invalid_argument(shared: Client, fiel
     assert shared.gallery("birds").items == 1
 
 
-def test_metadata_that_cannot_travel_is_named_with_its_item() -> None:
-    told = r"The item 'boot/1': .* JSON does not know: sold\.at\[1\] is of date"
+@pytest.mark.parametrize(
+    ("value", "told"), [({1}, r"JSON does not know: sold\.at\[1\] is of set"), (2**53, "at.* as a string")]
+)
+def test_metadata_that_cannot_travel_is_named_with_its_item(value: Any, told: str) -> None:
+    told = f"The item 'boot/1': .*{told}"
     with Client("127.0.0.1:1") as client, pytest.raises(InvalidArgument, match=told):
-        client.upsert("birds", [bird("boot/1", metadata={"sold": {"at": [1, date(2026, 1, 1)]}})])
+        client.upsert("birds", [bird("boot/1", metadata={"sold": {"at": [1, value]}})])
+
+
+def test_values_of_numpy_and_dates_come_as_users_expect(client: Client) -> None:
+    day, moment = date(2026, 3, 1), datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
+    given = {
+        "new": np.bool_(True), "stock": np.int64(3), "price": np.float32(1.5), "day": day, "moment": moment,
+        "stamp": np.datetime64("2026-03-01T12:30", "ns"), "sizes": np.arange(38, 40), "days": (day,),
+    }  # fmt: skip
+    client.upsert(
+        "birds", [bird("a", metadata=given), bird("b", metadata={"day": "2025-12-31", "sizes": 38})]
+    )
+    assert client.get("birds", "a").metadata == {
+        "new": True, "stock": 3, "price": 1.5, "day": "2026-03-01", "moment": "2026-03-01T12:30:00+00:00",
+        "stamp": "2026-03-01T12:30:00", "sizes": [38, 39], "days": ["2026-03-01"],
+    }  # fmt: skip
+    for wanted in (
+        {"day": {"$gte": date(2026, 1, 1)}}, {"moment": {"$lt": datetime(2026, 4, 1, tzinfo=UTC)}},
+        {"new": np.bool_(True)}, {"stock": {"$in": [np.int32(3)]}}, {"sizes": {"$gt": np.float64(38.5)}},
+        {"days": day}, Equal("new", cast("Any", np.bool_(True))), Range("day", least=cast("Any", day)),
+    ):  # fmt: skip
+        found = client.search("birds", keys=["a"], filter=cast("Any", wanted))[0]
+        assert [hit.key for hit in found] == ["a"], wanted
 
 
 @pytest.mark.parametrize("wrong", [5, None, {"key": "a"}, "\udcff"])

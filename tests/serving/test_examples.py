@@ -139,7 +139,7 @@ def test_the_commands_of_the_page_on_json_do_what_it_says(tmp_path: Path) -> Non
     _, commands = re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)
     commands += "curl localhost:8080/v1/galleries/boots\n"
     commands = commands.replace("localhost:8080", address).replace(
-        "curl ", "curl -s --retry-connrefused --retry 9 "
+        "curl ", "curl -s --retry-connrefused --retry 20 --retry-delay 1 --retry-max-time 15 "
     )
     with serving(FakeEncoder(), GalleryDirectory(tmp_path / "g")) as running:
         config = (

@@ -87,6 +87,7 @@ def test_json_is_read(given: Any, expected: Filter) -> None:
         ({"a": {"$gte": {}}}, r"^filter\.a\.\$gte is \{\}; expected a string, a number or a boolean$"),
         ({"a": {"$lten": 1}}, r"^filter\.a\.\$lten is unknown; did you mean \$lte\?"),
         ({"a": {"lower": 1}}, r"^filter\.a\.lower is unknown; expected one of \$eq, "),
+        ({"a": {"$contains": 1}}, r"^filter\.a\.\$contains is unknown; .* \{\"a\": VALUE\} holds where one"),
         ({"$nor": []}, r"^filter\.\$nor is unknown; did you mean \$or\?"),
         ({"a": {"$in": 1}}, r"^filter\.a\.\$in is 1; expected a list of values"),
         ({"a": {"$in": [1, None]}}, r"^filter\.a\.\$in\[1\] is null"),
@@ -106,12 +107,12 @@ def test_other_json_is_refused_with_its_place(given: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("filter", "message"),
     [
-        (Equal("a", NAN), "not finite"),
-        (Equal("a", HUGE), "larger than a double"),
+        (Equal("a", NAN), "finite number"),
+        (Equal("a", HUGE), "as a string"),
         (Range("a"), "range without bounds"),
         (Range("a", least=1, most="b"), "are number and string"),
         (Range("a", least=True), "are boolean"),
-        (Range("a", least=float("inf")), "not finite"),
+        (Range("a", least=float("inf")), "finite number"),
         (In("a", tuple(range(1001))), "more than 1000 conditions"),
         (AllOf(tuple(Equal("a", 1) for _ in range(1001))), "more than 1000 conditions"),
         (AnyOf((AllOf(()),) * 1001), "more than 1000 conditions"),
@@ -163,10 +164,10 @@ def test_fields_that_no_item_has_are_told_once_each() -> None:
 # Few of each, so that fields meet values; each kind has a value that another could be taken for.
 NAMES = st.sampled_from(["a", "b", "", "$or", "é", "\U0001f426"]) | st.text(max_size=2)
 SCALARS = (
-    st.sampled_from([True, False, 0, 1, -0.0, 1.0, 0.5, 2**53, 2**53 + 1, 10**300])
+    st.sampled_from([True, False, 0, 1, -0.0, 1.0, 0.5, 2**53 - 1, 1 - 2**53])
     | st.sampled_from(["", "a", "ab", "b", "1", "\uffff", "\U00010000"])
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.integers(1 - 2**53, 2**53 - 1)
+    | st.floats(1 - 2**53, 2**53 - 1)
     | st.text(max_size=3)
 )
 JSON = st.recursive(

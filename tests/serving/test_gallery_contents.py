@@ -29,6 +29,7 @@ def calls(stubs: Stubs, name: str) -> list[Callable[[], object]]:
         lambda: stubs.upsert(name, item("x")),
         lambda: galleries.GetItem(pb.GetItemRequest(gallery=name, key="x")),
         lambda: galleries.ListItems(pb.ListItemsRequest(gallery=name)),
+        lambda: galleries.CountItems(pb.CountItemsRequest(gallery=name)),
         lambda: galleries.DeleteItems(pb.DeleteItemsRequest(gallery=name, keys=["x"])),
     ]
 

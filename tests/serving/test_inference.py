@@ -347,9 +347,10 @@ def valid_messages() -> Iterator[tuple[str, Any]]:
     yield "RetrievalService/Search", retrieval_pb.SearchRequest(gallery="birds", queries=queries, k=3)
     wanted = filter_message(AnyOf((Exists("n"), Not(Equal("$label", "l")), Range("$label", "a"))))
     search = retrieval_pb.SearchRequest(
-        gallery="birds", queries=queries[:1], filter=wanted, group_by_label=True
+        gallery="birds", queries=queries[:1], filter=wanted, group_by_label=True, exclude_same="n"
     )
     yield "RetrievalService/Search", search
+    yield "GalleryService/CountItems", gallery_pb.CountItemsRequest(gallery="birds", filter=wanted)
     listed = gallery_pb.ListItemsRequest(gallery="birds", page_token="a", key_prefix="b", with_vectors=True)
     yield "GalleryService/ListItems", listed
     deleted = gallery_pb.DeleteItemsRequest(gallery="birds", keys=["z"], expected_versions=[0])

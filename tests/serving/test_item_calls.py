@@ -96,6 +96,8 @@ def test_every_bad_item_is_named_and_nothing_stored(stubs: Stubs, encoder: FakeE
     huge, much = item("much"), item("huge")
     huge.metadata.update({"l": [0] * 120_000})
     much.metadata.update({"l": "x" * 70_000})
+    rounded = item("rounded")
+    rounded.metadata.update({"ids": [2**53 + 1]})
     bad = [
         (item(""), "items[0]"),
         (item("a", label="x" * 1_025), "items[1]"),
@@ -108,6 +110,7 @@ def test_every_bad_item_is_named_and_nothing_stored(stubs: Stubs, encoder: FakeE
         (item("good"), "items[8].key"),
         (item("photo", image=b"bad"), ""),
         (item("nothing", image=b""), "items[10].image"),
+        (rounded, "items[11]"),
     ]
     fields = [field for _, field in bad if field]
     refusal_of(lambda: stubs.upsert("birds", *(each for each, _ in bad)), "INVALID_ARGUMENT", *fields)
@@ -324,7 +327,8 @@ def test_no_call_fails_whose_gallery_loses_its_name_meanwhile(encoder: FakeEncod
 
 Message = retrieval_pb.Filter
 names = st.text("abc$\0é😀", max_size=8)
-numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
+LARGEST = 2**53 - 1  # beyond, two whole numbers are one double
+numbers = st.floats(-LARGEST, LARGEST) | st.integers(-LARGEST, LARGEST)
 values = names | st.booleans() | numbers
 bounds = st.sampled_from([st.text(max_size=4), numbers]).flatmap(
     lambda bound: st.tuples(*[st.none() | bound] * 4).filter(
@@ -371,6 +375,7 @@ value = Message.Value(number=1)
         (Message(range=Message.Range(field="a", most=Message.Value(boolean=True))), "expected all numbers"),
         (Message(range=Message.Range(above=Message.Value(number=float("nan")))), "finite"),
         (Message(equal=Message.Equal(value=Message.Value(number=float("inf")))), "finite"),
+        (Message(equal=Message.Equal(field="id", value=Message.Value(number=2**53))), "'id' .* as a string"),
         (Message(among=Message.Among(values=[value] * (MAX_FILTER_CONDITIONS + 1))), "more than 1000"),
         (
             Message(all_of=Message.Several(filters=[Message(any_of=Message.Several())] * 1_001)),
@@ -408,6 +413,7 @@ def test_a_filter_has_so_many_levels_and_parts_at_most() -> None:
         (Equal, ("a", b"1")), (Equal, ("a", [1])), (Equal, ("a", 1j)), (Equal, ("a", float("nan"))),
         (Equal, ("a", 10**400)), (In, ("a", (1, None))), (In, ("a", 5)), (In, ("a", "b")), (Exists, (5,)),
         (Range, ("a",)), (Range, ("a", 1, "b")), (Range, ("a", float("inf"))), (Range, (None, 1)),
+        (Equal, ("a", 2**53)), (Range, ("a", 1.0, None, -(2**60))),
     ],
 )  # fmt: skip
 def test_what_is_no_filter_is_not_sent(kind: Any, fields: tuple[Any, ...]) -> None:

@@ -191,6 +191,7 @@ def test_every_call_that_works_is_admitted(stubs: Stubs, running: Server) -> Non
         lambda: stubs.galleries.DeleteItems(gallery_pb.DeleteItemsRequest(gallery="birds", keys=["a"])),
         lambda: stubs.galleries.GetItem(gallery_pb.GetItemRequest(gallery="birds", key="a")),
         lambda: stubs.galleries.ListItems(gallery_pb.ListItemsRequest(gallery="birds")),
+        lambda: stubs.galleries.CountItems(gallery_pb.CountItemsRequest(gallery="birds")),
         lambda: stubs.galleries.GetGallery(gallery_pb.GetGalleryRequest(name="birds")),
         lambda: stubs.galleries.ListGalleries(gallery_pb.ListGalleriesRequest()),
     ]

@@ -5,13 +5,14 @@ condition holds if it does for any element. Values are strings, booleans or numb
 doubles, strings by code points, booleans are no numbers, and values of two kinds are never equal.
 """
 
-import sys
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from serving.errors import InvalidArgument
+from serving.gallery.item import MAX_EXACT, ROUNDED, plain
 
 __all__ = [
     "LABEL", "MAX_CONDITIONS", "MAX_FILTER_BYTES", "MAX_LEVELS", "AllOf", "AnyOf", "Equal", "Exists",
@@ -113,11 +114,11 @@ def check_filter(filter: Filter) -> Filter:
         if isinstance(condition, AllOf | AnyOf):
             continue
         for value in values:
-            if not isinstance(value, str) and not abs(value) <= sys.float_info.max:  # NaN too
-                raise InvalidArgument(
-                    f"the filter compares the field {condition.field!r} with a number that is not finite or "
-                    "is larger than a double; expected a finite one"
-                )
+            if isinstance(value, str) or abs(value) <= MAX_EXACT:
+                continue
+            finite = abs(value) < math.inf  # NaN is not
+            told = f"{value!r:.40}, and {ROUNDED}" if finite else f"{value}; expected a finite number"
+            raise InvalidArgument(f"the filter compares the field {condition.field!r} with {told}")
         texts = (text for text in (condition.field, *values) if isinstance(text, str))
         size += sum(len(text.encode(errors="replace")) for text in texts)
         if size > MAX_FILTER_BYTES:
@@ -172,13 +173,13 @@ def _conditions(filter: Filter, left: int) -> Iterator[Equal | In | Range | Exis
 def _values(condition: Equal | In | Range | Exists | AllOf | AnyOf) -> list[Value]:
     match condition:
         case Equal(_, value):
-            return [value]
+            return [plain(value)]
         case In(_, values) if not isinstance(values, str):
-            return list(values)
+            return [plain(value) for value in values]
         case In(field):
             raise InvalidArgument(f"the values of the field {field!r} are one text; give a list of them")
         case Range(_, above, least, below, most):
-            return [bound for bound in (above, least, below, most) if bound is not None]
+            return [plain(bound) for bound in (above, least, below, most) if bound is not None]
     return []
 
 
@@ -256,10 +257,15 @@ def _condition(field: str, operator: object, operand: object, where: str) -> Fil
             if not isinstance(operand, bool):
                 raise InvalidArgument(f"{where} is {_shown(operand)}; expected true or false")
             return Exists(field) if operand else Not(Exists(field))
-    raise InvalidArgument(f"{where} is unknown; {_nearest(str(operator), _OPERATORS)}")
+    if operator == "$contains":
+        hint = f'a text is compared whole, and {{"{field}": VALUE}} holds where one element of a list is it'
+    else:
+        hint = _nearest(str(operator), _OPERATORS)
+    raise InvalidArgument(f"{where} is unknown; {hint}")
 
 
 def _value(value: object, where: str) -> Value:
+    value = plain(value)
     if isinstance(value, str | bool | int | float):
         return value
     hint = {list: "; use $in for one of several", type(None): "; use $exists for a field that is not there"}

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ __all__ = ["Snapshot", "SnapshotCache", "open_sealed"]
 _PATIENCE = 10.0  # seconds to wait for the index that another caller loads
 _PRODUCTS = 1 << 22  # entries of a matrix of scores made at once
 _NONE = -2.0  # below every cosine, above the score of an item that is not allowed
+
+T = TypeVar("T", bound=np.generic)
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +74,26 @@ class Snapshot:
         """Return the fields that items have, or deleted ones had, and the kinds of value of each, sorted."""
         names = {name for part in self._columns() for name in part.fields if name != LABEL}
         return {name: tuple(sorted(self.kinds_of(name) or ())) for name in sorted(names)}
+
+    def count(self, filter: Filter | None) -> int:
+        """Return how many items fulfil a filter; all of them with none."""
+        none = np.empty(0, np.int64)
+        parts = (self.sealed, self.growing)
+        return sum(int(np.count_nonzero(~part.barred(filter, none))) for part in parts)
+
+    def vector(self, seq: int) -> NDArray[np.float32]:
+        """Return the vector (d,) of an item that is held."""
+        part = self.growing if len(self.growing.seqs) and seq >= self.growing.seqs[0] else self.sealed
+        found: NDArray[np.float32] = part.vectors[np.searchsorted(part.seqs, seq)]
+        return found
+
+    def vectors(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the vectors (c, d) at places (c,)."""
+        return self._at(places, self.sealed.vectors, self.growing.vectors)
+
+    def seqs(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the seqs (c,) at places (c,)."""
+        return self._at(places, self.sealed.seqs, self.growing.seqs)
 
     def search(
         self,
@@ -136,6 +159,12 @@ class Snapshot:
         count = len(self.sealed.dead)
         main = self.sealed.columns.label_codes[places[places < count]]
         return distinct(np.concatenate([main, self.growing.labels[places[places >= count] - count]]), places)
+
+    def _at(self, places: NDArray[np.int64], sealed: NDArray[T], growing: NDArray[T]) -> NDArray[T]:
+        found = np.empty((len(places), *sealed.shape[1:]), sealed.dtype)
+        newer = places >= len(sealed)
+        found[~newer], found[newer] = sealed[places[~newer]], growing[places[newer] - len(sealed)]
+        return found
 
     def _columns(self) -> tuple[Columns, ...]:
         return self.sealed.columns, *self.growing.columns

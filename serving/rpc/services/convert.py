@@ -21,6 +21,7 @@ from serving.gallery.item import (
     Neighbour,
     check_fields,
     check_keys,
+    check_metadata,
     unit_vector,
 )
 from serving.model.preprocess import MAX_BYTES
@@ -81,6 +82,15 @@ def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, An
         options["minimum_score"] = request.minimum_score
         if not -1 <= request.minimum_score <= 1:  # NaN too
             raise refusal("minimum_score", f"{request.minimum_score} is no score; they lie between -1 and 1.")
+    if request.exclude_same:
+        options["exclude_same"] = request.exclude_same
+    if request.HasField("exclude_same_above"):
+        options["exclude_same_above"] = above = request.exclude_same_above
+        if not -1 <= above <= 1:
+            raise refusal("exclude_same_above", f"{above} is no score; they lie between -1 and 1.")
+    for name in ("with_vectors", "with_thumbnails"):
+        if getattr(request, name):
+            options[name] = True
     if request.exclude_keys:
         if (count := len(request.exclude_keys)) > MAX_EXCLUDED:
             raise refusal("exclude_keys", f"{count} were sent; a call takes at most {MAX_EXCLUDED:,}.")
@@ -151,7 +161,9 @@ def read_changes(messages: Iterable[gallery_service_pb2.ItemUpdate]) -> list[Ite
 def _metadata_of(message: gallery_service_pb2.Item | gallery_service_pb2.ItemUpdate) -> dict[str, Any]:
     if message.metadata.ByteSize() > MAX_METADATA_MESSAGE:
         raise InvalidArgument("The metadata is more than 64 KiB as JSON; store less with the item.")
-    return plain_of(message.metadata)
+    metadata = plain_of(message.metadata)
+    check_metadata(metadata, exact=True)
+    return metadata
 
 
 def good_or_refused(outcomes: Sequence[T | Exception], field_of: Callable[[int], str]) -> list[T]:
@@ -230,6 +242,8 @@ def write_hits(
                 uri=hit.uri,
                 metadata=metadata,
                 version=hit.version,
+                vector=b"" if hit.vector is None else bytes_of(hit.vector),
+                thumbnail=hit.thumbnail,
             )
         except _NOT_SENT as error:
             raise _unsendable(hit.key, error) from error

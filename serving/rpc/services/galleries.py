@@ -15,6 +15,7 @@ from serving.gallery.item import MAX_METADATA_BYTES, CheckedItem, check_key, uni
 from serving.gallery.store.schema import Meta
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
+from serving.rpc.filters import filter_of
 from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_MESSAGE_BYTES
 from serving.rpc.services import convert
 from serving.rpc.status import refusal, to_status
@@ -179,6 +180,18 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         return self._galleries.using(
             request.gallery, lambda gallery, _: _page(gallery, request, size, call), call
         )
+
+    def CountItems(self, request: pb.CountItemsRequest, call: Call) -> pb.CountItemsResponse:  # noqa: N802
+        """Count the items that fulfil a filter."""
+        wanted = convert.checked("filter", filter_of, request.filter) if request.HasField("filter") else None
+
+        def count(gallery: Gallery, _: ModelInstances) -> pb.CountItemsResponse:
+            items = convert.checked("filter", gallery.count, wanted)
+            unknown = () if wanted is None else gallery.unknown_fields(wanted)
+            return pb.CountItemsResponse(items=items, unknown_fields=unknown)
+
+        self._admission.admit(call)
+        return self._galleries.using(request.gallery, count, call)
 
     def _described(self, name: str) -> pb.Gallery:
         """Describe a gallery, also one that is damaged or of a model that is not served."""

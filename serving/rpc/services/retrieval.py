@@ -16,6 +16,7 @@ from serving.engine.models import ModelRegistry
 from serving.errors import InvalidArgument, NotFound
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import BadVector
+from serving.gallery.search.filter import AllOf, Exists
 from serving.gallery.store.schema import Meta
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
@@ -115,20 +116,27 @@ def _found(
         embedded[i] if i in embedded else _given_vector(gallery, query) for i, query in enumerate(queries)
     ]
     reply = pb.SearchResponse(model_fingerprint=model.spec.fingerprint)
-    neighbours(reply, gallery, vectors, options, call)
+    neighbours(reply, gallery, vectors, options, call, [query.key for query in queries])
     for i, error in convert.refuse_if_all_failed(vectors, field_of).items():
         reply.results[i].error.CopyFrom(to_status(error))
-    if "filter" in options:
-        reply.unknown_fields.extend(gallery.unknown_fields(options["filter"]))
+    named = [Exists(options["exclude_same"])] if "exclude_same" in options else []
+    if wanted := [*named, *([options["filter"]] if "filter" in options else [])]:
+        reply.unknown_fields.extend(gallery.unknown_fields(AllOf(tuple(wanted))))
     return reply
 
 
 def neighbours(
-    reply: pb.SearchResponse, gallery: Gallery, vectors: list[Outcome], options: Mapping[str, Any], call: Call
+    reply: pb.SearchResponse,
+    gallery: Gallery,
+    vectors: list[Outcome],
+    options: Mapping[str, Any],
+    call: Call,
+    keys: Sequence[str] = (),
 ) -> None:
     """Add a result for each query to a reply; an error takes the place of a vector (d,) not of unit norm.
 
-    Raises Refusal where they are more than a reply may hold, or the filter cannot be applied here.
+    `keys` are those of the queries, empty for what is no item, and wanted only with `exclude_same`. Raises
+    Refusal where they are more than a reply may hold, or the filter cannot be applied here.
     """
     left = []
     for i, vector in enumerate(vectors):
@@ -141,7 +149,8 @@ def neighbours(
     while left:
         some = left[:step]
         try:
-            near = gallery.search(np.stack([vector for _, vector, _ in some]), **options)
+            own = [keys[i] for i, _, _ in some] if "exclude_same" in options else ()
+            near = gallery.search(np.stack([vector for _, vector, _ in some]), query_keys=own, **options)
         except BadVector as error:  # this query's alone
             vectors[left.pop(error.row)[0]] = error
             call.check()
@@ -156,8 +165,8 @@ def neighbours(
             if room < 0:
                 raise refusal(
                     "k",
-                    f"The neighbours and their metadata are more than the {MAX_MESSAGE_BYTES:,} bytes of "
-                    "a reply; ask for fewer neighbours or send fewer queries.",
+                    f"The neighbours and what is stored with them are more than the {MAX_MESSAGE_BYTES:,} "
+                    "bytes of a reply; ask for fewer neighbours or send fewer queries.",
                 )
         if left := left[step:]:  # however long this block took
             call.check()

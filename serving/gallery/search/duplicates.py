@@ -1,0 +1,101 @@
+"""Pairs of items that are nearly alike, found by the gallery's index, and the clusters that they make."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.gallery.index.builder import Advance
+from serving.gallery.index.index import SCORE_ERROR
+from serving.gallery.search.snapshot import Snapshot
+from serving.gallery.store.transaction import Reader
+
+__all__ = ["NEAREST", "Duplicate", "duplicates"]
+
+NEAREST = 64
+"""Most neighbours looked at of one item: of a picture that thousands have, not each pair is told."""
+_ROWS = 1024  # items whose neighbours are looked for at once
+_PRODUCTS = 1 << 24  # entries of a matrix of scores made at once
+_DIGITS = 6  # of a score: two equal vectors are at 1, whatever their rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """Two items, by their keys, and the number of their cluster: all that pairs join, the largest first."""
+
+    cluster: int
+    key: str
+    other: str
+    score: float
+    label: str = ""
+    other_label: str = ""
+
+
+def duplicates(snapshot: Snapshot, reader: Reader, above: float, advance: Advance) -> list[Duplicate]:
+    """Find the pairs that score at least `above`, by cluster, best first.
+
+    Items are compared with the `NEAREST` that the index has for each, and those newer than it with one
+    another.
+    """
+    count = len(snapshot.dead)
+    near = _pairs(snapshot, above - SCORE_ERROR, advance)
+    found = []
+    for start in range(0, len(near), _ROWS):
+        one, other = near[start : start + _ROWS] // count, near[start : start + _ROWS] % count
+        products = snapshot.vectors(one).astype(np.float64) * snapshot.vectors(other)
+        scores = np.round(np.clip(products.sum(axis=1), -1, 1), _DIGITS)
+        pairs = zip(snapshot.seqs(one).tolist(), snapshot.seqs(other).tolist(), scores.tolist(), strict=True)
+        found += [each for each in pairs if each[2] >= above]
+    rows = reader.rows({seq for one, other, _ in found for seq in (one, other)})
+    named = [(*sorted((rows[one][0], rows[other][0])), score) for one, other, score in found]
+    labels = {key: label for key, label, *_ in rows.values()}
+    clusters = _clusters([(key, other) for key, other, _ in named])
+    made = [
+        Duplicate(clusters[key], key, other, score, labels[key], labels[other]) for key, other, score in named
+    ]
+    return sorted(made, key=lambda pair: (pair.cluster, -pair.score, pair.key, pair.other))
+
+
+def _pairs(snapshot: Snapshot, least: float, advance: Advance) -> NDArray[np.int64]:
+    """Return pairs of places among the n held, ascending, each once: the smaller times n plus the larger."""
+    sealed, growing, dead = snapshot.sealed, snapshot.growing, snapshot.dead
+    live, first = np.flatnonzero(~dead), len(sealed.dead)
+    step = max(1, min(_ROWS, _PRODUCTS // max(1, len(growing.dead))))
+    codes = [np.empty(0, np.int64)]
+    for start in range(0, len(live), step):
+        advance("compare", start, len(live))
+        places = live[start : start + step]
+        rows = snapshot.vectors(places)
+        near = [] if sealed.index is None else [sealed.index.search(rows, min(first, NEAREST + 1))]
+        if places[-1] >= first:
+            scores = growing.scores(rows, growing.dead)
+            best = np.argpartition(-scores, min(NEAREST, scores.shape[1] - 1), axis=1)[:, : NEAREST + 1]
+            near.append((np.take_along_axis(scores, best, axis=1), best + first))
+        for scores, found in near:
+            row, at = np.nonzero(scores >= least)
+            one, other = places[row], found[row, at]
+            smaller, larger = np.minimum(one, other), np.maximum(one, other)
+            codes.append((smaller * len(dead) + larger)[(one != other) & ~dead[other]])
+    advance("compare", len(live), len(live))
+    return np.unique(np.concatenate(codes))
+
+
+def _clusters(pairs: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Number what pairs join, from 1 on: the largest first, then by the first key."""
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while parent.setdefault(key, key) != key:
+            parent[key] = parent[parent[key]]
+            key = parent[key]
+        return key
+
+    for one, other in pairs:
+        first, second = sorted((root(one), root(other)))
+        parent[second] = first  # so that a root is its cluster's first key
+    roots = {key: root(key) for key in parent}
+    sizes = Counter(roots.values())
+    numbers = {key: n for n, key in enumerate(sorted(sizes, key=lambda key: (-sizes[key], key)), 1)}
+    return {key: numbers[root] for key, root in roots.items()}
