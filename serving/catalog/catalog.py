@@ -5,13 +5,14 @@ Each format has a reader beside this file; `auto` finds out which it is. `docs/c
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
+from types import ModuleType
 from typing import Final, Literal, get_args
 
 from serving.catalog import folder, parquet, published, webdataset
-from serving.catalog.rows import Catalog, Reading, Row, Split, SplitRule, select, select_missing, tell_unread
+from serving.catalog.rows import Catalog, Row, Split, SplitRule, select, select_missing, tell_unread
 from serving.catalog.table import find_tables, read_table
 from serving.catalog.walk import SUFFIXES, is_excluded, is_visible, list_files
 from serving.errors import BadData, BadSetting, cause_of
@@ -25,12 +26,8 @@ Layout = Literal["folder", "csv", "cifar10", "cub", "cars", "sop", "inshop", "we
 Format = Literal["auto", Layout]
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
-_FILES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Path, Path | None, Reading], Catalog]]]] = {
-    "csv": ((".csv",), read_table),
-    "webdataset": (webdataset.ENDINGS, webdataset.read),
-    "parquet": (parquet.ENDINGS, parquet.read),
-}
-"""How the names of files end that name or hold many images, and what reads a folder of them or one."""
+_PACKED: Final[Mapping[str, ModuleType]] = {"webdataset": webdataset, "parquet": parquet}
+"""The readers of files that hold many images, or of a folder of them."""
 
 
 def read(
@@ -61,7 +58,6 @@ def read(
         raise BadSetting(
             f"of the patterns {', '.join(exclude)} one names nothing; give one such as *_back.jpg"
         )
-    reading = Reading(tuple(exclude), decimal)
     root = Path(os.path.abspath(root))
     if _format_of(root) and root.is_file():
         root, table = root.parent, table or root
@@ -79,14 +75,16 @@ def read(
             raise BadSetting(f"{table} is of the format {ours} and not {format!r}; give that format, or auto")
         format = ours
     elif format == "auto":
-        format = _find_format(root, reading.exclude)
-    if format in _FILES:
-        found = _FILES[format][1](root, table, reading)
+        format = _find_format(root, exclude)
+    if format == "csv":
+        found = read_table(root, table, decimal)
+    elif format in _PACKED:
+        found = _PACKED[format].read(root, table, exclude)
     elif format in ("auto", "folder", "cifar10"):
-        found = folder.read(root, format, reading.exclude)
+        found = folder.read(root, format, exclude)
     else:
         found = published.read(root, format)
-    found = _without(found, reading.exclude)
+    found = _without(found, tuple(exclude))
     first = dict[str, Row]()
     for row in (*found.rows, *found.absent):
         if first.setdefault(row.key, row) is not row:
@@ -141,4 +139,5 @@ def _find_format(root: Path, exclude: Sequence[str]) -> str:
 def _format_of(path: PurePath) -> str:
     """Return the format of a file that holds or names many images, by its name; empty for another file."""
     name = path.name.lower()
-    return next((format for format, (endings, _) in _FILES.items() if name.endswith(endings)), "")
+    endings = {"csv": ".csv"} | {format: reader.ENDINGS for format, reader in _PACKED.items()}
+    return next((format for format, ends in endings.items() if name.endswith(ends)), "")

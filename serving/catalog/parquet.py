@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from serving.catalog.picture import File, Picture, check_length
-from serving.catalog.rows import Catalog, Reading, Row, known_split
+from serving.catalog.rows import Catalog, Row, known_split
 from serving.catalog.table import make_one_type, plain_values
 from serving.catalog.walk import Shard, find_shards, path_below, sort_out
 from serving.errors import BadData, BadImage, BadSetting, CrossbatchError, cause_of
@@ -37,10 +37,10 @@ _KINDS: Final = {  # by pyarrow's names of types
 }
 
 
-def read(root: Path, only: Path | None, reading: Reading) -> Catalog:
+def read(root: Path, only: Path | None, exclude: Sequence[str]) -> Catalog:
     """Return a row for each row of the tables below `root`, or of `only` that one."""
     rows, absent = list[Row](), list[Row]()
-    shards, listing = find_shards(root, only, ENDINGS, reading.exclude)
+    shards, listing = find_shards(root, only, ENDINGS, exclude)
     for shard in shards:
         try:
             found = _rows(shard, root)

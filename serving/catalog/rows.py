@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,8 +17,8 @@ from serving.catalog.picture import Picture
 from serving.errors import BadData
 
 __all__ = [
-    "SPLITS", "Catalog", "Plain", "Reading", "Row", "Split", "SplitRule", "known_split", "path_text",
-    "select", "select_missing", "tell_unread",
+    "SPLITS", "Catalog", "Plain", "Row", "Split", "SplitRule", "known_split", "path_text", "select",
+    "select_missing", "tell_unread",
 ]  # fmt: skip
 
 SPLITS: Final = {
@@ -44,15 +44,6 @@ class Row:
     split: str = ""
     """`train`, `test`, `query`, `gallery`, or empty when the data set names none."""
     metadata: dict[str, Plain] = field(default_factory=dict)
-
-
-class Reading(NamedTuple):
-    """How a data set is read, beside its format."""
-
-    exclude: tuple[str, ...] = ()
-    """Patterns of the ends of paths of files and folders that are left out."""
-    decimal: str = "."
-    """What stands before the decimals of a number in a table of text: a point or a comma."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from unicodedata import normalize
 
 from serving.catalog.picture import File, Member
-from serving.catalog.rows import Catalog, Plain, Reading, Row, known_split, path_text
+from serving.catalog.rows import Catalog, Plain, Row, known_split, path_text
 from serving.catalog.walk import is_visible, path_below, sort_out
 from serving.errors import BadData, cause_of
 
@@ -65,7 +65,7 @@ def _names_images(names: Sequence[str]) -> bool:
     return all({name.lower() for name in names} & each for each in _NEEDED)
 
 
-def read_table(root: Path, only: Path | None, reading: Reading) -> Catalog:
+def read_table(root: Path, only: Path | None, decimal: str) -> Catalog:
     """Return a row for each line whose image is there, of the one table in `root`, or of `only` that one."""
     tables = [only] if only else find_tables(root)
     if len(tables) != 1:
@@ -77,8 +77,8 @@ def read_table(root: Path, only: Path | None, reading: Reading) -> Catalog:
     extra, texts = dict[str, Callable[[str], Plain]](), list[str]()
     for name in names:
         filled = {number: cells[name] for number, cells in lines if cells[name]}
-        extra[name] = _column_reader(filled.values(), reading.decimal)
-        if extra[name] is str and (why := _why_text(filled, reading.decimal)):
+        extra[name] = _column_reader(filled.values(), decimal)
+        if extra[name] is str and (why := _why_text(filled, decimal)):
             texts.append(f"column {name} is text because of {why}")
     found, keys = list[Row](), set[str]()
     for number, cells in lines:
@@ -151,8 +151,9 @@ def make_one_type(rows: Sequence[Row]) -> tuple[str, ...]:
                 value = metadata[name]
                 if found.keys() == {int, float}:
                     metadata[name] = float(value)
-                elif not isinstance(value, str):
-                    metadata[name] = json.dumps(value)
+                elif not isinstance(value, str):  # 7.0 was 7 before a null made its column one of decimals
+                    is_whole = isinstance(value, float) and value.is_integer()
+                    metadata[name] = json.dumps(int(value) if is_whole else value)
     return tuple(told)
 
 

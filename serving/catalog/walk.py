@@ -4,10 +4,10 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 from unicodedata import normalize
 
 from serving.catalog.picture import File
@@ -48,55 +48,43 @@ class Listing:
 
 
 def list_files(root: Path, exclude: Sequence[str] = ()) -> Listing:
-    """Return what lies below `root`, hidden and excluded names left out; BadData where it cannot be read."""
-    found = Listing()
-    for path, kind in _walk(root, exclude):
-        if kind == "left out":
-            found.left_out["by --exclude" if is_excluded(root, path, exclude) else path.name] += 1
-        else:
-            {"file": found.files, "dangling": found.dangling, "empty folder": found.empty}[kind].append(path)
-    return found
-
-
-def _walk(
-    root: Path, exclude: Sequence[str]
-) -> Iterator[tuple[PurePosixPath, Literal["file", "dangling", "empty folder", "left out"]]]:
-    """Yield what lies below `root`.
+    """Return what lies below `root`, hidden names left out; BadData where a folder cannot be read.
 
     Links to folders are followed after all real folders, and a folder is entered once, so that a loop of
     links ends.
     """
-    real, linked, seen = [PurePosixPath()], list[PurePosixPath](), set[tuple[int, int]]()
+    found, seen = Listing(), set[tuple[int, int]]()
+    real, linked = [PurePosixPath()], list[PurePosixPath]()
     while real or linked:
         here = real.pop() if real else linked.pop()
         try:
-            found = os.stat(root / here)
-            if (found.st_dev, found.st_ino) in seen:
+            stats = os.stat(root / here)
+            if (stats.st_dev, stats.st_ino) in seen:
                 continue
-            seen.add((found.st_dev, found.st_ino))
+            seen.add((stats.st_dev, stats.st_ino))
             with os.scandir(root / here) as listing:
                 entries = {it.name: it for it in listing if is_visible(it.name) or _SYSTEM.fullmatch(it.name)}
         except OSError as error:
             raise _unreadable(root / here, error) from error
         is_empty = bool(here.parts)
         for name in sorted(entries, reverse=True):
-            kind = _kind(entries[name])
-            if is_excluded(root, here / name, exclude):
+            path, kind = here / name, _kind(entries[name])
+            if is_excluded(root, path, exclude):
                 is_empty &= kind != stat.S_IFDIR
-                yield here / name, "left out"
+                found.left_out["by --exclude"] += 1
             elif not is_visible(name):
-                if kind == stat.S_IFDIR:
-                    yield here / name, "left out"
+                found.left_out[name] += 1
             elif kind == stat.S_IFDIR:
                 is_empty = False
-                (linked if entries[name].is_symlink() else real).append(here / name)
+                (linked if entries[name].is_symlink() else real).append(path)
             elif kind == stat.S_IFREG:
                 is_empty &= os.path.splitext(name)[1].lower() not in SUFFIXES
-                yield here / name, "file"
+                found.files.append(path)
             else:
-                yield here / name, "dangling"
+                found.dangling.append(path)
         if is_empty:
-            yield here, "empty folder"
+            found.empty.append(here)
+    return found
 
 
 def is_visible(name: str) -> bool:

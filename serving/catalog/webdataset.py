@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from serving.catalog.picture import Member
-from serving.catalog.rows import Catalog, Plain, Reading, Row, path_text
+from serving.catalog.rows import Catalog, Plain, Row, path_text
 from serving.catalog.table import make_one_type, plain_values, read_text
 from serving.catalog.walk import SUFFIXES, Shard, find_shards
 from serving.errors import BadData, cause_of
@@ -27,10 +27,10 @@ _MOST_BYTES: Final = 1 << 20  # of such a field
 _INTEGER: Final = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
-def read(root: Path, only: Path | None, reading: Reading) -> Catalog:
+def read(root: Path, only: Path | None, exclude: Sequence[str]) -> Catalog:
     """Return a row for each sample that has an image, in the tars below `root` or in `only` that one."""
     rows, absent, endings, dropped = list[Row](), list[Row](), set[str](), list[Member]()
-    shards, listing = find_shards(root, only, ENDINGS, reading.exclude)
+    shards, listing = find_shards(root, only, ENDINGS, exclude)
     passed_over = Counter(listing.passed_over(ENDINGS))
     for shard in shards:
         images, links, texts = dict[str, Member](), set[str](), dict[str, dict[str, str]]()

@@ -94,7 +94,7 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_field_is_of_one_type_in_all_files(tmp_path: Path) -> None:
-    make_parquet(tmp_path / "a.parquet", image=[b"x"], label=["a"], price=[1], size=[2], new=[True])
+    make_parquet(tmp_path / "a.parquet", image=[b"x"], label=["a"], price=[1], size=[2.0], new=[True])
     make_parquet(tmp_path / "b.parquet", image=[b"x"], label=[1], price=[1.5], size=["L"], new=[0])
     catalog = read(tmp_path)
     first, second = catalog.rows
