@@ -9,9 +9,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
+from unicodedata import is_normalized, normalize
 
 from serving.catalog.picture import File
-from serving.catalog.rows import SPLITS, Catalog, Row, path_text
+from serving.catalog.rows import SPLITS, Catalog, Row, path_text, tell_unread
 from serving.catalog.table import why_not_read
 from serving.catalog.walk import SUFFIXES, list_files
 from serving.errors import BadData
@@ -27,12 +28,12 @@ def read(root: Path, format: str, exclude: Sequence[str]) -> Catalog:
     images, dangling = (
         [path for path in paths if path.suffix.lower() in SUFFIXES] for paths in (found.files, found.dangling)
     )
-    counts, left_out = found.passed_over(SUFFIXES), sum(found.left_out.values())
+    passed_over = found.passed_over(SUFFIXES)
     if not images:
         raise BadData(
             f"{root} holds no image: looked below it for {', '.join(sorted(SUFFIXES))} and found "
-            f"{sum(counts.values())} other files and {len(dangling)} links to nothing"
-            f"{f', and left out {left_out} files and folders' if left_out else ''}"
+            f"{sum(passed_over.values())} other files and {len(dangling)} links to nothing"
+            f"{''.join(f'; {told}' for told in tell_unread(passed_over, found.left_out))}"
         )
     wrapper = _wrapper(images)
 
@@ -50,17 +51,23 @@ def read(root: Path, format: str, exclude: Sequence[str]) -> Catalog:
         key = path_text(os.path.relpath(path, wrapper))
         return Row(key, File(root / path), path_text(folder) if folder.parts else "", split)
 
-    empty = map(below, found.empty)
-    tables = [path for path in found.files if path.suffix.lower() == ".csv"]
+    rows, empty = tuple(map(row, images)), map(below, found.empty)
+    tables = sorted(path for path in found.files if path.suffix.lower() == ".csv")
+    labels = {row.label for row in rows}
+    notes = [
+        f"the class {label!r} has two folders, whose accents are written in two ways: make them one"
+        for label in sorted(labels)
+        if not is_normalized("NFC", label) and normalize("NFC", label) in labels
+    ]
     return Catalog(
         root / wrapper,
         "cifar10" if has_splits else "folder",
-        rows=tuple(map(row, images)),
+        rows=rows,
         empty=tuple(path_text(path) for path in empty if path.parts),
         absent=tuple(map(row, dangling)),
-        passed_over=counts,
+        passed_over=passed_over,
         left_out=found.left_out,
-        notes=tuple(why_not_read(root / path) for path in sorted(tables)[:3]),
+        notes=(*notes, *(why_not_read(root / path) for path in tables[:3])),
     )
 
 

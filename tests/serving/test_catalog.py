@@ -78,6 +78,8 @@ def test_hidden_files_and_other_endings_are_passed_over_and_empty_class_folders_
     assert [row.key for row in catalog.rows] == images
     assert catalog.empty == ("b", "c/d")
     assert catalog.passed_over == {".txt": 3, "without an ending": 1}
+    touch(tmp_path, "caf\u00e9/1.jpg", "cafe\u0301/1.jpg")
+    assert "the class 'cafe\u0301' has two folders" in read(tmp_path).notes[0]
 
 
 def test_folders_of_systems_and_what_a_pattern_excludes_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -177,8 +179,10 @@ def test_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.txt", "b/2.pdf")
-    refused(tmp_path, r"holds no image: looked .* \.jpg, .* 2 other files")
+    touch(tmp_path, "a/1.txt", "b/2.pdf", "@eaDir/1.jpg")
+    refused(
+        tmp_path, r"no image: looked .* \.jpg, .* 2 other files .*; passed over: 1 .*; left out: 1 @eaDir"
+    )
     refused(tmp_path / "nowhere", r"nowhere cannot be read: No such file")
     refused(tmp_path / "a/1.txt", r"1\.txt cannot be read: Not a directory; give the folder")
     refused(tmp_path, r"holds no \.csv table with the columns path and label", "csv")
