@@ -49,7 +49,7 @@ def why_not_read(table: Path) -> str:
     if _names_images(names):
         return f"{table} was not read; give it as the data set, as it names images"
     told = ", ".join(names)[:200] or "nothing"
-    return f"{table} was not read: its first line names {told}, and a table's path (or image) and label"
+    return f"{table} was not read: a table's first line names path (or image) and label, and this one {told}"
 
 
 def _first_line(table: Path) -> list[str]:

@@ -306,7 +306,7 @@ def test_csv_may_be_the_root_itself_or_be_named(tmp_path: Path) -> None:
     other = read(tmp_path / "other")
     assert other.format == "folder"
     assert "a/items.csv was not read; give it as the data set, as it names images" in other.notes[0]
-    assert "items.csv was not read: its first line names id, text, and a table's path" in other.notes[1]
+    assert "names path (or image) and label, and this one id, text" in other.notes[1]
 
 
 def test_rows_without_a_label_or_an_image_are_told_and_train_nothing(tmp_path: Path) -> None:
