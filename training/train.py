@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.catalog.catalog import Catalog, Format, read
 from serving.errors import BadData, BadSetting
 from training.data.feature_cache import FeatureSet, cache_features
-from training.data.partition import Partition, Table, divide, read_own
+from training.data.partition import Exclude, Partition, Table, divide, read_own
 from training.data.pictures import check_classes, check_pairs, first_of, read_pictures, tell_unreadable
 from training.loop.checkpoint import load_state
 from training.loop.fit import fit
@@ -49,6 +49,7 @@ class Settings(BaseModel):
     format: Format = "auto"
     """layout of the data set; auto finds out, or is the run's own when resuming"""
     table: Table = None
+    exclude: Exclude = []
     set: builtins.list[str] = []
     """key=value: one setting of the recipe changed; may be repeated"""
     resume: bool = False
@@ -197,7 +198,7 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
             raise BadSetting("training needs --data, the folder of the images")
         recipe = load_recipe(settings.recipe, settings.set)
         check_vacant(folder)  # before the minutes that reading images may take
-        catalog = read(settings.data, settings.format, table=settings.table)
+        catalog = read(settings.data, settings.format, table=settings.table, exclude=settings.exclude)
         if recipe.made_for not in ("any", catalog.format):
             raise BadData(
                 f"the recipe {settings.recipe} is for the data set {recipe.made_for}, but {catalog.root} was"
@@ -210,7 +211,8 @@ def _prepare(settings: Settings) -> tuple[Recipe, dict[str, Any], Path, Catalog]
         check_settings(folder, dict(recipe), dict(load_recipe(settings.recipe, settings.set)))
     elif settings.set:
         raise BadSetting("--set cannot change a run that is resumed: start another one")
-    catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)
+    how: dict[str, Any] = settings.model_dump(include={"data", "format", "table", "exclude"})
+    catalog = read_own(record, **how)
     return recipe, record, folder, catalog
 
 

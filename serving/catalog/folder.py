@@ -9,10 +9,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
+from unicodedata import is_normalized, normalize
 
 from serving.catalog.picture import File
-from serving.catalog.rows import SPLITS, Catalog, Row, path_text
-from serving.catalog.walk import SUFFIXES, walk
+from serving.catalog.rows import SPLITS, Catalog, Row, path_text, tell_unread
+from serving.catalog.table import why_not_read
+from serving.catalog.walk import SUFFIXES, list_files
 from serving.errors import BadData
 
 __all__ = ["read"]
@@ -20,17 +22,18 @@ __all__ = ["read"]
 _WRAPPERS: Final = ("data", "dataset", "image", "images", "img", "imgs", "jpg", "photos", "pictures")
 
 
-def read(root: Path, format: str = "auto") -> Catalog:
+def read(root: Path, format: str, exclude: Sequence[str]) -> Catalog:
     """Return a row for each image below a folder: as `folder`, `cifar10`, or `auto`, whichever it is."""
-    found = list(walk(root))
-    named = [(path, kind) for path, kind in found if path.suffix.lower() in SUFFIXES]
-    images = [path for path, kind in named if kind == "file"]
-    dangling = [path for path, kind in named if kind == "dangling"]
+    found = list_files(root, exclude)
+    images, dangling = (
+        [path for path in paths if path.suffix.lower() in SUFFIXES] for paths in (found.files, found.dangling)
+    )
+    passed_over = found.passed_over(SUFFIXES)
     if not images:
-        others = sum(kind != "empty folder" for _, kind in found) - len(dangling)
         raise BadData(
             f"{root} holds no image: looked below it for {', '.join(sorted(SUFFIXES))} and found "
-            f"{others} other files and {len(dangling)} links to nothing"
+            f"{sum(passed_over.values())} other files and {len(dangling)} links to nothing"
+            f"{''.join(f'; {told}' for told in tell_unread(passed_over, found.left_out))}"
         )
     wrapper = _wrapper(images)
 
@@ -48,13 +51,23 @@ def read(root: Path, format: str = "auto") -> Catalog:
         key = path_text(os.path.relpath(path, wrapper))
         return Row(key, File(root / path), path_text(folder) if folder.parts else "", split)
 
-    empty = [below(path) for path, kind in found if kind == "empty folder"]
+    rows, empty = tuple(map(row, images)), map(below, found.empty)
+    tables = sorted(path for path in found.files if path.suffix.lower() == ".csv")
+    labels = {row.label for row in rows}
+    notes = [
+        f"the class {label!r} has two folders, whose accents are written in two ways: make them one"
+        for label in sorted(labels)
+        if not is_normalized("NFC", label) and normalize("NFC", label) in labels
+    ]
     return Catalog(
         root / wrapper,
         "cifar10" if has_splits else "folder",
-        rows=tuple(map(row, images)),
+        rows=rows,
         empty=tuple(path_text(path) for path in empty if path.parts),
         absent=tuple(map(row, dangling)),
+        passed_over=passed_over,
+        left_out=found.left_out,
+        notes=(*notes, *(why_not_read(root / path) for path in tables[:3])),
     )
 
 

@@ -8,6 +8,7 @@ order are read anew from the beginning of a row group.
 import json
 import os
 import threading
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,11 @@ _KINDS: Final = {  # by pyarrow's names of types
 }
 
 
-def read(root: Path, only: Path | None = None) -> Catalog:
+def read(root: Path, only: Path | None, exclude: Sequence[str]) -> Catalog:
     """Return a row for each row of the tables below `root`, or of `only` that one."""
     rows, absent = list[Row](), list[Row]()
-    for shard in find_shards(root, only, ENDINGS):
+    shards, listing = find_shards(root, only, ENDINGS, exclude)
+    for shard in shards:
         try:
             found = _rows(shard, root)
         except CrossbatchError:
@@ -55,8 +57,10 @@ def read(root: Path, only: Path | None = None) -> Catalog:
     if not rows:
         told = f"none of their {len(absent)} images is there ({absent[0].image})" if absent else ""
         raise BadData(f"the parquet files of {only or root} give no image: {told or 'they have no rows'}")
-    make_one_type(rows)
-    return Catalog(root, "parquet", tuple(rows), table=only, absent=tuple(absent))
+    return Catalog(
+        root, "parquet", tuple(rows), table=only, absent=tuple(absent), left_out=listing.left_out,
+        passed_over=listing.passed_over(ENDINGS), texts=make_one_type(rows),
+    )  # fmt: skip
 
 
 def _rows(shard: Shard, root: Path) -> list[Row]:
@@ -129,7 +133,7 @@ def _class_names(schema: Any, column: str) -> list[str]:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else str(value).strip()
+    return "" if value is None else unicodedata.normalize("NFC", str(value).strip())
 
 
 def _open(path: Path) -> Any:

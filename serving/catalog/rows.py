@@ -4,8 +4,9 @@ The split is cut by a rule, or is the data set's own.
 """
 
 import os
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final, Literal
@@ -17,7 +18,7 @@ from serving.errors import BadData
 
 __all__ = [
     "SPLITS", "Catalog", "Plain", "Row", "Split", "SplitRule", "known_split", "path_text", "select",
-    "select_missing",
+    "select_missing", "tell_unread",
 ]  # fmt: skip
 
 SPLITS: Final = {
@@ -27,6 +28,7 @@ SPLITS: Final = {
 """What a data set may call its sides, in lower case, and what they are here."""
 Plain = str | int | float | bool
 Split = Literal["all", "train", "test", "query", "gallery"]
+_ESCAPE: Final = re.compile(rb"\\(?=x(?:5c|[89a-f][0-9a-f]))")  # as a name may have it spelled out
 _GIVEN: Final = {"train": ("train",), "test": ("test", "query", "gallery")}
 
 
@@ -57,6 +59,16 @@ class Catalog:
     """Absolute path of the one file that was read, of a table or where one file of several was asked for."""
     absent: tuple[Row, ...] = ()
     """Rows of a table or a list, and dangling links, whose image is not there."""
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+    """How many files, or members of tars, are no images, by the ends of their names."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many folders were not looked into by names that systems give, and what was excluded."""
+    exclude: tuple[str, ...] = ()
+    """The patterns of what was excluded."""
+    notes: tuple[str, ...] = ()
+    """A sentence on each thing that looks like data, and was not read."""
+    texts: tuple[str, ...] = ()
+    """A sentence on each field of metadata that is text because of one value."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -81,8 +93,22 @@ def known_split(given: str, where: str) -> str:
 
 
 def path_text(path: str | PurePosixPath) -> str:
-    """Return a path as text that any store and wire can hold; a byte that is not UTF-8 is written as hex."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    """Return a path as text that any store and wire can hold, another for each path.
+
+    A byte that is not UTF-8 is written as hex, and so is the backslash of a name that has such hex in it.
+    """
+    return _ESCAPE.sub(rb"\\x5c", os.fsencode(path)).decode("utf-8", "backslashreplace")
+
+
+def tell_unread(passed_over: Mapping[str, int], left_out: Mapping[str, int]) -> list[str]:
+    """Return what of a `Catalog` was not read as a person reads it, the largest counts first."""
+    lines = []
+    for title, counts in (("passed over", passed_over), ("left out", left_out)):
+        most = [(f"{count} {name}", count) for name, count in Counter(counts).most_common()]
+        if more := sum(count for _, count in most[8:]):
+            most[8:] = [(f"{more} others", more)]
+        lines += [f"{title}: {', '.join(text for text, _ in most)}"] if most else []
+    return lines
 
 
 class SplitRule(BaseModel):

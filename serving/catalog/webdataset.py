@@ -4,7 +4,8 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -26,13 +27,17 @@ _MOST_BYTES: Final = 1 << 20  # of such a field
 _INTEGER: Final = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
-def read(root: Path, only: Path | None = None) -> Catalog:
+def read(root: Path, only: Path | None, exclude: Sequence[str]) -> Catalog:
     """Return a row for each sample that has an image, in the tars below `root` or in `only` that one."""
-    rows, absent, endings = list[Row](), list[Row](), set[str]()
-    for shard in find_shards(root, only, ENDINGS):
+    rows, absent, endings, dropped = list[Row](), list[Row](), set[str](), list[Member]()
+    shards, listing = find_shards(root, only, ENDINGS, exclude)
+    passed_over = Counter(listing.passed_over(ENDINGS))
+    for shard in shards:
         images, links, texts = dict[str, Member](), set[str](), dict[str, dict[str, str]]()
+        firsts = dict[str, Member]()
         for key, ending, member, is_file in _members(shard):
             endings.add(ending)
+            firsts.setdefault(key, member)
             if ending in _TEXTS and is_file:
                 texts.setdefault(key, {})[ending] = _text(member)
             elif "." + ending in SUFFIXES:
@@ -40,6 +45,9 @@ def read(root: Path, only: Path | None = None) -> Catalog:
                     raise BadData(f"{member} and {first} are of one sample; each sample has one image")
                 if not is_file:
                     links.add(key)
+            else:
+                passed_over["." + ending.rpartition(".")[2]] += 1
+        dropped += [member for key, member in firsts.items() if key not in images]
         for key, image in images.items():
             label, metadata = _label_and_metadata(texts.get(key, {}), image)
             (absent if key in links else rows).append(Row(key, image, label, shard.split, metadata))
@@ -47,9 +55,19 @@ def read(root: Path, only: Path | None = None) -> Catalog:
         raise BadData(
             f"the tars of {only or root} hold no image: their members end in"
             f" {', '.join('.' + each for each in sorted(endings)[:10]) or 'nothing'}, none in .jpg or such"
+            " from its first point on"
         )
-    make_one_type(rows)
-    return Catalog(root, "webdataset", tuple(rows), table=only, absent=tuple(absent))
+    return Catalog(
+        root, "webdataset", tuple(rows), table=only, absent=tuple(absent), passed_over=passed_over,
+        left_out=listing.left_out, notes=_note(dropped), texts=make_one_type(rows),
+    )  # fmt: skip
+
+
+def _note(dropped: Sequence[Member]) -> tuple[str, ...]:
+    """Tell of members whose samples have no image."""
+    rule = "a name is the sample's up to its first point, and an image has nothing but its ending behind it"
+    told = f"samples without an image were left out: {len(dropped)}, the first that of"
+    return tuple(f"{told} {first}; {rule}" for first in dropped[:1])
 
 
 def _label_and_metadata(texts: Mapping[str, str], image: Member) -> tuple[str, dict[str, Plain]]:
@@ -94,7 +112,7 @@ def _members(shard: Shard) -> Iterator[tuple[str, str, Member, bool]]:
                     if info.size < 0 or tar.offset <= end:  # it would never come to an end
                         raise tarfile.ReadError("the size of a member is below 0")
                     end = tar.offset
-                    name = path_text(PurePosixPath(info.name))
+                    name = str(PurePosixPath(info.name))
                     if (match := _NAME.fullmatch(name)) and not info.isdir() and not _META.match(name):
                         parts = PurePosixPath(name).parts
                         if ".." in parts or parts[0] == "/" or info.issparse():
@@ -102,7 +120,7 @@ def _members(shard: Shard) -> Iterator[tuple[str, str, Member, bool]]:
                                 f"the member {name!r} of {shard.path} is no plain path, or has holes (sparse)"
                             )
                         member = Member(shard.path, name, info.offset_data, info.size, changed)
-                        yield match[1], match[2].lower(), member, info.isreg()
+                        yield path_text(match[1]), match[2].lower(), member, info.isreg()
                 end = tar.offset
             # `tarfile` takes a damaged header for the end, and a file cut between members for a whole one.
             file.seek(end)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog.catalog import Format, Split, read, select, select_missing
+from serving.catalog.catalog import Format, Split, read, select, select_missing, tell_unread
 from serving.errors import BadData, BadSetting, cause_of
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
@@ -35,15 +35,20 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     gallery: str = Field(json_schema_extra={"positional": True})
-    """the gallery to fill, made if it is not there: a path, or a name with --galleries"""
+    """the gallery to fill, made if it is not there: its name in --galleries, or a path"""
     model: Path
     """the model file, as `crossbatch export` writes it"""
     data: Path
     """the data set: a folder, or one .csv, .tar or .parquet file"""
-    galleries: Path | None = None
-    """the folder that holds the gallery"""
+    galleries: Path = Path("galleries")
+    """the folder that holds the gallery, where that is given by its name"""
     format: Format = "auto"
     """how the data set is laid out; auto finds out"""
+    exclude: list[str] = []
+    """pattern of files or folders to leave out, by the ends of their paths (*_back.jpg, shoes/old); may be
+    repeated"""
+    decimal: Literal[".", ","] = "."
+    """what stands before the decimals of a number in a table of text"""
     split: Split = "all"
     """which images: all, or one side of the split that the model trained with"""
     sync: bool = False
@@ -73,13 +78,15 @@ def run(settings: Settings) -> dict[str, Any]:
     Returns:
         The fields of `Report` and `gallery`, `model`, `root` (below which the items' URIs are paths),
         `format`, `table`, `labels`, `images` found on the wanted side of the split, `unlabelled` (images of
-        no class that the split left out), `empty` class folders, `report` (the file that lists the skipped,
-        None where there are none), `items` now in the gallery, `seconds`, `images_per_second`.
+        no class that the split left out), `passed_over` and `left_out` (how many files, by the ends of their
+        names, and folders), `notes` (what else was not read, and fields that are text because of one value),
+        `empty` class folders, `report` (the file that lists the skipped, None where there are none), `items`
+        now in the gallery, `seconds`, `images_per_second`.
     """
     folder, name = _place(settings)
     if settings.report is not None:
         _check_report(settings.report)
-    catalog = read(settings.data, settings.format)
+    catalog = read(settings.data, settings.format, exclude=settings.exclude, decimal=settings.decimal)
     encoder = Encoder(settings.model, threads=settings.threads, device=settings.device)
     split, rule = settings.split, encoder.spec.split
     rows = select(catalog, split, rule)
@@ -123,6 +130,9 @@ def run(settings: Settings) -> dict[str, Any]:
         **asdict(report),
         "skipped": [asdict(each) for each in report.skipped + absent],
         "unlabelled": catalog.unlabelled if split != "all" else 0,
+        "passed_over": dict(catalog.passed_over),
+        "left_out": dict(catalog.left_out),
+        "notes": [*catalog.notes, *catalog.texts],
         "empty": list(catalog.empty),
         "report": str(file) if report.skipped or absent else None,
         "items": info.items,
@@ -152,6 +162,7 @@ def render(result: dict[str, Any]) -> str:
     ):
         if result[field]:
             lines.append(text.format(result[field]))
+    lines += [*tell_unread(result["passed_over"], result["left_out"]), *result["notes"]]
     skipped = [f"{each['key']}: {each['reason']}" for each in result["skipped"]]
     lines += _some("conflicts, settled as the data set has it", result["conflicts"], "--json lists all")
     lines += _some("skipped", skipped, f"{result['report']} and --json list all")
@@ -182,14 +193,9 @@ def _some(title: str, entries: list[str], where_all: str) -> list[str]:
 def _place(settings: Settings) -> tuple[Path, str]:
     """Return the folder of galleries and the name of the one to fill."""
     name, folder = settings.gallery, settings.galleries
-    if folder is not None and "/" in name:
-        raise BadSetting(f"with --galleries, give the gallery's name alone; {name} is a path")
-    if folder is None and "/" not in name:
-        raise BadSetting(
-            f"{name} alone may be a folder here or a gallery elsewhere; give ./{name}, or {name} and the"
-            " folder that holds it by --galleries"
-        )
-    if folder is None:
+    if "/" in name:
+        if "galleries" in settings.model_fields_set:
+            raise BadSetting(f"with --galleries, give the gallery's name alone; {name} is a path")
         folder, name = Path(name).parent, Path(name).name
     return folder, check_name(name)
 

@@ -1,14 +1,26 @@
 """Data sets on disk as rows: folders, tables, which format a folder is of, and the split."""
 
+import codecs
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
+from unicodedata import normalize
 
 import pytest
 from pydantic import ValidationError
 
 from benchmarks import published_counts
-from serving.catalog.catalog import FORMATS, Catalog, Row, SplitRule, read, select, select_missing
+from serving.catalog.catalog import (
+    FORMATS,
+    Catalog,
+    Row,
+    SplitRule,
+    read,
+    select,
+    select_missing,
+    tell_unread,
+)
 from serving.catalog.picture import File
 from serving.errors import BadData, BadSetting
 from tests.serving.test_parquet import make_parquet
@@ -53,7 +65,7 @@ def deny(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
 def test_wrapping_folder_is_no_part_of_label_or_key(tmp_path: Path) -> None:
     touch(tmp_path, "Images/Tern/1.jpg", "Images/Wren/1.jpg", "Images/Wren/notes.txt", "parts/x.txt")
     assert labels(read(tmp_path)) == {"Tern/1.jpg": "Tern", "Wren/1.jpg": "Wren"}
-    assert read(tmp_path) == read(tmp_path / "Images")
+    assert read(tmp_path).rows == read(tmp_path / "Images").rows
     assert labels(read(touch(tmp_path / "one", "Greek/a/1.png"))) == {"Greek/a/1.png": "Greek/a"}
 
 
@@ -65,6 +77,30 @@ def test_hidden_files_and_other_endings_are_passed_over_and_empty_class_folders_
     catalog = read(tmp_path)
     assert [row.key for row in catalog.rows] == images
     assert catalog.empty == ("b", "c/d")
+    assert catalog.passed_over == {".txt": 3, "without an ending": 1}
+    touch(tmp_path, "caf\u00e9/1.jpg", "cafe\u0301/1.jpg")
+    assert "the class 'cafe\u0301' has two folders" in read(tmp_path).notes[0]
+
+
+def test_folders_of_systems_and_what_a_pattern_excludes_are_left_out_and_counted(tmp_path: Path) -> None:
+    systems = ["@eaDir", "#recycle", "@Recycle", "$Recycle.Bin", "System Volume Information", ".Trash-1000"]
+    touch(tmp_path, "a/1.jpg", "a/1_back.jpg", "b/2.jpg", "old/a/3.jpg", "a/@eaDir/1.jpg/L.jpg")
+    touch(tmp_path, *(f"{name}/x.jpg" for name in systems))
+    catalog = read(tmp_path, exclude=("*_back.jpg", "old/a", "b"))
+    assert labels(catalog) == {"a/1.jpg": "a"}
+    assert catalog.left_out == {"by --exclude": 3} | dict.fromkeys(systems, 1) | {"@eaDir": 2}
+    assert catalog.empty == ()
+    told = tell_unread({".heic": 20, ".txt": 1} | dict.fromkeys("1234567", 1), {})
+    assert told == ["passed over: 20 .heic, 1 .txt, 1 1, 1 2, 1 3, 1 4, 1 5, 1 6, 1 others"]
+    table(tmp_path, "path,label\na/1.jpg,a\nb/2.jpg,b\nold/gone.jpg,a\n")
+    listed = read(tmp_path / "items.csv", exclude=("old", "b/"))
+    assert (labels(listed), listed.missing, listed.left_out) == ({"a/1.jpg": "a"}, (), {"by --exclude": 1})
+    for pattern, kind, message in (
+        ("*.jpg", BadData, "all 2 images .* excluded"),
+        ("./", BadSetting, "names noth"),
+    ):
+        with pytest.raises(kind, match=message):
+            read(tmp_path / "items.csv", exclude=[pattern])
 
 
 def test_links_are_followed_once_and_loops_end(tmp_path: Path) -> None:
@@ -82,16 +118,19 @@ def test_links_are_followed_once_and_loops_end(tmp_path: Path) -> None:
     assert select_missing(catalog, "test", SplitRule()) == ()
 
 
-def test_name_that_is_not_utf8_gets_a_key_that_is(tmp_path: Path) -> None:
-    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+def test_name_that_is_not_utf8_gets_a_key_that_is_and_no_others(tmp_path: Path) -> None:
+    names = [b"caf\xe9", rb"caf\xe9", rb"caf\x5cxe9", rb"caf\\xe9", rb"back\slash", rb"\x41"]
     try:
-        os.mkdir(folder)
+        for name in names:
+            os.mkdir(os.fsencode(tmp_path) + b"/" + name)
+            with open(os.fsencode(tmp_path) + b"/" + name + b"/1.jpg", "wb"):
+                pass
     except OSError:  # macOS allows no such name
         pytest.skip("the file system allows UTF-8 names only")
-    with open(folder + b"/1.jpg", "wb"):
-        pass
-    (row,) = read(tmp_path).rows
-    assert (row.key, row.label, row.image.read_bytes()) == ("caf\\xe9/1.jpg", "caf\\xe9", b"")
+    rows = {row.label: row for row in read(tmp_path).rows}
+    plain = [r"back\slash", r"\x41"]  # which are no other name's
+    assert {*rows} == {r"caf\xe9", r"caf\x5cxe9", r"caf\x5cx5cxe9", r"caf\\x5cxe9", *plain}
+    assert (rows[r"caf\xe9"].key, rows[r"caf\xe9"].image.read_bytes()) == (r"caf\xe9/1.jpg", b"")
 
 
 def test_stray_images_are_of_no_class_and_change_no_other_row(tmp_path: Path) -> None:
@@ -140,8 +179,10 @@ def test_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.txt", "b/2.pdf")
-    refused(tmp_path, r"holds no image: looked .* \.jpg, .* 2 other files")
+    touch(tmp_path, "a/1.txt", "b/2.pdf", "@eaDir/1.jpg")
+    refused(
+        tmp_path, r"no image: looked .* \.jpg, .* 2 other files .*; passed over: 1 .*; left out: 1 @eaDir"
+    )
     refused(tmp_path / "nowhere", r"nowhere cannot be read: No such file")
     refused(tmp_path / "a/1.txt", r"1\.txt cannot be read: Not a directory; give the folder")
     refused(tmp_path, r"holds no \.csv table with the columns path and label", "csv")
@@ -189,6 +230,66 @@ def test_a_column_is_of_one_type(
     assert [(type(value), value) for value in found] == [(type(value), value) for value in expected]
 
 
+@pytest.mark.parametrize(
+    ("cells", "decimal", "expected"),
+    [
+        ("7|9,99", ".", "column x is text because of '9,99' in line 3; give --decimal ,"),
+        ("7|9,99", ",", (7.0, 9.99)),
+        ("1.234,50|-8", ",", (1234.5, -8.0)),
+        ("1.234|8", ",", "column x is text because of '1.234' in line 2"),  # a thousand, or one?
+        ("7|n/a", ".", "column x is text because of 'n/a' in line 3"),
+        ("L|M|7", ".", ""),
+    ],
+)
+def test_what_makes_a_column_of_numbers_text_is_told(
+    tmp_path: Path, cells: str, decimal: str, expected: object
+) -> None:
+    lines = [f'{i}.jpg,a,"{cell}"' for i, cell in enumerate(cells.split("|"))]
+    touch(tmp_path, "0.jpg", "1.jpg", "2.jpg")
+    catalog = read(table(tmp_path, "\n".join(["path,label,x", *lines])), decimal=decimal)  # type: ignore[arg-type]
+    if isinstance(expected, str):
+        assert catalog.texts == (expected,) * bool(expected)
+        assert [row.metadata["x"] for row in catalog.rows] == cells.split("|")
+    else:
+        assert (catalog.texts, [row.metadata["x"] for row in catalog.rows]) == ((), [*expected])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sep=;\r\npath;label;n\r\na.jpg;shoe;1\r\n", {"n": 1}),
+        ("path,label,n,,\na.jpg,shoe,1,,\n,,\n , ,,,\n", {"n": 1}),
+        (",path,label,n\n0,a.jpg,shoe,1\n", {"n": 1}),
+        (codecs.BOM_UTF16_LE + "path\tlabel\tn\r\na.jpg\tshoe\t1".encode("utf-16-le"), {"n": 1}),
+        (codecs.BOM_UTF16_BE + "path\tlabel\r\na.jpg\tshoe".encode("utf-16-be"), {}),
+    ],
+)
+def test_tables_as_excel_and_pandas_write_them(
+    tmp_path: Path, text: str | bytes, expected: dict[str, object]
+) -> None:
+    (touch(tmp_path, "a.jpg") / "items.csv").write_bytes(text.encode() if isinstance(text, str) else text)
+    catalog = read(tmp_path)
+    assert [(row.key, row.label, row.metadata) for row in catalog.rows] == [("a.jpg", "shoe", expected)]
+    told = "items.csv without a name were left out; 1 lines have something there"
+    assert told in "".join(catalog.notes) or text[0] != ","
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_table_finds_files_by_names_in_other_forms(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+    other: Literal["NFC", "NFD"] = "NFD" if form == "NFC" else "NFC"
+    touch(tmp_path, normalize(other, "\u00fc/caf\u00e9.jpg"), "sub/b.jpg", "odd\\c.jpg")
+    lines = [
+        "path,label,city",
+        normalize(form, "\u00fc/caf\u00e9.jpg,\u00e9,\u00f6"),
+        "sub\\b.jpg,b,",
+        "odd\\c.jpg,c,",
+    ]
+    catalog = read(table(tmp_path, "\n".join([*lines, normalize(form, "\u00e4/gone.jpg,a,")])))
+    assert labels(catalog) == {"\u00fc/caf\u00e9.jpg": "\u00e9", "sub/b.jpg": "b", "odd\\c.jpg": "c"}
+    assert [row.image.read_bytes() for row in catalog.rows] == [b"not an image"] * 3
+    assert (catalog.rows[2].metadata, catalog.missing) == ({"city": "\u00f6"}, ("\u00e4/gone.jpg",))
+
+
 def test_csv_may_be_the_root_itself_or_be_named(tmp_path: Path) -> None:
     touch(tmp_path, "1.jpg", "2.jpg")
     table(tmp_path, "path;label;key\n1.jpg;a;K1\n", "one.csv")
@@ -201,7 +302,11 @@ def test_csv_may_be_the_root_itself_or_be_named(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match=r"one\.csv is of the format csv and not 'folder'"):
         read(tmp_path, "folder", table=tmp_path / "one.csv")
     table(touch(tmp_path / "other", "a/1.jpg"), "id,text\n1,a\n")
-    assert read(tmp_path / "other").format == "folder"
+    table(tmp_path / "other/a", "path,label\n1.jpg,a\n")
+    other = read(tmp_path / "other")
+    assert other.format == "folder"
+    assert "a/items.csv was not read; give it as the data set, as it names images" in other.notes[0]
+    assert "names path (or image) and label, and this one id, text" in other.notes[1]
 
 
 def test_rows_without_a_label_or_an_image_are_told_and_train_nothing(tmp_path: Path) -> None:

@@ -92,7 +92,6 @@ def test_what_cannot_be_indexed_into_is_left_alone(
     for gallery, more, kind, message in (
         (tmp_path / "Birds", {}, InvalidArgument, "cannot name a gallery"),
         ("galleries/birds", {"galleries": tmp_path}, BadSetting, "a path"),
-        ("birds", {}, BadSetting, r"give \./birds, or birds and the folder .* --galleries"),
         (tmp_path / "birds", {"data": tmp_path / "absent"}, BadData, "absent"),
         (tmp_path / "birds", {"model": tmp_path / "absent.onnx"}, NotFound, "absent"),
         (tmp_path / "birds", {"index": "Nonsense"}, InvalidArgument, "Nonsense"),
@@ -100,6 +99,25 @@ def test_what_cannot_be_indexed_into_is_left_alone(
         with pytest.raises(kind, match=message):
             index(gallery=gallery, **({"model": model, "data": data} | more))
     assert {path.name for path in tmp_path.iterdir()} == {"data", "diary", "model.onnx"}
+
+
+def test_what_is_not_read_is_told_and_a_bare_name_is_one_in_galleries(
+    tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("class0/a.HEIC", "class0/b.cr2", "c.txt", "@eaDir/d.jpg"):
+        (data / name).parent.mkdir(exist_ok=True)
+        (data / name).write_bytes(b"x")
+    result = index(model, data, "birds", exclude=["class3"])
+    assert result["passed_over"] == {".cr2": 2, ".txt": 1}
+    assert result["left_out"] == {"by --exclude": 1, "@eaDir": 1}
+    assert "\npassed over: 2 .cr2, 1 .txt\nleft out: 1 " in render(result)
+    assert (result["gallery"], result["items"]) == ("galleries/birds", 15)
+    lines = ['class0/00.jpg,a,"9,99"', "class0/04.jpg,a,7"]
+    (data / "items.csv").write_text("\n".join(["path,label,price", *lines]))
+    told = "column price is text because of '9,99' in line 2; give --decimal ,"
+    assert told in render(index(model, data, "priced"))
+    assert index(model, data, "priced", decimal=",")["updated"] == 2
 
 
 def test_bad_images_are_skipped_and_named(tmp_path: Path, model: Path, data: Path) -> None:

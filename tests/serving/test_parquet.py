@@ -94,9 +94,15 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_field_is_of_one_type_in_all_files(tmp_path: Path) -> None:
-    make_parquet(tmp_path / "a.parquet", image=[b"x"], label=["a"], price=[1], size=[2], new=[True])
+    make_parquet(tmp_path / "a.parquet", image=[b"x"], label=["a"], price=[1], size=[2.0], new=[True])
     make_parquet(tmp_path / "b.parquet", image=[b"x"], label=[1], price=[1.5], size=["L"], new=[0])
-    first, second = read(tmp_path).rows
+    catalog = read(tmp_path)
+    first, second = catalog.rows
+    why = {"size": "'L'", "new": "0"}
+    assert catalog.texts == tuple(
+        f"field {name} is text because of {value} in row 0 of {tmp_path / 'b.parquet'}"
+        for name, value in why.items()
+    )
     assert repr(first.metadata) == "{'price': 1.0, 'size': '2', 'new': 'true'}"
     assert repr(second.metadata) == "{'price': 1.5, 'size': 'L', 'new': '0'}"
     assert (first.label, second.label) == ("a", "1")

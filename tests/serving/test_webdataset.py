@@ -53,6 +53,7 @@ def test_samples_are_members_of_one_name_up_to_the_first_point(tmp_path: Path) -
             "4.png": b"four",
             "4.txt": "another",
             "5.png": b"of no class",
+            "IMG.2024.jpg": b"no image of the sample IMG",
             "only.txt": "no image",
             "._1.jpg": b"left by macOS",
             "__index__/1.jpg": b"of the shard itself",
@@ -71,6 +72,10 @@ def test_samples_are_members_of_one_name_up_to_the_first_point(tmp_path: Path) -
     assert _bytes(catalog.rows)["birds/1"] == b"one"
     assert catalog.path_of(catalog.rows[-1]) == "shard-000.tar/birds/1.jpg"
     assert catalog.unlabelled == 1
+    assert catalog.passed_over == {".png": 1, ".jpg": 1}
+    (note,) = catalog.notes
+    assert "without an image were left out: 2, the first that of " in note
+    assert "shard-000.tar/IMG.2024.jpg; a name is the sample's up to its first point" in note
     assert pickle.loads(pickle.dumps(catalog.rows)) == catalog.rows
 
 

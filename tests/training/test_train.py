@@ -12,6 +12,7 @@ import training.data.pictures
 import training.train
 from serving.errors import AlreadyExists, BadData, BadSetting, NotFound
 from tests.training.small import Train, draw_folder, read_table
+from training.data.partition import read_own
 from training.loop import checkpoint
 from training.loop.run import load_run
 from training.recipes.recipe_file import recipe_names
@@ -146,6 +147,19 @@ def test_bad_images_are_skipped_and_listed_and_those_of_the_test_never_opened(
         with pytest.raises(BadData, match=told):
             train(tmp_path / "s", data=data)
         assert not (tmp_path / "s").exists()
+
+
+def test_what_is_left_out_is_told_and_stays_out_of_the_run(
+    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = draw_folder(tmp_path / "data", classes=8, images=3)
+    (data / "class00" / "1.cr2").write_text("")
+    (data / "class07").rename(data / "#recycle")
+    train(tmp_path / "r", "epochs=1", data=data, exclude=["class06"])
+    assert f"of {data}: passed over: 1 .cr2" in caplog.text
+    assert f"of {data}: left out: 1 by --exclude, 1 #recycle" in caplog.text
+    own = read_own(load_run(tmp_path / "r").record)
+    assert {row.label for row in own.rows} == {f"class0{i}" for i in range(6)}
 
 
 def test_the_end_tells_what_trained(train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,18 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from serving.catalog.catalog import Catalog, Row, Split, SplitRule, read, select
+from serving.catalog.catalog import Catalog, Row, Split, SplitRule, read, select, tell_unread
 from serving.errors import BadData
 from training.recipes.recipe import Recipe
 
 __all__ = [
-    "Partition", "Table", "check_complete", "cut_fold", "divide", "hold_out", "is_own", "labelled", "read_own"
+    "Exclude", "Partition", "Table", "check_complete", "cut_fold", "divide", "hold_out", "is_own", "labelled",
+    "read_own",
 ]  # fmt: skip
 
 Table = Annotated[
     Path | None, Field(description="the .csv, .tar or .parquet file to read, where there are several")
 ]
 """The setting of every command that reads a data set."""
+Exclude = Annotated[
+    list[str],
+    Field(
+        description="pattern of files or folders to leave out beside those that the run left out, by the"
+        " ends of their paths (*_back.jpg, shoes/old); may be repeated"
+    ),
+]
+"""The setting of every command that takes images for the first time."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +65,7 @@ class Partition:
         """Give what a run's record says of its data; `digest` changes when an image comes, goes or moves."""
         return {
             **_place(self.catalog),
+            "exclude": list(self.catalog.exclude),
             "split": self.recipe.split.model_dump(),
             "train_classes": sorted({row.label for row in self.train}),
             "validation_classes": sorted({row.label for row in self.validation}),
@@ -98,6 +108,8 @@ def divide(catalog: Catalog, recipe: Recipe) -> Partition:
 
 def check_complete(catalog: Catalog) -> None:
     """Refuse, with a `BadData`, a data set of which a class has no image; warn of images that are missing."""
+    for note in (*tell_unread(catalog.passed_over, catalog.left_out), *catalog.notes):
+        _log.warning("of %s: %s", catalog.root, note)
     if catalog.empty:
         raise BadData(
             f"the class {catalog.empty[0]!r} of {catalog.root} has no image: fill its folder or take it out"
@@ -118,20 +130,29 @@ def labelled(catalog: Catalog, split: Split, rule: SplitRule) -> list[Row]:
 
 
 def read_own(
-    record: Mapping[str, Any], *, data: Path | None = None, format: str = "auto", table: Path | None = None
+    record: Mapping[str, Any],
+    *,
+    data: Path | None = None,
+    format: str = "auto",
+    table: Path | None = None,
+    exclude: Sequence[str] = (),
 ) -> Catalog:
-    """Read the data set of a run: the one that its record names, as it was read then, or that at `data`."""
+    """Read the data set of a run: the one that its record names, as it was read then, or that at `data`.
+
+    What the run excluded is excluded from either.
+    """
     own = record["data"]
+    exclude = [*dict.fromkeys((*own.get("exclude", ()), *exclude))]  # older runs have none
     root, read_as = Path(own["root"]), own["format"]
     if data is not None and Path(os.path.abspath(data)) != root:
-        return read(data, format, table=table)
+        return read(data, format, table=table, exclude=exclude)
     if not root.is_dir():
         raise BadData(
             f"the images that the run was trained on are no longer at {root}: give their folder by --data"
         )
     if table is None and format in ("auto", read_as):
         format, table = read_as, Path(own["table"]) if own["table"] else None
-    return read(root, format, table=table)
+    return read(root, format, table=table, exclude=exclude)
 
 
 def is_own(record: Mapping[str, Any], catalog: Catalog, rule: SplitRule) -> bool:

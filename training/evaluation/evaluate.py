@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Catalog, Format, Row, SplitRule, read, select
 from serving.errors import BadData, BadSetting, CrossbatchError, NotFound
-from training.data.partition import Table, is_own, labelled, read_own
+from training.data.partition import Exclude, Table, is_own, labelled, read_own
 from training.data.pictures import Decoder, Embed, Stream, class_numbers, embed_pictures, tell_unreadable
 from training.evaluation import metrics
 
@@ -50,6 +50,7 @@ class Settings(BaseModel):
     format: Format = "auto"
     """layout of the data set; auto is a run's own, or finds out elsewhere"""
     table: Table = None
+    exclude: Exclude = []
     batch: int = Field(64, ge=1, le=4096)
     """images embedded at a time"""
     duplicates: bool = False
@@ -105,15 +106,16 @@ def run(settings: Settings) -> dict[str, Any]:
         import sklearn.cluster  # noqa: F401
     if settings.fitted:
         from training.evaluation.fitted import fitted_figures
+    how: dict[str, Any] = settings.model_dump(include={"format", "table", "exclude"})
     if not is_model:
         from training.loop.run import read_record
 
         record = read_record(target)
-        catalog = read_own(record, data=settings.data, format=settings.format, table=settings.table)
+        catalog = read_own(record, data=settings.data, **how)
     elif settings.data is None:
         raise BadSetting("evaluating a model file needs --data, the folder of the images")
     else:
-        catalog = read(settings.data, settings.format, table=settings.table)
+        catalog = read(settings.data, **how)
     subject = _open_model(target) if is_model else _open_run(target)
     if settings.fitted and not subject.histogram:
         raise BadSetting(f"--fitted needs prototypes, and nothing trained those of {target}: leave it out")

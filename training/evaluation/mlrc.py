@@ -19,7 +19,7 @@ from torch.nn import functional
 from serving.catalog.catalog import Catalog, Format, Row, read, select
 from serving.errors import BadData, BadSetting, NotFound
 from training import train
-from training.data.partition import Table, divide
+from training.data.partition import Exclude, Table, divide
 from training.data.pictures import Pictures, embed_pictures, tell_unreadable, viewing_decoder
 from training.evaluation.metrics import Ints, retrieval_metrics, roles_of
 from training.evaluation.paired import summarise, tell
@@ -53,6 +53,7 @@ class Settings(BaseModel):
     format: Format = "auto"
     """layout of the data set; auto finds out"""
     table: Table = None
+    exclude: Exclude = []
     set: list[str] = []
     """key=value: one setting of the recipe changed; may be repeated"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -93,7 +94,7 @@ def run(settings: Settings) -> dict[str, Any]:
             "mlrc runs in one process: train single folds by `torchrun -m crossbatch train` with --set fold=F"
             " --set seed=S into OUT/repeatR/foldF, which mlrc then takes for its own"
         )
-    catalog = read(settings.data, settings.format, table=settings.table)
+    catalog = read(settings.data, settings.format, table=settings.table, exclude=settings.exclude)
     rows = select(catalog, "test", recipe.split)
     folds = [
         _plan_fold(settings, recipe, repeat, fold)
@@ -175,7 +176,7 @@ def _check_own(each: _Fold, catalog: Catalog) -> None:
 def _train(each: _Fold, settings: Settings) -> None:
     """Train one fold, go on with it, or leave it where it is finished."""
     where: dict[str, Any] = {"out": each.path, "data": settings.data, "device": settings.device}
-    where |= {"format": settings.format, "table": settings.table}
+    where |= {"format": settings.format, "table": settings.table, "exclude": settings.exclude}
     if _begun(each) is None:
         train.run(train.Settings(recipe=settings.recipe, set=each.changes, **where))
     elif not ((last := each.path / LAST).is_file() and load_state(last).get("finished") is True):

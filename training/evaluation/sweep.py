@@ -22,7 +22,7 @@ from serving.catalog.catalog import Catalog, Format, read, select
 from serving.errors import BadSetting
 from training import train
 from training.data.feature_cache import cache_features
-from training.data.partition import Table, divide
+from training.data.partition import Exclude, Table, divide
 from training.data.pictures import Stream, class_numbers, embed_pictures, viewing_decoder
 from training.evaluation.fitted import fitted_figures
 from training.evaluation.metrics import retrieval_metrics, roles_of
@@ -82,6 +82,7 @@ class Settings(BaseModel):
     format: Format = "auto"
     """layout of the data set; auto finds out"""
     table: Table = None
+    exclude: Exclude = []
     cache: Path | None = None
     """folder for the features of a frozen backbone; ~/.cache/crossbatch when not given"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -99,7 +100,7 @@ def run(settings: Settings) -> dict[str, Any]:
     started = time.monotonic()
     arms = _arms(settings)
     scored_on = "test" if settings.final else "validation"
-    catalog = read(settings.data, settings.format, table=settings.table)
+    catalog = read(settings.data, settings.format, table=settings.table, exclude=settings.exclude)
     common = [*settings.set, *_held_out(settings, catalog, arms[0])]
     # of all arms, so that a misspelt value is found before hours of training
     recipes = [load_recipe(settings.recipe, [*common, *_words(arm)]) for arm in arms]
@@ -206,8 +207,8 @@ def _train_and_score(settings: Settings, catalog: Catalog, words: Sequence[str])
     train.run(
         train.Settings(
             recipe=settings.recipe, data=settings.data, out=folder, format=settings.format,
-            table=settings.table, set=[*words, f"evaluate_every={recipe.epochs}"], cache=settings.cache,
-            device=settings.device,
+            table=settings.table, exclude=settings.exclude, cache=settings.cache, device=settings.device,
+            set=[*words, f"evaluate_every={recipe.epochs}"],
         )
     )  # fmt: skip
     last = read_history(folder)[-1]  # and not the best, which the classes that score would choose
