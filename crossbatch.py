@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "report": ("training.report.report", "Show a run on one self-contained HTML page"),
     "export": ("training.export", "Write a run's best weights as one ONNX file"),
     "index": ("serving.indexing.command", "Embed a folder of images into a gallery"),
+    "embed": ("serving.indexing.embed", "Embed a folder of images into one parquet file"),
     "gallery": ("serving.gallery.command", "Look after galleries: verify, snapshot, switch, drop and more"),
     "serve": ("serving.server.command", "Answer searches over gRPC"),
     "keys": ("serving.rpc.keys", "Make, list and revoke the API keys of a server"),
