@@ -25,9 +25,8 @@ from serving.gallery.disk import written_once
 from serving.parquet import Rows, parquet_written
 from serving.progress import progress
 
-__all__ = ["ENDINGS", "Answer", "Photo", "listed", "write_hits"]
+__all__ = ["Answer", "Photo", "listed", "write_hits"]
 
-ENDINGS = (".parquet", ".csv", ".jsonl")
 _COLUMNS: Mapping[str, str | int] = {
     "query": "string", "rank": "int32", "score": "float32", "key": "string", "label": "string",
     "uri": "string", "metadata": "string", "error": "string",
@@ -47,6 +46,8 @@ def listed(source: Path) -> list[Photo]:
         found = sorted(path for path, kind in walk(source) if kind == "file")
         images = (path for path in found if path.suffix.lower() in SUFFIXES)
         photos = [(path_text(path), source / path) for path in images]
+    elif source.suffix.lower() in SUFFIXES:
+        raise BadSetting(f"{source} is one photo; give a folder of them, or a text file with a path a line")
     else:
         try:
             lines = map(os.fsdecode, source.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines())

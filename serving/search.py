@@ -9,16 +9,15 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from serving.catalog.walk import SUFFIXES
 from serving.client import Client
 from serving.client.connection import MOST_RETRIES
 from serving.errors import CrossbatchError, InvalidArgument, Unauthenticated
 from serving.gallery.search.filter import parse_filter
-from serving.hits import ENDINGS, Answer, listed, write_hits
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
 
 __all__ = ["Settings", "remark", "render", "run"]
 
+_ENDINGS = (".parquet", ".csv", ".jsonl")
 _LONG = 120.0  # seconds for a call of many photos, a slow model and three more such calls before it
 
 
@@ -85,13 +84,12 @@ class Settings(BaseModel):
     def _check_query(self) -> Self:
         if (self.photo is None) == (self.key is None):
             raise ValueError("Give either a PHOTO or --key to search for")
-        if self.out is None:
-            if self.photo is not None and self.photo.is_dir():
-                raise ValueError(f"{self.photo} is a folder; give the file for its hits by --out")
-        elif self.photo is None or self.photo.suffix.lower() in SUFFIXES:
+        if self.out is None and self.photo is not None and self.photo.is_dir():
+            raise ValueError(f"{self.photo} is a folder; give the file for its hits by --out")
+        if self.out is not None and self.photo is None:
             raise ValueError("--out is for many photos: give a folder, or a text file of their paths")
-        elif self.out.suffix not in ENDINGS:
-            raise ValueError(f"The name that --out gives must end in {' or '.join(ENDINGS)}")
+        if self.out is not None and self.out.suffix not in _ENDINGS:
+            raise ValueError(f"The name that --out gives must end in {' or '.join(_ENDINGS)}")
         return self
 
 
@@ -114,6 +112,8 @@ def run(settings: Settings) -> dict[str, Any]:
     try:
         with Client(settings.address, **options) as client:
             if photo is not None and out is not None:
+                from serving.hits import Answer, listed, write_hits  # here, as one photo needs none of it
+
                 info = client.gallery(settings.gallery)  # that no server is there, say, is told at once
                 bulk = client.with_options(retries=MOST_RETRIES, timeout=max(settings.timeout, _LONG))
                 told = {**asked, "gallery": info.name, "fingerprint": info.model_fingerprint}

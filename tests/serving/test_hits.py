@@ -121,7 +121,7 @@ def test_what_cannot_be_done_is_told_at_once(ask: Ask) -> None:
     Path("empty").mkdir()
     for error, given, says in (
         (ValidationError, {"out": None}, "is a folder; give the file for its hits by --out"),
-        (ValidationError, {"photo": "photos/more/1.jpg"}, "--out is for many photos"),
+        (BadSetting, {"photo": "photos/more/1.jpg"}, "is one photo; give a folder of them"),
         (ValidationError, {"photo": None, "key": "item 1"}, "--out is for many photos"),
         (ValidationError, {"out": "hits.xlsx"}, r"must end in \.parquet or \.csv or \.jsonl"),
         (NotFound, {"gallery": "no"}, "no"),
