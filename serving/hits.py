@@ -32,6 +32,7 @@ _COLUMNS: Mapping[str, str | int] = {
     "uri": "string", "metadata": "string", "error": "string",
 }  # fmt: skip
 _AT_ONCE, _CALLS = 64, 4  # photos a call, and calls on their way: together as many as one call may have
+_TOLD = 10  # errors in the status of a call
 _ROWS = 65_536  # written at once
 
 Photo = tuple[str, Path]
@@ -134,7 +135,7 @@ def _answered(
     try:
         for start in range(0, len(photos), _AT_ONCE):
             some = photos[start : start + _AT_ONCE]
-            waiting.append((some, pool.submit(search, [path for _, path in some])))
+            waiting.append((some, pool.submit(_asked, search, [path for _, path in some])))
             if len(waiting) > _CALLS:
                 some, future = waiting.popleft()
                 yield some, future.result()
@@ -142,6 +143,14 @@ def _answered(
             yield some, future.result()
     finally:  # calls that run are ended by whoever closes the client
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _asked(search: Callable[[list[Path]], list[Answer]], photos: list[Path]) -> list[Answer]:
+    """Search for some photos; where all are bad, ten at a time, as a call tells of no more why they are."""
+    answers = search(photos)
+    if len(photos) > _TOLD and all(isinstance(each, CrossbatchError) for each in answers):
+        return [each for i in range(0, len(photos), _TOLD) for each in search(photos[i : i + _TOLD])]
+    return answers
 
 
 def _rows_of(name: str, answer: Answer) -> list[dict[str, Any]]:

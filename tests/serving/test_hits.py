@@ -84,6 +84,16 @@ def test_a_list_names_photos_and_one_without_hits_has_a_row(ask: Ask, tmp_path: 
     assert "cannot be read" in rows(Path("hits.csv"))[2]["error"]
 
 
+def test_each_photo_is_told_why_it_is_bad_though_all_of_a_call_are(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hits, "_AT_ONCE", 64)
+    for i in range(23):
+        Path(f"photos/more/{i}.jpg").write_bytes(b"bad")
+    assert ask("hits.csv")["errors"] == 23
+    assert {row["error"] for row in rows(Path("hits.csv"))} == {"These bytes hold no image."}
+
+
 def test_a_run_that_was_cut_goes_on_where_it_stopped(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, asked = Client.search, list[str]()
     ask("whole.jsonl")
