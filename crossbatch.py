@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "report": ("training.report.report", "Show a run on one self-contained HTML page"),
     "export": ("training.export", "Write a run's best weights as one ONNX file"),
     "index": ("serving.indexing.command", "Embed a folder of images into a gallery"),
+    "embed": ("serving.indexing.embed", "Embed a folder of images into one parquet file"),
     "gallery": ("serving.gallery.command", "Look after galleries: verify, snapshot, switch, drop and more"),
     "serve": ("serving.server.command", "Answer searches over gRPC"),
     "keys": ("serving.rpc.keys", "Make, list and revoke the API keys of a server"),
@@ -162,7 +163,7 @@ def _settings(name: str, settings: "type[BaseModel]", words: list[str]) -> "tupl
                 f"The word {unknown[0]!r} has no flag before it; `crossbatch {name} --help` lists them all."
             )
         flags = [flag for field, info in settings.model_fields.items() for flag in _names(field, info)]
-        hint = _nearest(unknown[0], [*flags, "--json"])
+        hint = _meant(unknown, settings.model_fields) or _nearest(unknown[0], [*flags, "--json"])
         raise BadSetting(f"There is no {unknown[0]!r} here; {hint}`crossbatch {name} --help` lists all.")
     given = vars(known)
     as_json = given.pop("json", False)
@@ -242,6 +243,18 @@ def _positional(info: "FieldInfo") -> bool:
 def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _meant(words: Sequence[str], fields: "Mapping[str, FieldInfo]") -> str:
+    """Say how to give what an unknown flag is: a recipe's key (`--epochs 3`), or a setting (`--top-k`)."""
+    name, _, value = words[0].lstrip("-").partition("=")
+    if "set" in fields:
+        from training.recipes.recipe import Recipe
+
+        if (key := name.replace("-", "_")) in Recipe.model_fields:
+            return f"did you mean '--set {key}={value or ' '.join(words[1:2]) or '...'}'? "
+    last = name.rpartition("-")[2]
+    return f"did you mean {_names(last, fields[last])[0]!r}? " if last in fields else ""
 
 
 def _variable_of(command: str, field: str) -> str:

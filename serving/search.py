@@ -1,4 +1,4 @@
-"""The search command: the nearest items to a photo or to another item, asked of a running server."""
+"""The search command: the nearest items to a photo, an item or many photos, asked of a running server."""
 
 import json
 import re
@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from serving.client import Client
+from serving.client.connection import MOST_RETRIES
 from serving.errors import CrossbatchError, InvalidArgument, Unauthenticated
 from serving.gallery.search.filter import parse_filter
 from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
@@ -16,6 +17,8 @@ from serving.rpc.limits import DEFAULT_K, DEFAULT_PORT, MAX_K
 __all__ = ["Settings", "remark", "render", "run"]
 
 _SHOWN = ("key", "label", "uri", "metadata", "version")
+_ENDINGS = (".parquet", ".csv", ".jsonl")
+_LONG = 120.0  # seconds for a call of many photos, a slow model and three more such calls before it
 
 
 class Settings(BaseModel):
@@ -24,7 +27,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     photo: Path | None = Field(None, json_schema_extra={"positional": True})
-    """Image to search for."""
+    """Image to search for; with --out a folder of images, or a text file with the path of one a line."""
     gallery: str
     """Name of the gallery to search."""
     key: str | None = None
@@ -65,7 +68,10 @@ class Settings(BaseModel):
     insecure: bool = False
     """Send the API key to another machine in plain text if need be."""
     timeout: float = Field(10.0, gt=0, le=3_600)
-    """Seconds to wait for the answer, retries included."""
+    """Seconds to wait for the answer, retries included; with --out at least 120."""
+    out: Path | None = None
+    """Search for many photos, and write a row a hit to this .parquet, .csv or .jsonl file. A run that was cut
+    goes on when it is given again."""
 
     @field_validator("filter")
     @classmethod
@@ -83,31 +89,49 @@ class Settings(BaseModel):
     def _check_query(self) -> Self:
         if (self.photo is None) == (self.key is None):
             raise ValueError("Give either a PHOTO or --key to search for")
+        if self.out is None and self.photo is not None and self.photo.is_dir():
+            raise ValueError(f"{self.photo} is a folder; give the file for its hits by --out")
+        if self.out is not None and self.photo is None:
+            raise ValueError("--out is for many photos: give a folder, or a text file of their paths")
+        if self.out is not None and self.out.suffix not in _ENDINGS:
+            raise ValueError(f"The name that --out gives must end in {' or '.join(_ENDINGS)}")
         return self
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Ask the server: gives what was searched for and its hits, nearest first."""
-    photo, key = settings.photo, settings.key
-    options = settings.model_dump(include={"tls", "ca", "certificate", "private_key", "insecure", "timeout"})
+    """Ask the server: gives what was searched for and its hits, nearest first; with `out`, how many."""
+    photo, key, out = settings.photo, settings.key, settings.out
+    connection = {"tls", "ca", "certificate", "private_key", "insecure", "timeout"}
+    options = settings.model_dump(include=connection)
     options["retries"] = 2  # less than a second: a person is told soon that no server is there
     if settings.api_key is not None:
         options["api_key"] = settings.api_key.get_secret_value()
+    asked: dict[str, Any] = {
+        "k": settings.k,
+        "minimum_score": settings.minimum_score,
+        "exclude": settings.exclude if key is None else (*settings.exclude, key),
+        "filter": None if settings.filter is None else json.loads(settings.filter),
+        "group_by_label": settings.group_by_label,
+        "exclude_same": settings.exclude_same,
+        "exclude_same_above": settings.exclude_same_above,
+        "model": settings.model,
+    }
     try:
         with Client(settings.address, **options) as client:
-            (hits,) = client.search(
-                settings.gallery,
-                images=None if photo is None else [photo],
-                keys=None if key is None else [key],
-                k=settings.k,
-                minimum_score=settings.minimum_score,
-                exclude=settings.exclude if key is None else (*settings.exclude, key),
-                filter=None if settings.filter is None else json.loads(settings.filter),
-                group_by_label=settings.group_by_label,
-                exclude_same=settings.exclude_same,
-                exclude_same_above=settings.exclude_same_above,
-                model=settings.model,
-            )
+            if photo is not None and out is not None:
+                from serving.hits import Answer, listed, write_hits  # here, as one photo needs none of it
+
+                info = client.gallery(settings.gallery)  # that no server is there, say, is told at once
+                bulk = client.with_options(retries=MOST_RETRIES, timeout=max(settings.timeout, _LONG))
+                told = {**asked, "gallery": info.name, "fingerprint": info.model_fingerprint}
+
+                def search(photos: list[Path]) -> list[Answer]:
+                    return bulk.search(settings.gallery, images=photos, on_error="return", **asked)
+
+                counts = write_hits(listed(photo), search, out, told)
+                return {"gallery": settings.gallery, "out": str(out), **counts}
+            images, keys = (None if photo is None else [photo]), (None if key is None else [key])
+            (hits,) = client.search(settings.gallery, images=images, keys=keys, **asked)
     except CrossbatchError as error:
         raise error.saying(_in_words_of_the_command(error, settings)) from error
     return {
@@ -125,6 +149,12 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def render(result: dict[str, Any]) -> str:
     """Lay the hits out in a table: rank, score, label, what is to be shown, key, and URI if it says more."""
+    if "out" in result:
+        before = f", {result['resumed']:,} of them before" if result["resumed"] else ""
+        return (
+            f"wrote {result['hits']:,} hits of {result['photos']:,} photos{before}, to {result['out']}; "
+            f"with an error in the place of hits: {result['errors']:,}"
+        )
     if not result["hits"]:
         passing = " that passes the filter" if result["filter"] else ""
         sought = result["photo"] or result["key"]
@@ -143,6 +173,8 @@ def render(result: dict[str, Any]) -> str:
 
 def remark(result: dict[str, Any]) -> str | None:
     """Say which fields were to be shown and are in no hit, as one that is misspelt is."""
+    if "out" in result:
+        return None
     there = {field for hit in result["hits"] for field in hit["metadata"]}
     missing = [field for field in result["show"] if field not in there]
     if not missing or not result["hits"]:

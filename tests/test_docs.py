@@ -154,7 +154,7 @@ def test_the_galleries_page_runs(
         run_here(words)
         done |= {words[1] if words[0] == "gallery" else words[0]}
     actions = {"list", "info", "verify", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"}
-    assert done == {"index", "duplicates", *actions}
+    assert done == {"index", "duplicates", "embed", "export", "import", *actions}
 
 
 def test_the_page_of_commands_is_what_the_settings_make() -> None:

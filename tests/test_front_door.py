@@ -67,6 +67,9 @@ def test_help_tells_paths_and_numbers_apart(capsys: pytest.CaptureFixture[str]) 
     [
         ("trian", "'train'"),
         ("search photo.jpg --galery birds", "did you mean '--gallery'"),
+        ("search photo.jpg --top-k 5", "did you mean '-k'"),
+        ("train photos --epochs 3", "did you mean '--set epochs=3'"),
+        ("sweep photos --learning-rate=0.1", "did you mean '--set learning_rate=0.1'"),
         ("serve", "--model is missing"),
         ("serve --model m.onnx --galleries g --port 99999", "--port cannot be '99999': .*65535"),
         ("serve model.onnx --galleries g", "The word 'model.onnx' has no flag before it"),

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ class Settings(BaseModel):
 def run(settings: Settings) -> dict[str, Any]:
     """Walk one made-up catalogue through every command; gives `metrics`, `query`, `hits` and `seconds`."""
     started = time.monotonic()
+    for package in ("torch", "onnxruntime", "faiss"):  # now, and not when the step comes that needs it
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
     out = settings.out.absolute()
     _make_room(out)
     pictures, model, galleries = out / "pictures", out / "model.onnx", out / "galleries"

@@ -20,7 +20,9 @@ from serving.catalog.table import make_one_type, plain_values
 from serving.catalog.walk import Shard, find_shards, path_below, sort_out
 from serving.errors import BadData, BadImage, BadSetting, CrossbatchError, cause_of
 
-__all__ = ["ENDINGS", "KEPT_BYTES", "RUN_BYTES", "Cell", "Group", "read"]
+__all__ = [
+    "ENDINGS", "KEPT_BYTES", "RUN_BYTES", "Cell", "Group", "kind_of", "open_parquet", "read", "values_of",
+]  # fmt: skip
 
 ENDINGS: Final[tuple[str, ...]] = (".parquet",)
 RUN_BYTES: Final = 32 << 20
@@ -65,14 +67,14 @@ def read(root: Path, only: Path | None, exclude: Sequence[str]) -> Catalog:
 
 def _rows(shard: Shard, root: Path) -> list[Row]:
     path, stat = shard.path, os.stat(shard.path)
-    with _open(path) as file:
+    with open_parquet(path) as file:
         schema, footer = file.schema_arrow, file.metadata
         types = {field.name: field.type for field in schema}
-        kinds = {name: _kind(of) for name, of in types.items()}
+        kinds = {name: kind_of(of) for name, of in types.items()}
         image = _image_column(types, kinds, path)
         singles = [name for name, kind in kinds.items() if kind in ("number", "text", "value")]
         table = file.read(columns=singles, use_threads=False)
-        values = {name: _python(table.column(name)) for name in singles}
+        values = {name: values_of(table.column(name)) for name in singles}
     named = {name.lower(): name for name in types}
     label, key, split = (named.get(name, "") for name in ("label", "key", "split"))
     label = label or named.get("class", "")
@@ -136,32 +138,32 @@ def _text(value: object) -> str:
     return "" if value is None else unicodedata.normalize("NFC", str(value).strip())
 
 
-def _open(path: Path) -> Any:
+def open_parquet(path: Path) -> Any:
     """Open a file for reading bit by bit; a `pyarrow.parquet.ParquetFile`."""
     try:
         from pyarrow import parquet
     except ImportError as error:
         raise BadSetting(
-            "pyarrow is not installed, which the format parquet needs; install crossbatch[parquet]"
+            "pyarrow is not installed, which parquet files need; install crossbatch[parquet]"
         ) from error
     return parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
 
 
-def _kind(of: Any) -> str:
+def kind_of(of: Any) -> str:
     """Say what a type is: `bytes` of images, whole `number`, `text`, another single `value`, or `other`."""
     from pyarrow import types
 
     if types.is_dictionary(of):
-        kind = _kind(of.value_type)
+        kind = kind_of(of.value_type)
         return "other" if kind == "bytes" else kind
     if types.is_struct(of):  # {bytes, path}, as the package datasets writes images
         index = of.get_field_index("bytes")
-        return "bytes" if index >= 0 and _kind(of.field(index).type) == "bytes" else "other"
+        return "bytes" if index >= 0 and kind_of(of.field(index).type) == "bytes" else "other"
     fitting = (kind for kind, names in _KINDS.items() if any(getattr(types, f"is_{it}")(of) for it in names))
     return next(fitting, "other")
 
 
-def _python(column: Any) -> Any:
+def values_of(column: Any) -> Any:
     """Return a column as values of Python, None where there is none."""
     import pyarrow
     from pyarrow import types
@@ -192,7 +194,7 @@ class Group:
         stat = os.stat(self.file)
         if (stat.st_size, stat.st_mtime_ns) != (self.size, self.mtime_ns):
             raise OSError(f"{self.file} has changed since its rows were listed")
-        file = _open(self.file)
+        file = open_parquet(self.file)
         about = file.metadata.row_group(self.number)
         chunks = map(about.column, range(about.num_columns))
         size = sum(each.total_uncompressed_size for each in chunks if each.path_in_schema == self.column)

@@ -84,7 +84,7 @@ class Client(BaseClient):
         return self._run(self._ask(Bulk(whole, "images", images, image_bytes, read, on_error, MAX_EXPLAINED)))
 
     def upsert(self, gallery: str, items: records.Items) -> list[int]:
-        """Store items, replacing those with the same keys; gives the new version of each, in order.
+        """Store items, each key once, in place of those that have them; gives the new versions, in order.
 
         Up to 256 items (or about 32 MB) are one call, which stores all of them or none. More are sent in
         smaller calls, four at a time. The first error ends it: its `stored` tells how many items, from the

@@ -105,12 +105,19 @@ class ModelRegistry:
         return [served.instances for served in self._served.values()]
 
     def get(self, name: str = "") -> ModelInstances:
-        """Return a model; the first one for an empty name; raises NotFound, which names those there are."""
+        """Return a model by its name here or, where one alone has it, its own; the first for an empty name.
+
+        NotFound names those there are.
+        """
         return self._get(name).instances
 
     def fitting(self, gallery: Gallery, name: str = "") -> ModelInstances:
-        """Return the model that fits a gallery: the named one, or else the first; see `first_fitting`."""
-        return first_fitting(gallery, [self.get(name)] if name else self.all())
+        """Return the first model that fits a gallery, of those that go by a name if one is given.
+
+        A model goes by its own name, too, which is the one that its galleries tell. See `first_fitting`.
+        """
+        named = self._named(name) or [self._get(name)]
+        return first_fitting(gallery, [served.instances for served in named])
 
     @contextmanager
     def holding(self, name: str = "", gallery: Gallery | None = None) -> Iterator[ModelInstances]:
@@ -133,9 +140,24 @@ class ModelRegistry:
         served = self._served  # once, as another thread may replace it
         if not name:
             return next(iter(served.values()))
-        if name not in served:
-            raise NotFound(f"There is no model {name[:80]!r}; served: {', '.join(served)}.")
-        return served[name]
+        if name in served:
+            return served[name]
+        named = self._named(name)
+        if len(named) == 1:
+            return named[0]
+        if named:
+            files = " and ".join(each.instances.name for each in named)
+            raise NotFound(f"The name {name!r} is what {files} call themselves; give one of these.")
+        raise NotFound(f"There is no model {name[:80]!r}; served: {', '.join(served)}.")
+
+    def _named(self, name: str) -> list[_Served]:
+        """Return the models that go by a name, the one that is served by it first; all for an empty one."""
+        found = [
+            each
+            for each in self._served.values()
+            if name in ("", each.instances.name, each.instances.spec.name)
+        ]
+        return sorted(found, key=lambda each: bool(name) and each.instances.name != name)
 
     def _load_anew(self, agree: Agree) -> Change:
         loaded: list[_Served] = []

@@ -5,15 +5,12 @@ with another id. Both are made aside, verified, and then put in their places at 
 """
 
 import os
-import secrets
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
 
-from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, NotFound, Unavailable
-from serving.gallery.disk import disk_error, sync
+from serving.errors import BadArtifact, InvalidArgument, NotFound, Unavailable
+from serving.gallery.disk import written_once
 from serving.gallery.folder import check_path, made_aside
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.index.builder import Advance
@@ -23,8 +20,6 @@ from serving.gallery.verify import verify
 
 __all__ = ["restore", "snapshot"]
 
-_STALE = 3600.0  # seconds
-
 
 def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> int:
     """Write the gallery at `path` to a new file, while writes go on, and verify it; returns how many items.
@@ -32,7 +27,7 @@ def snapshot(path: Path, file: Path, *, advance: Advance = lambda *_: None) -> i
     The file appears whole and on disk, or not at all. BadArtifact tells that the gallery is damaged.
     """
     check_path(file)
-    with closing(Store(path / FILE_NAME)) as store, _written_once(file) as aside:
+    with closing(Store(path / FILE_NAME)) as store, written_once(file) as aside:
         store.copy_to(aside)
         found = verify(aside, advance=advance)
         if found.problems:
@@ -76,43 +71,3 @@ def restore(file: Path, path: Path, *, advance: Advance = lambda *_: None) -> in
         with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
             gallery.rebuild(progress=advance)
     return found.items
-
-
-@contextmanager
-def _written_once(file: Path) -> Iterator[Path]:
-    """Give a path to write a file to; when the block ends it is at `file`, on disk, unless one is there."""
-    taken = f"there is already something at {file}; choose another name, or remove it first"
-    if not file.parent.is_dir():
-        raise NotFound(f"there is no folder {file.parent} to write {file.name} to; make it first")
-    if os.path.lexists(file):
-        raise AlreadyExists(taken)
-    for path in file.parent.glob(f".{file.name}.new-*"):  # what a crash has left
-        with suppress(OSError):
-            if path.stat().st_mtime < time.time() - _STALE:
-                shutil.rmtree(path)
-    folder = file.with_name(f".{file.name}.new-{secrets.token_hex(4)}")
-    aside = folder / file.name
-    try:
-        folder.mkdir(0o700)
-        yield aside
-        aside.chmod(aside.stat().st_mode & 0o644)
-        sync(aside)
-        _put(aside, file)
-        sync(file.parent)
-    except FileExistsError as error:
-        raise AlreadyExists(taken) from error
-    except OSError as error:
-        raise disk_error(error, f"the file {file}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _put(aside: Path, file: Path) -> None:
-    """Give a file its name, never that of another file."""
-    try:
-        os.link(aside, file)
-    except FileExistsError:
-        raise
-    except OSError:  # the file system has no links
-        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))  # nobody else takes it now
-        os.replace(aside, file)

@@ -34,17 +34,20 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     action: Literal[
-        "list", "info", "verify", "duplicates", "rebuild", "snapshot", "restore", "switch", "rollback", "drop"
-    ] = Field(json_schema_extra={"positional": True})
+        "list", "info", "verify", "duplicates", "rebuild", "snapshot", "restore", "switch", "rollback",
+        "drop", "export", "import",
+    ] = Field(json_schema_extra={"positional": True})  # fmt: skip
     """list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; duplicates
-    NAME: find items that are nearly alike; rebuild NAME:
-    make its search index anew; snapshot NAME FILE: write it to one file; restore FILE NAME: make a gallery of
-    that; switch NAME OTHER: give the gallery OTHER the name NAME at once, and the one before the name OTHER;
-    rollback NAME: undo that; drop NAME: remove it"""
+    NAME: find items that are nearly alike; rebuild NAME: make its search index anew; snapshot NAME FILE:
+    write it to one file; restore FILE NAME: make a gallery of that; switch NAME OTHER: give the gallery OTHER
+    the name NAME at once, and the one before the name OTHER; rollback NAME: undo that; drop NAME: remove it;
+    export NAME FILE: write its items and their vectors as parquet; import NAME FILE: put the items of such a
+    file into it, or into a new gallery"""
     name: str | None = Field(None, json_schema_extra={"positional": True})
     """the gallery's name; for restore the file"""
     other: str | None = Field(None, json_schema_extra={"positional": True})
-    """for snapshot the file to write, for restore the name, for switch the other gallery"""
+    """for snapshot and export the file to write, for import the one to read, for restore the name, for switch
+    the other gallery"""
     galleries: Path = Path("galleries")
     """the folder that holds the galleries"""
     index: str | None = None
@@ -57,6 +60,10 @@ class Settings(BaseModel):
     """CSV file of all pairs of duplicates to write"""
     yes: bool = False
     """drop without being asked"""
+    thumbnails: bool = False
+    """export the thumbnails, too"""
+    model: Path | None = None
+    """for import: the model file that made the vectors, where the file of them does not say which did"""
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -66,7 +73,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     words = [word for word in (settings.name, settings.other) if word is not None]
     _check_words(settings, words)
-    if not settings.galleries.is_dir() and settings.action != "restore":
+    if not settings.galleries.is_dir() and settings.action not in ("restore", "import"):
         raise NotFound(f"there is no folder {settings.galleries}; give that of galleries by --galleries")
     # A command looks and goes: it leaves background work to the server.
     with GalleryDirectory(settings.galleries, policy=RebuildPolicy(automatic=False)) as directory:
@@ -186,6 +193,28 @@ def _drop(directory: GalleryDirectory, settings: Settings, name: str) -> dict[st
     return {"name": name, "dropped": True}
 
 
+def _export(directory: GalleryDirectory, settings: Settings, name: str, file: str) -> dict[str, Any]:
+    from serving.gallery.vectors import export_items  # here, as few need what it needs
+
+    path = Path(file)
+    with stages("item") as advance:
+        items = export_items(directory.get(name), path, thumbnails=settings.thumbnails, advance=advance)
+    return {"name": name, "file": str(path), "items": items, "bytes": path.stat().st_size}
+
+
+def _import(directory: GalleryDirectory, settings: Settings, name: str, file: str) -> dict[str, Any]:
+    from serving.gallery.vectors import Maker, import_items
+    from serving.model.spec import read_spec
+
+    model = None
+    if settings.model is not None:
+        model = Maker.model_validate(read_spec(settings.model), from_attributes=True)
+    with stages("item") as advance:
+        rows = import_items(directory, name, Path(file), model=model, advance=advance)
+    items = directory.get(name).info().items
+    return {"name": name, "file": str(Path(file)), "rows": rows, "items": items}
+
+
 _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "list": (_list,),
     "info": (_info, "NAME"),
@@ -197,6 +226,8 @@ _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "switch": (_switch, "NAME", "OTHER"),
     "rollback": (_rollback, "NAME"),
     "drop": (_drop, "NAME"),
+    "export": (_export, "NAME", "FILE"),
+    "import": (_import, "NAME", "FILE"),
 }
 
 
@@ -224,11 +255,13 @@ def render(result: Mapping[str, Any]) -> str:
         case "rebuild":
             (entry,) = result["galleries"]
             return f"the index of the gallery {entry['name']} is new\n{_sheet(entry)}"
-        case "snapshot":
+        case "snapshot" | "export":
             size = f"{result['bytes'] / 1e6:,.1f} MB"
             return f"wrote the {result['items']:,} items of the gallery {name} to {file} ({size})"
         case "restore":
             return f"made the gallery {name} with {result['items']:,} items of {file}"
+        case "import":
+            return f"put {result['rows']:,} items of {file} into the gallery {name}, now {result['items']:,}"
         case "switch" if result["previous"] is None:
             return f"the gallery {other} is now {name}"
         case "switch":

@@ -4,18 +4,20 @@ import errno
 import hashlib
 import os
 import secrets
+import shutil
 import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from serving.cores import usable_cores
-from serving.errors import CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
+from serving.errors import AlreadyExists, CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
 
 __all__ = [
     "TOO_MANY_OPEN", "are_descriptors_out", "disk_error", "file_checksum", "gallery_error", "is_full",
-    "make_folder", "stamp_of", "sync", "written_aside",
+    "make_folder", "stamp_of", "sync", "written_aside", "written_once",
 ]  # fmt: skip
 
 TOO_MANY_OPEN = (
@@ -26,6 +28,7 @@ TOO_MANY_OPEN = (
 _OUT = (errno.EMFILE, errno.ENFILE)
 _A_FEW = 4  # files that SQLite opens together: one that fails may have let go of some of them
 _LEAST = 1 << 20  # bytes; file systems keep some back, so a full one is seldom at zero
+_STALE = 3600.0  # seconds until what a crash has left is removed
 _HASHED = 1 << 24  # bytes of a file that one core takes at a time, ...
 _PIECE = 1 << 20  # ... so many read at once: they stay in its cache until they are hashed
 
@@ -54,6 +57,46 @@ def written_aside(path: Path) -> Iterator[Path]:
         with suppress(FileNotFoundError):
             aside.unlink()
     sync(path.parent)
+
+
+@contextmanager
+def written_once(file: Path) -> Iterator[Path]:
+    """Give a path to write a file to; when the block ends it is at `file`, on disk, unless one is there."""
+    taken = f"there is already something at {file}; choose another name, or remove it first"
+    if not file.parent.is_dir():
+        raise NotFound(f"there is no folder {file.parent} to write {file.name} to; make it first")
+    if os.path.lexists(file):
+        raise AlreadyExists(taken)
+    for path in file.parent.glob(f".{file.name}.new-*"):  # what a crash has left
+        with suppress(OSError):
+            if max(each.stat().st_mtime for each in (path, *path.iterdir())) < time.time() - _STALE:
+                shutil.rmtree(path)
+    folder = file.with_name(f".{file.name}.new-{secrets.token_hex(4)}")
+    aside = folder / file.name
+    try:
+        folder.mkdir(0o700)
+        yield aside
+        aside.chmod(aside.stat().st_mode & 0o644)
+        sync(aside)
+        _put(aside, file)
+        sync(file.parent)
+    except FileExistsError as error:
+        raise AlreadyExists(taken) from error
+    except OSError as error:
+        raise disk_error(error, f"the file {file}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put(aside: Path, file: Path) -> None:
+    """Give a file its name, never that of another file."""
+    try:
+        os.link(aside, file)
+    except FileExistsError:
+        raise
+    except OSError:  # the file system has no links
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))  # nobody else takes it now
+        os.replace(aside, file)
 
 
 def file_checksum(path: Path) -> str:

@@ -47,6 +47,7 @@ from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSIO
 from serving.gallery.store.store import Store, create_store
 
 if TYPE_CHECKING:
+    from serving.gallery.vectors import Maker
     from serving.model.spec import ModelSpec
 
 __all__ = ["Gallery", "GalleryItem", "GalleryStatus", "MadeFor", "Neighbour", "RebuildPolicy"]
@@ -158,7 +159,7 @@ class Gallery:
                 created=meta.created,
             )
 
-    def check_model(self, model: "ModelSpec") -> None:
+    def check_model(self, model: "ModelSpec | Maker") -> None:
         """Accept the gallery's own model, and a file of lower precision made from it; else ModelMismatch."""
         meta = self.meta
         theirs = (model.fingerprint, model.fp32_fingerprint)

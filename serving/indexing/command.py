@@ -22,7 +22,7 @@ from serving.indexing.target import Target
 from serving.model.encoder import Encoder
 from serving.progress import stages
 
-__all__ = ["Settings", "complaint", "render", "run"]
+__all__ = ["Settings", "complaint", "render", "run", "some"]
 
 FILE_NAME = "skipped.csv"
 _HEADER = "key,path,reason"
@@ -164,9 +164,9 @@ def render(result: dict[str, Any]) -> str:
             lines.append(text.format(result[field]))
     lines += [*tell_unread(result["passed_over"], result["left_out"]), *result["notes"]]
     skipped = [f"{each['key']}: {each['reason']}" for each in result["skipped"]]
-    lines += _some("conflicts, settled as the data set has it", result["conflicts"], "--json lists all")
-    lines += _some("skipped", skipped, f"{result['report']} and --json list all")
-    lines += _some("folders without an image", result["empty"], "--json lists all")
+    lines += some("conflicts, settled as the data set has it", result["conflicts"], "--json lists all")
+    lines += some("skipped", skipped, f"{result['report']} and --json list all")
+    lines += some("folders without an image", result["empty"], "--json lists all")
     return "\n".join(lines)
 
 
@@ -184,7 +184,8 @@ def complaint(result: dict[str, Any]) -> str | None:
     )
 
 
-def _some(title: str, entries: list[str], where_all: str) -> list[str]:
+def some(title: str, entries: list[str], where_all: str) -> list[str]:
+    """Return a title with the number of its entries, and the first of them."""
     lines = [f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries[:_SHOWN])] if entries else []
     more = len(entries) - _SHOWN
     return [*lines, f"  and {more} more ({where_all})"] if more > 0 else lines

@@ -23,17 +23,17 @@ _OUT_OF_MEMORY: Final = ("allocate", "out of memory", "bad_alloc", "bad allocati
 class Encoder:
     """One loaded model; all methods may be called from several threads at once."""
 
-    def __init__(self, path: Path, *, threads: int = 0, device: Literal["cpu", "cuda"] = "cpu") -> None:
+    def __init__(self, path: Path | str, *, threads: int = 0, device: Literal["cpu", "cuda"] = "cpu") -> None:
         """Read, prove and load an ONNX file, as `read_model` does; `cuda` is the first GPU.
 
         So many threads compute one batch; 0 takes one for each core that this process may use. BadSetting
         tells that ONNX Runtime or the device is not there.
         """
         self.spec: ModelSpec
-        self._data, self.spec = read_model(path)
+        self._path = Path(path)
+        self._data, self.spec = read_model(self._path)
         self.device = device
         self.threads = threads or usable_cores()
-        self._path = path
         self._runtime = _onnxruntime()
         self._outputs = output_names(self._data)
         self._sessions: dict[tuple[frozenset[str], int], Any] = {}

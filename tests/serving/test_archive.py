@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from serving.errors import AlreadyExists, BadArtifact, InvalidArgument, NotFound, Overloaded, ReadOnly
-from serving.gallery import archive
+from serving.gallery import disk
 from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
@@ -176,7 +176,7 @@ def test_a_full_disk_leaves_nothing(gallery: Gallery, tmp_path: Path, small_disk
 
 
 def test_folder_that_is_read_only(gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "_put", Mock(side_effect=PermissionError(13, "Permission denied")))
+    monkeypatch.setattr(disk, "_put", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(ReadOnly, match=r"second.*permission denied"):
         snapshot(gallery.path, tmp_path / "second")
     assert names(tmp_path) == ["galleries"]

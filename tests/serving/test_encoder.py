@@ -27,7 +27,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder(path: Path) -> Encoder:
-    return Encoder(path, threads=1)
+    return Encoder(str(path), threads=1)  # as one types it
 
 
 @pytest.fixture

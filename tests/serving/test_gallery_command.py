@@ -163,7 +163,8 @@ def test_drop_asks_on_a_terminal(
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_words_too_few_or_too_many(directory: GalleryDirectory, action: str) -> None:
-    wanted = {"list": 0, "snapshot": 2, "restore": 2, "switch": 2}.get(action, 1)
+    two = ("snapshot", "restore", "switch", "export", "import")
+    wanted = 0 if action == "list" else 2 if action in two else 1
     for words in {0, 1, 2} - {wanted}:
         with pytest.raises(BadSetting, match=f": crossbatch gallery {action}( [A-Z]+){{{wanted}}}$"):
             command(directory, action, *["a", "b"][:words], yes=True)

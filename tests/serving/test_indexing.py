@@ -105,7 +105,7 @@ def test_what_is_not_read_is_told_and_a_bare_name_is_one_in_galleries(
     tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("class0/a.HEIC", "class0/b.cr2", "c.txt", "@eaDir/d.jpg"):
+    for name in ("class0/a.CR2", "class0/b.cr2", "c.txt", "@eaDir/d.jpg"):
         (data / name).parent.mkdir(exist_ok=True)
         (data / name).write_bytes(b"x")
     result = index(model, data, "birds", exclude=["class3"])

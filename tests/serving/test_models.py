@@ -120,6 +120,25 @@ def test_two_models_of_one_name_are_refused_with_both_files_and_the_cure(tmp_pat
         assert [each.name for each in models.all()] == ["tiny", "other"]
     with started(repository_of(tmp_path)) as models:  # of two trainings of one name, say
         assert [each.name for each in models.all()] == ["one", "two"]
+        with pytest.raises(NotFound, match="'tiny' is what one and two call themselves; give one of these"):
+            models.get("tiny")
+
+
+def test_a_model_goes_by_the_name_that_its_galleries_tell_too() -> None:
+    """However it is served: from a folder, by another name, or of lower precision."""
+    models_of = {
+        "a-1": encoder("x", name="a"),
+        "a-2": encoder("y", name="a"),
+        "": encoder("z", precision="int8"),
+    }
+    with started(FakeSources(models_of)) as models:
+        assert models.get("z").name == "z-int8"
+        for letter, served in (("x", "a-1"), ("y", "a-2")):
+            assert models.fitting(gallery_of(letter), "a").name == served
+            with models.holding("a", gallery_of(letter)) as held:
+                assert held.name == served
+        with pytest.raises(ModelMismatch, match="of z and not a"):
+            models.fitting(gallery_of("z"), "a")
 
 
 def test_a_reload_loads_what_is_new_or_changed_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

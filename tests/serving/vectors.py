@@ -60,8 +60,9 @@ def flip(file: Path, offset: int) -> None:
 def aged(folder: Path, seconds: float) -> Path:
     """Make a folder with a file in it, as if that had been so long ago."""
     folder.mkdir()
-    (folder / "gallery.sqlite").touch()
-    os.utime(folder, (time.time() - seconds,) * 2)
+    for path in (folder / "gallery.sqlite", folder):
+        path.touch()
+        os.utime(path, (time.time() - seconds,) * 2)
     return folder
 
 

@@ -21,9 +21,9 @@ sys.exit(crossbatch.main())
 """
 
 
-def _bare(*words: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", BARE, "evaluate", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def _bare(*words: str | Path, command: str = "evaluate") -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-c", BARE, command, *map(str, words)]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_a_model_file_has_the_same_figures_with_torch_and_without(model: Path, tmp_path: Path) -> None:
@@ -55,3 +55,10 @@ def test_what_needs_torch_says_so_in_a_sentence(model: Path, whole: Path, data: 
         assert "is needed and not installed: pip install" in done.stderr
         assert "Embedding" not in done.stderr  # before the minutes that it takes
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_demo_fails_before_it_draws_anything(tmp_path: Path) -> None:
+    done = _bare("--out", tmp_path / "demo", command="demo")
+    told = "crossbatch demo: The package 'torch' is needed and not installed: pip install"
+    assert (done.returncode, done.stderr.startswith(told), [*tmp_path.iterdir()]) == (2, True, [])
+    assert len(done.stderr.splitlines()) == 1

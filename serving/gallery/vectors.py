@@ -1,0 +1,235 @@
+"""Vector files: items with their vectors as one parquet file, out of a gallery and into one.
+
+A row is an item: `key`, `label`, `uri`, `metadata` (JSON text), `vector` (float32, d of them) and, where it
+was wanted, `thumbnail` (a JPEG). The schema's metadata says under `crossbatch` which model made the vectors.
+A file of others has `key` and `vector`; what else stands there in single values becomes metadata.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.catalog.parquet import kind_of, open_parquet, values_of
+from serving.catalog.table import plain_values
+from serving.errors import (
+    BadData,
+    BadSetting,
+    CrossbatchError,
+    InvalidArgument,
+    ModelMismatch,
+    NotFound,
+    cause_of,
+)
+from serving.gallery.directory import GalleryDirectory, check_name
+from serving.gallery.folder import made_aside
+from serving.gallery.gallery import Gallery, RebuildPolicy
+from serving.gallery.index.builder import Advance
+from serving.gallery.item import MAX_KEY_BYTES, GalleryItem
+from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
+from serving.gallery.store.store import create_store
+from serving.parquet import parquet_written
+
+__all__ = ["Maker", "export_items", "import_items", "vectors_written"]
+
+_NOTE = "crossbatch"
+_COLUMNS = ("key", "label", "uri", "metadata", "thumbnail", "vector")
+_AT_ONCE = 1024  # items that are read or stored together
+_GROUP_BYTES, _GROUP_ROWS = 32 << 20, 65_536  # of vectors, at most: readers hold a row group or two
+
+
+class Maker(BaseModel):
+    """The model that made vectors, and the longer side in pixels of the thumbnails beside them, if any."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str = Field(min_length=1, max_length=MAX_KEY_BYTES)
+    fingerprint: str = Field(min_length=1, max_length=MAX_KEY_BYTES)
+    fp32_fingerprint: str | None = None
+    dimension: int = Field(ge=1, le=MAX_DIMENSION)
+    thumbnail_side: int = Field(0, ge=0, le=MAX_THUMBNAIL_SIDE)
+
+
+@contextmanager
+def vectors_written(path: Path, maker: Maker) -> Iterator[Callable[[Iterable[GalleryItem]], None]]:
+    """Yield what puts items into a new file, which is there, whole and on disk, when the block ends."""
+    columns: dict[str, str | int] = dict.fromkeys(_COLUMNS[:4], "string") | {"vector": maker.dimension}
+    columns |= {"thumbnail": "binary"} if maker.thumbnail_side else {}
+    most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // (4 * maker.dimension)))
+    rows = list[dict[str, Any]]()
+    with parquet_written(path, columns, {_NOTE: maker.model_dump_json()}) as write:
+
+        def put(items: Iterable[GalleryItem]) -> None:
+            for item in items:
+                row = {name: getattr(item, name) for name in columns}
+                rows.append(row | {"metadata": json.dumps(dict(item.metadata), ensure_ascii=False)})
+                if len(rows) == most:
+                    write(rows)
+                    rows.clear()
+
+        yield put
+        if rows:
+            write(rows)
+
+
+def export_items(
+    gallery: Gallery, path: Path, *, thumbnails: bool = False, advance: Advance = lambda *_: None
+) -> int:
+    """Write all items to a new vector file, in the order of their keys; returns how many.
+
+    An item that is written meanwhile is in it once, old or new.
+    """
+    meta, count, after = gallery.meta, 0, ""
+    side = meta.thumbnail_side if thumbnails else 0
+    maker = Maker(
+        name=meta.model_name, fingerprint=meta.fingerprint, dimension=meta.dimension, thumbnail_side=side
+    )
+    total = gallery.info().items
+    with vectors_written(path, maker) as put:
+        while items := gallery.list(after=after, limit=_AT_ONCE):
+            after, count = items[-1].key, count + len(items)
+            found = gallery.find([item.key for item in items], thumbnails=True) if side else {}
+            put(found.get(item.key, item) for item in items)
+            advance("export", count, max(count, total))
+    return count
+
+
+def import_items(
+    directory: GalleryDirectory,
+    name: str,
+    path: Path,
+    *,
+    model: Maker | None = None,
+    advance: Advance = lambda *_: None,
+) -> int:
+    """Put the items of a vector file into a gallery, in place of those with their keys; returns its rows.
+
+    A gallery that is not there appears complete, with its index, or not at all; one that is there takes 1,024
+    items at a time. The model is needed where the file does not say which made its vectors. ModelMismatch
+    tells that it is another than the gallery's, BadData that the file is damaged or lacks a column.
+    """
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}; give a parquet file with the columns key and vector")
+    with _told(path):
+        opened = open_parquet(path)
+    with closing(opened) as file:
+        maker = _maker_of(file.schema_arrow, path, model)
+        if name in directory.names():
+            return _fill(directory.get(name), file, path, maker, advance)
+        with made_aside(directory.path / check_name(name)) as aside:
+            create_store(
+                aside / FILE_NAME,
+                model_name=maker.name,
+                fingerprint=maker.fingerprint,
+                dimension=maker.dimension,
+                thumbnail_side=maker.thumbnail_side,
+            )
+            with closing(Gallery.open(aside, policy=RebuildPolicy(automatic=False))) as gallery:
+                return _fill(gallery, file, path, maker, advance)
+
+
+def _fill(gallery: Gallery, file: Any, path: Path, maker: Maker, advance: Advance) -> int:
+    gallery.check_model(maker)
+    count = 0
+    for items in _items(file, path, thumbnails=gallery.meta.thumbnail_side > 0):
+        try:
+            gallery.upsert(items)
+        except InvalidArgument as error:
+            raise error.saying(f"{path}: {_by_row(str(error), count)}") from error
+        count += len(items)
+        advance("import", count, file.metadata.num_rows)
+    gallery.rebuild(whole=False, progress=advance)
+    return count
+
+
+def _by_row(message: str, first: int) -> str:
+    return re.sub(r"items\[(\d+)\]", lambda found: f"row {first + int(found[1])}", message)
+
+
+def _items(file: Any, path: Path, *, thumbnails: bool) -> Iterator[list[GalleryItem]]:
+    """Yield the items of a file, some rows at a time, whatever its row groups are."""
+    schema = file.schema_arrow
+    named = {name.lower(): name for name in schema.names}
+    if lacking := [name for name in ("key", "vector") if name not in named]:
+        raise BadData(
+            f"{path} lacks the column {' and the column '.join(lacking)}; it has {', '.join(schema.names)}: "
+            "rename what they are called there"
+        )
+    kinds = {field.name: kind_of(field.type) for field in schema if field.name.lower() not in _COLUMNS}
+    more = [name for name, kind in kinds.items() if kind in ("number", "text", "value")]
+    wanted = [named[name] for name in _COLUMNS if name in named and (thumbnails or name != "thumbnail")]
+    for batch in _batches(file, path, wanted + more):
+        vectors = batch.column(named["vector"]).to_numpy(zero_copy_only=False)
+        cells = {name: values_of(batch.column(name)) for name in wanted + more if name != named["vector"]}
+        nothing = [None] * len(vectors)
+        keys, labels, uris, metadata, pictures = (
+            cells.get(named.get(name, ""), nothing) for name in _COLUMNS if name != "vector"
+        )
+        yield [
+            GalleryItem(
+                _text(keys[row]),
+                vector,
+                label=_text(labels[row]),
+                uri=_text(uris[row]),
+                metadata=plain_values({name: cells[name][row] for name in more}) | _metadata(metadata[row]),
+                thumbnail=pictures[row] or b"",
+            )
+            for row, vector in enumerate(vectors)
+        ]
+
+
+def _batches(file: Any, path: Path, columns: list[str]) -> Iterator[Any]:
+    with _told(path):
+        yield from file.iter_batches(_AT_ONCE, columns=columns)
+
+
+def _maker_of(schema: Any, path: Path, given: Maker | None) -> Maker:
+    """Return the model that made the vectors of a file, by its own word or that of who gave it."""
+    note = (schema.metadata or {}).get(_NOTE.encode())
+    if note is None:
+        if given is None:
+            raise BadSetting(f"{path} does not say which model made its vectors; give its file by --model")
+        return given
+    try:
+        told = Maker.model_validate_json(note)
+    except ValidationError as error:
+        raise BadData(f"what {path} tells of its model is damaged; write it again") from error
+    if given is not None and told.fingerprint != given.fingerprint:
+        raise ModelMismatch(
+            f"{path} holds vectors of the model {told.name} (fingerprint {told.fingerprint[:12]}), and the"
+            f" model given is {given.name} (fingerprint {given.fingerprint[:12]}); leave --model out"
+        )
+    return told
+
+
+def _metadata(cell: Any) -> dict[str, Any]:
+    """Read the metadata of an item: JSON text, a struct, or a map."""
+    try:
+        if isinstance(cell, str):
+            value = json.loads(cell)
+        else:  # where null stands for what an item lacks
+            value = {name: each for name, each in dict(cell or {}).items() if each is not None}
+    except (TypeError, ValueError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadData(f"the metadata {cell!r:.80} is no JSON object; make it one, or leave the cell empty")
+    return value
+
+
+def _text(cell: Any) -> str:
+    return "" if cell is None else str(cell)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn what a library raises on a file's contents into an error of ours."""
+    try:
+        yield
+    except CrossbatchError:
+        raise
+    except Exception as error:  # pyarrow may raise anything on bytes that it did not expect
+        raise BadData(f"the parquet file {path} cannot be read, or is damaged: {cause_of(error)}") from error
