@@ -8,19 +8,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {
     "training": 7_500,
-    "serving/catalog": 1_410,
-    "serving/model": 650,
-    "serving/gallery": 5_000,
-    "serving/indexing": 650,
-    "serving/client": 1_280,
+    "serving/catalog": 1_640,
+    "serving/model": 700,
+    "serving/gallery": 5_500,
+    "serving/indexing": 780,
+    "serving/client": 1_330,
     "serving/rpc": 2_700,
     "serving/engine": 900,
     "serving/observability": 710,
     "serving/server": 690,
-    "serving": 550,
+    "serving": 820,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 21_000, 140, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 22_700, 145, 400
 
 
 def files(room: str) -> Iterator[Path]:

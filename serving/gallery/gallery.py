@@ -206,14 +206,12 @@ class Gallery:
         queries = normalize_queries(vectors, dimension=self.meta.dimension)
         k = check_whole(k, "k", least=1, most=MAX_K)
         least = -math.inf if minimum_score is None else minimum_score
-        if minimum_score is not None and not -1.0 <= minimum_score <= 1.0:  # NaN too
-            raise InvalidArgument(f"the minimum score is {minimum_score}; expected a cosine in [-1, 1]")
-        if not -1.0 <= exclude_same_above <= 1.0:
-            raise InvalidArgument(f"exclude_same_above is {exclude_same_above}; expected a cosine in [-1, 1]")
-        keys = [] if exclude == () else check_keys(exclude)
+        told = {"the minimum score": minimum_score or 0.0, "exclude_same_above": exclude_same_above}
+        for what in (what for what, score in told.items() if not -1.0 <= score <= 1.0):  # NaN too
+            raise InvalidArgument(f"{what} is {told[what]}; expected a cosine in [-1, 1]")
         demanded = None if filter is None else check_filter(filter)
         with self._snapshots.open() as (snapshot, reader):
-            excluded = list(reader.seqs(keys).values()) if keys else []
+            excluded = list(reader.seqs(check_keys(exclude)).values()) if exclude else []
             if demanded is not None and not snapshot.dead.all():
                 check_kinds(demanded, snapshot.kinds_of)
             if exclude_same:
@@ -290,10 +288,8 @@ class Gallery:
         """Store, as `upsert` does, items that were checked one by one; no key twice."""
         pictured = next((item.key for item, _ in items if item.thumbnail), None)
         if pictured is not None and not self.meta.thumbnail_side:
-            raise InvalidArgument(
-                f"the item {pictured!r} has a thumbnail, and the gallery {self.name} keeps none: "
-                "leave it out, or make the gallery with thumbnails"
-            )
+            told = f"the item {pictured!r} has a thumbnail, and the gallery {self.name} keeps none"
+            raise InvalidArgument(f"{told}: leave it out, or make the gallery with thumbnails")
         with self._store.write() as writer:
             stored = writer.upsert(items, expected or {})
             state = writer.reader.state()
