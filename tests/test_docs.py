@@ -146,6 +146,7 @@ def test_the_training_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "repeat1" in {path.name for path in (tmp_path / "runs/cub-contrastive").iterdir()}
 
 
+@pytest.mark.timeout(300)
 def test_the_galleries_page_runs(model: Path, catalogue: Path, at_home: Path, run_here: RunHere) -> None:
     shutil.copy(model, at_home / "model.onnx")
     (at_home / "photos").symlink_to(catalogue)
