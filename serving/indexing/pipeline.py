@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from serving.catalog.catalog import Catalog, Row, Split
 from serving.cores import usable_cores
-from serving.errors import InvalidArgument, cause_of
+from serving.errors import BadImage, InvalidArgument, cause_of
 from serving.gallery.gallery import Gallery
 from serving.gallery.item import (
     MAX_THUMBNAIL_BYTES,
@@ -104,7 +104,7 @@ def index_rows(
     fit = [row for row in rows if row.key not in without_key]
     outcomes = _examined(examiner, _looked_up(fit, target.gallery), ahead=2 * batch, threads=threads)
     counts, images = Counter[str](), list[_NewImage]()
-    bad, unread = dict[str, str](), dict[str, str]()  # why, by key; of the latter the disk could not read
+    bad, unread = dict[str, str](), dict[str, str]()  # why, by key; an item of the latter stays in any case
     with (
         Storing(target, sync=sync) as storing,
         progress(outcomes, "index", total=len(fit), unit="image") as bar,
@@ -115,8 +115,10 @@ def index_rows(
             match outcome:
                 case OSError():
                     unread[row.key] = f"the file cannot be read: {cause_of(outcome)}"
-                case InvalidArgument():  # a BadImage, or metadata that are larger than may be, say
+                case BadImage():
                     bad[row.key] = str(outcome)
+                case InvalidArgument():  # metadata that are larger than may be, say
+                    unread[row.key] = str(outcome)
                 case BaseException():
                     raise outcome
                 case _NewImage():
@@ -137,7 +139,7 @@ def index_rows(
     reasons = without_key | bad | unread
     if target.gallery is not None:
         sync = sync and len(reasons) < len(rows)
-        # Files that could not be read may hold what they held: their items stay.
+        # Files that could not be read may hold what they held.
         there = {row.key for row in rows if row.key not in bad or not sync}
         counts += _tidy(target.gallery, there, _origins_within(catalog, split), sync=sync)
         counts["kept"] = len(stored_of(target.gallery, [*bad, *unread]))

@@ -212,6 +212,14 @@ def test_an_edit_while_a_new_photo_is_embedded_is_kept(tmp_path: Path, shop: Any
     assert one(tmp_path / "shop")[1] == {"price": 50, "note": "old", "stock": 2.0}
 
 
+def test_texts_too_large_together_leave_the_item_as_it_is(tmp_path: Path, shop: Any) -> None:
+    edit(tmp_path / "shop", by="update", metadata={"story": "x" * 60_000})
+    before = one(tmp_path / "shop")
+    result = shop(f"boot,one,60,{'y' * 10_000},2.0\nclass0/04.jpg,boot,two,60,new,2.0")
+    assert counts(result) == {"stored": 1, "kept": 1, "skipped": 1}
+    assert one(tmp_path / "shop") == before
+
+
 def test_a_table_that_names_another_file_by_a_key_is_seen(tmp_path: Path, model: Path, data: Path) -> None:
     table, path = data / "items.csv", tmp_path / "birds"
     for name, number in (("a.bmp", 1), ("b.bmp", 2), ("c.bmp", 1)):  # of one size and time
