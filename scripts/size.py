@@ -11,16 +11,16 @@ BUDGETS = {
     "serving/catalog": 1_640,
     "serving/model": 700,
     "serving/gallery": 5_500,
-    "serving/indexing": 780,
+    "serving/indexing": 790,
     "serving/client": 1_330,
     "serving/rpc": 2_700,
     "serving/engine": 900,
     "serving/observability": 710,
     "serving/server": 690,
-    "serving": 820,
+    "serving": 830,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 22_700, 145, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 22_750, 145, 400
 
 
 def files(room: str) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from serving.catalog.rows import path_text
+from serving.catalog.rows import path_text, tell_unread
 from serving.catalog.walk import SUFFIXES, list_files
 from serving.client import Hit
 from serving.errors import BadData, BadSetting, CrossbatchError, cause_of
@@ -41,11 +41,16 @@ Answer = list[Hit] | CrossbatchError
 """What is nearest to a photo, or why it could not be searched for."""
 
 
-def listed(source: Path) -> list[Photo]:
-    """Return the images below a folder, sorted, or those whose paths are the lines of a text file."""
+def listed(source: Path) -> tuple[list[Photo], list[str]]:
+    """Return the images below a folder, sorted, or those whose paths are the lines of a text file.
+
+    Beside them is what of the folder is not read, as a person is told it.
+    """
+    unread: list[str] = []
     if source.is_dir():
-        found = sorted(list_files(source).files)
-        images = (path for path in found if path.suffix.lower() in SUFFIXES)
+        found = list_files(source)
+        unread = tell_unread(found.passed_over(SUFFIXES), found.left_out)
+        images = (path for path in sorted(found.files) if path.suffix.lower() in SUFFIXES)
         photos = [(path_text(path), source / path) for path in images]
     elif source.suffix.lower() in SUFFIXES:
         raise BadSetting(f"{source} is one photo; give a folder of them, or a text file with a path a line")
@@ -56,8 +61,11 @@ def listed(source: Path) -> list[Photo]:
             raise BadData(f"the list {source} cannot be read: {cause_of(error)}") from error
         photos = [(path_text(line), Path(line)) for line in lines if line.strip()]
     if not photos:
-        raise BadData(f"{source} gives no photo; give a folder of images, or a text file with a path a line")
-    return photos
+        told = "".join(f" ({each})" for each in unread)
+        raise BadData(
+            f"{source} gives no photo{told}; give a folder of images, or a text file with a path a line"
+        )
+    return photos, unread
 
 
 def write_hits(
@@ -160,7 +168,7 @@ def _rows_of(name: str, answer: Answer) -> list[dict[str, Any]]:
     return [
         {
             "query": name, "rank": rank, "score": round(hit.score, 6), "key": hit.key, "label": hit.label,
-            "uri": hit.uri, "metadata": json.dumps(hit.metadata, ensure_ascii=False),
+            "uri": hit.uri, "metadata": json.dumps(hit.metadata, ensure_ascii=False, sort_keys=True),
         }
         for rank, hit in enumerate(answer, start=1)
     ] or [{"query": name}]  # fmt: skip

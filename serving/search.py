@@ -128,8 +128,9 @@ def run(settings: Settings) -> dict[str, Any]:
                 def search(photos: list[Path]) -> list[Answer]:
                     return bulk.search(settings.gallery, images=photos, on_error="return", **asked)
 
-                counts = write_hits(listed(photo), search, out, told)
-                return {"gallery": settings.gallery, "out": str(out), **counts}
+                photos, unread = listed(photo)
+                counts = write_hits(photos, search, out, told)
+                return {"gallery": settings.gallery, "out": str(out), "unread": unread, **counts}
             images, keys = (None if photo is None else [photo]), (None if key is None else [key])
             (hits,) = client.search(settings.gallery, images=images, keys=keys, **asked)
     except CrossbatchError as error:
@@ -151,10 +152,11 @@ def render(result: dict[str, Any]) -> str:
     """Lay the hits out in a table: rank, score, label, what is to be shown, key, and URI if it says more."""
     if "out" in result:
         before = f", {result['resumed']:,} of them before" if result["resumed"] else ""
-        return (
+        told = (
             f"wrote {result['hits']:,} hits of {result['photos']:,} photos{before}, to {result['out']}; "
             f"with an error in the place of hits: {result['errors']:,}"
         )
+        return "\n".join([told, *result["unread"]])
     if not result["hits"]:
         passing = " that passes the filter" if result["filter"] else ""
         sought = result["photo"] or result["key"]

@@ -262,7 +262,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         nanoseconds = value.dtype == np.dtype("datetime64[ns]")  # of which Python has no time
         value = (value.astype("datetime64[us]") if nanoseconds else value).tolist()
-    return value.isoformat() if isinstance(value, date) else value
+    # What equals not even itself is pandas' NaT, a date without a text.
+    return value.isoformat() if isinstance(value, date) and value == value else value
 
 
 def check_metadata(metadata: Any, left: int = MAX_METADATA_LEVELS, *, exact: bool = False) -> None:

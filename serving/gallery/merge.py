@@ -1,7 +1,8 @@
 """What becomes of an item's label, URI and metadata when its source and clients both have changed them.
 
 Field by field, the label, the URI and each top-level field of the metadata being one: what the source has
-changed since it gave it counts, and all else stays as clients left it.
+changed since it gave it counts, and all else stays as clients left it. Where it merely writes the same
+otherwise, 10 as 10.0 or "10" since another row of its column is of that type, a client's edit stays.
 """
 
 import json
@@ -29,6 +30,8 @@ def merge(told: GalleryItem, stored: GalleryItem) -> tuple[GalleryItem, tuple[st
     for name in {**before, **new}:
         if _exact(new, name) != _exact(before, name):
             if _about(held, name) not in (_about(before, name), _about(new, name)):
+                if _told(new, name) == _told(before, name):
+                    continue
                 conflicts.append(name[1])
             merged.pop(name, None)
             merged |= {name: new[name]} if name in new else {}
@@ -58,6 +61,18 @@ def _exact(fields: _Fields, name: tuple[bool, str]) -> str:
 def _about(fields: _Fields, name: tuple[bool, str]) -> str:
     """Write it as it comes back from a client, to whom 2.0 is 2."""
     return _sorted(json.loads(_exact(fields, name), parse_float=_number))
+
+
+def _told(fields: _Fields, name: tuple[bool, str]) -> str:
+    """Write it as a table might have it, whatever its type is."""
+    value = fields.get(name)
+    if isinstance(value, list | dict):
+        return _sorted(value)
+    text = str(value).lower()
+    try:
+        return str(float(text))
+    except ValueError:
+        return text
 
 
 def _number(text: str) -> float:

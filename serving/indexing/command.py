@@ -180,7 +180,7 @@ def complaint(result: dict[str, Any]) -> str | None:
     return (
         f"{count} of items of {result['gallery']} score what --fail-above says or more, such as "
         f"{best['key']} and {best['other']} ({best['score']:.4f}); all items are stored: look at the pairs "
-        "by `crossbatch gallery duplicates`, or --json"
+        f"by `crossbatch gallery duplicates {Path(result['gallery']).name} --above ...`, or --json"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog.catalog import Format, read
+from serving.catalog.catalog import Format, read, tell_unread
 from serving.errors import BadData
 from serving.gallery.item import GalleryItem
 from serving.gallery.vectors import Maker, vectors_written
@@ -33,6 +33,11 @@ class Settings(BaseModel):
     """the parquet file to write: key, label, uri, metadata and vector of each image"""
     format: Format = "auto"
     """how the data set is laid out; auto finds out"""
+    exclude: list[str] = []
+    """pattern of files or folders to leave out, by the ends of their paths (*_back.jpg, shoes/old); may be
+    repeated"""
+    decimal: Literal[".", ","] = "."
+    """what stands before the decimals of a number in a table of text"""
     batch: int = Field(32, ge=1, le=1024)
     """images encoded at once"""
     threads: int = Field(0, ge=0, le=256)
@@ -43,7 +48,7 @@ class Settings(BaseModel):
 
 def run(settings: Settings) -> dict[str, Any]:
     """Embed a data set; gives how many of its `images` were `stored`, and which were `skipped`, and why."""
-    catalog = read(settings.data, settings.format)
+    catalog = read(settings.data, settings.format, exclude=settings.exclude, decimal=settings.decimal)
     encoder = Encoder(settings.model, threads=settings.threads, device=settings.device)
     began = time.monotonic()
     with vectors_written(settings.out, Maker.model_validate(encoder.spec, from_attributes=True)) as put:
@@ -65,6 +70,9 @@ def run(settings: Settings) -> dict[str, Any]:
         "format": catalog.format,
         "images": len(catalog.rows) + len(absent),
         "stored": report.stored,
+        "passed_over": dict(catalog.passed_over),
+        "left_out": dict(catalog.left_out),
+        "notes": list(catalog.notes),
         "skipped": [asdict(each) for each in report.skipped + absent],
         "seconds": round(seconds, 3),
         "images_per_second": round(report.stored / seconds, 1),
@@ -78,7 +86,8 @@ def render(result: dict[str, Any]) -> str:
         f" ({result['images_per_second']:.0f} a second), by the model {result['model']}"
     )
     skipped = [f"{each['key']}: {each['reason']}" for each in result["skipped"]]
-    return "\n".join([first, *some("skipped", skipped, "--json lists all")])
+    unread = tell_unread(result["passed_over"], result["left_out"])
+    return "\n".join([first, *unread, *result["notes"], *some("skipped", skipped, "--json lists all")])
 
 
 class _File:

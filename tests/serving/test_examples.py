@@ -142,9 +142,7 @@ def test_the_commands_of_the_page_on_json_do_what_it_says(tmp_path: Path) -> Non
         "curl ", "curl -s --retry-connrefused --retry 20 --retry-delay 1 --retry-max-time 15 "
     )
     with serving(FakeEncoder(), GalleryDirectory(tmp_path / "g")) as running:
-        config = (
-            (EXAMPLES / "envoy-json.yaml").read_text().replace("/etc/envoy/crossbatch.binpb", f"{descriptor}")
-        )
+        config = (EXAMPLES / "envoy-json.yaml").read_text()
         config = config.replace("8080", address.partition(":")[2])
         (tmp_path / "envoy.yaml").write_text(config.replace("50051", running.address.partition(":")[2]))
         words = ["envoy.yaml", "--disable-hot-restart", "--log-level", "error", "--concurrency", "1"]

@@ -51,11 +51,13 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["hits.parquet", "hits.csv", "hits.jsonl"])
 def test_a_row_a_hit_is_written_in_the_order_of_the_photos(ask: Ask, name: str) -> None:
+    Path("photos/@eaDir").mkdir()
     result = ask(name)
     counts = {"photos": 7, "resumed": 0, "hits": 12, "errors": 1}
-    assert result == {"gallery": "birds", "out": name, **counts}
+    unread = ["passed over: 1 .md", "left out: 1 @eaDir"]
+    assert result == {"gallery": "birds", "out": name, "unread": unread, **counts}
     told = f"wrote 12 hits of 7 photos, to {name}; with an error in the place of hits: 1"
-    assert search.render(result) == told
+    assert search.render(result).splitlines() == [told, *unread]
     found = rows(Path(name))
     expected = [(f"more/{i}.jpg", rank) for i in range(7) for rank in ([None] if i == 3 else [1, 2])]
     assert [(row["query"], row["rank"] and int(row["rank"])) for row in found] == expected

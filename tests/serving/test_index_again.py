@@ -206,6 +206,25 @@ def test_sync_keeps_what_clients_changed(tmp_path: Path, shop: Any, by: str, fil
     assert verify(path).problems == []
 
 
+@pytest.mark.parametrize(("before", "after"), [("60", "60.0"), ("60", "n/a"), ("true", "yes")])
+def test_an_edit_outlives_another_type_of_its_column(
+    tmp_path: Path, shop: Any, before: str, after: str
+) -> None:
+    rows = (
+        "boot,one,{},new,2.0\nclass0/04.jpg,boot,two,{},new,2.0\nclass0/08.jpg,boot,three,{},new,2.0".format
+    )
+    shop(rows(before, before, before))
+    edit(tmp_path / "shop", by="update", metadata={"price": 50})
+    result = shop(rows(before, before, after))
+    assert (result["updated"], result["conflicts"]) == (3, [])
+    with opened(tmp_path / "shop") as gallery:
+        one, two = gallery.get(["one", "two"])
+    assert (one.metadata["price"], str(two.metadata["price"]).lower()) == (
+        50,
+        before if after != "60.0" else after,
+    )
+
+
 def test_an_edit_while_a_new_photo_is_embedded_is_kept(tmp_path: Path, shop: Any, between: Any) -> None:
     between(lambda: edit(tmp_path / "shop", by="update", metadata={"price": 50}))
     assert counts(shop("boot,one,60,old,2.0", picture(9))) == {"stored": 1}

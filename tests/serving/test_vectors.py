@@ -151,11 +151,13 @@ def test_a_folder_is_embedded_into_a_file_that_makes_the_gallery_that_index_make
     tmp_path: Path, model: Path, data: Path
 ) -> None:
     (data / "class0" / "torn.jpg").write_bytes(b"x")
+    (data / "notes.txt").touch()
     result = embedded(model, data, tmp_path / "vectors.parquet")
     assert (result["images"], result["stored"], result["model"]) == (21, 20, "tiny")
     (skipped,) = result["skipped"]
     assert skipped["key"] == "class0/torn.jpg"
-    assert f"skipped: 1\n  class0/torn.jpg: {skipped['reason']}" in embed.render(result)
+    told = f"passed over: 1 .txt\nskipped: 1\n  class0/torn.jpg: {skipped['reason']}"
+    assert told in embed.render(result)
     done(tmp_path, "import", "birds", tmp_path / "vectors.parquet")
     index(model, data, tmp_path / "indexed")
     assert contents(tmp_path, "birds") == contents(tmp_path, "indexed")
