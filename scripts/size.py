@@ -17,7 +17,7 @@ BUDGETS = {
     "serving/engine": 900,
     "serving/observability": 710,
     "serving/server": 690,
-    "serving": 830,
+    "serving": 840,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
 MOST_LINES, MOST_FILES, MOST_A_FILE = 22_750, 145, 400

@@ -21,7 +21,7 @@ from serving.catalog.rows import path_text, tell_unread
 from serving.catalog.walk import SUFFIXES, list_files
 from serving.client import Hit
 from serving.errors import BadData, BadSetting, CrossbatchError, cause_of
-from serving.gallery.disk import written_once
+from serving.gallery.disk import disk_error, stamp_of, written_once
 from serving.parquet import Rows, parquet_written
 from serving.progress import progress
 
@@ -56,9 +56,12 @@ def listed(source: Path) -> tuple[list[Photo], list[str]]:
         raise BadSetting(f"{source} is one photo; give a folder of them, or a text file with a path a line")
     else:
         try:
-            lines = map(os.fsdecode, source.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines())
+            data = source.read_bytes().removeprefix(b"\xef\xbb\xbf")
         except OSError as error:
             raise BadData(f"the list {source} cannot be read: {cause_of(error)}") from error
+        if b"\0" in data:  # UTF-16, say
+            raise BadData(f"the list {source} is no UTF-8 text; save it as such, a path a line")
+        lines = map(os.fsdecode, data.splitlines())
         photos = [(path_text(line), Path(line)) for line in lines if line.strip()]
     if not photos:
         told = "".join(f" ({each})" for each in unread)
@@ -76,7 +79,7 @@ def write_hits(
     `search` is called in several threads at once. Answers of an earlier run to what is `asked` are taken.
     Returns the numbers of `photos`, of those `resumed`, of `hits` and of `errors`.
     """
-    names = hashlib.sha256("\0".join(name for name, _ in photos).encode()).hexdigest()
+    names = hashlib.sha256(repr([(name, stamp_of(path)) for name, path in photos]).encode()).hexdigest()
     with _begun(out, {**asked, "photos": names}) as (part, resumed), _written(out) as write:
         left = photos[resumed:]
         with progress(list[Photo](), "search", total=len(left), unit="photo") as bar:
@@ -102,8 +105,12 @@ def _begun(out: Path, asked: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], int
 
     It is removed when the block ends well, or nothing was answered.
     """
-    path = Path(f"{out}.part")
-    with path.open("a+b") as part:
+    path, told = Path(f"{out}.part"), json.dumps(asked).encode() + b"\n"
+    try:
+        file = path.open("a+b")
+    except OSError as error:
+        raise disk_error(error, f"the file {path}") from error
+    with file as part:
         try:
             fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -112,25 +119,26 @@ def _begun(out: Path, asked: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], int
             ) from error
         part.seek(0)
         head = part.readline()
-        if not head.endswith(b"\n"):
+        if head != told and told.startswith(head):  # nothing yet, or it was cut
             part.truncate(0)
-            part.write(head := json.dumps(asked).encode() + b"\n")
-        elif json.loads(head) != json.loads(json.dumps(asked)):
+            part.write(told)
+        elif head != told:
             raise BadSetting(
-                f"{path} has answers to another search: of other photos, settings or model; give those again"
+                f"{path} is of no search, or of another: of other photos, settings or model; give those again"
                 " to go on with it, or remove it"
             )
         whole = [len(line) for line in part if line.endswith(b"\n")]
-        part.truncate(len(head) + sum(whole))  # without a line that was cut
+        part.truncate(len(told) + sum(whole))  # without a line that was cut
         try:
             yield part, len(whole)
         except BaseException as error:
-            if part.seek(0, os.SEEK_END) == len(head):
+            failure = disk_error(error, f"the file {path}") if isinstance(error, OSError) else error
+            if part.seek(0, os.SEEK_END) == len(told):
                 path.unlink()
-            elif isinstance(error, CrossbatchError):
-                told = f"{str(error).rstrip('.')}; the same command goes on from what was answered"
-                raise error.saying(told) from error
-            raise
+            elif isinstance(failure, CrossbatchError):
+                more = f"{str(failure).rstrip('.')}; the same command goes on from what was answered"
+                raise failure.saying(more) from error
+            raise failure from None
         path.unlink()
 
 

@@ -65,12 +65,12 @@ def written_once(file: Path) -> Iterator[Path]:
     taken = f"there is already something at {file}; choose another name, or remove it first"
     if not file.parent.is_dir():
         raise NotFound(f"there is no folder {file.parent} to write {file.name} to; make it first")
-    if os.path.lexists(file):
-        raise AlreadyExists(taken)
     for path in file.parent.glob(f".{file.name}.new-*"):  # what a crash has left
         with suppress(OSError):
             if max(each.stat().st_mtime for each in (path, *path.iterdir())) < time.time() - _STALE:
                 shutil.rmtree(path)
+    if os.path.lexists(file):
+        raise AlreadyExists(taken)
     folder = file.with_name(f".{file.name}.new-{secrets.token_hex(4)}")
     aside = folder / file.name
     try:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-from serving.errors import AlreadyExists, BadSetting, Conflict, CrossbatchError, NotFound
+from serving.errors import AlreadyExists, BadSetting, Conflict, CrossbatchError, InvalidArgument, NotFound
 from serving.gallery.directory import GalleryDirectory
 from serving.gallery.gallery import Gallery
 from serving.gallery.index.choice import check_type
@@ -186,7 +186,9 @@ class Storing:
         if stored and stored.source == write.item.source:  # another run was faster
             self.counts["unchanged"] += 1
         elif self._sync and write.embedded and stored and stored.source:  # a client has updated it
-            return ItemWrite.merged(write.item, stored, embedded=True)
+            with suppress(InvalidArgument):  # which tells that it has become too large
+                return ItemWrite.merged(write.item, stored, embedded=True)
+            self.counts["changed"] += 1
         elif self._sync and write.embedded:
             return write._replace(item=replace(write.item, version=version))
         else:

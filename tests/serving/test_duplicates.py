@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -55,6 +56,20 @@ def test_all_pairs_are_found_once_and_joined(
         assert pair.label == f"l{int(pair.key[1:]) % 7}"
     assert steps[-1] == 0
     assert {pair.cluster for pair in gallery.duplicates(1.0)} == {1}  # the same picture, though rounded
+    gallery.close()
+
+
+def test_an_item_that_is_written_often_keeps_its_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duplicates, "NEAREST", 2)
+    gallery = created(tmp_path / "g", 16)
+    items = [GalleryItem(f"k{i:03}", row) for i, row in enumerate(units(200))]
+    gallery.upsert([*items, replace(items[0], key="twin")])
+    for _ in range(6):
+        gallery.upsert([items[0], replace(items[0], key="twin")])
+        gallery.rebuild(whole=False)
+    assert [(pair.key, pair.other) for pair in gallery.duplicates(0.97)] == [("k000", "twin")]
     gallery.close()
 
 

@@ -3,6 +3,7 @@
 import csv
 import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,13 @@ def test_a_run_that_was_cut_goes_on_where_it_stopped(ask: Ask, monkeypatch: pyte
     with part.open("ab") as file:
         file.write(b'[{"query": "more/4.j')  # as a crash may leave it
     for more in ({"k": 3}, {"photo": "photos/more"}):  # other settings, other photos
-        with pytest.raises(BadSetting, match="has answers to another search"):
+        with pytest.raises(BadSetting, match="of no search, or of another"):
             ask("hits.jsonl", **more)
+    changed = os.stat("photos/more/0.jpg")
+    os.utime("photos/more/0.jpg", (1, 1))  # another photo under the same name
+    with pytest.raises(BadSetting, match="of no search, or of another"):
+        ask("hits.jsonl")
+    os.utime("photos/more/0.jpg", ns=(changed.st_atime_ns, changed.st_mtime_ns))
     with part.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(BadSetting, match="another search writes to"):
@@ -131,6 +137,8 @@ def test_a_run_that_was_cut_goes_on_where_it_stopped(ask: Ask, monkeypatch: pyte
 
 def test_what_cannot_be_done_is_told_at_once(ask: Ask) -> None:
     Path("empty").mkdir()
+    Path("wide").write_text("a.jpg", encoding="utf-16")
+    Path("mine.csv.part").write_text("my own notes")
     for error, given, says in (
         (ValidationError, {"out": None}, "is a folder; give the file for its hits by --out"),
         (BadSetting, {"photo": "photos/more/1.jpg"}, "is one photo; give a folder of them"),
@@ -139,9 +147,13 @@ def test_what_cannot_be_done_is_told_at_once(ask: Ask) -> None:
         (NotFound, {"gallery": "no"}, "no"),
         (BadData, {"photo": "empty"}, "empty gives no photo"),
         (BadData, {"photo": "nothing"}, "the list nothing cannot be read"),
+        (BadData, {"photo": "wide"}, "the list wide is no UTF-8 text"),
+        (BadSetting, {"out": "mine.csv"}, r"mine\.csv\.part is of no search"),
+        (Unavailable, {"out": "no/hits.csv"}, "no/hits.csv.part"),
     ):
         with pytest.raises(error, match=says):
             ask(**{"out": "hits.csv", **given})
     words = ["search", "photos", "--gallery", "birds", "--address", "127.0.0.1:1", "--out", "hits.csv"]
     assert crossbatch.main(words) == 2
     assert not Path("hits.csv.part").exists()
+    assert Path("mine.csv.part").read_text() == "my own notes"

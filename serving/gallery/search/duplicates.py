@@ -1,5 +1,6 @@
 """Pairs of items that are nearly alike, found by the gallery's index, and the clusters that they make."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -68,16 +69,14 @@ def _pairs(snapshot: Snapshot, least: float, advance: Advance) -> NDArray[np.int
         advance("compare", start, len(live))
         places = live[start : start + step]
         rows = snapshot.vectors(places)
-        near = [] if sealed.index is None else [sealed.index.search(rows, min(first, NEAREST + 1))]
+        near = [each[:2] for each in sealed.nearest(rows, NEAREST + 1, sealed.dead, by_label=False)]
         if places[-1] >= first:
-            scores = growing.scores(rows, growing.dead)
-            best = np.argpartition(-scores, min(NEAREST, scores.shape[1] - 1), axis=1)[:, : NEAREST + 1]
-            near.append((np.take_along_axis(scores, best, axis=1), best + first))
-        for scores, found in near:
-            row, at = np.nonzero(scores >= least)
-            one, other = places[row], found[row, at]
-            smaller, larger = np.minimum(one, other), np.maximum(one, other)
-            codes.append((smaller * len(dead) + larger)[(one != other) & ~dead[other]])
+            fresh = growing.scores(rows, growing.dead)
+            near += [(scores, np.arange(first, len(dead))) for scores in fresh]
+        for one, (scores, found) in zip(itertools.cycle(places), near, strict=False):
+            best = np.argpartition(-scores, NEAREST)[: NEAREST + 1] if len(scores) > NEAREST else slice(None)
+            other = found[best][scores[best] >= least]
+            codes.append((np.minimum(one, other) * len(dead) + np.maximum(one, other))[one != other])
     advance("compare", len(live), len(live))
     return np.unique(np.concatenate(codes))
 
