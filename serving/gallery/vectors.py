@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,7 +29,7 @@ from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.folder import made_aside
 from serving.gallery.gallery import Gallery, RebuildPolicy
 from serving.gallery.index.builder import Advance
-from serving.gallery.item import MAX_KEY_BYTES, GalleryItem
+from serving.gallery.item import MAX_EXACT, MAX_KEY_BYTES, GalleryItem
 from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
 from serving.gallery.store.store import create_store
 from serving.parquet import parquet_written
@@ -38,6 +38,13 @@ __all__ = ["Maker", "export_items", "import_items", "vectors_written"]
 
 _NOTE = "crossbatch"
 _COLUMNS = ("key", "label", "uri", "metadata", "thumbnail", "vector")
+_FITTING: Final = {  # what a column may hold, by `_kind`, and what that is called
+    "key": {"text": "text", "number": "whole numbers"},
+    "label": {"text": "text", "number": "whole numbers"},
+    "uri": {"text": "text"},
+    "thumbnail": {"bytes": "bytes"},
+    "vector": {"floats": "lists of floats"},
+}
 _AT_ONCE = 1024  # items that are read or stored together
 _GROUP_BYTES, _GROUP_ROWS = 32 << 20, 65_536  # of vectors, at most: readers hold a row group or two
 
@@ -110,7 +117,8 @@ def import_items(
 
     A gallery that is not there appears complete, with its index, or not at all; one that is there takes 1,024
     items at a time. The model is needed where the file does not say which made its vectors. ModelMismatch
-    tells that it is another than the gallery's, BadData that the file is damaged or lacks a column.
+    tells that it is another than the gallery's, BadData that the file is damaged, lacks a column, has one of
+    another type or a key twice: of such a file nothing is stored.
     """
     if not path.is_file():
         raise NotFound(f"there is no file {path}; give a parquet file with the columns key and vector")
@@ -162,9 +170,15 @@ def _items(file: Any, path: Path, *, thumbnails: bool) -> Iterator[list[GalleryI
     kinds = {field.name: kind_of(field.type) for field in schema if field.name.lower() not in _COLUMNS}
     more = [name for name, kind in kinds.items() if kind in ("number", "text", "value")]
     wanted = [named[name] for name in _COLUMNS if name in named and (thumbnails or name != "thumbnail")]
-    for batch in _batches(file, path, wanted + more):
-        vectors = batch.column(named["vector"]).to_numpy(zero_copy_only=False)
-        cells = {name: values_of(batch.column(name)) for name in wanted + more if name != named["vector"]}
+    for name in wanted:
+        of, fitting = schema.field(name).type, _FITTING.get(name.lower())
+        if fitting and str(of) != "null" and _kind(of) not in fitting:
+            told = f"the column {name} of {path} is of the type {str(of)[:80]}"
+            raise BadData(f"{told}; expected {' or '.join(fitting.values())}: write it as such")
+    _check_keys(file, path, named["key"])
+    first = 0
+    for cells in _batches(file, path, wanted + more):
+        vectors = cells[named["vector"]]
         nothing = [None] * len(vectors)
         keys, labels, uris, metadata, pictures = (
             cells.get(named.get(name, ""), nothing) for name in _COLUMNS if name != "vector"
@@ -175,16 +189,50 @@ def _items(file: Any, path: Path, *, thumbnails: bool) -> Iterator[list[GalleryI
                 vector,
                 label=_text(labels[row]),
                 uri=_text(uris[row]),
-                metadata=plain_values({name: cells[name][row] for name in more}) | _metadata(metadata[row]),
+                metadata=plain_values({name: cells[name][row] for name in more})
+                | _metadata(metadata[row], f"{path}: row {first + row}"),
                 thumbnail=pictures[row] or b"",
             )
             for row, vector in enumerate(vectors)
         ]
+        first += len(vectors)
 
 
-def _batches(file: Any, path: Path, columns: list[str]) -> Iterator[Any]:
+def _kind(of: Any) -> str:
+    """Say what a column holds: `floats` for lists of them, else as `kind_of`, to which images are bytes."""
+    of = getattr(of, "storage_type", of)  # tensors of a fixed shape are lists
+    if not of.num_fields:
+        return kind_of(of)
+    return "floats" if str(getattr(of, "value_type", "")) in ("halffloat", "float", "double") else "other"
+
+
+def _check_keys(file: Any, path: Path, column: str) -> None:
+    """Read the keys alone, before anything is stored: none may be empty or come twice."""
+    keys = set[str]()
+    for cells in _batches(file, path, [column]):
+        for key in map(_text, cells[column]):
+            if not key or key in keys:
+                told = f"the key {key!r:.80} again" if key else "an empty key"
+                raise BadData(f"{path}: row {len(keys)} has {told}; each row needs its own key")
+            keys.add(key)
+
+
+def _batches(file: Any, path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the cells of some rows at a time, by column."""
     with _told(path):
-        yield from file.iter_batches(_AT_ONCE, columns=columns)
+        for batch in file.iter_batches(_AT_ONCE, columns=columns):
+            yield {name: _cells(batch.column(name)) for name in columns}
+
+
+def _cells(column: Any) -> Any:
+    """Return a column as values of Python, of lists of floats as arrays, and of a struct as dicts."""
+    kind = _kind(column.type)
+    if kind == "floats":
+        return column.to_numpy(zero_copy_only=False)
+    if not str(column.type).startswith("struct<"):
+        return values_of(column)
+    names = [field.name for field in column.type]  # each a column, as `values_of` wants dates
+    return [dict(zip(names, row, strict=True)) for row in zip(*map(values_of, column.flatten()), strict=True)]
 
 
 def _maker_of(schema: Any, path: Path, given: Maker | None) -> Maker:
@@ -206,18 +254,34 @@ def _maker_of(schema: Any, path: Path, given: Maker | None) -> Maker:
     return told
 
 
-def _metadata(cell: Any) -> dict[str, Any]:
+def _metadata(cell: Any, where: str) -> dict[str, Any]:
     """Read the metadata of an item: JSON text, a struct, or a map."""
     try:
         if isinstance(cell, str):
-            value = json.loads(cell)
+            value = json.loads(cell or "{}", parse_int=_whole)
         else:  # where null stands for what an item lacks
-            value = {name: each for name, each in dict(cell or {}).items() if each is not None}
-    except (TypeError, ValueError):
+            value = {name: each for name, each in _plain(dict(cell or {})).items() if each is not None}
+    except (TypeError, ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise BadData(f"the metadata {cell!r:.80} is no JSON object; make it one, or leave the cell empty")
+        raise BadData(
+            f"{where}: the metadata {cell!r:.80} is no JSON object; make it one, or leave the cell empty"
+        )
     return value
+
+
+def _whole(digits: str) -> int | str:
+    """Read a whole number of JSON; one of which a client's double would lose digits stays text."""
+    return int(digits) if len(digits) <= 17 and abs(int(digits)) <= MAX_EXACT else digits
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a struct or a map with all that it holds as `plain_values` has them."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return plain_values({"": value}).get("", None if isinstance(value, float) else value)
 
 
 def _text(cell: Any) -> str:

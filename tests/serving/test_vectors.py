@@ -2,6 +2,8 @@
 
 import json
 import sys
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ from serving.errors import (
     AlreadyExists,
     BadData,
     BadSetting,
-    CrossbatchError,
     InvalidArgument,
     ModelMismatch,
     NotFound,
@@ -74,17 +75,23 @@ def test_what_goes_out_of_a_gallery_comes_in_again(
         done(tmp_path, "export", "birds", file)
 
 
-def theirs(path: Path, **columns: Any) -> Path:
+def theirs(path: Path, maker: vectors.Maker | None = None, **columns: Any) -> Path:
     """A file as another program writes one; a column that is None is not there."""
     table = {"key": [7, 8], "Vector": np.eye(3)[:2].tolist()} | columns
-    pq.write_table(pa.table({name: cells for name, cells in table.items() if cells}), path)
+    note = {"crossbatch": maker.model_dump_json()} if maker else None
+    pq.write_table(pa.table({name: cells for name, cells in table.items() if cells}, metadata=note), path)
     return path
 
 
 def test_a_file_of_others_needs_the_model_and_brings_its_columns(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "m.onnx")
     rows = np.eye(3)[:2].tolist()
-    more = {"label": [None, "b"], "price": [1.5, None], "list": [[1], []]}
+    more: dict[str, Any] = {
+        "label": [None, "b"],
+        "price": [1.5, None],
+        "list": [[1], []],
+        "thumbnail": ["not", "kept"],
+    }
     file = theirs(tmp_path / "theirs.parquet", metadata=[{"brand": "x", "n": None}, None], **more)
     with pytest.raises(BadSetting, match="does not say which model made its vectors; give its file by"):
         done(tmp_path, "import", "new", file)
@@ -102,29 +109,67 @@ def test_a_file_of_others_needs_the_model_and_brings_its_columns(tmp_path: Path)
         done(tmp_path, "import", "birds", tmp_path / "birds.parquet", model=model)
 
 
+DATES = {"on": date(2024, 5, 1), "at": pa.scalar(1, pa.timestamp("ns")), "cost": Decimal("1.50")}
+
+
 @pytest.mark.parametrize(
-    ("columns", "error", "says"),
+    ("cell", "metadata"),
     [
-        ({"key": None}, BadData, "lacks the column key; it has Vector: rename"),
-        ({"Vector": [[1.0, 0, 0], None]}, InvalidArgument, "theirs.parquet: row 1: "),
-        ({"Vector": [[1.0, 0, 0], [3.0, 0, 0]]}, InvalidArgument, "row 1: the vector of '8' has norm 3"),
-        ({"key": ["a", "a"]}, InvalidArgument, "row 1: row 0 has the same key 'a'"),
-        ({"metadata": ["{}", "[1]"]}, BadData, r"metadata '\[1\]' is no JSON object"),
-        ({"metadata": ["{}", "{"]}, BadData, "metadata '{' is no JSON object"),
-        ({"thumbnail": [b"", b"GIF"]}, None, ""),  # the gallery keeps none
+        ("", {}),
+        (
+            '{"id": 9007199254740993, "in": [-9007199254740991]}',
+            {"id": "9007199254740993", "in": [1 - 2**53]},
+        ),
+        ({"id": 2**53 + 1, "in": [{"id": 2**60}]}, {"id": "9007199254740993", "in": [{"id": str(2**60)}]}),
+        (DATES, {"on": "2024-05-01", "at": "1970-01-01T00:00:00", "cost": 1.5}),
+        ({"none": float("nan"), "on": [date(2024, 5, 1), None]}, {"on": ["2024-05-01", None]}),
+    ],
+)
+def test_values_within_metadata_are_what_they_are_as_columns(
+    tmp_path: Path, cell: Any, metadata: dict[str, Any]
+) -> None:
+    tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(np.eye(3)[:2])
+    file = theirs(tmp_path / "theirs.parquet", metadata=[cell, None], Vector=tensor)
+    done(tmp_path, "import", "new", file, model=write_tiny_model(tmp_path / "m.onnx"))
+    assert [it[3] for it in contents(tmp_path, "new")] == [metadata, {}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"key": None}, "lacks the column key; it has Vector: rename"),
+        ({"key": [b"a", b"b"]}, "column key of .*parquet is of the type binary; expected text or whole numb"),
+        ({"key": [1.0, None]}, "column key of .* is of the type double; expected text or whole numbers"),
+        ({"label": [b"a", b"b"]}, "column label of .* type binary; expected text or whole numbers"),
+        ({"uri": [1, 2]}, "column uri of .* type int64; expected text"),
+        ({"thumbnail": ["a", "b"]}, "column thumbnail of .* type string; expected bytes"),
+        ({"thumbnail": [{"bytes": b""}] * 2}, "column thumbnail of .* type struct<.*>; expected bytes"),
+        ({"Vector": ["[1, 0, 0]"] * 2}, "column Vector of .* type string; expected lists of floats"),
+        ({"Vector": [[1.0, 0, 0], None]}, ": row 1: "),
+        ({"Vector": [[1.0, 0, 0], [3.0, 0, 0]]}, ": row 1: the vector of '8' has norm 3"),
+        ({"key": ["a", None]}, ": row 1 has an empty key; each row"),
+        (
+            {"key": [*range(1030), 7], "Vector": [[1.0, 0, 0]] * 1031},
+            ": row 1030 has the key '7' again; each row",
+        ),
+        ({"metadata": ["{}", "[1]"]}, r": row 1: the metadata '\[1\]' is no JSON object"),
+        ({"metadata": ["{}", "{"]}, ": row 1: the metadata '{' is no JSON object"),
+        ({"metadata": ["{}", '{"a":' + "[" * 99999]}, ": row 1: the metadata .* is no JSON object"),
+        ({"metadata": ["{}", '{"a": NaN}']}, ": row 1: metadata cannot be written as JSON"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_and_leaves_nothing(
-    tmp_path: Path, columns: dict[str, Any], error: type[CrossbatchError] | None, says: str
+    tmp_path: Path, columns: dict[str, Any], says: str
 ) -> None:
-    file = theirs(tmp_path / "theirs.parquet", **columns)
-    model = write_tiny_model(tmp_path / "m.onnx")
-    if error is None:
-        assert done(tmp_path, "import", "new", file, model=model)["items"] == 2
-        return
-    with pytest.raises(error, match=says):
-        done(tmp_path, "import", "new", file, model=model)
-    assert {path.name for path in tmp_path.iterdir()} == {file.name, model.name}
+    maker = vectors.Maker(name="m", fingerprint="f", dimension=3, thumbnail_side=32)
+    done(tmp_path, "import", "there", theirs(tmp_path / "theirs.parquet", maker))
+    before = contents(tmp_path, "there")
+    file = theirs(tmp_path / "theirs.parquet", maker, **columns)
+    for name in ("new", "there"):
+        with pytest.raises(InvalidArgument, match=f"theirs.parquet.*{says}" if says[0] == ":" else says):
+            done(tmp_path, "import", name, file)
+    assert {path.name for path in tmp_path.iterdir()} == {file.name, "there"}
+    assert contents(tmp_path, "there") == before
 
 
 def test_no_file_no_parquet_and_no_pyarrow_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
