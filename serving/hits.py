@@ -138,7 +138,9 @@ def _begun(out: Path, asked: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], int
             elif isinstance(failure, CrossbatchError):
                 more = f"{str(failure).rstrip('.')}; the same command goes on from what was answered"
                 raise failure.saying(more) from error
-            raise failure from None
+            if failure is error:
+                raise
+            raise failure from error
         path.unlink()
 
 

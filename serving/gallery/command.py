@@ -24,7 +24,10 @@ __all__ = ["Settings", "complaint", "render", "run"]
 _MOST_FIELDS = 40
 _MOST_PAIRS = 20
 _SIDES = (("key", "label"), ("other", "other_label"))
-_OF_ONE = {"index": "rebuild", "recall": "rebuild", "above": "duplicates", "out": "duplicates"}
+_OF_ONE = {
+    "index": "rebuild", "recall": "rebuild", "above": "duplicates", "out": "duplicates",
+    "thumbnails": "export", "model": "import",
+}  # fmt: skip
 """Flags that are for one action alone."""
 
 

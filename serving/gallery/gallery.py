@@ -206,9 +206,10 @@ class Gallery:
         queries = normalize_queries(vectors, dimension=self.meta.dimension)
         k = check_whole(k, "k", least=1, most=MAX_K)
         least = -math.inf if minimum_score is None else minimum_score
-        told = {"the minimum score": minimum_score or 0.0, "exclude_same_above": exclude_same_above}
-        for what in (what for what, score in told.items() if not -1.0 <= score <= 1.0):  # NaN too
-            raise InvalidArgument(f"{what} is {told[what]}; expected a cosine in [-1, 1]")
+        scores = {"the minimum score": minimum_score or 0.0, "exclude_same_above": exclude_same_above}
+        for what, score in scores.items():
+            if not -1.0 <= score <= 1.0:  # NaN too
+                raise InvalidArgument(f"{what} is {score}; expected a cosine in [-1, 1]")
         demanded = None if filter is None else check_filter(filter)
         with self._snapshots.open() as (snapshot, reader):
             excluded = list(reader.seqs(check_keys(exclude)).values()) if exclude else []

@@ -116,6 +116,8 @@ def test_the_command_tells_them_in_a_table_json_and_csv(
         assert crossbatch.main([*words, *wrong]) == 2
     assert crossbatch.main(["gallery", "info", "shop", "--galleries", str(galleries), "--above", "1"]) == 2
     assert "--above is for duplicates alone" in capsys.readouterr().err
+    assert crossbatch.main(["gallery", "list", "--galleries", str(tmp_path), "--thumbnails"]) == 2
+    assert "--thumbnails is for export alone" in capsys.readouterr().err
 
 
 def test_indexing_ends_with_the_pairs_above_a_score(
