@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from serving.errors import BadSetting
+from serving.catalog.parquet import arrow_parquet
 from serving.gallery.disk import written_once
 
 __all__ = ["Rows", "parquet_written"]
@@ -22,13 +22,9 @@ def parquet_written(
     A column is of the type that Arrow calls so ("string", "float32", ...), or of vectors of so many float32.
     `notes` are metadata of the schema.
     """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise BadSetting(
-            "pyarrow is not installed, which parquet files need; install crossbatch[parquet]"
-        ) from error
+    parquet = arrow_parquet()
+    import pyarrow
+
     vectors, single = pyarrow.float32(), pyarrow.type_for_alias
     types = [
         (name, pyarrow.list_(vectors, kind) if isinstance(kind, int) else single(kind))

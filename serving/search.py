@@ -93,6 +93,8 @@ class Settings(BaseModel):
             raise ValueError(f"{self.photo} is a folder; give the file for its hits by --out")
         if self.out is not None and self.photo is None:
             raise ValueError("--out is for many photos: give a folder, or a text file of their paths")
+        if self.out is not None and self.show:
+            raise ValueError("the file that --out names has all metadata; leave --show out")
         if self.out is not None and self.out.suffix not in _ENDINGS:
             raise ValueError(f"The name that --out gives must end in {' or '.join(_ENDINGS)}")
         return self

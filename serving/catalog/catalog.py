@@ -109,7 +109,8 @@ def _without(found: Catalog, exclude: tuple[str, ...]) -> Catalog:
         raise BadData(f"all {len(found.rows)} images of {found.root} are excluded, by {', '.join(exclude)}")
     gone = len(found.rows) - len(rows)
     left_out = Counter(found.left_out) + Counter({"by --exclude": gone})
-    return replace(found, rows=rows, absent=absent, left_out=left_out, exclude=exclude)
+    notes = found.notes if left_out["by --exclude"] else (*found.notes, f"nothing fits {', '.join(exclude)}")
+    return replace(found, rows=rows, absent=absent, left_out=left_out, exclude=exclude, notes=notes)
 
 
 def _find_format(root: Path, exclude: Sequence[str]) -> str:

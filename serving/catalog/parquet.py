@@ -21,7 +21,8 @@ from serving.catalog.walk import Shard, find_shards, path_below, sort_out
 from serving.errors import BadData, BadImage, BadSetting, CrossbatchError, cause_of
 
 __all__ = [
-    "ENDINGS", "KEPT_BYTES", "RUN_BYTES", "Cell", "Group", "kind_of", "open_parquet", "read", "values_of",
+    "ENDINGS", "KEPT_BYTES", "RUN_BYTES", "Cell", "Group", "arrow_parquet", "kind_of", "open_parquet", "read",
+    "values_of",
 ]  # fmt: skip
 
 ENDINGS: Final[tuple[str, ...]] = (".parquet",)
@@ -138,15 +139,20 @@ def _text(value: object) -> str:
     return "" if value is None else unicodedata.normalize("NFC", str(value).strip())
 
 
-def open_parquet(path: Path) -> Any:
-    """Open a file for reading bit by bit; a `pyarrow.parquet.ParquetFile`."""
+def arrow_parquet() -> Any:
+    """Return the module `pyarrow.parquet`; BadSetting tells that it is not installed."""
     try:
         from pyarrow import parquet
     except ImportError as error:
         raise BadSetting(
             "pyarrow is not installed, which parquet files need; install crossbatch[parquet]"
         ) from error
-    return parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
+    return parquet
+
+
+def open_parquet(path: Path) -> Any:
+    """Open a file for reading bit by bit; a `pyarrow.parquet.ParquetFile`."""
+    return arrow_parquet().ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
 
 
 def kind_of(of: Any) -> str:

@@ -117,7 +117,8 @@ def _list(directory: GalleryDirectory, _: Settings) -> dict[str, Any]:
 
 def _info(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
     gallery = directory.get(name)
-    return {"galleries": [{**dataclasses.asdict(gallery.info()), "fields": gallery.fields()}]}
+    more = {"fields": gallery.fields(), "thumbnail_side": gallery.meta.thumbnail_side}
+    return {"galleries": [{**dataclasses.asdict(gallery.info()), **more}]}
 
 
 def _verify(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
@@ -331,6 +332,7 @@ def _sheet(entry: Mapping[str, Any]) -> str:
         "model": f"{entry['model_name']}, fingerprint {entry['fingerprint']}",
         "index": f"{entry['index_type']} over {entry['index_items']:,} items "
         f"(wanted: {entry['wanted_index']})",
+        "thumbnails": f"of {side} pixels" if (side := entry.get("thumbnail_side")) else "",
         "recall@10": f"{entry['recall']:.4f} (wanted: {entry['wanted_recall']:g})",
         "latency": f"{entry['latency_ms']:.3f} ms a query on one thread" if entry["latency_ms"] else "",
         "parameters": ", ".join(f"{name} {value:g}" for name, value in entry["parameters"].items()),

@@ -20,8 +20,8 @@ _Fields = Mapping[tuple[bool, str], Any]  # by whether they are of the metadata,
 def merge(told: GalleryItem, stored: GalleryItem) -> tuple[GalleryItem, tuple[str, ...]]:
     """Return an item as its source tells it now, but for what clients alone changed of the one stored.
 
-    Its source remembers what it gave. Beside it are the names of the fields that a client had changed and the
-    source then changed otherwise: they are as the source has them.
+    Its source remembers what it gave. Beside it are the fields that a client had changed and the source then
+    changed otherwise, each with what the client had put there: they are as the source has them.
     """
     given = given_by_source(told)
     new, before = _fields(given), _fields(given_by_source(stored))
@@ -32,7 +32,8 @@ def merge(told: GalleryItem, stored: GalleryItem) -> tuple[GalleryItem, tuple[st
             if _about(held, name) not in (_about(before, name), _about(new, name)):
                 if _told(new, name) == _told(before, name):
                     continue
-                conflicts.append(name[1])
+                lost = json.dumps(held[name], ensure_ascii=False) if name in held else "removed"
+                conflicts.append(f"{name[1]} was {lost:.80}")
             merged.pop(name, None)
             merged |= {name: new[name]} if name in new else {}
     label, uri = merged.pop((False, "label")), merged.pop((False, "uri"))

@@ -162,6 +162,8 @@ def _items(file: Any, path: Path, *, thumbnails: bool) -> Iterator[list[GalleryI
     """Yield the items of a file, some rows at a time, whatever its row groups are."""
     schema = file.schema_arrow
     named = {name.lower(): name for name in schema.names}
+    if len(named) < len(schema.names):
+        raise BadData(f"{path} has a column twice, Key being key; it has {', '.join(schema.names)}")
     if lacking := [name for name in ("key", "vector") if name not in named]:
         raise BadData(
             f"{path} lacks the column {' and the column '.join(lacking)}; it has {', '.join(schema.names)}: "

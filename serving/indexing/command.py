@@ -22,26 +22,22 @@ from serving.indexing.target import Target
 from serving.model.encoder import Encoder
 from serving.progress import stages
 
-__all__ = ["Settings", "complaint", "render", "run", "some"]
+__all__ = ["Reading", "Settings", "complaint", "render", "run", "some"]
 
 FILE_NAME = "skipped.csv"
 _HEADER = "key,path,reason"
 _SHOWN = 5
 
 
-class Settings(BaseModel):
-    """Settings of `crossbatch index`."""
+class Reading(BaseModel):
+    """The settings of each command that embeds a data set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    gallery: str = Field(json_schema_extra={"positional": True})
-    """the gallery to fill, made if it is not there: its name in --galleries, or a path"""
     model: Path
     """the model file, as `crossbatch export` writes it"""
     data: Path
     """the data set: a folder, or one .csv, .tar or .parquet file"""
-    galleries: Path = Path("galleries")
-    """the folder that holds the gallery, where that is given by its name"""
     format: Format = "auto"
     """how the data set is laid out; auto finds out"""
     exclude: list[str] = []
@@ -49,6 +45,21 @@ class Settings(BaseModel):
     repeated"""
     decimal: Literal[".", ","] = "."
     """what stands before the decimals of a number in a table of text"""
+    batch: int = Field(32, ge=1, le=1024)
+    """images encoded at once"""
+    threads: int = Field(0, ge=0, le=256)
+    """threads that decode and encode; 0: one a core"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where the model runs"""
+
+
+class Settings(Reading):
+    """Settings of `crossbatch index`."""
+
+    gallery: str = Field(json_schema_extra={"positional": True})
+    """the gallery to fill, made if it is not there: its name in --galleries, or a path"""
+    galleries: Path = Path("galleries")
+    """the folder that holds the gallery, where that is given by its name"""
     split: Split = "all"
     """which images: all, or one side of the split that the model trained with"""
     sync: bool = False
@@ -64,12 +75,6 @@ class Settings(BaseModel):
     """recall@10 that an auto index must reach; 0.99 for a new gallery"""
     fail_above: float | None = Field(None, ge=-1, le=1)
     """store all, and end with status 2 where two items of the gallery score this or more, as duplicates do"""
-    batch: int = Field(32, ge=1, le=1024)
-    """images encoded at once"""
-    threads: int = Field(0, ge=0, le=256)
-    """threads that decode and encode; 0: one a core"""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """where the model runs"""
 
 
 def run(settings: Settings) -> dict[str, Any]:

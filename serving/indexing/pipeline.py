@@ -38,7 +38,7 @@ from serving.model.encoder import Encoder
 from serving.model.preprocess import thumbnail
 from serving.progress import progress
 
-__all__ = ["Report", "Skipped", "index_rows"]
+__all__ = ["Report", "Skipped", "embed_rows", "index_rows"]
 
 _LOOKED_UP: Final = 256  # keys at once
 _NO_VECTOR: Final = np.ones(1, np.float32)  # until the image is embedded
@@ -78,9 +78,9 @@ class _NewImage:
     write: ItemWrite
 
 
-_Outcome = _NewImage | ItemWrite | Source | Literal["unchanged", "changed"]
-"""A write is of the stored item with other texts; a Source is to be noted of one that is as it
-should be; `changed` is an item of another file than the one that is there now, which is to stay."""
+_Outcome = ItemWrite | Source | Literal["unchanged", "changed"]
+"""A write is of a new item, or of the stored one with other texts; a Source is to be noted of one that is as
+it should be; `changed` is an item of another file than the one that is there now, which is to stay."""
 
 
 def index_rows(
@@ -102,27 +102,16 @@ def index_rows(
     examiner = _Examiner(encoder, catalog, split, sync=sync, thumbnail_side=target.thumbnail_side)
     without_key = {row.key: fault for row in rows if (fault := _key_fault(row.key))}
     fit = [row for row in rows if row.key not in without_key]
-    outcomes = _examined(examiner, _looked_up(fit, target.gallery), ahead=2 * batch, threads=threads)
-    counts, images = Counter[str](), list[_NewImage]()
+    counts = Counter[str]()
     bad, unread = dict[str, str](), dict[str, str]()  # why, by key; an item of the latter stays in any case
-    with (
-        Storing(target, sync=sync) as storing,
-        progress(outcomes, "index", total=len(fit), unit="image") as bar,
-        closing(outcomes),
-    ):
-        for row, future in bar:
-            outcome = future.exception() or future.result()
+    found = _outcomes(examiner, _looked_up(fit, target.gallery), total=len(fit), batch=batch, threads=threads)
+    with Storing(target, sync=sync) as storing, closing(found):
+        for row, outcome in found:
             match outcome:
-                case OSError():
-                    unread[row.key] = f"the file cannot be read: {cause_of(outcome)}"
                 case BadImage():
-                    bad[row.key] = str(outcome)
-                case InvalidArgument():  # metadata that are larger than may be, say
-                    unread[row.key] = str(outcome)
-                case BaseException():
-                    raise outcome
-                case _NewImage():
-                    images.append(outcome)
+                    bad[row.key] = _reason(outcome)
+                case Exception():
+                    unread[row.key] = _reason(outcome)
                 case ItemWrite():
                     storing.put(outcome)
                 case Source():
@@ -130,11 +119,6 @@ def index_rows(
                     storing.put(sources={row.key: outcome})
                 case _:
                     counts[outcome] += 1
-            if len(images) == batch:
-                storing.put(*_encoded(encoder, images))
-                images = []
-        if images:
-            storing.put(*_encoded(encoder, images))
     counts += storing.counts
     reasons = without_key | bad | unread
     if target.gallery is not None:
@@ -147,6 +131,24 @@ def index_rows(
     return Report(skipped, conflicts=storing.conflicts, **counts)
 
 
+def embed_rows(
+    encoder: Encoder, catalog: Catalog, *, batch: int = 32, threads: int = 0
+) -> Iterator[GalleryItem | Skipped]:
+    """Yield a new item for each row of a catalogue, or why there is none."""
+    examiner = _Examiner(encoder, catalog, "all", sync=False, thumbnail_side=0)
+    new, total = ((row, None) for row in catalog.rows), len(catalog.rows)
+    with closing(_outcomes(examiner, new, total=total, batch=batch, threads=threads)) as found:
+        for row, outcome in found:
+            if isinstance(outcome, ItemWrite):
+                yield outcome.item
+            elif isinstance(outcome, Exception):
+                yield Skipped(row.key, catalog.path_of(row), _reason(outcome))
+
+
+def _reason(error: Exception) -> str:
+    return f"the file cannot be read: {cause_of(error)}" if isinstance(error, OSError) else str(error)
+
+
 def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[Row, GalleryItem | None]]:
     """Yield each row with the item that is stored of a file under its key."""
     for start in range(0, len(rows), _LOOKED_UP):
@@ -156,13 +158,42 @@ def _looked_up(rows: Sequence[Row], gallery: Gallery | None) -> Iterator[tuple[R
             yield row, stored.get(row.key)
 
 
+def _outcomes(
+    examiner: "_Examiner",
+    rows: Iterable[tuple[Row, GalleryItem | None]],
+    *,
+    total: int,
+    batch: int,
+    threads: int,
+) -> Generator[tuple[Row, _Outcome | OSError | BadImage | InvalidArgument]]:
+    """Yield each row with what becomes of it, the new images of a batch when that is encoded."""
+    images = list[tuple[Row, _NewImage]]()
+    examined = _examined(examiner, rows, ahead=2 * batch, threads=threads)
+    with progress(examined, "embed", total=total, unit="image") as bar, closing(examined):
+        for row, future in bar:
+            try:
+                outcome = future.result()
+            except (OSError, BadImage, InvalidArgument) as error:  # the last of metadata too large, say
+                yield row, error
+                continue
+            if isinstance(outcome, _NewImage):
+                images.append((row, outcome))
+            else:
+                yield row, outcome
+            if len(images) == batch:
+                yield from examiner.embedded(images)
+                images = []
+        if images:
+            yield from examiner.embedded(images)
+
+
 def _examined(
     examiner: "_Examiner", rows: Iterable[tuple[Row, GalleryItem | None]], *, ahead: int, threads: int
-) -> Generator[tuple[Row, Future[_Outcome]]]:
+) -> Generator[tuple[Row, Future[_Outcome | _NewImage]]]:
     """Yield each row, in order, with what becomes of it."""
     pool = ThreadPoolExecutor(threads or usable_cores(), thread_name_prefix="decode")
     try:
-        waiting: deque[tuple[Row, Future[_Outcome]]] = deque()
+        waiting: deque[tuple[Row, Future[_Outcome | _NewImage]]] = deque()
         for row, stored in rows:
             waiting.append((row, pool.submit(examiner.examine, row, stored)))
             if len(waiting) > ahead:
@@ -183,7 +214,7 @@ class _Examiner:
         self._origin = _origin_of(catalog, split)
         self._kin = frozenset(_origins_within(catalog, "all"))  # an image is the same file on each side
 
-    def examine(self, row: Row, stored: GalleryItem | None) -> _Outcome:
+    def examine(self, row: Row, stored: GalleryItem | None) -> _Outcome | _NewImage:
         """Find out what is to be done with a row, given the item that has its key."""
         size, mtime_ns = row.image.stamp()  # before reading: a later change shows the next time
         known = stored.source if stored else None
@@ -209,6 +240,12 @@ class _Examiner:
         check_fields(item)
         return _NewImage(pixels, ItemWrite.merged(item, stored, embedded=True))
 
+    def embedded(self, images: Sequence[tuple[Row, _NewImage]]) -> Iterator[tuple[Row, ItemWrite]]:
+        """Yield the writes of new images with their vectors."""
+        vectors = self._encoder.encode(np.stack([image.pixels for _, image in images]))  # (B, d)
+        for (row, image), vector in zip(images, vectors, strict=True):
+            yield row, image.write._replace(item=replace(image.write.item, vector=vector))
+
 
 def _same(row: Row, uri: str, stored: GalleryItem, source: Source) -> _Outcome:
     told = replace(stored, label=row.label, uri=uri, metadata=row.metadata, source=source)
@@ -217,12 +254,6 @@ def _same(row: Row, uri: str, stored: GalleryItem, source: Source) -> _Outcome:
         return ItemWrite.merged(told, stored, embedded=False)
     moved = stored.source is None or stored.source != replace(source, given=stored.source.given)
     return source if moved else "unchanged"
-
-
-def _encoded(encoder: Encoder, images: Sequence[_NewImage]) -> Iterator[ItemWrite]:
-    vectors = encoder.encode(np.stack([image.pixels for image in images]))  # (B, d)
-    for image, vector in zip(images, vectors, strict=True):
-        yield image.write._replace(item=replace(image.write.item, vector=vector))
 
 
 def _tidy(gallery: Gallery, there: set[str], origins: Sequence[str], *, sync: bool) -> Counter[str]:

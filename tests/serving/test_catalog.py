@@ -95,6 +95,10 @@ def test_folders_of_systems_and_what_a_pattern_excludes_are_left_out_and_counted
     table(tmp_path, "path,label\na/1.jpg,a\nb/2.jpg,b\nold/gone.jpg,a\n")
     listed = read(tmp_path / "items.csv", exclude=("old", "b/"))
     assert (labels(listed), listed.missing, listed.left_out) == ({"a/1.jpg": "a"}, (), {"by --exclude": 1})
+    assert (listed.notes, read(tmp_path / "items.csv", exclude=["*.jgp", "x"]).notes[-1:]) == (
+        (),
+        ("nothing fits *.jgp, x",),
+    )
     for pattern, kind, message in (
         ("*.jpg", BadData, "all 2 images .* excluded"),
         ("./", BadSetting, "names noth"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -69,8 +70,10 @@ def test_list_rebuild_info_drop(directory: GalleryDirectory) -> None:
 
 
 def test_info_names_the_fields_that_a_filter_can_ask_for(directory: GalleryDirectory) -> None:
-    gallery = directory.create("a", **MODEL)
-    assert "  fields" not in command(directory, "info", "a")
+    gallery = directory.create("a", **MODEL, thumbnail_side=96)
+    told = command(directory, "info", "a")
+    assert "  fields" not in told
+    assert re.search(r"thumbnails +of 96 pixels\n", told)
     gallery.upsert([GalleryItem("a", AXES[0], "label", metadata={"price": 3, "brand": "acme"})])
     gallery.upsert([GalleryItem("b", AXES[1], metadata={"price": "on demand", "box": {"x": 1}})])
     assert "box (object), brand (string), price (number or string)\n" in command(directory, "info", "a")

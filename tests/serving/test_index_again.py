@@ -194,8 +194,8 @@ def test_sync_keeps_what_clients_changed(tmp_path: Path, shop: Any, by: str, fil
     assert (counts(result), result["conflicts"]) == ({"updated": 1}, [])
     assert one(path) == ("shoe", {"price": 50, "note": "old", "stock": 3.0, "seen": True}, before)
     result = shop("boot,one,55,old,3.0", picture(9))  # both changed the price; and the photo is another
-    assert (counts(result), result["conflicts"]) == ({"stored": 1}, ["one: price"])
-    assert "conflicts, settled as the data set has it: 1\n  one: price" in render(result)
+    assert (counts(result), result["conflicts"]) == ({"stored": 1}, ["one: price was 50"])
+    assert "conflicts, settled as the data set has it: 1\n  one: price was 50" in render(result)
     label, metadata, picture_now = one(path)
     assert (label, metadata) == ("shoe", {"price": 55, "note": "old", "stock": 3.0, "seen": True})
     assert picture_now not in (b"", before)

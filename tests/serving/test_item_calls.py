@@ -205,7 +205,7 @@ def test_an_update_that_cannot_be_made_changes_nothing_and_names_the_item(stubs:
     much = {str(i): "x" * 1_000 for i in range(64)}
     for bad, says in (
         (change("c", metadata={"l": [0] * 120_000}), "64 KiB"), (change("a", uri="x" * 8_193), "URI"),
-        (change("a", metadata=much | {"more": "y" * 2_000}), "limit is 65536"), (change(""), "key"),
+        (change("a", metadata=much | {"more": "y" * 2_000}), "limit is 65536"), (change(""), "items[0].key"),
     ):  # fmt: skip
         assert says in refusal_of(partial(update, stubs, bad), "INVALID_ARGUMENT")
     assert "items[1]: the key 'a'" in refusal_of(lambda: update(stubs, good, good), "INVALID_ARGUMENT")

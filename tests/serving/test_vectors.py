@@ -109,6 +109,7 @@ def test_a_file_of_others_needs_the_model_and_brings_its_columns(tmp_path: Path)
         done(tmp_path, "import", "birds", tmp_path / "birds.parquet", model=model)
 
 
+LARGE = {"id": Decimal("12345678901234567890"), "cost": Decimal("0.50")}
 DATES = {"on": date(2024, 5, 1), "at": pa.scalar(1, pa.timestamp("ns")), "cost": Decimal("1.50")}
 
 
@@ -121,6 +122,7 @@ DATES = {"on": date(2024, 5, 1), "at": pa.scalar(1, pa.timestamp("ns")), "cost":
             {"id": "9007199254740993", "in": [1 - 2**53]},
         ),
         ({"id": 2**53 + 1, "in": [{"id": 2**60}]}, {"id": "9007199254740993", "in": [{"id": str(2**60)}]}),
+        (LARGE, {"id": "12345678901234567890", "cost": 0.5}),
         (DATES, {"on": "2024-05-01", "at": "1970-01-01T00:00:00", "cost": 1.5}),
         ({"none": float("nan"), "on": [date(2024, 5, 1), None]}, {"on": ["2024-05-01", None]}),
     ],
@@ -138,6 +140,7 @@ def test_values_within_metadata_are_what_they_are_as_columns(
     ("columns", "says"),
     [
         ({"key": None}, "lacks the column key; it has Vector: rename"),
+        ({"KEY": ["a", "b"]}, "has a column twice, Key being key; it has "),
         ({"key": [b"a", b"b"]}, "column key of .*parquet is of the type binary; expected text or whole numb"),
         ({"key": [1.0, None]}, "column key of .* is of the type double; expected text or whole numbers"),
         ({"label": [b"a", b"b"]}, "column label of .* type binary; expected text or whole numbers"),

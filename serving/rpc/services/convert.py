@@ -20,6 +20,7 @@ from serving.gallery.item import (
     ItemChange,
     Neighbour,
     check_fields,
+    check_key,
     check_keys,
     check_metadata,
     unit_vector,
@@ -153,6 +154,7 @@ def read_changes(messages: Iterable[gallery_service_pb2.ItemUpdate]) -> list[Ite
     changes = []
     for i, message in enumerate(messages):
         label, uri = (getattr(message, name) if message.HasField(name) else None for name in ("label", "uri"))
+        checked(f"items[{i}].key", check_key, message.key)
         metadata = checked(f"items[{i}]", _metadata_of, message)
         changes.append(ItemChange(message.key, metadata, message.replace_metadata, label, uri))
     return changes
