@@ -289,7 +289,9 @@ def _check_size(image: Image.Image) -> None:
 
 def _check_scans(data: bytes) -> None:
     """Refuse a JPEG whose few bytes ask for hundreds of passes over its pixels."""
-    if data.count(b"\xff\xda") <= _MAX_SCANS:  # a pair of bytes that a thumbnail or a film behind it may hold
+    # A pair of bytes that a thumbnail or a film behind it may hold; `data.count` takes ten times as long.
+    pairs = (np.frombuffer(data, "<u2", (len(data) - start) // 2, start) for start in (0, 1))
+    if sum(np.count_nonzero(each == 0xDAFF) for each in pairs) <= _MAX_SCANS:
         return
     scans, at = 0, 2
     while marker := _MARKER.search(data, at):

@@ -321,8 +321,9 @@ def test_6_bytes_and_pixels_are_bounded(data: bytes, message: str, monkeypatch: 
         run(data)
 
 
-def test_6_progressive_jpeg_of_many_scans_is_refused() -> None:
-    data = encoded(picture(), "JPEG", progressive=True)
+@pytest.mark.parametrize("comment", [b"x", b"xy"])  # so that scans begin at even and at odd places
+def test_6_progressive_jpeg_of_many_scans_is_refused(comment: bytes) -> None:
+    data = encoded(picture(), "JPEG", progressive=True, comment=comment)
     last = data.rindex(b"\xff\xda")
     with pytest.raises(BadImage, match=r"has 5\d\d scans; it must have at most 100"):
         run(data[:-2] + data[last:-2] * 500 + data[-2:])
