@@ -52,7 +52,7 @@ class Table:
 _MAP = Figure("MAP@R")
 _SCORES = {"map_at_r": _MAP, "recall_at_1": Figure("R@1")}
 _FITTED = _SCORES | {"map_c": Figure("MAP_c"), "map_x": Figure("MAP_x")}
-PAGES = ("docs/results.md", "README.md")
+PAGES = ("docs/results.md", "docs/performance.md", "README.md")
 TABLES: dict[str, Table] = {
     "random_head": Table(groups={"xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}),
     **{
@@ -99,6 +99,17 @@ TABLES: dict[str, Table] = {
     ),
     "weight": Table(
         groups={"prototypes": "m", "xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}
+    ),
+    "providers": Table(
+        groups={"model": "model", "threads": "threads", "batch": "batch"},
+        figures={
+            "ratio": Figure("OpenVINO ÷ CPU", 1, 2),
+            "first_quartile": Figure("first quartile", 1, 2),
+            "third_quartile": Figure("third quartile", 1, 2),
+            "difference": Figure("farthest component, 1e-7", 1e7),
+        },
+        where={"provider": "openvino"},
+        pair="provider",
     ),
     "two_arms": Table(groups={"arm": "arm"}, figures=_FITTED, source="docs/figures/two_arms.csv"),
     "covering": Table(

@@ -28,7 +28,7 @@ def set_up(provider: Provider, *, threads: int, cores: int) -> list[Any]:
     `threads` compute one batch, on `cores` in all: so many batches run beside one another as these hold.
     """
     openvino = {
-        "INFERENCE_PRECISION_HINT": "f32",  # or else bf16, up to 1.5e-2 away, where the processor has it
+        "INFERENCE_PRECISION_HINT": "f32",  # bf16, where a processor has it, moves components by 1.5e-2
         "INFERENCE_NUM_THREADS": str(max(threads, cores)),
         "NUM_STREAMS": str(max(1, cores // threads)),  # with one, batches of several callers run in turn
         "ENABLE_CPU_PINNING": "NO",  # which ties the callers of each process to the same first cores
