@@ -111,6 +111,17 @@ TABLES: dict[str, Table] = {
         where={"provider": "openvino"},
         pair="provider",
     ),
+    "decode": Table(
+        groups={"photos": "photos", "decoder": "decoder"},
+        figures={
+            "images_per_second": Figure("images/s", 1, 0),
+            "ratio": Figure("÷ as served", 1, 2),
+            "difference": Figure("levels away", 1),
+            "recall_at_1": Figure("R@1", 100, 2),
+            "map_at_r": Figure("MAP@R", 100, 2),
+        },
+        pair="images",
+    ),
     "two_arms": Table(groups={"arm": "arm"}, figures=_FITTED, source="docs/figures/two_arms.csv"),
     "covering": Table(
         groups={"m": "m"},
