@@ -15,7 +15,7 @@ BUDGETS = {
     "serving/client": 1_330,
     "serving/rpc": 2_700,
     "serving/engine": 900,
-    "serving/observability": 710,
+    "serving/observability": 720,
     "serving/server": 690,
     "serving": 840,
 }
