@@ -253,6 +253,8 @@ def _meant(words: Sequence[str], fields: "Mapping[str, FieldInfo]") -> str:
 
         if (key := name.replace("-", "_")) in Recipe.model_fields:
             return f"did you mean '--set {key}={value or ' '.join(words[1:2]) or '...'}'? "
+    if name == "device" and "provider" in fields:  # the word of training, and of most others
+        return "did you mean '--provider'? "
     last = name.rpartition("-")[2]
     return f"did you mean {_names(last, fields[last])[0]!r}? " if last in fields else ""
 

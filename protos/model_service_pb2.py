@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/model_service.proto\x12\rcrossbatch.v1\x1a\x1cgoogle/api/annotations.proto\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"7\n\x10GetModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.crossbatch.v1.Model\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.crossbatch.v1.Model\"\x15\n\x13ReloadModelsRequest\"]\n\x14ReloadModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.crossbatch.v1.Model\x12\x0e\n\x06loaded\x18\x02 \x03(\t\x12\x0f\n\x07removed\x18\x03 \x03(\t\"\x8b\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x11\n\tdimension\x18\x03 \x01(\r\x12\x12\n\nimage_size\x18\x04 \x01(\r\x12\x11\n\tprecision\x18\x05 \x01(\t\x12\x11\n\tspec_json\x18\x06 \x01(\t\x12\x12\n\nprototypes\x18\x07 \x01(\r2\xd4\x02\n\x0cModelService\x12\x66\n\x08GetModel\x12\x1e.crossbatch.v1.GetModelRequest\x1a\x1f.crossbatch.v1.GetModelResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/models/{name}\x12\x65\n\nListModels\x12 .crossbatch.v1.ListModelsRequest\x1a!.crossbatch.v1.ListModelsResponse\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models\x12u\n\x0cReloadModels\x12\".crossbatch.v1.ReloadModelsRequest\x1a#.crossbatch.v1.ReloadModelsResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\"\x11/v1/models:reload:\x01*b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/model_service.proto\x12\rcrossbatch.v1\x1a\x1cgoogle/api/annotations.proto\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"7\n\x10GetModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.crossbatch.v1.Model\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.crossbatch.v1.Model\"\x15\n\x13ReloadModelsRequest\"]\n\x14ReloadModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.crossbatch.v1.Model\x12\x0e\n\x06loaded\x18\x02 \x03(\t\x12\x0f\n\x07removed\x18\x03 \x03(\t\"\x9d\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x11\n\tdimension\x18\x03 \x01(\r\x12\x12\n\nimage_size\x18\x04 \x01(\r\x12\x11\n\tprecision\x18\x05 \x01(\t\x12\x11\n\tspec_json\x18\x06 \x01(\t\x12\x12\n\nprototypes\x18\x07 \x01(\r\x12\x10\n\x08provider\x18\x08 \x01(\t2\xd4\x02\n\x0cModelService\x12\x66\n\x08GetModel\x12\x1e.crossbatch.v1.GetModelRequest\x1a\x1f.crossbatch.v1.GetModelResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/models/{name}\x12\x65\n\nListModels\x12 .crossbatch.v1.ListModelsRequest\x1a!.crossbatch.v1.ListModelsResponse\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models\x12u\n\x0cReloadModels\x12\".crossbatch.v1.ReloadModelsRequest\x1a#.crossbatch.v1.ReloadModelsResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\"\x11/v1/models:reload:\x01*b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,7 +51,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELOADMODELSRESPONSE']._serialized_start=269
   _globals['_RELOADMODELSRESPONSE']._serialized_end=362
   _globals['_MODEL']._serialized_start=365
-  _globals['_MODEL']._serialized_end=504
-  _globals['_MODELSERVICE']._serialized_start=507
-  _globals['_MODELSERVICE']._serialized_end=847
+  _globals['_MODEL']._serialized_end=522
+  _globals['_MODELSERVICE']._serialized_start=525
+  _globals['_MODELSERVICE']._serialized_end=865
 # @@protoc_insertion_point(module_scope)

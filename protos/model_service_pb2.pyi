@@ -44,7 +44,7 @@ class ReloadModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., loaded: _Optional[_Iterable[str]] = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "fingerprint", "dimension", "image_size", "precision", "spec_json", "prototypes")
+    __slots__ = ("name", "fingerprint", "dimension", "image_size", "precision", "spec_json", "prototypes", "provider")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DIMENSION_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Model(_message.Message):
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     PROTOTYPES_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     dimension: int
@@ -59,4 +60,5 @@ class Model(_message.Message):
     precision: str
     spec_json: str
     prototypes: int
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dimension: _Optional[int] = ..., image_size: _Optional[int] = ..., precision: _Optional[str] = ..., spec_json: _Optional[str] = ..., prototypes: _Optional[int] = ...) -> None: ...
+    provider: str
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dimension: _Optional[int] = ..., image_size: _Optional[int] = ..., precision: _Optional[str] = ..., spec_json: _Optional[str] = ..., prototypes: _Optional[int] = ..., provider: _Optional[str] = ...) -> None: ...

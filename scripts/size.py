@@ -9,10 +9,10 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGETS = {
     "training": 7_500,
     "serving/catalog": 1_670,
-    "serving/model": 700,
+    "serving/model": 830,
     "serving/gallery": 5_680,
     "serving/indexing": 800,
-    "serving/client": 1_330,
+    "serving/client": 1_340,
     "serving/rpc": 2_700,
     "serving/engine": 900,
     "serving/observability": 720,
@@ -20,7 +20,7 @@ BUDGETS = {
     "serving": 840,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 22_950, 145, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 23_100, 146, 400
 
 
 def files(room: str) -> Iterator[Path]:

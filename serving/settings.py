@@ -1,15 +1,14 @@
 """What `crossbatch serve` can be told."""
 
 from pathlib import Path
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Self
 
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, model_validator
 
+from serving.model.provider import ProviderChoice
 from serving.rpc.limits import DEFAULT_PORT, MAX_INPUTS
 
 __all__ = ["Settings"]
-
-Device: TypeAlias = Literal["cpu", "cuda"]
 
 
 class Settings(BaseModel):
@@ -43,9 +42,9 @@ class Settings(BaseModel):
     """File that gets a line for each write, beside the log."""
     workers: int = Field(1, ge=1, le=256)
     """Processes that share the port and the galleries."""
-    device: Device = "cpu"
-    """What runs the model; a GPU must then be there."""
-    search_device: Device = "cpu"
+    provider: ProviderChoice = "cpu"
+    """What runs the models; must then be there. auto: the fastest that gives the CPU's embeddings to 1e-4."""
+    search_device: Literal["cpu", "cuda"] = "cpu"
     """Where galleries are searched; a GPU, which must then be there, compares every vector."""
     threads: int = Field(0, ge=0, le=1_024)
     """Cores that images are decoded and embedded on; 0 takes all, shared among the workers."""

@@ -59,7 +59,7 @@ def test_help_tells_paths_and_numbers_apart(capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     for flag in ("--tls-client-ca PATH", "--max-in-flight N", "--max-wait-ms NUMBER", "--model MODEL"):
         assert flag in shown
-    assert "--device cpu|cuda" in shown
+    assert "--provider auto|cpu|openvino|cuda|tensorrt" in shown
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,8 @@ def test_help_tells_paths_and_numbers_apart(capsys: pytest.CaptureFixture[str]) 
         ("trian", "'train'"),
         ("search photo.jpg --galery birds", "did you mean '--gallery'"),
         ("search photo.jpg --top-k 5", "did you mean '-k'"),
+        ("serve --device cuda", "did you mean '--provider'"),
+        ("index --device cuda", "did you mean '--provider'"),
         ("train photos --epochs 3", "did you mean '--set epochs=3'"),
         ("sweep photos --learning-rate=0.1", "did you mean '--set learning_rate=0.1'"),
         ("serve", "--model is missing"),

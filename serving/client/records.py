@@ -141,7 +141,10 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model that is served; `spec_json` is its whole record, `prototypes` how many explain an image."""
+    """A model that is served; `spec_json` is its whole record, `prototypes` how many explain an image.
+
+    `provider` is what runs it: cpu, openvino, cuda or tensorrt.
+    """
 
     name: str
     fingerprint: str
@@ -150,6 +153,7 @@ class ModelInfo:
     precision: str
     spec_json: str = field(repr=False)
     prototypes: int = 0
+    provider: str = ""
 
 
 @dataclass(frozen=True, slots=True)

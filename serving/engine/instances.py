@@ -300,7 +300,7 @@ class ModelInstances:
 
     def _encode(self, images: NDArray[np.uint8], *, all_cores: bool) -> NDArray[np.float32]:
         """Run the model on images (B, S, S, 3)."""
-        if self.encoder.device != "cpu":
+        if self.encoder.on_gpu:
             with self._gpu:
                 return self.encoder.encode(images)
         return self.encoder.encode(images, threads=0 if all_cores or self._limits.instances == 1 else 1)
@@ -332,7 +332,7 @@ class ModelInstances:
         explained: Iterator[Prototypes] = iter(())
         try:
             if good:
-                with self._gpu if self.encoder.device != "cpu" else nullcontext():
+                with self._gpu if self.encoder.on_gpu else nullcontext():
                     found = self.encoder.run(np.stack(good), "histograms", "assignments")
                 explained = zip(found["histograms"], found["assignments"], strict=True)
         except Exception as error:  # whatever it is, it is theirs alone

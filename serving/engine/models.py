@@ -13,6 +13,7 @@ from serving.engine.instances import InstanceLimits, ModelInstances
 from serving.engine.repository import ModelRepository, served_name
 from serving.errors import Draining, Mismatch, ModelMismatch, NotFound
 from serving.gallery.gallery import Gallery
+from serving.model.encoder import Encoder
 
 __all__ = ["Agree", "Change", "ModelRegistry", "first_fitting"]
 
@@ -48,12 +49,12 @@ class ModelRegistry:
     def __init__(
         self,
         sources: ModelRepository,
-        limits: InstanceLimits,
+        limits: Callable[[Encoder], InstanceLimits],
         *,
         ran: Callable[[str, int, float], None] = lambda *_: None,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Load nothing yet; `limits`, `ran` and `failed` are those of each model."""
+        """Load nothing yet; `limits` tells those of a model, `ran` and `failed` are for each."""
         self._sources, self._limits = sources, limits
         self._ran, self._failed = ran, failed
         self._served: Mapping[str, _Served] = {}  # replaced as a whole
@@ -197,7 +198,9 @@ class ModelRegistry:
             if served is None:
                 encoder = file.load()
                 name = file.name or served_name(encoder.spec)
-                instances = ModelInstances(name, encoder, self._limits, ran=self._ran, failed=self._failed)
+                instances = ModelInstances(
+                    name, encoder, self._limits(encoder), ran=self._ran, failed=self._failed
+                )
                 served = _Served(instances, (file.name, file.stamp), file.place)
                 loaded.append(served)
             name = served.instances.name

@@ -9,6 +9,7 @@ from serving.cores import usable_cores
 from serving.errors import BadArtifact, BadSetting, NotFound
 from serving.model.encoder import Encoder
 from serving.model.spec import ModelSpec
+from serving.model.trial import load_encoder
 from serving.settings import Settings
 
 __all__ = ["ModelFile", "ModelRepository", "served_name"]
@@ -55,7 +56,7 @@ def served_name(spec: ModelSpec) -> str:
 
 def _load(path: Path, settings: Settings) -> Encoder:
     threads = settings.threads or max(1, usable_cores() // settings.workers)
-    return Encoder(path, threads=threads, device=settings.device)
+    return load_encoder(path, threads=threads, provider=settings.provider)
 
 
 def _files(word: str) -> list[tuple[str, Path]]:

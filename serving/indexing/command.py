@@ -19,7 +19,8 @@ from serving.gallery.disk import disk_error, written_aside
 from serving.gallery.gallery import RebuildPolicy
 from serving.indexing.pipeline import Skipped, index_rows
 from serving.indexing.target import Target
-from serving.model.encoder import Encoder
+from serving.model.provider import ProviderChoice
+from serving.model.trial import load_encoder
 from serving.progress import stages
 
 __all__ = ["Reading", "Settings", "complaint", "render", "run", "some"]
@@ -51,8 +52,8 @@ class Reading(BaseModel):
     """images encoded at once"""
     threads: int = Field(0, ge=0, le=256)
     """threads that decode and encode; 0: one a core"""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """where the model runs"""
+    provider: ProviderChoice = "cpu"
+    """what runs the model; must then be there; auto: the fastest that gives the CPU's embeddings to 1e-4"""
 
     def catalog(self) -> Catalog:
         """Read the data set."""
@@ -87,18 +88,18 @@ def run(settings: Settings) -> dict[str, Any]:
     """Index a data set.
 
     Returns:
-        The fields of `Report` and `gallery`, `model`, `root` (below which the items' URIs are paths),
-        `format`, `table`, `labels`, `images` found on the wanted side of the split, `unlabelled` (images of
-        no class that the split left out), `passed_over` and `left_out` (how many files, by the ends of their
-        names, and folders), `notes` (what else was not read, and fields that are text because of one value),
-        `empty` class folders, `report` (the file that lists the skipped, None where there are none), `items`
-        now in the gallery, `seconds`, `images_per_second`.
+        The fields of `Report` and `gallery`, `model`, `provider` (what ran it), `root` (below which items'
+        URIs are paths), `format`, `table`, `labels`, `images` found on the wanted side of the split,
+        `unlabelled` (images of no class that the split left out), `passed_over` and `left_out` (how many
+        files, by the ends of their names, and folders), `notes` (what else was not read, and fields that are
+        text because of one value), `empty` class folders, `report` (the file that lists the skipped, None
+        where there are none), `items` now in the gallery, `seconds`, `images_per_second`.
     """
     folder, name = _place(settings)
     if settings.report is not None:
         _check_report(settings.report)
     catalog = settings.catalog()
-    encoder = Encoder(settings.model, threads=settings.threads, device=settings.device)
+    encoder = load_encoder(settings.model, threads=settings.threads, provider=settings.provider)
     split, rule = settings.split, encoder.spec.split
     rows = select(catalog, split, rule)
     began = time.monotonic()
@@ -133,6 +134,7 @@ def run(settings: Settings) -> dict[str, Any]:
     return {
         "gallery": str(folder / name),
         "model": encoder.spec.name,
+        "provider": encoder.provider,
         "root": str(catalog.root),
         "format": catalog.format,
         "table": None if catalog.table is None else str(catalog.table),

@@ -12,7 +12,7 @@ from serving.errors import BadData
 from serving.gallery.vectors import Maker, vectors_written
 from serving.indexing.command import Reading, some
 from serving.indexing.pipeline import Skipped, embed_rows
-from serving.model.encoder import Encoder
+from serving.model.trial import load_encoder
 
 __all__ = ["Settings", "render", "run"]
 
@@ -29,7 +29,7 @@ class Settings(Reading):
 def run(settings: Settings) -> dict[str, Any]:
     """Embed a data set; gives how many of its `images` were `stored`, and which were `skipped`, and why."""
     catalog = settings.catalog()
-    encoder = Encoder(settings.model, threads=settings.threads, device=settings.device)
+    encoder = load_encoder(settings.model, threads=settings.threads, provider=settings.provider)
     began = time.monotonic()
     count, skipped = 0, list[Skipped]()
     with vectors_written(settings.out, Maker.model_validate(encoder.spec, from_attributes=True)) as put:
@@ -49,6 +49,7 @@ def run(settings: Settings) -> dict[str, Any]:
     return {
         "out": str(settings.out),
         "model": encoder.spec.name,
+        "provider": encoder.provider,
         "root": str(catalog.root),
         "format": catalog.format,
         "images": len(catalog.rows) + len(absent),

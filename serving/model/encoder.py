@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,28 +11,35 @@ from numpy.typing import NDArray
 from serving.cores import usable_cores
 from serving.errors import BadArtifact, BadSetting, InvalidArgument, Overloaded, cause_of
 from serving.model.preprocess import preprocess
+from serving.model.provider import EXTRAS, GPUS, NAMES, Provider, set_up
 from serving.model.spec import ModelSpec, keep_outputs, output_names, read_model
 
-__all__ = ["Encoder"]
+__all__ = ["Encoder", "offered_providers"]
 
 _INPUT: Final = "images"
 _EMBEDDINGS: Final = "embeddings"
+_LACKS: Final = {
+    "openvino": "its libraries could not be loaded",
+    "cuda": "it found no GPU, or a CUDA or cuDNN of another version",
+    "tensorrt": "it found no GPU, or no TensorRT, CUDA or cuDNN of the version that it needs",
+}
 _OUT_OF_MEMORY: Final = ("allocate", "out of memory", "bad_alloc", "bad allocation")
 
 
 class Encoder:
     """One loaded model; all methods may be called from several threads at once."""
 
-    def __init__(self, path: Path | str, *, threads: int = 0, device: Literal["cpu", "cuda"] = "cpu") -> None:
-        """Read, prove and load an ONNX file, as `read_model` does; `cuda` is the first GPU.
+    def __init__(self, path: Path | str, *, threads: int = 0, provider: Provider = "cpu") -> None:
+        """Read, prove and load an ONNX file, as `read_model` does; of several GPUs the first one runs it.
 
         So many threads compute one batch; 0 takes one for each core that this process may use. BadSetting
-        tells that ONNX Runtime or the device is not there.
+        tells that ONNX Runtime or the provider is not there.
         """
         self.spec: ModelSpec
         self._path = Path(path)
         self._data, self.spec = read_model(self._path)
-        self.device = device
+        self.provider = provider
+        self.on_gpu = provider in GPUS
         self.threads = threads or usable_cores()
         self._runtime = _onnxruntime()
         self._outputs = output_names(self._data)
@@ -109,26 +116,23 @@ class Encoder:
         # A thread that spins while it waits takes the core from decoding and gRPC (onnxruntime#17011).
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3  # errors; it writes to standard error past Python's logging
-        providers: list[Any] = ["CPUExecutionProvider"]
-        if self.device == "cuda":
-            offered = self._runtime.get_available_providers()
-            if "CUDAExecutionProvider" not in offered:
-                raise BadSetting(
-                    "the device cuda was asked for, and the installed ONNX Runtime offers"
-                    f" {', '.join(offered)}; install crossbatch[gpu] in place of crossbatch[cpu], or choose"
-                    " the device cpu"
-                )
-            # The search for the fastest kernel is repeated for each new batch size, at 10 times a run's cost.
-            providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
+        name = NAMES[self.provider]
+        if name not in (offered := self._runtime.get_available_providers()):
+            raise BadSetting(
+                f"the provider {self.provider} was asked for, and the installed ONNX Runtime offers"
+                f" {', '.join(offered)}; install crossbatch[{EXTRAS[self.provider]}] in place of"
+                " the other extras that bring ONNX Runtime, or choose another provider"
+            )
+        providers = set_up(self.provider, threads=threads, cores=self.threads)
         try:
             session = self._runtime.InferenceSession(data, options, providers=providers)
         except Exception as error:
             raise BadArtifact(f"{self._path} cannot be loaded by ONNX Runtime: {cause_of(error)}") from error
         # A provider that fails to start is left out without an error (onnxruntime#23372).
-        if self.device == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
+        if name not in session.get_providers():
             raise BadSetting(
-                "the device cuda was asked for, and ONNX Runtime could not start it: it found no GPU, or a "
-                "CUDA or cuDNN of another version; mend that, or choose the device cpu"
+                f"the provider {self.provider} was asked for, and ONNX Runtime could not start it: "
+                f"{_LACKS[self.provider]}; mend that, or choose another provider"
             )
         return session
 
@@ -144,6 +148,12 @@ class Encoder:
                 f"uint8 (B, {spec.image_size}, {spec.image_size}, 3) and embeddings float32 "
                 f"(B, {spec.dimension}) are needed; export it again"
             )
+
+
+def offered_providers() -> list[Provider]:
+    """Tell which providers the installed ONNX Runtime has, whether or not their devices are there."""
+    offered = _onnxruntime().get_available_providers()
+    return [provider for provider, name in NAMES.items() if name in offered]
 
 
 def _onnxruntime() -> Any:

@@ -60,7 +60,7 @@ queue_images | sum | worker, model | Images that wait for a model.
 batch_images | images | model | Images in a run of a model.
 model_run_duration_seconds | stages | model | Time of a run of a model.
 images_embedded | count | model | Images that a model has embedded.
-model_info | max | model, fingerprint, precision, dimension | A model that is served; 1.
+model_info | max | model, fingerprint, precision, dimension, provider | A model that is served; 1.
 gallery_usable | max | gallery | 1, or 0 for a gallery that is damaged or that no served model fits.
 gallery_items | max | gallery | Items in a gallery.
 gallery_fresh_items | max | gallery | Items newer than the index, which are compared one by one.
@@ -185,7 +185,8 @@ class Metrics:
         for model in models.all():
             spec = model.spec
             now["queue_images", worker, model.name] = model.waiting
-            now["model_info", model.name, spec.fingerprint, spec.precision, str(spec.dimension)] = 1
+            facts = (spec.fingerprint, spec.precision, str(spec.dimension), model.encoder.provider)
+            now["model_info", model.name, *facts] = 1
         for name in galleries.open_names():
             now |= _of_gallery(name, models, galleries)
         for each in self._told | now:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from functools import partial
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,6 +23,7 @@ from serving.engine.models import Change, ModelRegistry
 from serving.engine.repository import ModelRepository
 from serving.errors import Draining, Unavailable
 from serving.gallery.directory import GalleryDirectory
+from serving.model.encoder import Encoder
 from serving.observability.access_log import AccessLog, AuditLog
 from serving.observability.call import Call
 from serving.observability.metrics import Metrics, served_metrics
@@ -88,7 +90,9 @@ class Server:
         sources = ModelRepository(settings) if sources is None else sources
         if directory is None:
             directory = GalleryDirectory(settings.galleries.absolute(), device=settings.search_device)
-        self.models = ModelRegistry(sources, _limits(settings), ran=self._metrics.batch, failed=self._fail)
+        self.models = ModelRegistry(
+            sources, partial(_limits, settings), ran=self._metrics.batch, failed=self._fail
+        )
         self.galleries = GalleryExecutor(directory, self.models)
         authenticator = Authenticator(settings.keys)
         access_log = AccessLog(
@@ -222,13 +226,12 @@ class Server:
         self._health.enter_graceful_shutdown()
 
 
-def _limits(settings: Settings) -> InstanceLimits:
+def _limits(settings: Settings, encoder: Encoder) -> InstanceLimits:
     """Share the cores: on a CPU each instance runs on one, for a GPU each decodes on one."""
     cores = max(1, usable_cores() // settings.workers)
-    on_cpu = settings.device == "cpu"
     return InstanceLimits(
-        instances=(settings.threads if on_cpu else settings.decode_threads) or cores,
-        max_batch=settings.max_batch or (BATCH_CPU if on_cpu else BATCH_GPU),
+        instances=(settings.decode_threads if encoder.on_gpu else settings.threads) or cores,
+        max_batch=settings.max_batch or (BATCH_GPU if encoder.on_gpu else BATCH_CPU),
         capacity=settings.max_in_flight,
         max_wait=settings.max_wait_ms / 1e3,
     )

@@ -68,7 +68,8 @@ class FakeEncoder:
     encode_gate: threading.Event = field(default_factory=threading.Event)
     failing: Exception | None = None
     known: dict[int, bytes] = field(default_factory=dict)
-    device: str = "cpu"
+    provider: str = "cpu"
+    on_gpu: bool = False
 
     def __post_init__(self) -> None:
         self.decode_gate.set()

@@ -1,5 +1,6 @@
 """A model file at work: right numbers, only the nodes asked for, and every failure in one sentence."""
 
+import json
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from PIL import Image
 from serving.cores import usable_cores
 from serving.errors import BadArtifact, BadSetting, InvalidArgument, Overloaded
 from serving.model.encoder import Encoder
+from serving.model.provider import set_up
 from serving.model.spec import keep_outputs
 from tests.pictures import encoded
 from tests.tiny_model import SIZE, tiny_graph, write_tiny_model
@@ -133,18 +135,54 @@ def test_session_is_set_up_for_a_server(path: Path, loads: list[Any]) -> None:
         assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
-def test_cuda_that_is_not_offered_or_does_not_start_is_an_error(
-    path: Path, monkeypatch: pytest.MonkeyPatch, loads: list[Any]
+@pytest.mark.parametrize(
+    ("provider", "name", "extra", "lacks"),
+    [
+        ("openvino", "OpenVINOExecutionProvider", "openvino", "libraries"),
+        ("cuda", "CUDAExecutionProvider", "gpu", "no GPU"),
+        ("tensorrt", "TensorrtExecutionProvider", "gpu", "no GPU, or no TensorRT"),
+    ],
+)
+def test_a_provider_that_is_not_offered_or_does_not_start_is_an_error(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loads: list[Any],
+    provider: Any,
+    name: str,
+    extra: str,
+    lacks: str,
 ) -> None:
     """ONNX Runtime drops a provider that fails and goes on with the CPU; the session's own list tells."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    with pytest.raises(BadSetting, match=r"offers CPUExecutionProvider; install crossbatch\[gpu\]"):
-        Encoder(path, device="cuda")
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    with pytest.raises(BadSetting, match="ONNX Runtime could not start it: it found no GPU"):
-        Encoder(path, device="cuda")
+    with pytest.raises(BadSetting, match=rf"offers CPUExecutionProvider; install crossbatch\[{extra}\]"):
+        Encoder(path, provider=provider)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [name])
+    with pytest.raises(BadSetting, match=f"ONNX Runtime could not start it: .*{lacks}.*another provider$"):
+        Encoder(path, provider=provider)
     ((_, _, asked),) = loads
-    assert asked[0] == ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"})
+    assert asked[0][0] == name
+    assert asked[-1][0] == "CPUExecutionProvider"
+
+
+def test_providers_compute_in_float32_and_look_for_no_kernel_anew() -> None:
+    ((_, cuda), _) = set_up("cuda", threads=1, cores=1)
+    assert cuda == {"cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
+    tensorrt = set_up("tensorrt", threads=1, cores=1)
+    assert [name for name, _ in tensorrt][1] == "CUDAExecutionProvider"
+    assert tensorrt[1][1] == cuda
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "streams", "all_threads"),
+    [(1, 1, "1", "1"), (1, 4, "4", "4"), (4, 4, "1", "4"), (6, 4, "1", "6")],
+)
+def test_openvino_runs_as_many_batches_side_by_side_as_cores_hold(
+    threads: int, cores: int, streams: str, all_threads: str
+) -> None:
+    ((_, options), _) = set_up("openvino", threads=threads, cores=cores)
+    asked = json.loads(options["load_config"])["CPU"]
+    assert (asked["NUM_STREAMS"], asked["INFERENCE_NUM_THREADS"]) == (streams, all_threads)
+    assert asked["INFERENCE_PRECISION_HINT"] == "f32"
 
 
 def test_missing_onnxruntime_says_what_to_install(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,7 @@ def test_a_bug_that_one_gallery_shows_hides_no_other(
 def test_the_model_is_described(stubs: Stubs) -> None:
     model = stubs.models.GetModel(model_pb.GetModelRequest()).model
     assert (model.name, model.fingerprint, model.dimension) == ("fake", "a" * 64, DIMENSION)
+    assert model.provider == "cpu"
     assert json.loads(model.spec_json)["name"] == "fake"
 
 

@@ -145,7 +145,7 @@ def test_an_image_that_is_alone_has_all_cores_and_waits_for_nobody() -> None:
         assert call.stages.seconds("queue") < 1
         model.embed([b"a", b"b"], call_of())
     assert encoder.threads_used[1:] != [0, 0]
-    gpu = Noting(device="cuda")
+    gpu = Noting(on_gpu=True)
     with running(gpu, instances=3) as model:
         model.embed([b"%d" % i for i in range(9)], call_of())
     assert set(gpu.threads_used) == {0}  # which takes whole batches of each instance

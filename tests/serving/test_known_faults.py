@@ -33,11 +33,11 @@ FAULTS = {
     "infinity#367: an image of one pixel": "test_9_extreme_shapes_work",
     "infinity#609: one bad image hangs all later requests": "test_each_image_has_exactly_one_outcome_its_own",
     "onnxruntime#23372, #17801, trusty-tools#695: the CPU in place of a GPU, without a word":
-        "test_cuda_that_is_not_offered_or_does_not_start_is_an_error",
+        "test_a_provider_that_is_not_offered_or_does_not_start_is_an_error",
     "onnxruntime#26996, #7748, onnxruntime-extensions#404: of two packages the one for CPUs wins":
-        "test_cuda_that_is_not_offered_or_does_not_start_is_an_error",
+        "test_a_provider_that_is_not_offered_or_does_not_start_is_an_error",
     "onnxruntime#709, #6978, #17443, #19838, PaddleX#5057: a search for kernels at each new batch size":
-        "test_cuda_that_is_not_offered_or_does_not_start_is_an_error",
+        "test_a_provider_that_is_not_offered_or_does_not_start_is_an_error",
     "onnxruntime#8313, #10113, #10166: threads that are counted wrongly in a container":
         "test_session_is_set_up_for_a_server",
     "onnxruntime#17011, #19384, #26847: threads that spin while they wait":

@@ -85,8 +85,8 @@ def test_what_was_done_is_counted_and_how_the_server_stands_is_told(tmp_path: Pa
     assert found['crossbatch_stage_duration_seconds_count{stage="gallery"}'] == 1
     assert found['crossbatch_gallery_usable{gallery="shoes"}'] == 1
     assert found['crossbatch_gallery_info{gallery="shoes",index_type="exact",model="fake"}'] == 1
-    info = f'crossbatch_model_info{{dimension="8",fingerprint="{"a" * 64}",model="fake",precision="fp32"}}'
-    assert found[info] == 1
+    info = f'dimension="8",fingerprint="{"a" * 64}",model="fake",precision="fp32",provider="cpu"'
+    assert found[f"crossbatch_model_info{{{info}}}"] == 1
     assert found['crossbatch_worker_resident_memory_bytes{worker="0"}'] > 1e7
     assert found['crossbatch_worker_cpu_seconds_total{worker="0"}'] > 0
     assert found['crossbatch_inputs_in_flight_limit{worker="0"}'] == 512

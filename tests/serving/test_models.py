@@ -39,7 +39,8 @@ from tests.tiny_model import write_tiny_model
 
 @contextmanager
 def started(sources: Any) -> Iterator[ModelRegistry]:
-    models = ModelRegistry(sources, InstanceLimits(instances=1, max_batch=4, capacity=100))
+    limits = InstanceLimits(instances=1, max_batch=4, capacity=100)
+    models = ModelRegistry(sources, lambda _: limits)
     models.reload()
     try:
         yield models

@@ -104,6 +104,14 @@ def test_settings_hold_their_bounds() -> None:
             Settings.model_validate({"model": ["m"], "galleries": "g", name: value})
 
 
+@pytest.mark.parametrize(("on_gpu", "instances"), [(False, 1), (True, 3)])
+def test_a_gpu_is_fed_by_the_threads_that_decode(tmp_path: Path, on_gpu: bool, instances: int) -> None:
+    encoder = FakeEncoder(on_gpu=on_gpu)
+    with serving(encoder, GalleryDirectory(tmp_path), threads=1, decode_threads=3):
+        names = [each.name for each in threading.enumerate() if each.name.startswith("fake-")]
+        assert len(names) == instances
+
+
 def test_the_limits_are_those_of_the_parts_behind() -> None:
     assert limits.MAX_K == gallery_item.MAX_K
     assert limits.MAX_BYTES_IN_FLIGHT >= limits.MAX_MESSAGE_BYTES

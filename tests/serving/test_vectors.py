@@ -202,6 +202,7 @@ def test_a_folder_is_embedded_into_a_file_that_makes_the_gallery_that_index_make
     (data / "notes.txt").touch()
     result = embedded(model, data, tmp_path / "vectors.parquet")
     assert (result["images"], result["stored"], result["model"]) == (21, 20, "tiny")
+    assert result["provider"] == "cpu"
     (skipped,) = result["skipped"]
     assert skipped["key"] == "class0/torn.jpg"
     told = f"passed over: 1 .txt\nskipped: 1\n  class0/torn.jpg: {skipped['reason']}"

@@ -56,4 +56,5 @@ def _described(model: ModelInstances) -> pb.Model:
         precision=spec.precision,
         spec_json=spec.model_dump_json(),
         prototypes=spec.prototypes,
+        provider=model.encoder.provider,
     )
