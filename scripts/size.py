@@ -7,9 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {
-    "training": 7_500,
+    "training": 7_510,
     "serving/catalog": 1_670,
-    "serving/model": 830,
+    "serving/model": 860,
     "serving/gallery": 5_680,
     "serving/indexing": 800,
     "serving/client": 1_340,
@@ -20,7 +20,7 @@ BUDGETS = {
     "serving": 840,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 23_100, 146, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 23_500, 148, 400
 
 
 def files(room: str) -> Iterator[Path]:
