@@ -119,7 +119,7 @@ def render(result: dict[str, Any]) -> str:
     )
     if lowered:
         told += f"\n{result['precision']} against fp32 ({result['fp32_fingerprint'][:12]}): "
-        told += f"{tell_change(lowered)}, on {lowered['images']} images of unseen classes."
+        told += f"{tell_change(lowered)}, on {lowered['images']} test images."
     return told
 
 

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from serving.catalog.catalog import Catalog
 from serving.errors import BadArtifact, cause_of
 from serving.model.encoder import Encoder, cpu_flags
-from serving.model.spec import ModelSpec, fingerprint, read_model, write_spec
+from serving.model.spec import ModelSpec, fingerprint, keep_outputs, read_model, write_spec
 from training.evaluation import evaluate
 from training.loop.checkpoint import write_file
 
@@ -51,12 +51,12 @@ def lower_file(
     """
     data, spec = read_model(fp32)
     model = onnx.load_model_from_string(data)
-    if precision == "int8":
+    if precision == "fp16":
+        model = to_fp16(model)
+    else:
         preprocess = Encoder(fp32).preprocess
         pixels = np.stack([preprocess(photo) for photo in photos])  # (N, S, S, 3)
         model = to_int8(model, pixels, reduce_range=overflows())
-    else:
-        to_fp16(model)
     own = {"fingerprint": fingerprint(model), "precision": precision, "fp32_fingerprint": spec.fingerprint}
     spec = spec.model_copy(update=own | {"cpu_flags": cpu_flags() if precision == "int8" else None})
     write_spec(model, spec)
@@ -140,7 +140,7 @@ def to_int8(model: onnx.ModelProto, pixels: NDArray[np.uint8], *, reduce_range: 
         return onnx.load(path)
 
 
-def to_fp16(model: onnx.ModelProto) -> None:
+def to_fp16(model: onnx.ModelProto) -> onnx.ModelProto:
     """Turn the backbone's numbers into fp16, with a cast where they go in and where they come out.
 
     Not by ONNX Runtime's own converter, which rounds fp32 outputs to fp16 and leaves nodes in no order.
@@ -173,12 +173,11 @@ def to_fp16(model: onnx.ModelProto) -> None:
                 if (node.op_type, attribute.name, attribute.i) == ("Cast", "to", TensorProto.FLOAT):
                     attribute.i = TensorProto.FLOAT16
         nodes.append(node)
-    used = {name for node in nodes for name in node.input}
-    kept = [each for each in model.graph.initializer if each.name in used]
-    for field, parts in (("node", nodes), ("initializer", kept), ("value_info", ())):
-        rest = [type(part).FromString(part.SerializeToString()) for part in parts]
-        model.graph.ClearField(field)
-        getattr(model.graph, field).extend(rest)
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]  # outlive the graph's
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+    outputs = [port.name for port in model.graph.output]
+    return onnx.load_model_from_string(keep_outputs(model.SerializeToString(), outputs))
 
 
 def _is_inside(node: onnx.NodeProto) -> bool:

@@ -11,11 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks import precision
 from serving.errors import BadArtifact, BadData, BadSetting
 from serving.model.encoder import Encoder, cpu_flags
 from serving.model.spec import KEY, fingerprint, read_model, read_spec, write_spec
 from tests.pictures import encoded
-from tests.training.small import TINY, Train
+from tests.training.small import TINY, Train, read_table
 from training import export, quantise
 from training.data.partition import read_own
 from training.evaluation import evaluate
@@ -59,9 +60,7 @@ def _lower(backbone: str, pooling: PoolingName, path: Path) -> Lowered:
     export_model(build_embedder(recipe), FIELDS, path, PHOTOS)
     encoder = Encoder(path, threads=1)
     pixels = np.stack([encoder.preprocess(photo) for photo in PHOTOS])
-    half = _load(path)
-    to_fp16(half)
-    return Lowered(path, pixels, to_int8(_load(path), pixels, reduce_range=False), half)
+    return Lowered(path, pixels, to_int8(_load(path), pixels, reduce_range=False), to_fp16(_load(path)))
 
 
 def _load(path: Path) -> onnx.ModelProto:
@@ -174,13 +173,28 @@ def test_command_measures_both_files_and_the_spec_says_so(
         figures = {"recall_at_1": found["recall_at"]["1"], "map_at_r": found["map_at_r"]}
         assert spec.against_fp32[name] == figures
     assert (spec.against_fp32["images"], spec.against_fp32["data"]) == (found["images"], data.name)
-    for words in (
-        f"{precision} against fp32 ({before.fingerprint[:12]}): R@1 ",
-        " % (+",
-        "12 images of unseen",
-    ):
-        assert words in render(result).replace("(-", "(+")
+    told = f"{precision} against fp32 ({before.fingerprint[:12]}): {quantise.tell_change(spec.against_fp32)}"
+    assert f"\n{told}, on 12 test images." in render(result)
     assert [entry.key for entry in _load(path).metadata_props] == [KEY]
+
+
+def test_what_a_file_no_longer_finds_is_measured(
+    trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(model: onnx.ModelProto) -> onnx.ModelProto:
+        (head,) = [each for each in model.graph.initializer if each.name.endswith("head.weight")]
+        weights = onnx.numpy_helper.to_array(head).copy()
+        weights[1:] = 0  # one component, which at unit length is the same for most
+        head.CopyFrom(onnx.numpy_helper.from_array(weights, head.name))
+        return model
+
+    monkeypatch.setattr(quantise, "to_fp16", spoil)
+    settings = Settings(run_dir=trained, model=tmp_path / "m.onnx", precision="fp16")
+    with pytest.raises(BadArtifact, match="the fp16 file was not kept"):
+        run(settings)
+    found = run(settings.model_copy(update={"max_loss": 100}))["against_fp32"]
+    own = evaluate.run(evaluate.Settings(target=settings.model, data=data))
+    assert found["own"]["map_at_r"] == own["map_at_r"] < found["fp32"]["map_at_r"]
 
 
 @pytest.mark.parametrize("figure", quantise.FIGURES)
@@ -226,3 +240,19 @@ def test_what_cannot_be_calibrated_is_told(trained: Path, tmp_path: Path) -> Non
     with pytest.raises(BadSetting, match=r"--calibrate is for --precision int8: give both, or neither"):
         run(settings.model_copy(update={"precision": "fp16"}))
     assert not settings.model.exists()
+
+
+def test_the_benchmark_in_short(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "precision.csv"
+    words = ["small=" + str(trained), "random=resnet20@16", "--csv", str(table)]
+    short = ["--threads", "1", "--batches", "1", "2", "--turns", "2", "--seconds", "0.01"]
+    assert precision.main(words + short) == 0
+    rows = read_table(table)
+    cases = [(name, batch, turn) for name in ("small", "random") for batch in "12" for turn in "01"]
+    assert [(row["model"], row["batch"], row["turn"]) for row in rows] == cases
+    for row in rows:
+        rates = [float(row[name]) for name in ("fp32_images_s", "int8_images_s")]
+        assert float(row["ratio"]) == pytest.approx(rates[1] / rates[0], rel=0.01)
+        assert (row["recall_at_1_change"] == row["map_at_r_change"] == "") is (row["model"] == "random")
+    told = capsys.readouterr().out
+    assert told.count("random") == told.count("small") == 2
