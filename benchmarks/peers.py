@@ -32,21 +32,19 @@ version of crossbatch's environment, or the pixels of the three differ.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.driving import messages
 from benchmarks.driving.bounds import NOT_MET, Bounds
 from benchmarks.driving.client import Client, Target
-from benchmarks.driving.figures import median
+from benchmarks.driving.figures import median, write_csv
 from benchmarks.driving.log import tell
 from benchmarks.driving.plain import Plain
 from benchmarks.driving.rounds import Level, Rounds, table
@@ -61,7 +59,7 @@ from serving.model.spec import keep_outputs, read_model
 
 __all__ = ["IN_FLIGHT", "OURS", "compared", "main"]
 
-IN_FLIGHT = (1, 8, 32)
+IN_FLIGHT = (1, 8, 32, 128)
 OURS = "crossbatch"
 
 
@@ -85,22 +83,24 @@ def main(words: Sequence[str]) -> int:
     given = _parser().parse_args(words)
     with tempfile.TemporaryDirectory(dir=given.work) as temporary, ExitStack() as stack:
         try:
-            results = _measure(given, Path(temporary), stack, bounds)
+            rows = _measure(given, Path(temporary), stack, bounds)
         except Failed as error:
             raise SystemExit(str(error)) from error
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1))
+    if given.csv:
+        write_csv(given.csv, rows)
     return bounds.status
 
 
-def _measure(given: argparse.Namespace, work: Path, stack: ExitStack, bounds: Bounds) -> dict[str, Any]:
+def _measure(
+    given: argparse.Namespace, work: Path, stack: ExitStack, bounds: Bounds
+) -> list[dict[str, object]]:
     images = pictures(given.images, given.count)
     encoder = Encoder(given.model, threads=given.threads)
     plain = stack.enter_context(Plain(encoder, images, threads=given.threads))
     client = stack.enter_context(Client())
     pruned = work / "embeddings.onnx"
     pruned.write_bytes(keep_outputs(read_model(given.model)[0], ["embeddings"]))
-    found, missing = {}, {}
+    found = {}
     for rival in _rivals(given, encoder, pruned):
         log = work / f"{rival.title}.log"
         try:
@@ -111,7 +111,6 @@ def _measure(given: argparse.Namespace, work: Path, stack: ExitStack, bounds: Bo
             best = tuned(rival, client, path, log, in_flight=given.in_flight, seconds=given.seconds / 2)
             served = stack.enter_context(start(best, log))
         except Failed as error:
-            missing[rival.title] = str(error)
             bounds.note(f"- {rival.title} takes no part: {error}: {NOT_MET}")
             continue
         print(f"- {best.title}: {best.setting}")
@@ -131,7 +130,8 @@ def _measure(given: argparse.Namespace, work: Path, stack: ExitStack, bounds: Bo
     print(table(levels) + "\n")
     for line in compared(levels):
         bounds.note(line)
-    return {"levels": [level.told() for level in levels], "missing": missing}
+    about = {"model": given.model.stem, "threads": given.threads}
+    return [about | row for level in levels for row in level.rows()]
 
 
 def _rivals(given: argparse.Namespace, encoder: Encoder, model: Path) -> list[Rival]:
@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn; half in the trials before")
     parser.add_argument("--count", type=int, default=512, help="images that are sent")
     parser.add_argument("--work", type=Path, help="folder for what is written; a temporary one if not given")
-    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--csv", type=Path, help="file that all rounds are added to")
     return parser
 
 

@@ -1,6 +1,6 @@
 """Search in galleries beside hnswlib, usearch, pgvector and milvus-lite, at equal recall@10.
 
-    python benchmarks/search.py --server --rivals-python RIVALS/bin/python --json search.json
+    python benchmarks/search.py --server --rivals-python RIVALS/bin/python --csv search.csv
     python benchmarks/search.py --count 20000 --dimension 64 --rivals
     python benchmarks/search.py --vectors EMBEDDINGS.npy --rivals-python RIVALS/bin/python
 
@@ -24,13 +24,11 @@ pymilvus milvus-lite faiss-cpu`; one that is missing has a row that says so.
 """
 
 import argparse
-import json
 import math
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -39,6 +37,7 @@ import numpy as np
 from benchmarks.contenders.embeddings import draw, split
 from benchmarks.contenders.match import Contestant, Match, Row, Rules
 from benchmarks.contenders.table import ratios, tables
+from benchmarks.driving.figures import write_csv
 from benchmarks.driving.log import tell
 
 __all__ = ["RIVALS", "SIZES", "contestants", "main", "measure"]
@@ -112,7 +111,6 @@ def main(words: Sequence[str]) -> None:
         highest=given.highest,
         brief=given.brief,
     )
-    results: list[dict[str, Any]] = []
     for count, dimension in _sizes(given):
         some = contestants(
             given.kinds or kinds(count, dimension),
@@ -129,9 +127,9 @@ def main(words: Sequence[str]) -> None:
                 draw(vectors, count + fresh + given.queries, dimension)
             rows = measure(folder, vectors, some, rules, fresh=fresh, queries=given.queries)
         print(f"\n## {count:,} x {dimension}\n\n{tables(rows)}\n\n{ratios(rows)}", flush=True)
-        results.append({"count": count, "dimension": dimension, "rows": [row.told() for row in rows]})
-        if given.json:
-            given.json.write_text(json.dumps(results, indent=1))
+        if given.csv:
+            about = {"items": count, "dimension": dimension}
+            write_csv(given.csv, [about | kept for row in rows for kept in row.kept()])
 
 
 def _sizes(given: argparse.Namespace) -> Sequence[tuple[int, int]]:
@@ -162,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cores", type=int, default=1, help="that each may use while it is timed; 0: all")
     parser.add_argument("--patience", type=float, default=1200.0, help="seconds until one is given up")
     parser.add_argument("--work", type=Path, help="folder for what is built; a temporary one if not given")
-    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--csv", type=Path, help="file that the medians are added to")
     return parser
 
 

@@ -52,7 +52,7 @@ class Table:
 _MAP = Figure("MAP@R")
 _SCORES = {"map_at_r": _MAP, "recall_at_1": Figure("R@1")}
 _FITTED = _SCORES | {"map_c": Figure("MAP_c"), "map_x": Figure("MAP_x")}
-PAGES = ("docs/results.md", "docs/performance.md", "README.md")
+PAGES = ("docs/results.md", "docs/artifact.md", "docs/performance.md", "README.md")
 TABLES: dict[str, Table] = {
     "random_head": Table(groups={"xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}),
     **{
@@ -121,6 +121,16 @@ TABLES: dict[str, Table] = {
             "map_at_r": Figure("MAP@R", 100, 2),
         },
         pair="images",
+    ),
+    "precision": Table(
+        groups={"model": "model", "batch": "batch"},
+        figures={
+            "ratio": Figure("int8 ÷ fp32, images/s", 1, 2),
+            "recall_at_1_change": Figure("Δ R@1, points", 100, 2),
+            "map_at_r_change": Figure("Δ MAP@R, points", 100, 2),
+        },
+        where={"threads": "1"},
+        pair="turn",
     ),
     "two_arms": Table(groups={"arm": "arm"}, figures=_FITTED, source="docs/figures/two_arms.csv"),
     "covering": Table(

@@ -7,20 +7,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {
-    "training": 7_500,
-    "serving/catalog": 1_650,
-    "serving/model": 830,
-    "serving/gallery": 5_570,
+    "training": 7_510,
+    "serving/catalog": 1_670,
+    "serving/model": 860,
+    "serving/gallery": 5_680,
     "serving/indexing": 800,
     "serving/client": 1_340,
     "serving/rpc": 2_700,
     "serving/engine": 900,
-    "serving/observability": 710,
-    "serving/server": 690,
+    "serving/observability": 720,
+    "serving/server": 700,
     "serving": 840,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 22_940, 145, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 23_500, 148, 400
 
 
 def files(room: str) -> Iterator[Path]:

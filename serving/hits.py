@@ -27,7 +27,7 @@ from serving.progress import progress
 
 __all__ = ["Answer", "Photo", "listed", "write_hits"]
 
-_COLUMNS: Mapping[str, str | int] = {
+_COLUMNS: Mapping[str, str] = {
     "query": "string", "rank": "int32", "score": "float32", "key": "string", "label": "string",
     "uri": "string", "metadata": "string", "error": "string",
 }  # fmt: skip

@@ -15,20 +15,19 @@ Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 @contextmanager
 def parquet_written(
-    path: Path, columns: Mapping[str, str | int], notes: Mapping[str, str] | None = None
+    path: Path, columns: Mapping[str, str], notes: Mapping[str, str] | None = None
 ) -> Iterator[Callable[[Rows], None]]:
     """Yield what writes rows as a row group of a new file, which is there when the block ends.
 
-    A column is of the type that Arrow calls so ("string", "float32", ...), or of vectors of so many float32.
-    `notes` are metadata of the schema.
+    A column is of the type that Arrow calls so ("string", "float32", ...), or "vector": lists of float32, as
+    Milvus takes no lists of a fixed size. `notes` are metadata of the schema.
     """
     parquet = arrow_parquet()
     import pyarrow
 
-    vectors, single = pyarrow.float32(), pyarrow.type_for_alias
+    vector = pyarrow.list_(pyarrow.float32())
     types = [
-        (name, pyarrow.list_(vectors, kind) if isinstance(kind, int) else single(kind))
-        for name, kind in columns.items()
+        (name, vector if kind == "vector" else pyarrow.type_for_alias(kind)) for name, kind in columns.items()
     ]
     schema = pyarrow.schema(types, metadata=notes)
     # Distinct values, as keys and vectors are, gain nothing from a dictionary.

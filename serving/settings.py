@@ -71,6 +71,9 @@ class Settings(BaseModel):
     """URL of an OpenTelemetry collector (OTLP over HTTP) that traces are sent to."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe log line that is written to standard error."""
+    log_calls: Literal["some", "all"] = "some"
+    """Calls that have a line: some, each error and of what went well the first ten a second of each kind; or
+    all."""
 
     @model_validator(mode="after")
     def _fit(self) -> Self:

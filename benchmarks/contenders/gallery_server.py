@@ -81,7 +81,7 @@ class _NoEncoder:
     """Stands for a model that embeds nothing but the server's own warm-up; is its own source."""
 
     name = place = stamp = ""
-    device = "cpu"
+    provider, on_gpu = "cpu", False
 
     def __init__(self, dimension: int) -> None:
         self.spec = ModelSpec(

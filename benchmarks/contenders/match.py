@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,32 @@ class Row:
     filtered: dict[str, dict[str, Any]] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
 
-    def told(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
+    def kept(self) -> Iterator[dict[str, object]]:
+        """Yield what is kept of each part: all items, those that a filter lets through, and after changes."""
+        needs = {
+            "build_seconds": sum(self.built.get(name, 0.0) for name in ("load_seconds", "index_seconds")),
+            "disk_mb": self.built.get("disk_bytes", 0) / 1e6,
+            "memory_mb": self.memory.get("anonymous_bytes", 0) / 1e6,
+            "first_answer_seconds": self.first_answer_seconds,
+            "built": self.built.get("about", ""),
+        }
+        filtered = {f"filter lets {percent} % through": figures for percent, figures in self.filtered.items()}
+        for part, figures in {"all items": self.plain, **filtered, "after changes": self.changed}.items():
+            of_batch = {batch: figures[str(batch)] for batch in BATCHES if str(batch) in figures}
+            if not of_batch:
+                continue
+            told = {"contestant": self.contestant.title, "sort": self.contestant.sort, "part": part}
+            yield {
+                **told,
+                "recall": figures["recall"],
+                **{
+                    f"{name}_{batch}": values[name]
+                    for batch, values in of_batch.items()
+                    for name in ("queries_per_second", "p50_ms", "p99_ms")
+                },
+                "setting": figures.get("setting"),
+                **(needs if part == "all items" else {}),
+            }
 
 
 @dataclass

@@ -1,10 +1,28 @@
-"""Latencies and rounds in figures."""
+"""Latencies and rounds in figures, and the file that they are kept in."""
 
+import csv
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-__all__ = ["apart", "median", "percentile", "quartiles"]
+__all__ = ["apart", "median", "percentile", "quartiles", "write_csv"]
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows, or add them to those of an earlier run; a cell is empty where a row has no value."""
+    if path.exists():
+        with path.open(newline="") as file:
+            rows = [*csv.DictReader(file), *rows]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    with path.open("w", newline="") as file:
+        lines = csv.DictWriter(file, columns, lineterminator="\n")
+        lines.writeheader()
+        lines.writerows({name: _short(value) for name, value in row.items()} for row in rows)
+
+
+def _short(value: object) -> object:
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

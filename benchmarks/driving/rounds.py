@@ -1,8 +1,8 @@
 """Rounds in which the plain loop and servers take turns, and the table of what they came to."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from benchmarks.driving.client import Client, Target
 from benchmarks.driving.figures import apart, median, quartiles
@@ -11,9 +11,9 @@ from benchmarks.driving.served import Failed
 
 __all__ = ["LEAST_RATIO", "MOST_EXTRA_MS", "Level", "Rounds", "table"]
 
-LEAST_RATIO: Final = {8: 0.90, 32: 0.95}
+LEAST_RATIO: Final = {8: 0.90, 32: 0.95, 128: 0.95}
 """Bound on images a second over the plain loop, by how many are in flight."""
-MOST_EXTRA_MS: Final = 3.0
+MOST_EXTRA_MS: Final = 2.0
 """Bound on the latency of one in flight beyond that of the plain loop."""
 _MOST_APART: Final = 0.10
 _TRIES: Final = 3  # rounds that are begun for each that counts
@@ -47,9 +47,21 @@ class Level:
         """Latency beyond that of the plain loop, round by round."""
         return [ours - plain for ours, plain in zip(self.p50_ms, self.plain_ms, strict=False)]
 
-    def told(self) -> dict[str, Any]:
-        """Return all of it for a file."""
-        return asdict(self) | {"ratios": self.ratios, "extra_ms": self.extra_ms}
+    def rows(self) -> Iterator[dict[str, object]]:
+        """Yield what is kept of each round."""
+        columns = {
+            "images_per_second": self.per_second,
+            "plain_per_second": self.plain_per_second,
+            "ratio": self.ratios,
+            "p50_ms": self.p50_ms,
+            "p95_ms": self.p95_ms,
+            "p99_ms": self.p99_ms,
+            "client_share": self.client_share,
+            "extra_ms": self.extra_ms,
+        }
+        for turn in range(len(self.per_second)):
+            row = {name: values[turn] for name, values in columns.items() if values}
+            yield {"server": self.server, "in_flight": self.in_flight, "round": turn, **row}
 
 
 class Rounds:

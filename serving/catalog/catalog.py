@@ -5,7 +5,7 @@ Each format has a reader beside this file; `auto` finds out which it is. `docs/c
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from types import ModuleType
@@ -37,6 +37,7 @@ def read(
     table: Path | None = None,
     exclude: Sequence[str] = (),
     decimal: Literal[".", ","] = ".",
+    text: Collection[str] = (),
 ) -> Catalog:
     """Read the data set at `root`.
 
@@ -47,6 +48,7 @@ def read(
         exclude: Patterns of the ends of paths, such as `*_back.jpg` and `shoes/old`: files and folders to
             leave out, images that a table or a list names among them.
         decimal: What stands before the decimals of a number in a table of text.
+        text: Fields of the metadata that are text whatever they hold.
 
     Raises:
         BadData: It cannot be read, holds no image, does not hold together, or fits several formats.
@@ -77,9 +79,9 @@ def read(
     elif format == "auto":
         format = _find_format(root, exclude)
     if format == "csv":
-        found = read_table(root, table, decimal)
+        found = read_table(root, table, decimal, text)
     elif format in _PACKED:
-        found = _PACKED[format].read(root, table, exclude)
+        found = _PACKED[format].read(root, table, exclude, text)
     elif format in ("auto", "folder", "cifar10"):
         found = folder.read(root, format, exclude)
     else:

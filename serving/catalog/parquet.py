@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,7 +40,7 @@ _KINDS: Final = {  # by pyarrow's names of types
 }
 
 
-def read(root: Path, only: Path | None, exclude: Sequence[str]) -> Catalog:
+def read(root: Path, only: Path | None, exclude: Sequence[str], text: Collection[str]) -> Catalog:
     """Return a row for each row of the tables below `root`, or of `only` that one."""
     rows, absent = list[Row](), list[Row]()
     shards, listing = find_shards(root, only, ENDINGS, exclude)
@@ -54,7 +54,7 @@ def read(root: Path, only: Path | None, exclude: Sequence[str]) -> Catalog:
                 f"the parquet file {shard.path} cannot be read, or is damaged: {cause_of(error)}"
             ) from error
         if found and isinstance(found[0].image, File):
-            found, gone = sort_out(found)
+            found, gone, _ = sort_out(found)
             absent += gone
         rows += found
     if not rows:
@@ -62,7 +62,7 @@ def read(root: Path, only: Path | None, exclude: Sequence[str]) -> Catalog:
         raise BadData(f"the parquet files of {only or root} give no image: {told or 'they have no rows'}")
     return Catalog(
         root, "parquet", tuple(rows), table=only, absent=tuple(absent), left_out=listing.left_out,
-        passed_over=listing.passed_over(ENDINGS), texts=make_one_type(rows),
+        passed_over=listing.passed_over(ENDINGS), texts=make_one_type(rows, text),
     )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def read(root: Path, format: str) -> Catalog:
     places = [home / folder for folder in _KNOWN[format].images]
     for place in places:  # the first that any image is in counts
         rows = [Row(path, File(place / path), label, split) for path, label, split in listed]
-        found, absent = sort_out(rows)
+        found, absent, _ = sort_out(rows)
         if found:
             return Catalog(home, format, tuple(found), absent=tuple(absent))
     raise BadData(

@@ -65,7 +65,7 @@ def _names_images(names: Sequence[str]) -> bool:
     return all({name.lower() for name in names} & each for each in _NEEDED)
 
 
-def read_table(root: Path, only: Path | None, decimal: str) -> Catalog:
+def read_table(root: Path, only: Path | None, decimal: str, text: Collection[str]) -> Catalog:
     """Return a row for each line whose image is there, of the one table in `root`, or of `only` that one."""
     tables = [only] if only else find_tables(root)
     if len(tables) != 1:
@@ -77,8 +77,8 @@ def read_table(root: Path, only: Path | None, decimal: str) -> Catalog:
     extra, texts = dict[str, Callable[[str], Plain]](), list[str]()
     for name in names:
         filled = {number: cells[name] for number, cells in lines if cells[name]}
-        extra[name] = _column_reader(filled.values(), decimal)
-        if extra[name] is str and (why := _why_text(filled, decimal)):
+        extra[name] = str if name in text else _column_reader(filled.values(), decimal)
+        if name not in text and extra[name] is str and (why := _why_text(filled, decimal)):
             texts.append(f"column {name} is text because of {why}")
     found, keys = list[Row](), set[str]()
     for number, cells in lines:
@@ -92,14 +92,15 @@ def read_table(root: Path, only: Path | None, decimal: str) -> Catalog:
         split = known_split(named.get("split", ""), where)
         metadata = {name: kind(cells[name]) for name, kind in extra.items() if cells[name]}
         found.append(Row(key, File(image), named["label"], split, metadata))
-    rows, absent = sort_out(found)
+    rows, absent, others = sort_out(found, table)
     if not rows:
         first = [os.path.relpath(row.image.path, root) for row in absent[:3]]
         told = f"none of its {len(absent)} images is there: {first}" if absent else "it has no rows"
         raise BadData(f"the table {table} gives no image below {root}: {told}")
     return Catalog(
-        root, "csv", tuple(rows), table=table, absent=tuple(absent), notes=notes, texts=tuple(texts)
-    )
+        root, "csv", tuple(rows), table=table, absent=tuple(absent), notes=notes, texts=tuple(texts),
+        passed_over=others,
+    )  # fmt: skip
 
 
 def read_text(source: Path | Member) -> str:
@@ -133,8 +134,10 @@ def _plain(value: object) -> Plain | None:
     return value if isinstance(value, str | int) else None
 
 
-def make_one_type(rows: Sequence[Row]) -> tuple[str, ...]:
+def make_one_type(rows: Sequence[Row], text: Collection[str] = ()) -> tuple[str, ...]:
     """Bring metadata to one type a field: decimals where all are numbers, and text where anything else is.
+
+    The fields in `text` are that in any case.
 
     Returns a sentence on each field that is text because of one value: the first that is of another type.
     """
@@ -143,13 +146,14 @@ def make_one_type(rows: Sequence[Row]) -> tuple[str, ...]:
         for name, value in row.metadata.items():
             types[name].setdefault(type(value), row)
     for name, found in types.items():
-        if len(found) > 1:
-            if found.keys() != {int, float}:
+        is_text = name in text or not found.keys() <= {int, float}
+        if len(found) > 1 or name in text:
+            if is_text and name not in text:
                 odd = found.get(str) or [*found.values()][1]
                 told.append(f"field {name} is text because of {odd.metadata[name]!r:.80} in {odd.image}")
             for metadata in (row.metadata for row in rows if name in row.metadata):
                 value = metadata[name]
-                if found.keys() == {int, float}:
+                if not is_text:
                     metadata[name] = float(value)
                 elif not isinstance(value, str):  # 7.0 was 7 before a null made its column one of decimals
                     is_whole = isinstance(value, float) and value.is_integer()
@@ -175,7 +179,9 @@ def _why_text(filled: Mapping[int, str], decimal: str) -> str:
     if 2 * (len(odd) - len(commas)) > len(filled):
         return ""
     number = min(odd)
-    return f"{odd[number][:80]!r} in line {number}{'; give --decimal ,' if number in commas else ''}"
+    points = any("." in cell for line, cell in filled.items() if line not in odd)
+    hint = "; give --decimal ," if number in commas and not points else ""
+    return f"{odd[number][:80]!r} in line {number}{hint}"
 
 
 def _reader(text: str, *, strict: bool) -> Any:

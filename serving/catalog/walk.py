@@ -4,7 +4,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Final, NamedTuple
@@ -45,8 +45,7 @@ class Listing:
 
     def passed_over(self, endings: Collection[str]) -> dict[str, int]:
         """Count the files that end otherwise, by their endings."""
-        others = (path for path in self.files if not path.name.lower().endswith(tuple(endings)))
-        return Counter(path.suffix.lower() or "without an ending" for path in others)
+        return _by_ending(path.name for path in self.files if not path.name.lower().endswith(tuple(endings)))
 
 
 def list_files(root: Path, exclude: Sequence[str] = ()) -> Listing:
@@ -99,10 +98,11 @@ def is_excluded(root: Path, path: PurePath, exclude: Sequence[str]) -> bool:
     return any((root / it).match(pattern) for pattern in exclude for it in (path, *path.parents[:-1]))
 
 
-def sort_out(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+def sort_out(rows: Sequence[Row], *lists: Path) -> tuple[list[Row], list[Row], Counter[str]]:
     """Return the rows whose images are files, and the others; the disk is asked once a folder, not a file.
 
-    A name is found whether its accents are composed there or not, and the row's image is then that file.
+    Beside them is how many other files those folders have, by their endings, without the `lists`. A name is
+    found whether its accents are composed there or not, and the row's image is then that file.
     """
     found, absent, listed = list[Row](), list[Row](), dict[str, frozenset[str]]()
     composed = dict[str, dict[str, str]]()
@@ -117,7 +117,17 @@ def sort_out(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
             if is_there := os.path.isfile(path):
                 row = replace(row, image=File(Path(path)))
         (found if is_there else absent).append(row)
-    return found, absent
+    known = {*map(os.fspath, lists), *(os.fspath(row.image.path) for row in found)}
+    others = ((folder, name) for folder, names in listed.items() for name in names if is_visible(name))
+    return (
+        found,
+        absent,
+        _by_ending(name for folder, name in others if os.path.join(folder, name) not in known),
+    )
+
+
+def _by_ending(names: Iterable[str]) -> Counter[str]:
+    return Counter(os.path.splitext(name)[1].lower() or "without an ending" for name in names)
 
 
 def _as_written(path: str, composed: dict[str, dict[str, str]]) -> str:

@@ -5,7 +5,7 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -27,7 +27,7 @@ _MOST_BYTES: Final = 1 << 20  # of such a field
 _INTEGER: Final = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
-def read(root: Path, only: Path | None, exclude: Sequence[str]) -> Catalog:
+def read(root: Path, only: Path | None, exclude: Sequence[str], text: Collection[str]) -> Catalog:
     """Return a row for each sample that has an image, in the tars below `root` or in `only` that one."""
     rows, absent, endings, dropped = list[Row](), list[Row](), set[str](), list[Member]()
     shards, listing = find_shards(root, only, ENDINGS, exclude)
@@ -59,7 +59,7 @@ def read(root: Path, only: Path | None, exclude: Sequence[str]) -> Catalog:
         )
     return Catalog(
         root, "webdataset", tuple(rows), table=only, absent=tuple(absent), passed_over=passed_over,
-        left_out=listing.left_out, notes=_note(dropped), texts=make_one_type(rows),
+        left_out=listing.left_out, notes=_note(dropped), texts=make_one_type(rows, text),
     )  # fmt: skip
 
 

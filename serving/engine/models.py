@@ -115,9 +115,9 @@ class ModelRegistry:
     def fitting(self, gallery: Gallery, name: str = "") -> ModelInstances:
         """Return the first model that fits a gallery, of those that go by a name if one is given.
 
-        A model goes by its own name, too, which is the one that its galleries tell. See `first_fitting`.
+        A model goes by its own name, too, and for a gallery by the one that this tells. See `first_fitting`.
         """
-        named = self._named(name) or [self._get(name)]
+        named = self._named("" if name == gallery.meta.model_name else name) or [self._get(name)]
         return first_fitting(gallery, [served.instances for served in named])
 
     @contextmanager

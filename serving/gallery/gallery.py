@@ -224,7 +224,7 @@ class Gallery:
                     found += snapshot.search(query, k, least, own + excluded, both, by_label=group_by_label)
             else:
                 found = snapshot.search(queries, k, least, excluded, demanded, by_label=group_by_label)
-            rows = reader.rows({seq for near in found for seq, _ in near})
+            rows = snapshot.rows.find({seq for near in found for seq, _ in near}, reader)
             units = {seq: snapshot.vector(seq) for seq in rows} if with_vectors else {}
             pictures = {seq: reader.thumbnail(row[0]) for seq, row in rows.items()} if with_thumbnails else {}
         answers = []

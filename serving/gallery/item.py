@@ -106,7 +106,7 @@ class CheckedItem(NamedTuple):
     metadata: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # to freeze one takes longer than all else of making it
 class Neighbour:
     """One answer of a search; `score` is the cosine of query and item, in [-1, 1]."""
 
@@ -327,8 +327,11 @@ def _normalize(rows: NDArray[np.floating[Any]], name: Callable[[int], str]) -> N
     # A norm that is farther from 1 shows that the vector is no embedding of the model: it is refused, not
     # mended. Smaller differences (half precision, other sums) are divided out.
     with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))  # (n,)
+        wide = rows.astype(np.float64)
+        norms = np.sqrt((wide * wide).sum(axis=1))  # (n,)
         off = np.abs(norms - 1.0)
+    if off.max(initial=0.0) <= _EXACT_TOLERANCE:
+        return rows.astype(np.float32, order="C")
     for row in np.flatnonzero(~(off <= NORM_TOLERANCE))[:1]:  # the negation also finds NaN
         if not np.isfinite(rows[row]).all():
             raise BadVector(f"{name(row)} holds a value that is not finite; send finite numbers", int(row))
@@ -337,10 +340,8 @@ def _normalize(rows: NDArray[np.floating[Any]], name: Callable[[int], str]) -> N
             "divide the vector by its norm",
             int(row),
         )
-    exact = off <= _EXACT_TOLERANCE
-    if exact.all():
-        return rows.astype(np.float32, order="C")
-    return np.ascontiguousarray(rows / np.where(exact, 1.0, norms)[:, None], dtype=np.float32)
+    norms[off <= _EXACT_TOLERANCE] = 1.0
+    return np.ascontiguousarray(rows / norms[:, None], dtype=np.float32)
 
 
 def _floats(values: ArrayLike, what: str) -> NDArray[np.floating[Any]]:

@@ -64,7 +64,7 @@ class Maker(BaseModel):
 @contextmanager
 def vectors_written(path: Path, maker: Maker) -> Iterator[Callable[[Iterable[GalleryItem]], None]]:
     """Yield what puts items into a new file, which is there, whole and on disk, when the block ends."""
-    columns: dict[str, str | int] = dict.fromkeys(_COLUMNS[:4], "string") | {"vector": maker.dimension}
+    columns = dict.fromkeys(_COLUMNS[:4], "string") | {"vector": "vector"}
     columns |= {"thumbnail": "binary"} if maker.thumbnail_side else {}
     most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // (4 * maker.dimension)))
     rows = list[dict[str, Any]]()

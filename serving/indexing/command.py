@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.catalog.catalog import Format, Split, read, select, select_missing, tell_unread
+from serving.catalog.catalog import Catalog, Format, Split, read, select, select_missing, tell_unread
 from serving.errors import BadData, BadSetting, cause_of
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
@@ -46,12 +46,18 @@ class Reading(BaseModel):
     repeated"""
     decimal: Literal[".", ","] = "."
     """what stands before the decimals of a number in a table of text"""
+    text: list[str] = []
+    """field of the metadata that is text whatever it holds, as article numbers are; may be repeated"""
     batch: int = Field(32, ge=1, le=1024)
     """images encoded at once"""
     threads: int = Field(0, ge=0, le=256)
     """threads that decode and encode; 0: one a core"""
     provider: ProviderChoice = "cpu"
     """what runs the model; must then be there; auto: the fastest that gives the CPU's embeddings to 1e-4"""
+
+    def catalog(self) -> Catalog:
+        """Read the data set."""
+        return read(self.data, self.format, exclude=self.exclude, decimal=self.decimal, text=self.text)
 
 
 class Settings(Reading):
@@ -92,7 +98,7 @@ def run(settings: Settings) -> dict[str, Any]:
     folder, name = _place(settings)
     if settings.report is not None:
         _check_report(settings.report)
-    catalog = read(settings.data, settings.format, exclude=settings.exclude, decimal=settings.decimal)
+    catalog = settings.catalog()
     encoder = load_encoder(settings.model, threads=settings.threads, provider=settings.provider)
     split, rule = settings.split, encoder.spec.split
     rows = select(catalog, split, rule)
@@ -161,18 +167,18 @@ def render(result: dict[str, Any]) -> str:
     for field, text in (
         ("unchanged", "unchanged: {} images, which were not embedded again"),
         ("updated", "updated: {} items whose label, URI or metadata was another"),
-        ("deleted", "deleted: {} items whose image is gone"),
+        ("deleted", "deleted: {} items that the data set has no more"),
         ("changed", "changed: {} images, whose items were left as they are; --sync updates them"),
-        ("gone", "gone: the images of {} items, which were left as they are; --sync deletes them"),
+        ("gone", "gone: {} items that the data set has no more were left as they are; --sync deletes them"),
         ("kept", "kept: items of an earlier run of {} images that are skipped now"),
         ("unlabelled", "left out: {} images of no class, which are on no side of the split"),
     ):
         if result[field]:
             lines.append(text.format(result[field]))
     lines += [*tell_unread(result["passed_over"], result["left_out"]), *result["notes"]]
-    skipped = [f"{each['key']}: {each['reason']}" for each in result["skipped"]]
+    skipped = [f"{each['path']}: {each['reason']}" for each in result["skipped"]]
     lines += some("conflicts, settled as the data set has it", result["conflicts"], "--json lists all")
-    lines += some("skipped", skipped, f"{result['report']} and --json list all")
+    lines += some(f"skipped, by {result['report']}", skipped, "--json lists all, too")
     lines += some("folders without an image", result["empty"], "--json lists all")
     return "\n".join(lines)
 

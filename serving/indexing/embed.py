@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from serving.catalog.catalog import read, tell_unread
+from serving.catalog.catalog import tell_unread
 from serving.errors import BadData
 from serving.gallery.vectors import Maker, vectors_written
 from serving.indexing.command import Reading, some
@@ -28,7 +28,7 @@ class Settings(Reading):
 
 def run(settings: Settings) -> dict[str, Any]:
     """Embed a data set; gives how many of its `images` were `stored`, and which were `skipped`, and why."""
-    catalog = read(settings.data, settings.format, exclude=settings.exclude, decimal=settings.decimal)
+    catalog = settings.catalog()
     encoder = load_encoder(settings.model, threads=settings.threads, provider=settings.provider)
     began = time.monotonic()
     count, skipped = 0, list[Skipped]()
@@ -69,6 +69,6 @@ def render(result: dict[str, Any]) -> str:
         f"{result['out']}: {result['stored']} of {result['images']} images in {result['seconds']:.1f} s"
         f" ({result['images_per_second']:.0f} a second), by the model {result['model']}"
     )
-    skipped = [f"{each['key']}: {each['reason']}" for each in result["skipped"]]
+    skipped = [f"{each['path']}: {each['reason']}" for each in result["skipped"]]
     unread = tell_unread(result["passed_over"], result["left_out"])
     return "\n".join([first, *unread, *result["notes"], *some("skipped", skipped, "--json lists all")])

@@ -1,5 +1,6 @@
 """A model file at work: pixels in, embeddings out; the one place where ONNX Runtime is used."""
 
+import logging
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -14,7 +15,12 @@ from serving.model.preprocess import preprocess
 from serving.model.provider import EXTRAS, GPUS, NAMES, Provider, set_up
 from serving.model.spec import ModelSpec, keep_outputs, output_names, read_model
 
-__all__ = ["Encoder", "offered_providers"]
+__all__ = ["CPU_FLAGS", "Encoder", "cpu_flags", "offered_providers"]
+
+CPU_FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")
+"""Which kernels ONNX Runtime takes in int8, and so what comes out, depends on these."""
+_CPU: Final = Path("/proc/cpuinfo")
+_log = logging.getLogger(__name__)
 
 _INPUT: Final = "images"
 _EMBEDDINGS: Final = "embeddings"
@@ -46,6 +52,13 @@ class Encoder:
         self._sessions: dict[tuple[frozenset[str], int], Any] = {}
         self._loading = threading.Lock()
         self._check(self._session((_EMBEDDINGS,), self.threads))
+        measured, here = self.spec.cpu_flags, cpu_flags()
+        if measured is not None and not self.on_gpu and measured != here:
+            _log.warning(
+                "%s was measured in int8 on a CPU with %s, and this one has %s: embeddings differ somewhat,"
+                " and more where one lacks VNNI; measure it here by crossbatch evaluate, or export it here",
+                self._path, " ".join(measured) or "none of its flags", " ".join(here) or "none of them",
+            )  # fmt: skip
 
     def encode(self, images: NDArray[np.uint8], *, threads: int = 0) -> NDArray[np.float32]:
         """Embed a batch uint8 (B, S, S, 3) as float32 (B, d), rows of unit length; see `run`."""
@@ -154,6 +167,16 @@ def offered_providers() -> list[Provider]:
     """Tell which providers the installed ONNX Runtime has, whether or not their devices are there."""
     offered = _onnxruntime().get_available_providers()
     return [provider for provider, name in NAMES.items() if name in offered]
+
+
+def cpu_flags() -> tuple[str, ...]:
+    """Tell which of `CPU_FLAGS` this machine has; none where Linux on x86 does not say."""
+    try:
+        lines = _CPU.read_text().splitlines()
+    except OSError:
+        return ()
+    found = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return tuple(flag for flag in CPU_FLAGS if flag in found)
 
 
 def _onnxruntime() -> Any:

@@ -72,6 +72,14 @@ class ModelSpec(BaseModel):
     accuracy: dict[str, JsonValue] = Field(
         default={}, description="what was measured on the run's own data, by part of it; as shares of 1"
     )
+    against_fp32: dict[str, JsonValue] = Field(
+        default={},
+        description="for a file of lower precision, R@1 and MAP@R of the `fp32` file and its `own`, on the"
+        " same images, as shares of 1",
+    )
+    cpu_flags: tuple[str, ...] | None = Field(
+        default=None, description="for an int8 file, what the CPU had that measured it, of `CPU_FLAGS`"
+    )
     seed: int | None = Field(default=None, description="seed of the training")
     versions: dict[str, str] = Field(default={}, description="versions of the packages that made it")
     git_commit: str | None = Field(default=None, description="commit of the code that trained it")

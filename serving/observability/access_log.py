@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 from serving.gallery.disk import disk_error
@@ -22,7 +22,9 @@ audit_logger = logging.getLogger("crossbatch.audit")
 audit_logger.setLevel(logging.INFO)  # whatever the level of the other logs
 
 MOST_LINES = 10
-"""Most log lines a second on calls refused for one reason; with the next such call, one tells of the rest."""
+"""Most log lines a second on calls of one kind that went well, or that were refused for one reason; with the
+next such call, one tells of the rest."""
+Lines = Literal["some", "all"]
 _LONGEST_NAME = 200  # characters; what a request calls a gallery has any length
 
 
@@ -87,12 +89,15 @@ def _target(request: Any) -> dict[str, Any]:
 class AccessLog:
     """Notes calls that have ended; serves any thread."""
 
-    def __init__(self, metrics: Metrics, audit: AuditLog, tracer: Tracer | None = None) -> None:
-        """Keep who takes note."""
+    def __init__(
+        self, metrics: Metrics, audit: AuditLog, tracer: Tracer | None = None, *, lines: Lines = "some"
+    ) -> None:
+        """Keep who takes note, and whether each call that went well has a line."""
         self.metrics = metrics
         self._audit = audit
         self._tracer = tracer
-        self._refused: dict[str, tuple[int, int]] = {}  # by reason: the second, and how many in it
+        self._lines = lines
+        self._alike: dict[str, tuple[int, int]] = {}  # by what is told: the second, and how many in it
         self._lock = threading.Lock()
 
     def ended(
@@ -100,7 +105,7 @@ class AccessLog:
     ) -> None:
         """Note that a call has ended with a status of this name, and why it failed, as the caller is told.
 
-        Of many that were refused alike, before their message, not each has a log line.
+        Of many that went well, or were refused before their message, alike, not each has a log line.
         """
         seconds = time.monotonic() - call.began
         self.metrics.ended(call, code, seconds, reason=reason)
@@ -108,7 +113,9 @@ class AccessLog:
             self._tracer.record(call, code, reason)
         if call.writes:
             self._audit.record(call, code, seconds)
-        if refused and not self._has_line(code, reason):
+        if refused and not self._has_line(f"were refused: {code} {reason}"):
+            return
+        if code == "OK" and self._lines == "some" and not self._has_line(f"were answered: {call.rpc} {code}"):
             return
         told = {"rpc": call.rpc, "code": code, "milliseconds": round(seconds * 1e3, 3), "inputs": call.inputs}
         if call.client:
@@ -117,15 +124,14 @@ class AccessLog:
             told |= {"reason": reason, "error": error, "peer": told_peer(call.peer)}
         logger.info("%s %s", call.rpc, code, extra=told)
 
-    def _has_line(self, code: str, reason: str) -> bool:
-        """Count a refusal; tell whether it is among the first of its kind in this second."""
+    def _has_line(self, what: str) -> bool:
+        """Count a call of a kind; tell whether it is among the first of them in this second."""
         now = int(time.monotonic())
         with self._lock:
-            second, seen = self._refused.get(reason, (now, 0))
+            second, seen = self._alike.get(what, (now, 0))
             if second != now and seen > MOST_LINES:
-                told = {"code": code, "reason": reason, "calls": seen - MOST_LINES}
-                logger.info("%d more calls were refused: %s %s", seen - MOST_LINES, code, reason, extra=told)
-            self._refused[reason] = (now, seen + 1 if second == now else 1)
+                logger.info("%d more calls %s", seen - MOST_LINES, what, extra={"calls": seen - MOST_LINES})
+            self._alike[what] = (now, seen + 1 if second == now else 1)
             return second != now or seen < MOST_LINES
 
 

@@ -234,10 +234,19 @@ def test_a_column_is_of_one_type(
     assert [(type(value), value) for value in found] == [(type(value), value) for value in expected]
 
 
+def test_a_field_is_text_where_that_is_asked_for(tmp_path: Path) -> None:
+    touch(tmp_path, "0.jpg", "1.jpg")
+    given = table(tmp_path, "path,label,ean,price\n0.jpg,a,4006381000070,9.50\n1.jpg,a,4006381000087,8")
+    first, second = read(given, text=["ean", "price"]).rows
+    assert first.metadata == {"ean": "4006381000070", "price": "9.50"}
+    assert second.metadata == {"ean": "4006381000087", "price": "8"}
+
+
 @pytest.mark.parametrize(
     ("cells", "decimal", "expected"),
     [
         ("7|9,99", ".", "column x is text because of '9,99' in line 3; give --decimal ,"),
+        ("7.50|9,99", ".", "column x is text because of '9,99' in line 3"),  # which --decimal would not mend
         ("7|9,99", ",", (7.0, 9.99)),
         ("1.234,50|-8", ",", (1234.5, -8.0)),
         ("1.234|8", ",", "column x is text because of '1.234' in line 2"),  # a thousand, or one?

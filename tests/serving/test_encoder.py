@@ -15,7 +15,8 @@ from PIL import Image
 
 from serving.cores import usable_cores
 from serving.errors import BadArtifact, BadSetting, InvalidArgument, Overloaded
-from serving.model.encoder import Encoder
+from serving.model import encoder as module
+from serving.model.encoder import Encoder, cpu_flags
 from serving.model.provider import set_up
 from serving.model.spec import keep_outputs
 from tests.pictures import encoded
@@ -208,3 +209,39 @@ def test_failures_of_a_run_are_translated(
     with pytest.raises(kind, match=message) as caught:
         encoder.encode(_images(2))
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (
+            "processor\t: 0\nflags\t\t: fpu avx512_vnni avx2 avx512f\nbugs\t: avx_vnni\n",
+            "avx2 avx512f avx512_vnni",
+        ),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", ""),
+        (None, ""),
+    ],
+)
+def test_flags_of_the_cpu(
+    given: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given is not None:
+        (tmp_path / "cpuinfo").write_text(given)
+    monkeypatch.setattr(module, "_CPU", tmp_path / "cpuinfo")
+    assert cpu_flags() == tuple(found.split())
+
+
+def test_an_int8_file_of_another_cpu_is_told_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "cpu_flags", lambda: ("avx2", "avx512_vnni"))
+    lower: dict[str, Any] = {"precision": "int8", "fp32_fingerprint": "0" * 64}
+    Encoder(write_tiny_model(tmp_path / "same.onnx", cpu_flags=("avx2", "avx512_vnni"), **lower))
+    Encoder(write_tiny_model(tmp_path / "fp32.onnx"))
+    assert not caplog.records
+    for flags, told in (
+        (("avx2",), "with avx2, and this one has avx2 avx512_vnni"),
+        ((), "with none of its"),
+    ):
+        Encoder(write_tiny_model(tmp_path / "other.onnx", cpu_flags=flags, **lower))
+        assert f"{tmp_path / 'other.onnx'} was measured in int8 on a CPU {told}" in caplog.records[-1].message

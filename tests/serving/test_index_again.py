@@ -113,7 +113,7 @@ def test_what_is_new_is_added_the_rest_by_sync(model: Path, data: Path, birds: P
     assert (result["gallery"], result["items"], result["images"]) == (str(birds), 21, 20)
     text = render(result)
     assert "changed: 1 images, whose items were left as they are; --sync updates them" in text
-    assert "gone: the images of 1 items, which were left as they are; --sync deletes them" in text
+    assert "gone: 1 items that the data set has no more were left as they are; --sync deletes them" in text
     with opened(birds) as gallery:
         assert gallery.get(["class2/02.jpg"])[0].version == before.version
     assert again(sync=True) == {"stored": 1, "unchanged": 19, "deleted": 1}

@@ -116,7 +116,10 @@ def test_what_is_not_read_is_told_and_a_bare_name_is_one_in_galleries(
     lines = ['class0/00.jpg,a,"9,99"', "class0/04.jpg,a,7"]
     (data / "items.csv").write_text("\n".join(["path,label,price", *lines]))
     told = "column price is text because of '9,99' in line 2; give --decimal ,"
-    assert told in render(index(model, data, "priced"))
+    assert told in render(result := index(model, data, "priced"))
+    assert result["passed_over"] == {".cr2": 2, ".jpg": 3}  # beside what the table names
+    by_text = index(model, data, "texts", text=["price", "sku"])
+    assert (by_text["notes"], by_text["items"]) == ([], 2)
     assert index(model, data, "priced", decimal=",")["updated"] == 2
 
 
@@ -142,8 +145,8 @@ def test_bad_images_are_skipped_and_named(tmp_path: Path, model: Path, data: Pat
         assert result["report"] == str(path / "skipped.csv")
         assert reported(path / "skipped.csv") == result["skipped"]
     text = render(result)
-    assert "skipped: 6" in text
-    assert f"and 1 more ({path / 'skipped.csv'} and --json list all)" in text
+    assert f"skipped, by {path / 'skipped.csv'}: 6\n" in text
+    assert "and 1 more (--json lists all, too)" in text
     assert "folders without an image: 1\n  b" in text
     for name in (*bad, "a/gone.jpg"):
         (data / name).unlink()

@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
@@ -18,7 +19,7 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import gallery_service_pb2_grpc, model_service_pb2_grpc
 from protos import model_service_pb2 as model_pb
 from serving.errors import Draining, NotFound, Overloaded
-from serving.observability.access_log import MOST_LINES, AccessLog, AuditLog, told_peer
+from serving.observability.access_log import MOST_LINES, AccessLog, AuditLog, Lines, told_peer
 from serving.observability.call import Call
 from serving.observability.metrics import Metrics
 from serving.rpc.admission import Admission
@@ -235,6 +236,22 @@ def test_of_many_refusals_alike_few_have_a_line(running: Running, caplog: pytest
     assert len(lines) < 3 * MOST_LINES
     told = [each for each in lines if "more calls were refused" in each.getMessage()]
     assert sum(each.calls for each in told) + len(lines) - len(told) == 3 * MOST_LINES + 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lines", ["some", "all"])
+def test_of_many_calls_that_go_well_few_have_a_line_and_each_error_has(
+    lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = AccessLog(Metrics(), AuditLog(), lines=lines)
+    with caplog.at_level(logging.INFO):
+        for code in ("OK", "NOT_FOUND"):
+            for _ in range(3 * MOST_LINES):
+                log.ended(Call("RetrievalService/Search"), code)
+    told = Counter(each.getMessage() for each in caplog.records)
+    assert told["RetrievalService/Search NOT_FOUND"] == 3 * MOST_LINES
+    answered = told["RetrievalService/Search OK"]
+    # Where a second ends between, ten more are told.
+    assert answered == 3 * MOST_LINES if lines == "all" else MOST_LINES <= answered <= 2 * MOST_LINES
 
 
 def test_an_address_is_written_as_people_write_it() -> None:

@@ -83,14 +83,14 @@ class Changing(FakeSources):
         return file.load()
 
 
-def gallery_of(letter: str) -> Any:
-    """A gallery that only one model fits."""
+def gallery_of(letter: str, model: str = "") -> Any:
+    """A gallery that only one model fits, which was called so when it was made."""
 
     def check_model(model: Any) -> None:
         if model.fingerprint != letter * 64:
             raise ModelMismatch(f"of {letter} and not {model.name}")
 
-    return SimpleNamespace(check_model=check_model)
+    return SimpleNamespace(check_model=check_model, meta=SimpleNamespace(model_name=model))
 
 
 def test_models_are_found_by_name_by_gallery_and_the_first_one_without() -> None:
@@ -140,6 +140,9 @@ def test_a_model_goes_by_the_name_that_its_galleries_tell_too() -> None:
                 assert held.name == served
         with pytest.raises(ModelMismatch, match="of z and not a"):
             models.fitting(gallery_of("z"), "a")
+        assert (
+            models.fitting(gallery_of("y", "before"), "before").name == "a-2"
+        )  # exported by another name since
 
 
 def test_a_reload_loads_what_is_new_or_changed_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

@@ -124,6 +124,8 @@ def test_clients_ask_for_others_and_for_counts(tmp_path: Path, monkeypatch: pyte
         assert client.count("shop", filter={"product": {"$in": ["p0", "x"]}}) == 4
         with pytest.raises(InvalidArgument, match="filter"):
             client.count("shop", filter={"n": "6"})
+        with pytest.raises(InvalidArgument, match="sent without exclude_same; send both, or neither"):
+            client.search("shop", keys=["k00"], exclude_same_above=0.5)
         with pytest.raises(InvalidArgument, match="exclude_same_above"):
             client.search("shop", keys=["k00"], exclude_same="product", exclude_same_above=float("nan"))
         command = {

@@ -106,6 +106,7 @@ def test_a_field_is_of_one_type_in_all_files(tmp_path: Path) -> None:
     assert repr(first.metadata) == "{'price': 1.0, 'size': '2', 'new': 'true'}"
     assert repr(second.metadata) == "{'price': 1.5, 'size': 'L', 'new': '0'}"
     assert (first.label, second.label) == ("a", "1")
+    assert [row.metadata["price"] for row in read(tmp_path, text=["price"]).rows] == ["1", "1.5"]
 
 
 def test_paths_are_relative_to_the_file_and_may_be_missing(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from serving.errors import BadArtifact, CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
 from serving.gallery.item import CheckedItem, GalleryItem, Source
 from serving.gallery.lock import names_change
+from serving.gallery.search.rows import RowCache
 from serving.gallery.store.schema import FORMAT_VERSION
 from serving.gallery.store.store import Store, create_store, refusal
 from serving.gallery.store.transaction import State, Writer
@@ -391,7 +392,7 @@ def test_damage_that_sqlite_does_not_see_is_told_as_damage(tmp_path: Path, damag
             with opened.read() as reader:
                 reader.state()
                 reader.removals_since(0)
-                reader.rows({1})
+                RowCache().find({1}, reader)
                 reader.items(["a"])
                 list(reader.blocks_since(0))
             upsert(opened, item("a"))

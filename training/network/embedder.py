@@ -85,8 +85,8 @@ class Embedder(nn.Module):
         mean, std = torch.tensor(backbone.mean), torch.tensor(backbone.std)
         self._scale: Tensor
         self._shift: Tensor
-        self.register_buffer("_scale", 1 / (255 * std).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("_shift", -(mean / std).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("_scale", 1 / (255 * std), persistent=False)
+        self.register_buffer("_shift", -(mean / std), persistent=False)
 
     def forward(self, images: Tensor, *, mapped: bool = False) -> Features:
         """Embed normalised images, float32 (B, 3, S, S).
@@ -121,8 +121,10 @@ class Embedder(nn.Module):
             return images.float()
         if self.backbone.order == "BGR":
             images = images.flip(3)
-        pixels = images.permute(0, 3, 1, 2).to(torch.float32)
-        return pixels * self._scale + self._shift
+        side = images.shape[2]
+        # By whole rows: in int8 ONNX Runtime keeps colours last, and takes 20 times as long by three.
+        rows = images.flatten(2).to(torch.float32) * self._scale.repeat(side) + self._shift.repeat(side)
+        return rows.reshape(-1, *images.shape[1:]).permute(0, 3, 1, 2)
 
     def pooled(self, images: Tensor, *, mapped: bool = False) -> Tensor:
         """Pool the backbone's own features, (B, C), of what `forward` takes."""

@@ -49,7 +49,7 @@ def duplicates(snapshot: Snapshot, reader: Reader, above: float, advance: Advanc
         scores = np.round(np.clip(products.sum(axis=1), -1, 1), _DIGITS)
         pairs = zip(snapshot.seqs(one).tolist(), snapshot.seqs(other).tolist(), scores.tolist(), strict=True)
         found += [each for each in pairs if each[2] >= above]
-    rows = reader.rows({seq for one, other, _ in found for seq in (one, other)})
+    rows = reader.texts({seq for one, other, _ in found for seq in (one, other)})
     named = [(*sorted((rows[one][0], rows[other][0])), score) for one, other, score in found]
     labels = {key: label for key, label, *_ in rows.values()}
     clusters = _clusters([(key, other) for key, other, _ in named])

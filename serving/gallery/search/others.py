@@ -27,7 +27,7 @@ def left_out(
     near = [(seq, 1.0) for seq in reader.seqs([key]).values()] if key else snapshot.search(query, 1, above)[0]
     if not near:
         return [], AllOf(())
-    rows = reader.rows({seq for seq, _ in near})
+    rows = snapshot.rows.find({seq for seq, _ in near}, reader)
     seq, _ = min(near, key=lambda each: (-each[1], rows[each[0]][0]))
     _, label, _, metadata = rows[seq]
     value: Any = label or None if field == LABEL else metadata.get(field)

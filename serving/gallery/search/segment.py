@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +31,7 @@ _GATHERED = 4  # gathering a row costs as much as passing over so many in order
 _VISITED = 12  # allowed rows that cost as much to score as an approximate type takes to find one item
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class SealedSegment:
     """The n items that the published index covers; none where there is no index.
 
@@ -65,6 +66,11 @@ class SealedSegment:
         vectors, columns = np.empty((0, dimension), np.float32), Columns.of([], [])
         return SealedSegment(None, vectors, np.empty(0, np.int64), np.zeros(0, np.bool_), columns)
 
+    @cached_property
+    def live(self) -> int:
+        """How many are neither deleted nor replaced."""
+        return len(self.dead) - int(np.count_nonzero(self.dead))
+
     def without(self, removed: NDArray[np.int64]) -> "SealedSegment":
         """Return the segment with these seqs dead as well."""
         return replace(self, dead=_marked(self.dead, self.seqs, removed))
@@ -82,7 +88,7 @@ class SealedSegment:
         """
         labels = self.columns.label_codes if by_label else None
         index, size = self.index, len(barred)
-        allowed = size - int(np.count_nonzero(barred))
+        allowed = self.live if barred is self.dead else size - int(np.count_nonzero(barred))
         if index is None or not allowed:
             return [(np.empty(0, np.float32), np.empty(0, np.int64), -np.inf)] * len(queries)
         # By chance more may be barred among those fetched than of all: two standard deviations.
@@ -96,14 +102,15 @@ class SealedSegment:
             for start in range(0, len(pending), step):
                 asked = pending[start : start + step]
                 answers = zip(asked, *index.search(queries[asked], count), strict=True)
-                for number, scores, positions in answers:
-                    live = (positions >= 0) & ~barred[positions]
-                    found = positions[live]
+                for number, scores, found in answers:
+                    floor = float(scores[-1]) if index.exact else -np.inf
+                    if allowed < size or found[-1] < 0:
+                        passing = (found >= 0) & ~barred[found]
+                        scores, found = scores[passing], found[passing]
                     trusted = found if index.exact else found[: math.ceil(len(found) / _DEPTH)]
                     if _is_enough(trusted, labels, k):
-                        floor = float(scores[-1]) if index.exact else -np.inf
-                        near[number] = scores[live], found, floor
-            pending = sorted(set(pending) - near.keys())
+                        near[number] = scores, found, floor
+            pending = [number for number in pending if number not in near]
             count *= 2
         if pending:
             near.update(zip(pending, self._scored(queries[pending], k, barred, labels), strict=True))
@@ -179,6 +186,8 @@ class GrowingSegment:
 
     def scores(self, queries: NDArray[np.float32], barred: Mask) -> NDArray[np.float32]:
         """Return the scores of queries (Q, d) with all, (Q, f); minus infinity for the barred (f,)."""
+        if not len(barred):
+            return np.empty((len(queries), 0), np.float32)
         allowed = np.flatnonzero(~barred)
         if _GATHERED * len(allowed) < len(barred):
             scores = np.full((len(queries), len(barred)), -np.inf, np.float32)
@@ -274,9 +283,8 @@ def ranked(
 
     None is below `least`. With labels (c,), only those that no other of their label is better than.
     """
-    least = max(kth(scores, k, labels), least)
     order = np.argsort(-scores, kind="stable")
-    order = order[scores[order] >= least]
+    order = order[scores[order] >= max(kth(scores, k, labels), least)]
     if labels is not None:
         own, inverse = labels[order], np.unique(labels[order], return_inverse=True)[1]
         order = order[scores[order] == scores[order[_firsts(scores[order], own)]][inverse]]

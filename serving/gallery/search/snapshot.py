@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from serving.gallery.index.index import SCORE_ERROR, IndexDamaged
 from serving.gallery.index.rebuild import Rebuilder
 from serving.gallery.search.columns import Columns, Mask
 from serving.gallery.search.filter import LABEL, Filter
+from serving.gallery.search.rows import RowCache
 from serving.gallery.search.segment import GrowingSegment, Near, SealedSegment, distinct, kth, ranked, rescore
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
@@ -46,6 +47,7 @@ class Snapshot:
     sealed: SealedSegment  # what the published index covers
     growing: GrowingSegment  # the f items newer than that
     damaged: bool = False  # the published files could not be read, and everything is in `growing`
+    rows: RowCache = field(default_factory=RowCache)  # shared with those advanced from this one
 
     @property
     def dead(self) -> Mask:
@@ -136,7 +138,7 @@ class Snapshot:
     ) -> list[tuple[int, float]]:
         """Rank what is near in the sealed segment, and the growing items by their scores `newer` (f,)."""
         scores, places, floor = near
-        sealed, growing, count = self.sealed, self.growing, len(barred)
+        sealed, count = self.sealed, len(barred)
         least = max(kth(scores, k, self._labels(places) if by_label else None), minimum, _NONE)
         if len(newer):
             passing = np.flatnonzero(newer >= least - SCORE_ERROR)
@@ -148,9 +150,7 @@ class Snapshot:
         if floor > least and sealed.index:  # something that was not fetched may belong
             others = sealed.index.within(query, least - SCORE_ERROR)
             places = np.union1d(places, others[~barred[others]])
-        main, rest = places[places < count], places[places >= count] - count
-        seqs = np.concatenate([sealed.seqs[main], growing.seqs[rest]])
-        exact = rescore(query, np.concatenate([sealed.vectors[main], growing.vectors[rest]]))
+        seqs, exact = self.seqs(places), rescore(query, self.vectors(places))
         order = ranked(exact, k, minimum, self._labels(places) if by_label else None)
         return list(zip(seqs[order].tolist(), exact[order].tolist(), strict=True))
 
@@ -161,6 +161,8 @@ class Snapshot:
         return distinct(np.concatenate([main, self.growing.labels[places[places >= count] - count]]), places)
 
     def _at(self, places: NDArray[np.int64], sealed: NDArray[T], growing: NDArray[T]) -> NDArray[T]:
+        if not len(growing):
+            return sealed[places]  # `take` would copy all of a mapped file that is not aligned
         found = np.empty((len(places), *sealed.shape[1:]), sealed.dtype)
         newer = places >= len(sealed)
         found[~newer], found[newer] = sealed[places[~newer]], growing[places[newer] - len(sealed)]
@@ -236,6 +238,7 @@ class SnapshotCache:
                 known = known.advanced(state, reader) if ahead else None
             if known is not None and known is not self._snapshot:
                 self._keep(known)
+            before = self._snapshot
         if known is not None and known.generation == state.generation:
             return known
         if not self._loading.acquire(timeout=0 if known else _PATIENCE):
@@ -246,7 +249,7 @@ class SnapshotCache:
         try:
             with self._guard:
                 newest = self._snapshot
-            if newest is not known and newest is not None and newest.generation >= state.generation:
+            if newest is not before and newest is not None and newest.generation >= state.generation:
                 return None  # somebody else has loaded it in the meantime
             loaded = self._load(state, reader)
             if loaded is not None:

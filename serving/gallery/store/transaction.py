@@ -16,7 +16,10 @@ from serving.gallery.item import CheckedItem, GalleryItem, Source, given_by_sour
 from serving.gallery.store import schema
 from serving.gallery.store.schema import ITEM_COLUMNS, PUBLISHED, sound
 
-__all__ = ["Block", "Reader", "State", "Writer"]
+__all__ = ["Block", "Reader", "State", "Texts", "Writer"]
+
+Texts = tuple[str, str, str, str]
+"""Key, label, URI and metadata of an item, the last as the JSON object that is stored."""
 
 _BLOCK = 4096  # rows fetched at once
 _NOTHING: Mapping[str, int] = {}
@@ -81,23 +84,19 @@ class Reader:
             raise schema.altered(self.path, "what its state tells of the index")
         return State(*row)
 
-    def rows(self, seqs: Set[int]) -> dict[int, tuple[str, str, str, dict[str, Any]]]:
-        """Return key, label, URI and metadata of the items of `seqs`, which are live."""
+    def texts(self, seqs: Set[int]) -> dict[int, Texts]:
+        """Return the texts of the items of `seqs`, which are live."""
         found = self.sql.execute(
             "SELECT seq, key, label, uri, metadata FROM items WHERE seq IN (SELECT value FROM json_each(?))",
             (json.dumps(list(seqs)),),
         ).fetchall()
-        try:  # each search passes here
-            every = json.loads(f"[{','.join([row[4] for row in found])}]")  # at once: it is quicker
-            rows = {row[0]: (*row[1:4], each) for row, each in zip(found, every, strict=True)}
-            if seqs != rows.keys():
-                raise KeyError(*(seqs - rows.keys()))
-            kinds = {type(text) for row in found for text in row[1:4]}
-            if not kinds <= {str} or not {*map(type, every)} <= {dict}:
-                raise TypeError("a text or its metadata is of another kind")
-        except schema.UNREADABLE as error:
-            raise schema.unreadable(self.path, "an item that its index names", error) from error
-        return rows
+        with sound(self.path, "an item that its index names"):
+            texts: dict[int, Texts] = {row[0]: row[1:] for row in found}
+            if seqs != texts.keys():
+                raise KeyError(*(seqs - texts.keys()))
+            if not {type(text) for each in texts.values() for text in each} <= {str}:
+                raise TypeError("a text is of another kind")
+        return texts
 
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the `seq` of each key that is there."""

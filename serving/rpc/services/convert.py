@@ -87,6 +87,8 @@ def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, An
         options["exclude_same"] = request.exclude_same
     if request.HasField("exclude_same_above"):
         options["exclude_same_above"] = above = request.exclude_same_above
+        if not request.exclude_same:
+            raise refusal("exclude_same_above", "It was sent without exclude_same; send both, or neither.")
         if not -1 <= above <= 1:
             raise refusal("exclude_same_above", f"{above} is no score; they lie between -1 and 1.")
     for name in ("with_vectors", "with_thumbnails"):
