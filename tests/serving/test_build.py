@@ -65,7 +65,7 @@ def test_automatic_choice_reaches_the_recall(
     builder, facts = built(rows)
     assert facts.recall >= 0.95
     assert true_recall(builder, rows, queries) >= 0.93
-    assert (facts.wanted, facts.count, facts.queries, facts.wanted_recall) == ("auto", 4000, 200, 0.95)
+    assert (facts.wanted, facts.count, facts.queries, facts.wanted_recall) == ("auto", 4000, 500, 0.95)
     assert facts.latency_ms > 0
     assert [each.type for each in facts.trials] == ["exact", f"PQ{codes}x4fs,RFlat", "HNSW16,SQ8,RFlat"]
     assert np.array_equal(builder.matrix, rows)
@@ -137,6 +137,26 @@ def test_a_graph_is_not_asked_only_for_what_it_was_made_of() -> None:
     told = measured(builder, GroundTruth.of(builder), {"efSearch": 16, "k_factor_rf": 2})
     assert told < true_recall(builder, rows, rows[:200]) - 0.02
     assert told < true_recall(builder, rows, queries) + 0.1
+
+
+def test_pca_of_all_dimensions_keeps_inner_products() -> None:
+    rows = normalized(units(2000, 16) + 2 * np.eye(16)[0])  # far from all having a mean of zero
+    builder = IndexBuilder.of(rows, threads=1)
+    builder.become("PCA16,Flat,RFlat")
+    scores, _ = builder.index.base_index.search(rows[:20], 30)
+    assert np.allclose(scores, -np.sort(-(rows[:20] @ rows.T), axis=1)[:, :30], atol=1e-5)
+
+
+@pytest.mark.usefixtures("eager")
+def test_fewer_dimensions_are_tried_and_taken_where_they_hold_what_tells_vectors_apart() -> None:
+    random = np.random.default_rng(0)
+    basis, noise = random.standard_normal((12, 256)) / 16, random.standard_normal((4200, 256)) / 16
+    rows = normalized(clustered(4200, 12) @ basis + 0.05 * noise)
+    builder, facts = built(rows[:4000], "PCA64,HNSW32,SQ8,RFlat")
+    assert min(facts.recall, true_recall(builder, rows[:4000], rows[4000:])) >= 0.94
+    _, facts = built(units(4000, 256))
+    assert "PCA64,HNSW32,SQ8,RFlat" in [each.type for each in facts.trials]
+    assert not facts.type.startswith("PCA")  # what is alike in all directions is not compressed
 
 
 def test_cheapest_parameters_that_reach_are_taken() -> None:

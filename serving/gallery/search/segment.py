@@ -16,7 +16,7 @@ from serving.gallery.search.filter import Filter
 from serving.gallery.store.schema import sound
 from serving.gallery.store.transaction import Block, State
 
-__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "kth", "ranked", "rescore"]
+__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "firsts_ranked", "kth", "rescore"]
 
 Near = tuple[NDArray[np.float32], NDArray[np.int64], float]
 """Scores of candidates (c,), their positions (c,), and a bound on the scores of all others allowed."""
@@ -101,7 +101,8 @@ class SealedSegment:
             step = max(1, _PRODUCTS // count)
             for start in range(0, len(pending), step):
                 asked = pending[start : start + step]
-                answers = zip(asked, *index.search(queries[asked], count), strict=True)
+                rows = queries if len(asked) == len(queries) else queries[asked]
+                answers = zip(asked, *index.search(rows, count), strict=True)
                 for number, scores, found in answers:
                     floor = float(scores[-1]) if index.exact else -np.inf
                     if allowed < size or found[-1] < 0:
@@ -246,17 +247,15 @@ def _product(
     return scores
 
 
-def rescore(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def rescore(query: NDArray[np.float64], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return inner products of (d,) and (c, d), float32 (c,), summed in float64.
 
     They do not depend on where an item is kept, nor on how many queries came together (FAISS's do:
     faiss#563).
     """
-    scores = np.empty(len(vectors), np.float32)
-    for start in range(0, len(vectors), _ROWS):
-        rows = slice(start, start + _ROWS)
-        scores[rows] = (vectors[rows] * query.astype(np.float64)).sum(axis=1)
-    return scores
+    starts = range(0, max(1, len(vectors)), _ROWS)
+    sums = [np.add.reduce(vectors[start : start + _ROWS] * query, axis=1) for start in starts]
+    return np.concatenate(sums, dtype=np.float32, casting="same_kind")
 
 
 def kth(scores: NDArray[np.float32], k: int, labels: NDArray[np.int64] | None = None) -> float:
@@ -276,19 +275,18 @@ def kth(scores: NDArray[np.float32], k: int, labels: NDArray[np.int64] | None = 
             return -np.inf
 
 
-def ranked(
-    scores: NDArray[np.float32], k: int, least: float, labels: NDArray[np.int64] | None = None
+def firsts_ranked(
+    scores: NDArray[np.float32], k: int, least: float, labels: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return where the k best of scores (c,) stand, best first, and all that tie with the last of them.
+    """Return where the best of the k best labels (c,) stand, best first, by scores (c,) of `least` or more.
 
-    None is below `least`. With labels (c,), only those that no other of their label is better than.
+    That is all that no other of their label is better than, and that are as good as the last of them.
     """
     order = np.argsort(-scores, kind="stable")
     order = order[scores[order] >= max(kth(scores, k, labels), least)]
-    if labels is not None:
-        own, inverse = labels[order], np.unique(labels[order], return_inverse=True)[1]
-        order = order[scores[order] == scores[order[_firsts(scores[order], own)]][inverse]]
-    return order
+    own, inverse = labels[order], np.unique(labels[order], return_inverse=True)[1]
+    best: NDArray[np.int64] = order[scores[order] == scores[order[_firsts(scores[order], own)]][inverse]]
+    return best
 
 
 def _firsts(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.int64]:
