@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from serving.gallery.index.choice import (
     tuned,
 )
 from serving.gallery.index.index import IndexDamaged, IndexMetadata, Trial
-from serving.gallery.search.filter import Equal
+from serving.gallery.search.filter import Equal, Range
 from tests.serving.vectors import clustered, created, normalized, units
 
 Built = tuple[IndexBuilder, IndexMetadata]
@@ -221,6 +222,25 @@ def test_as_many_are_found_of_more(gallery: Gallery, k: int, half: bool) -> None
         scores[:, 1::2] = -2
     found = gallery.search(QUERIES, k, filter=Equal("half", 0) if half else None)
     assert share([[int(hit.key) for hit in hits] for hits in found], scores, k) > 0.93
+
+
+@pytest.mark.parametrize("type_", ["HNSW16,SQ8,RFlat", "PCA16,HNSW16,SQ8,RFlat", "HNSW16,Flat"])
+def test_as_many_are_found_of_those_that_pass_a_filter(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, type_: str
+) -> None:
+    monkeypatch.setattr("serving.gallery.search.segment._VISITED", 0)  # however few: not one by one
+    monkeypatch.setattr("serving.gallery.search.segment._LARGE", 1)
+    everything = units(4200, 24)  # alike in all directions: the hard case
+    rows, queries = everything[:4000], everything[4000:]
+    with closing(created(memory / "a", 24, index=type_, recall=0.99)) as gallery:
+        tenth = [7 * i % 10 for i in range(len(rows))]
+        items = (GalleryItem(f"{i}", row, metadata={"n": tenth[i]}) for i, row in enumerate(rows))
+        gallery.upsert(items)
+        gallery.rebuild()
+        for passing in (1, 2, 4):
+            found = gallery.search(queries, 10, filter=Range("n", below=passing))
+            scores = np.where(np.array(tenth) < passing, queries @ rows.T, -2)
+            assert share([[int(hit.key) for hit in hits] for hits in found], scores, 10) > 0.93
 
 
 def test_as_many_labels_are_found(gallery: Gallery) -> None:

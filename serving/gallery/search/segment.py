@@ -10,7 +10,15 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.gallery.index.index import MEASURED_K, SCORE_ERROR, SPARE, Index, IndexDamaged, IndexMetadata
+from serving.gallery.index.index import (
+    MEASURED_K,
+    SCORE_ERROR,
+    SPARE,
+    Index,
+    IndexDamaged,
+    IndexMetadata,
+    inner_products,
+)
 from serving.gallery.search.columns import Columns, Mask, TextTable
 from serving.gallery.search.filter import Filter
 from serving.gallery.store.schema import sound
@@ -28,7 +36,8 @@ _ROWS = 4096  # vectors scored at once
 _PRODUCTS = 1 << 24  # entries of a matrix of scores made at once
 _LARGE = 8  # the part of an index, as 1 / _LARGE, beyond which all allowed items are scored instead
 _GATHERED = 4  # gathering a row costs as much as passing over so many in order
-_VISITED = 12  # allowed rows that cost as much to score as an approximate type takes to find one item
+_VISITED = 25  # allowed rows that cost as much to score as an approximate type takes to find one item
+_WALKED = 2  # where no more than 1 / _WALKED are allowed a graph is walked for those alone, more widely
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +100,9 @@ class SealedSegment:
         allowed = self.live if barred is self.dead else size - int(np.count_nonzero(barred))
         if index is None or not allowed:
             return [(np.empty(0, np.float32), np.empty(0, np.int64), -np.inf)] * len(queries)
+        mask = ~barred if index.graph is not None and _WALKED * allowed < size else None
         # By chance more may be barred among those fetched than of all: two standard deviations.
-        chance = 2 * math.sqrt(k * (size - allowed) / allowed)
+        chance = 2 * math.sqrt(k * (size - allowed) / allowed) if mask is None else 0.0
         fetched = k + SPARE if index.exact else (k + chance) * _DEPTH
         count = min(size, math.ceil(fetched * size / allowed))
         near: dict[int, Near] = {}
@@ -102,7 +112,7 @@ class SealedSegment:
             for start in range(0, len(pending), step):
                 asked = pending[start : start + step]
                 rows = queries if len(asked) == len(queries) else queries[asked]
-                answers = zip(asked, *index.search(rows, count), strict=True)
+                answers = zip(asked, *index.search(rows, count, mask), strict=True)
                 for number, scores, found in answers:
                     floor = float(scores[-1]) if index.exact else -np.inf
                     if allowed < size or found[-1] < 0:
@@ -239,6 +249,8 @@ def _product(
     queries: NDArray[np.float32], vectors: NDArray[np.float32], positions: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Return the scores of queries (Q, d) with the vectors (n, d) at ascending positions (c,), (Q, c)."""
+    if len(queries) == 1 and len(positions) < len(vectors):
+        return inner_products(queries[0], vectors, positions)[None]
     scores = np.empty((len(queries), len(positions)), np.float32)
     for start in range(0, len(positions), _ROWS):
         rows = slice(start, start + _ROWS)
