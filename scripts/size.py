@@ -10,7 +10,7 @@ BUDGETS = {
     "training": 7_500,
     "serving/catalog": 1_650,
     "serving/model": 700,
-    "serving/gallery": 5_680,
+    "serving/gallery": 5_730,
     "serving/indexing": 790,
     "serving/client": 1_330,
     "serving/rpc": 2_700,

@@ -236,9 +236,11 @@ class Gallery:
                     first.setdefault(rows[seq][1] or seq, (seq, score))
                 near = list(first.values())
             # A score is a cosine, though vectors are of unit length but for rounding.
-            cut = ((seq, max(-1.0, min(1.0, score))) for seq, score in near[:k])
-            extra = ((*rows[seq], score, seq, units.get(seq), pictures.get(seq, b"")) for seq, score in cut)
-            answers.append([Neighbour(*each) for each in extra])
+            hits = [
+                Neighbour(*rows[seq], max(-1.0, min(1.0, score)), seq, units.get(seq), pictures.get(seq, b""))
+                for seq, score in near[:k]
+            ]
+            answers.append(hits)
         return answers
 
     def count(self, filter: Filter | None = None) -> int:
