@@ -165,11 +165,17 @@ def nearest(index: Any, queries: NDArray[np.float32], count: int) -> Found:
 def inner_products(
     query: NDArray[np.float32], matrix: NDArray[np.float32], positions: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return the scores (c,) of a query (d,) with the rows of a matrix (n, d) at positions (c,)."""
+    """Return the scores (c,) of a query (d,) with the rows of a matrix (n, d) at positions (c,).
+
+    It takes this thread alone: those of NumPy's library wait for one another where cores are few or busy.
+    """
     faiss, scores = load_faiss(), np.empty(len(positions), np.float32)
     faiss.omp_set_num_threads(1)
-    pointers = map(faiss.swig_ptr, (scores, query, matrix, positions))
-    faiss.fvec_inner_products_by_idx(*pointers, len(query), 1, len(positions))
+    if len(positions) == len(matrix):
+        faiss.fvec_inner_products_ny(*map(faiss.swig_ptr, (scores, query, matrix)), len(query), len(matrix))
+    else:
+        pointers = map(faiss.swig_ptr, (scores, query, matrix, positions))
+        faiss.fvec_inner_products_by_idx(*pointers, len(query), 1, len(positions))
     return scores
 
 
