@@ -10,7 +10,7 @@ BUDGETS = {
     "training": 7_510,
     "serving/catalog": 1_670,
     "serving/model": 860,
-    "serving/gallery": 5_680,
+    "serving/gallery": 5_730,
     "serving/indexing": 800,
     "serving/client": 1_340,
     "serving/rpc": 2_700,

@@ -236,9 +236,8 @@ class Gallery:
                     first.setdefault(rows[seq][1] or seq, (seq, score))
                 near = list(first.values())
             # A score is a cosine, though vectors are of unit length but for rounding.
-            cut = ((seq, max(-1.0, min(1.0, score))) for seq, score in near[:k])
-            extra = ((*rows[seq], score, seq, units.get(seq), pictures.get(seq, b"")) for seq, score in cut)
-            answers.append([Neighbour(*each) for each in extra])
+            cut = [(i, max(-1.0, min(1.0, score))) for i, score in near[:k]]
+            answers.append([Neighbour(*rows[i], s, i, units.get(i), pictures.get(i, b"")) for i, s in cut])
         return answers
 
     def count(self, filter: Filter | None = None) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from serving.gallery.index.choice import (
     tuned,
 )
 from serving.gallery.index.index import IndexDamaged, IndexMetadata, Trial
-from serving.gallery.search.filter import Equal
+from serving.gallery.search.filter import Equal, Range
 from tests.serving.vectors import clustered, created, normalized, units
 
 Built = tuple[IndexBuilder, IndexMetadata]
@@ -65,7 +66,7 @@ def test_automatic_choice_reaches_the_recall(
     builder, facts = built(rows)
     assert facts.recall >= 0.95
     assert true_recall(builder, rows, queries) >= 0.93
-    assert (facts.wanted, facts.count, facts.queries, facts.wanted_recall) == ("auto", 4000, 200, 0.95)
+    assert (facts.wanted, facts.count, facts.queries, facts.wanted_recall) == ("auto", 4000, 500, 0.95)
     assert facts.latency_ms > 0
     assert [each.type for each in facts.trials] == ["exact", f"PQ{codes}x4fs,RFlat", "HNSW16,SQ8,RFlat"]
     assert np.array_equal(builder.matrix, rows)
@@ -139,6 +140,26 @@ def test_a_graph_is_not_asked_only_for_what_it_was_made_of() -> None:
     assert told < true_recall(builder, rows, queries) + 0.1
 
 
+def test_pca_of_all_dimensions_keeps_inner_products() -> None:
+    rows = normalized(units(2000, 16) + 2 * np.eye(16)[0])  # far from all having a mean of zero
+    builder = IndexBuilder.of(rows, threads=1)
+    builder.become("PCA16,Flat,RFlat")
+    scores, _ = builder.index.base_index.search(rows[:20], 30)
+    assert np.allclose(scores, -np.sort(-(rows[:20] @ rows.T), axis=1)[:, :30], atol=1e-5)
+
+
+@pytest.mark.usefixtures("eager")
+def test_fewer_dimensions_are_tried_and_taken_where_they_hold_what_tells_vectors_apart() -> None:
+    random = np.random.default_rng(0)
+    basis, noise = random.standard_normal((12, 256)) / 16, random.standard_normal((4200, 256)) / 16
+    rows = normalized(clustered(4200, 12) @ basis + 0.05 * noise)
+    builder, facts = built(rows[:4000], "PCA64,HNSW32,SQ8,RFlat")
+    assert min(facts.recall, true_recall(builder, rows[:4000], rows[4000:])) >= 0.94
+    _, facts = built(units(4000, 256))
+    assert "PCA64,HNSW32,SQ8,RFlat" in [each.type for each in facts.trials]
+    assert not facts.type.startswith("PCA")  # what is alike in all directions is not compressed
+
+
 def test_cheapest_parameters_that_reach_are_taken() -> None:
     builder = IndexBuilder.of(clustered(3000, 16), threads=1)
     builder.become("IVF64,PQ8x4fs,RFlat")
@@ -201,6 +222,25 @@ def test_as_many_are_found_of_more(gallery: Gallery, k: int, half: bool) -> None
         scores[:, 1::2] = -2
     found = gallery.search(QUERIES, k, filter=Equal("half", 0) if half else None)
     assert share([[int(hit.key) for hit in hits] for hits in found], scores, k) > 0.93
+
+
+@pytest.mark.parametrize("type_", ["HNSW16,SQ8,RFlat", "PCA16,HNSW16,SQ8,RFlat", "HNSW16,Flat"])
+def test_as_many_are_found_of_those_that_pass_a_filter(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, type_: str
+) -> None:
+    monkeypatch.setattr("serving.gallery.search.segment._VISITED", 0)  # however few: not one by one
+    monkeypatch.setattr("serving.gallery.search.segment._LARGE", 1)
+    everything = units(4200, 24)  # alike in all directions: the hard case
+    rows, queries = everything[:4000], everything[4000:]
+    with closing(created(memory / "a", 24, index=type_, recall=0.99)) as gallery:
+        tenth = [7 * i % 10 for i in range(len(rows))]
+        items = (GalleryItem(f"{i}", row, metadata={"n": tenth[i]}) for i, row in enumerate(rows))
+        gallery.upsert(items)
+        gallery.rebuild()
+        for passing in (1, 2, 4):
+            found = gallery.search(queries, 10, filter=Range("n", below=passing))
+            scores = np.where(np.array(tenth) < passing, queries @ rows.T, -2)
+            assert share([[int(hit.key) for hit in hits] for hits in found], scores, 10) > 0.93
 
 
 def test_as_many_labels_are_found(gallery: Gallery) -> None:

@@ -115,7 +115,11 @@ class IndexBuilder:
         faiss.omp_set_num_threads(self.threads if "IVF" in base else 1)
         made = faiss.index_factory(matrix.shape[1], base, faiss.METRIC_INNER_PRODUCT)
         size = min(len(matrix), _training_size(made))
-        made.train(matrix[np.linspace(0, len(matrix) - 1, size).astype(np.int64)])
+        rows = matrix[np.linspace(0, len(matrix) - 1, size).astype(np.int64)]
+        # PCA takes the mean off, which changes the order of inner products: let there be none.
+        if base.startswith("PCA"):
+            rows[1::2] = -rows[: size - size % 2 : 2]
+        made.train(rows)
         return made
 
 

@@ -12,6 +12,7 @@ clustered vectors the recall is then within a percent of that of vectors held ou
 import math
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -45,13 +46,12 @@ _FEW = 1000  # vectors below which nothing is trained
 _SAMPLE = 20_000  # vectors that types are tried on
 _SAMPLE_COMPONENTS = 1 << 24
 _LEAST_SAMPLE = 1000
-_QUERIES = 200
+_QUERIES = 500
 _SHIFT = 0.6  # of the distance of the tenth neighbour
 _TIMED = 40
-_BREADTHS = {
-    "nprobe": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024),
-    "efSearch": (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
-}
+_STEPS = [*range(1, 16), *(2**octave * part // 8 for octave in range(4, 10) for part in range(8, 16)), 1024]
+# A graph that looks at fewer nodes than it is to fetch is hardly faster, and told of as better than it is.
+_BREADTHS = {"nprobe": _STEPS, "efSearch": [step for step in _STEPS if step > MEASURED_K + SPARE]}
 # How many candidates are compared exactly for each one wanted while the breadth is looked for: lists are
 # coarse, and a graph looks at least at as many nodes.
 _FACTOR_FOR = {"nprobe": 32, "efSearch": 2}
@@ -78,11 +78,13 @@ class IndexType:
     growth: Callable[[float, float], float]  # of its latency, from m to n vectors
     handicap: float = 1.0  # how much faster it must be to be worth the time that it takes to build
     least: int = 0  # vectors from which on it comes into question
+    least_dimension: int = 0  # likewise
 
     def factory_string(self, dimension: int, count: int) -> str:
         """Return the type for d components, of four bits for two of them, with lists for so many vectors."""
         codes = dimension // 2 if dimension % 2 == 0 else dimension
-        return self.template.format(codes=codes, lists=4 * math.isqrt(count))
+        reduced = min(dimension, 128, max(64, dimension // 4))
+        return self.template.format(codes=codes, lists=4 * math.isqrt(count), reduced=reduced)
 
 
 INDEX_TYPES = (  # beside the vectors, an item of d components takes ...
@@ -90,6 +92,10 @@ INDEX_TYPES = (  # beside the vectors, an item of d components takes ...
     IndexType("HNSW16,SQ8,RFlat", lambda m, n: math.log(n) / math.log(m), 1.5),  # d + 150 bytes
     IndexType("IVF{lists},PQ{codes}x4fs,RFlat", lambda m, n: math.sqrt(n / m), least=50_000),  # d / 4 bytes
     IndexType("HNSW32,SQ8,RFlat", lambda m, n: math.log(n) / math.log(m), 2.0, least=50_000),  # d + 280 bytes
+    # Fewer dimensions, where they suffice: 344 to 408 bytes.
+    IndexType(
+        "PCA{reduced},HNSW32,SQ8,RFlat", lambda m, n: math.log(n) / math.log(m), 1.5, least_dimension=128
+    ),
 )
 
 
@@ -144,7 +150,7 @@ def _tried(
     exact = _latency_ms(builder)
     trials, costs = [Trial(EXACT, 1.0, exact, 0.0)], {EXACT: exact * count / size}
     truth, known = GroundTruth.of(builder), IndexMetadata(wanted_recall=wanted)
-    found = [each for each in INDEX_TYPES if count >= each.least]
+    found = [each for each in INDEX_TYPES if count >= each.least and dimension >= each.least_dimension]
     for done, each in enumerate(found):
         type_ = each.factory_string(dimension, size)
         try:
@@ -216,7 +222,7 @@ def measured(builder: IndexBuilder, truth: GroundTruth, parameters: Mapping[str,
 
 
 def _climb(index: Any, reaches: Callable[[Mapping[str, float]], bool]) -> None:
-    """Try wider and wider searches until one reaches; then, from the least on, candidates to compare."""
+    """Find the narrowest search that reaches; then, from the least on, candidates to compare."""
     space = load_faiss().ParameterSpace()
     space.initialize(index)
     knobs = [space.parameter_ranges.at(at).name for at in range(space.parameter_ranges.size())]
@@ -224,16 +230,16 @@ def _climb(index: Any, reaches: Callable[[Mapping[str, float]], bool]) -> None:
     refines = _REFINE in knobs
     breadth = next((name for name in _BREADTHS if name in knobs), None)
     if breadth is not None:
-        for value in _BREADTHS[breadth]:
-            wide = {breadth: value}
-            if reaches({**wide, _REFINE: _FACTOR_FOR[breadth]} if refines else wide):
-                break
+        generous = {_REFINE: _FACTOR_FOR[breadth]} if refines else {}
+        values = _BREADTHS[breadth]
+        at = bisect_left(values[:-1], True, key=lambda value: reaches({breadth: value, **generous}))
+        wide = {breadth: values[at]}
     if refines:
         for factor in _FACTORS:
             if reaches({**wide, _REFINE: factor}):
                 break
-    elif breadth is None:
-        reaches({})
+    else:
+        reaches(wide)
 
 
 def _measured(builder: IndexBuilder, metadata: IndexMetadata) -> IndexMetadata:

@@ -8,6 +8,7 @@ Its type and what was measured are not in it: they are its metadata.
 """
 
 import json
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,8 +27,8 @@ from serving.gallery.disk import file_checksum
 
 __all__ = [
     "AUTOMATIC", "EXACT", "MEASURED_K", "SCORE_ERROR", "SPARE", "Found", "GpuMatrix", "Index", "IndexDamaged",
-    "IndexMetadata", "Trial", "check_gpu", "exact_storage", "load_faiss", "matrix_of", "nearest",
-    "published", "require_faiss", "set_parameters",
+    "IndexMetadata", "Trial", "check_gpu", "exact_storage", "inner_products", "load_faiss", "matrix_of",
+    "nearest", "published", "require_faiss", "set_parameters",
 ]  # fmt: skip
 
 AUTOMATIC = "auto"
@@ -161,6 +162,23 @@ def nearest(index: Any, queries: NDArray[np.float32], count: int) -> Found:
     return scores, positions
 
 
+def inner_products(
+    query: NDArray[np.float32], matrix: NDArray[np.float32], positions: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Return the scores (c,) of a query (d,) with the rows of a matrix (n, d) at positions (c,).
+
+    It takes this thread alone: those of NumPy's library wait for one another where cores are few or busy.
+    """
+    faiss, scores = load_faiss(), np.empty(len(positions), np.float32)
+    faiss.omp_set_num_threads(1)
+    if len(positions) == len(matrix):
+        faiss.fvec_inner_products_ny(*map(faiss.swig_ptr, (scores, query, matrix)), len(query), len(matrix))
+    else:
+        pointers = map(faiss.swig_ptr, (scores, query, matrix, positions))
+        faiss.fvec_inner_products_by_idx(*pointers, len(query), 1, len(positions))
+    return scores
+
+
 class _Lent:
     """An array whose memory belongs to `owner`: NumPy keeps this object alive with every view of it."""
 
@@ -204,12 +222,20 @@ class Index:
         self._gpu = GpuMatrix(faiss, self.matrix) if device == "cuda" else None
         # Whether a search misses none of the nearest.
         self.exact = self._gpu is not None or isinstance(self._index, faiss.IndexFlat)
+        # What can be walked for some items alone.
+        self.graph: Any = None if self.exact else _graph_of(self._index)
 
     def __len__(self) -> int:
         return len(self.seqs)
 
-    def search(self, queries: NDArray[np.float32], count: int) -> Found:
-        """Find the `count` nearest of each query (Q, d) as `nearest` does; exact to within `SCORE_ERROR`."""
+    def search(
+        self, queries: NDArray[np.float32], count: int, allowed: NDArray[np.bool_] | None = None
+    ) -> Found:
+        """Find the `count` nearest of each query (Q, d) as `nearest` does; exact to within `SCORE_ERROR`.
+
+        Where some are `allowed` (n,), which only a graph takes, it is those among the `count`, and the search
+        is as much wider than it is set to.
+        """
         if self._gpu is not None and count <= _MOST_ON_GPU:
             return nearest(self._gpu, queries, count)
         # The number of threads is a setting of the calling thread. One search at a time may use all cores;
@@ -218,16 +244,42 @@ class Index:
         try:
             threads = min(len(queries), usable_cores()) if alone else 1
             load_faiss().omp_set_num_threads(threads)
+            if allowed is not None:
+                return self._among(queries, count, allowed)
             return nearest(self._index if self._gpu is None else self._flat, queries, count)
         finally:
             if alone:
                 _team.release()
+
+    def _among(self, queries: NDArray[np.float32], count: int, allowed: NDArray[np.bool_]) -> Found:
+        faiss, share = load_faiss(), np.count_nonzero(allowed) / len(allowed)
+        width = math.ceil(self.graph.hnsw.efSearch * count / (MEASURED_K + SPARE))
+        selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+        options = faiss.SearchParametersHNSW(sel=selector, efSearch=min(width, len(allowed)))
+        if isinstance(self._index, faiss.IndexRefine):
+            if isinstance(faiss.downcast_index(self._index.base_index), faiss.IndexPreTransform):
+                options = faiss.SearchParametersPreTransform(index_params=options)
+            factor = self._index.k_factor
+            options = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=options)
+        scores, positions = self._index.search(queries, math.ceil(share * count), params=options)
+        scores[positions < 0] = -np.inf
+        return scores, positions
 
     def within(self, query: NDArray[np.float32], least: float) -> NDArray[np.int64]:
         """Find all whose score with one query (d,) is above `least`, exactly: positions int64 (c,)."""
         load_faiss().omp_set_num_threads(1)
         _, _, positions = self._flat.range_search(query[None], least)
         return np.asarray(positions, np.int64)
+
+
+def _graph_of(index: Any) -> Any:
+    """Return the HNSW graph by which an index is searched, None where it has none."""
+    faiss = load_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        index = faiss.downcast_index(index.base_index)
+    if isinstance(index, faiss.IndexPreTransform):
+        index = faiss.downcast_index(index.index)
+    return index if isinstance(index, faiss.IndexHNSW) else None
 
 
 def check_gpu(faiss: Any) -> None:

@@ -10,13 +10,21 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.gallery.index.index import MEASURED_K, SCORE_ERROR, SPARE, Index, IndexDamaged, IndexMetadata
+from serving.gallery.index.index import (
+    MEASURED_K,
+    SCORE_ERROR,
+    SPARE,
+    Index,
+    IndexDamaged,
+    IndexMetadata,
+    inner_products,
+)
 from serving.gallery.search.columns import Columns, Mask, TextTable
 from serving.gallery.search.filter import Filter
 from serving.gallery.store.schema import sound
 from serving.gallery.store.transaction import Block, State
 
-__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "kth", "ranked", "rescore"]
+__all__ = ["GrowingSegment", "Near", "SealedSegment", "distinct", "firsts_ranked", "kth", "rescore"]
 
 Near = tuple[NDArray[np.float32], NDArray[np.int64], float]
 """Scores of candidates (c,), their positions (c,), and a bound on the scores of all others allowed."""
@@ -28,7 +36,8 @@ _ROWS = 4096  # vectors scored at once
 _PRODUCTS = 1 << 24  # entries of a matrix of scores made at once
 _LARGE = 8  # the part of an index, as 1 / _LARGE, beyond which all allowed items are scored instead
 _GATHERED = 4  # gathering a row costs as much as passing over so many in order
-_VISITED = 12  # allowed rows that cost as much to score as an approximate type takes to find one item
+_VISITED = 25  # allowed rows that cost as much to score as an approximate type takes to find one item
+_WALKED = 2  # where no more than 1 / _WALKED are allowed a graph is walked for those alone, more widely
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +100,9 @@ class SealedSegment:
         allowed = self.live if barred is self.dead else size - int(np.count_nonzero(barred))
         if index is None or not allowed:
             return [(np.empty(0, np.float32), np.empty(0, np.int64), -np.inf)] * len(queries)
+        mask = ~barred if index.graph is not None and _WALKED * allowed < size else None
         # By chance more may be barred among those fetched than of all: two standard deviations.
-        chance = 2 * math.sqrt(k * (size - allowed) / allowed)
+        chance = 2 * math.sqrt(k * (size - allowed) / allowed) if mask is None else 0.0
         fetched = k + SPARE if index.exact else (k + chance) * _DEPTH
         count = min(size, math.ceil(fetched * size / allowed))
         near: dict[int, Near] = {}
@@ -101,7 +111,8 @@ class SealedSegment:
             step = max(1, _PRODUCTS // count)
             for start in range(0, len(pending), step):
                 asked = pending[start : start + step]
-                answers = zip(asked, *index.search(queries[asked], count), strict=True)
+                rows = queries if len(asked) == len(queries) else queries[asked]
+                answers = zip(asked, *index.search(rows, count, mask), strict=True)
                 for number, scores, found in answers:
                     floor = float(scores[-1]) if index.exact else -np.inf
                     if allowed < size or found[-1] < 0:
@@ -193,7 +204,7 @@ class GrowingSegment:
             scores = np.full((len(queries), len(barred)), -np.inf, np.float32)
             scores[:, allowed] = _product(queries, self.vectors, allowed)
         else:
-            scores = queries @ self.vectors.T
+            scores = _product(queries, self.vectors, np.arange(len(barred)))
             scores[:, barred] = -np.inf
         return scores
 
@@ -238,6 +249,8 @@ def _product(
     queries: NDArray[np.float32], vectors: NDArray[np.float32], positions: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Return the scores of queries (Q, d) with the vectors (n, d) at ascending positions (c,), (Q, c)."""
+    if len(queries) == 1:
+        return inner_products(queries[0], vectors, positions)[None]
     scores = np.empty((len(queries), len(positions)), np.float32)
     for start in range(0, len(positions), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -246,17 +259,15 @@ def _product(
     return scores
 
 
-def rescore(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def rescore(query: NDArray[np.float64], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return inner products of (d,) and (c, d), float32 (c,), summed in float64.
 
     They do not depend on where an item is kept, nor on how many queries came together (FAISS's do:
     faiss#563).
     """
-    scores = np.empty(len(vectors), np.float32)
-    for start in range(0, len(vectors), _ROWS):
-        rows = slice(start, start + _ROWS)
-        scores[rows] = (vectors[rows] * query.astype(np.float64)).sum(axis=1)
-    return scores
+    starts = range(0, max(1, len(vectors)), _ROWS)
+    sums = [np.add.reduce(vectors[start : start + _ROWS] * query, axis=1) for start in starts]
+    return np.concatenate(sums, dtype=np.float32, casting="same_kind")
 
 
 def kth(scores: NDArray[np.float32], k: int, labels: NDArray[np.int64] | None = None) -> float:
@@ -276,19 +287,18 @@ def kth(scores: NDArray[np.float32], k: int, labels: NDArray[np.int64] | None = 
             return -np.inf
 
 
-def ranked(
-    scores: NDArray[np.float32], k: int, least: float, labels: NDArray[np.int64] | None = None
+def firsts_ranked(
+    scores: NDArray[np.float32], k: int, least: float, labels: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return where the k best of scores (c,) stand, best first, and all that tie with the last of them.
+    """Return where the best of the k best labels (c,) stand, best first, by scores (c,) of `least` or more.
 
-    None is below `least`. With labels (c,), only those that no other of their label is better than.
+    That is all that no other of their label is better than, and that are as good as the last of them.
     """
     order = np.argsort(-scores, kind="stable")
     order = order[scores[order] >= max(kth(scores, k, labels), least)]
-    if labels is not None:
-        own, inverse = labels[order], np.unique(labels[order], return_inverse=True)[1]
-        order = order[scores[order] == scores[order[_firsts(scores[order], own)]][inverse]]
-    return order
+    own, inverse = labels[order], np.unique(labels[order], return_inverse=True)[1]
+    best: NDArray[np.int64] = order[scores[order] == scores[order[_firsts(scores[order], own)]][inverse]]
+    return best
 
 
 def _firsts(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.int64]:

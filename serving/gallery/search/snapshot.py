@@ -9,6 +9,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +21,15 @@ from serving.gallery.index.rebuild import Rebuilder
 from serving.gallery.search.columns import Columns, Mask
 from serving.gallery.search.filter import LABEL, Filter
 from serving.gallery.search.rows import RowCache
-from serving.gallery.search.segment import GrowingSegment, Near, SealedSegment, distinct, kth, ranked, rescore
+from serving.gallery.search.segment import (
+    GrowingSegment,
+    Near,
+    SealedSegment,
+    distinct,
+    firsts_ranked,
+    kth,
+    rescore,
+)
 from serving.gallery.store.store import Store
 from serving.gallery.store.transaction import Reader, State
 
@@ -122,13 +131,13 @@ class Snapshot:
             block = queries[start : start + step]
             newer = self.growing.scores(block, newer_barred)
             near = self.sealed.nearest(block, k, barred, by_label=by_label)
-            for query, candidates, scores in zip(block, near, newer, strict=True):
+            for query, candidates, scores in zip(block.astype(np.float64), near, newer, strict=True):
                 found.append(self._best(query, k, minimum_score, barred, candidates, scores, by_label))
         return found
 
     def _best(
         self,
-        query: NDArray[np.float32],
+        query: NDArray[np.float64],
         k: int,
         minimum: float,
         barred: Mask,
@@ -148,11 +157,15 @@ class Snapshot:
         least -= SCORE_ERROR
         places = places[scores >= least]
         if floor > least and sealed.index:  # something that was not fetched may belong
-            others = sealed.index.within(query, least - SCORE_ERROR)
+            others = sealed.index.within(query.astype(np.float32), least - SCORE_ERROR)
             places = np.union1d(places, others[~barred[others]])
-        seqs, exact = self.seqs(places), rescore(query, self.vectors(places))
-        order = ranked(exact, k, minimum, self._labels(places) if by_label else None)
-        return list(zip(seqs[order].tolist(), exact[order].tolist(), strict=True))
+        exact = rescore(query, self.vectors(places))
+        pairs = list(zip(self.seqs(places).tolist(), exact.tolist(), strict=True))
+        if by_label:
+            return [pairs[at] for at in firsts_ranked(exact, k, minimum, self._labels(places))]
+        pairs.sort(key=itemgetter(1), reverse=True)
+        last = max(minimum, pairs[k - 1][1]) if len(pairs) >= k else minimum
+        return [pair for pair in pairs if pair[1] >= last]
 
     def _labels(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the label of each place (c,), sealed ones first; an empty one has its own."""
