@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from serving.errors import BadArtifact
 from serving.gallery.gallery import Gallery, GalleryItem
 from serving.gallery.item import ItemChange
-from serving.gallery.search.rows import RowCache
+from serving.gallery.search.snapshot import RowCache
 from serving.gallery.store.transaction import Texts
 from tests.serving.vectors import AXES, created, sql
 

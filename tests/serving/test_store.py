@@ -20,7 +20,7 @@ import pytest
 from serving.errors import BadArtifact, CrossbatchError, NotFound, Overloaded, ReadOnly, Unavailable
 from serving.gallery.item import CheckedItem, GalleryItem, Source
 from serving.gallery.lock import names_change
-from serving.gallery.search.rows import RowCache
+from serving.gallery.search.snapshot import RowCache
 from serving.gallery.store.schema import FORMAT_VERSION
 from serving.gallery.store.store import Store, create_store, refusal
 from serving.gallery.store.transaction import State, Writer

@@ -249,7 +249,7 @@ def _product(
     queries: NDArray[np.float32], vectors: NDArray[np.float32], positions: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Return the scores of queries (Q, d) with the vectors (n, d) at ascending positions (c,), (Q, c)."""
-    if len(queries) == 1:
+    if len(queries) == 1 and len(positions) < len(vectors):
         return inner_products(queries[0], vectors, positions)[None]
     scores = np.empty((len(queries), len(positions)), np.float32)
     for start in range(0, len(positions), _ROWS):

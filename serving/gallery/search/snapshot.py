@@ -4,13 +4,15 @@ A snapshot never changes; `advanced` makes the next one. A search that holds one
 whatever happens meanwhile.
 """
 
+import json
 import logging
+import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,6 @@ from serving.gallery.index.index import SCORE_ERROR, IndexDamaged
 from serving.gallery.index.rebuild import Rebuilder
 from serving.gallery.search.columns import Columns, Mask
 from serving.gallery.search.filter import LABEL, Filter
-from serving.gallery.search.rows import RowCache
 from serving.gallery.search.segment import (
     GrowingSegment,
     Near,
@@ -30,18 +31,68 @@ from serving.gallery.search.segment import (
     kth,
     rescore,
 )
+from serving.gallery.store.schema import UNREADABLE, unreadable
 from serving.gallery.store.store import Store
-from serving.gallery.store.transaction import Reader, State
+from serving.gallery.store.transaction import NAMED, Reader, State, Texts
 
-__all__ = ["Snapshot", "SnapshotCache", "open_sealed"]
+__all__ = ["RowCache", "Snapshot", "SnapshotCache", "open_sealed"]
+
+Row = tuple[str, str, str, dict[str, Any]]
+"""Key, label, URI and metadata of an item."""
 
 _PATIENCE = 10.0  # seconds to wait for the index that another caller loads
 _PRODUCTS = 1 << 22  # entries of a matrix of scores made at once
+_MOST_BYTES = 1 << 25  # of the rows of hits that are kept of one gallery
+_BESIDE = 200  # bytes that one takes beside its texts: a tuple, a number, its place in a dictionary
 _NONE = -2.0  # below every cosine, above the score of an item that is not allowed
 
 T = TypeVar("T", bound=np.generic)
 
 _log = logging.getLogger(__name__)
+
+
+class RowCache:
+    """Texts of items that were found lately, by seq, of one gallery file; thread-safe.
+
+    A replaced item has another seq, so what is kept of one never changes, and serves every state of that
+    file. Metadata is kept as JSON: its size is known, and what a caller does to a hit stays with that hit.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        """Keep nothing yet, and never more than so many bytes and one item."""
+        self._half = most_bytes // 2
+        self._guard = threading.Lock()  # of writing to the three below
+        self._newer: dict[int, Texts] = {}  # when they are half of what may be kept they become the older
+        self._older: dict[int, Texts] = {}
+        self._bytes = 0  # of the newer
+
+    def find(self, seqs: Set[int], reader: Reader) -> dict[int, Row]:
+        """Return the rows of items by their seqs, which are live in the reader's state."""
+        newer, older = self._newer, self._older
+        texts = {seq: newer[seq] for seq in seqs if seq in newer}
+        if len(texts) < len(seqs):
+            entering = {seq: older[seq] for seq in seqs - texts.keys() if seq in older}
+            entering |= reader.texts(seqs - texts.keys() - entering.keys())
+            self._keep(entering)
+            texts |= entering
+        try:
+            metadata = json.loads(f"[{','.join([each[3] for each in texts.values()])}]")  # at once: quicker
+            if not {*map(type, metadata)} <= {dict}:
+                raise TypeError("its metadata is no JSON object")
+            pairs = zip(texts.items(), metadata, strict=True)
+            return {seq: (*each[:3], held) for (seq, each), held in pairs}
+        except UNREADABLE as error:
+            raise unreadable(reader.path, NAMED, error) from error
+
+    def _keep(self, texts: dict[int, Texts]) -> None:
+        with self._guard:
+            for seq, each in texts.items():
+                if seq in self._newer:
+                    continue
+                self._newer[seq] = each
+                self._bytes += _BESIDE + sum(map(sys.getsizeof, each))
+                if self._bytes >= self._half:
+                    self._newer, self._older, self._bytes = {}, self._newer, 0
 
 
 @dataclass(frozen=True, slots=True)

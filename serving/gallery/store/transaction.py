@@ -16,11 +16,12 @@ from serving.gallery.item import CheckedItem, GalleryItem, Source, given_by_sour
 from serving.gallery.store import schema
 from serving.gallery.store.schema import ITEM_COLUMNS, PUBLISHED, sound
 
-__all__ = ["Block", "Reader", "State", "Texts", "Writer"]
+__all__ = ["NAMED", "Block", "Reader", "State", "Texts", "Writer"]
 
 Texts = tuple[str, str, str, str]
 """Key, label, URI and metadata of an item, the last as the JSON object that is stored."""
 
+NAMED = "an item that its index names"
 _BLOCK = 4096  # rows fetched at once
 _NOTHING: Mapping[str, int] = {}
 _ITEMS = f"SELECT {ITEM_COLUMNS} FROM items"  # noqa: S608 - constants
@@ -90,12 +91,11 @@ class Reader:
             "SELECT seq, key, label, uri, metadata FROM items WHERE seq IN (SELECT value FROM json_each(?))",
             (json.dumps(list(seqs)),),
         ).fetchall()
-        with sound(self.path, "an item that its index names"):
-            texts: dict[int, Texts] = {row[0]: row[1:] for row in found}
-            if seqs != texts.keys():
-                raise KeyError(*(seqs - texts.keys()))
-            if not {type(text) for each in texts.values() for text in each} <= {str}:
-                raise TypeError("a text is of another kind")
+        texts: dict[int, Texts] = {row[0]: row[1:] for row in found}
+        if seqs != texts.keys():
+            raise schema.unreadable(self.path, NAMED, KeyError(*(seqs - texts.keys())))
+        if not {type(text) for each in texts.values() for text in each} <= {str}:
+            raise schema.unreadable(self.path, NAMED, TypeError("a text is of another kind"))
         return texts
 
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
