@@ -51,7 +51,8 @@ class Settings(BaseModel):
     decode_threads: int = Field(0, ge=0, le=1_024)
     """Threads that decode images for a GPU; 0 takes one a core, shared among the workers."""
     max_batch: int = Field(0, ge=0, le=1_024)
-    """Most images in one run of a model; 0 takes 2 on a CPU and 32 on a GPU."""
+    """Most images in one run of a model; 0 takes 32 on a GPU, and on a CPU by the model's image size: 2 at
+    224 pixels, 8 at 128."""
     max_wait_ms: float = Field(0.0, ge=0, le=1_000)
     """Longest time in milliseconds that an image waits for others to join it."""
     max_in_flight: int = Field(512, ge=MAX_INPUTS, le=65_536)

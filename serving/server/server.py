@@ -54,8 +54,8 @@ MOST_THREADS = 2_048  # most calls that are worked on or wait inside; a thread t
 SPARE_THREADS = 64  # beside those that hold permits, for calls that are refused, arrive or take none
 MOST_WATCHERS = 256  # most clients that watch the health of the server at once; others wait
 FLUSH_SECONDS = 0.5  # for the last replies to leave
-BATCH_CPU, BATCH_GPU = 2, 32
-"""Most images in a batch where --max-batch says nothing. On one core larger ones outgrow its cache."""
+MOST_BATCH, CORE_PIXELS = 32, 1 << 17
+"""Most images in a batch where --max-batch says nothing, and on one core most pixels: its cache is small."""
 
 
 class Server:
@@ -229,9 +229,10 @@ class Server:
 def _limits(settings: Settings, encoder: Encoder) -> InstanceLimits:
     """Share the cores: on a CPU each instance runs on one, for a GPU each decodes on one."""
     cores = max(1, usable_cores() // settings.workers)
+    fitting = CORE_PIXELS // encoder.spec.image_size**2
     return InstanceLimits(
         instances=(settings.decode_threads if encoder.on_gpu else settings.threads) or cores,
-        max_batch=settings.max_batch or (BATCH_GPU if encoder.on_gpu else BATCH_CPU),
+        max_batch=settings.max_batch or (MOST_BATCH if encoder.on_gpu else min(MOST_BATCH, max(1, fitting))),
         capacity=settings.max_in_flight,
         max_wait=settings.max_wait_ms / 1e3,
     )

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -217,3 +218,14 @@ def test_watchers_of_health_keep_no_call_waiting_and_no_stop(stubs: Stubs, runni
     running.stop(2.0)
     leaving.join()
     assert all(next(each).status == NOT_SERVING for each in watchers[100:])
+
+
+@pytest.mark.parametrize(
+    ("size", "on_gpu", "batch"),
+    [(224, False, 2), (128, False, 8), (32, False, 32), (512, False, 1), (224, True, 32)],
+)
+def test_a_batch_is_of_as_many_pixels_as_a_core_holds(size: int, on_gpu: bool, batch: int) -> None:
+    encoder: Any = SimpleNamespace(on_gpu=on_gpu, spec=SimpleNamespace(image_size=size))
+    for asked, most in ((0, batch), (5, 5)):
+        settings = Settings.model_validate({"model": ["m"], "galleries": "g", "max_batch": asked})
+        assert server._limits(settings, encoder).max_batch == most
