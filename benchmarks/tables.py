@@ -100,6 +100,43 @@ TABLES: dict[str, Table] = {
     "weight": Table(
         groups={"prototypes": "m", "xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}
     ),
+    "load": Table(
+        groups={"model": "model", "in_flight": "in flight"},
+        figures={
+            "ratio": Figure("÷ plain loop", 1, 3),
+            "images_per_second": Figure("images/s", 1, 0),
+            "p50_ms": Figure("p50 ms", 1, 1),
+            "p95_ms": Figure("p95 ms", 1, 1),
+            "extra_ms": Figure("beyond the plain loop, ms", 1),
+            "client_share": Figure("client, % of the machine"),
+        },
+        where={"what": "embed"},
+        pair="round",
+    ),
+    "overload": Table(
+        groups={"model": "model"},
+        figures={
+            "offered": Figure("offered ÷ peak", 1),
+            "goodput": Figure("answered ÷ peak", 1, 2),
+            "refusal_p99_ms": Figure("p99 of refusals, ms", 1, 0),
+            "unexpected": Figure("neither", 1, 0),
+            "client_share": Figure("client, % of the machine"),
+        },
+        where={"what": "overload"},
+        source="benchmarks/results/load.csv",
+        pair="what",
+    ),
+    "search": Table(
+        groups={"part": "of 60,000 × 512", "contestant": ""},
+        figures={
+            "recall": Figure("recall@10", 1, 4),
+            "p50_ms_1": Figure("p50 ms", 1, 2),
+            "queries_per_second_1": Figure("queries/s, one a call", 1, 0),
+            "queries_per_second_64": Figure("queries/s, 64 a call", 1, 0),
+        },
+        where={"items": "60000", "dimension": "512"},
+        pair="sort",
+    ),
     "providers": Table(
         groups={"model": "model", "threads": "threads", "batch": "batch"},
         figures={
