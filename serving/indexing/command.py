@@ -6,6 +6,7 @@ nothing of the machine that filled it.
 
 import csv
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, Literal
@@ -91,9 +92,10 @@ def run(settings: Settings) -> dict[str, Any]:
         The fields of `Report` and `gallery`, `model`, `provider` (what ran it), `root` (below which items'
         URIs are paths), `format`, `table`, `labels`, `images` found on the wanted side of the split,
         `unlabelled` (images of no class that the split left out), `passed_over` and `left_out` (how many
-        files, by the ends of their names, and folders), `notes` (what else was not read, and fields that are
-        text because of one value), `empty` class folders, `report` (the file that lists the skipped, None
-        where there are none), `items` now in the gallery, `seconds`, `images_per_second`.
+        files, by the ends of their names, and folders), `notes` (what else was not read, fields that are text
+        because of one value, and those of another kind than before), `empty` class folders, `report` (the
+        file that lists the skipped, None where there are none), `items` now in the gallery, `seconds`,
+        `images_per_second`.
     """
     folder, name = _place(settings)
     if settings.report is not None:
@@ -107,6 +109,7 @@ def run(settings: Settings) -> dict[str, Any]:
     with GalleryDirectory(folder, policy=RebuildPolicy(automatic=False)) as directory:
         kind: dict[str, Any] = settings.model_dump(include={"thumbnails", "index", "recall"})
         target = Target(directory, name, encoder.spec, **kind)
+        before = target.gallery.fields() if target.gallery else {}
         more: dict[str, Any] = settings.model_dump(include={"split", "sync", "batch", "threads"})
         report = index_rows(encoder, catalog, rows, target, **more)
         missing = select_missing(catalog, split, rule)
@@ -120,6 +123,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 f" {report.skipped[0].key}: {report.skipped[0].reason}"
             )
         gallery = target.made()
+        turned = _turned(before, gallery.fields())
         info = gallery.info()
         wanted = (info.wanted_index, info.wanted_recall)
         is_other = (settings.index or wanted[0], settings.recall or wanted[1]) != wanted
@@ -145,7 +149,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "unlabelled": catalog.unlabelled if split != "all" else 0,
         "passed_over": dict(catalog.passed_over),
         "left_out": dict(catalog.left_out),
-        "notes": [*catalog.notes, *catalog.texts],
+        "notes": [*catalog.notes, *catalog.texts, *turned],
         "empty": list(catalog.empty),
         "report": str(file) if report.skipped or absent else None,
         "items": info.items,
@@ -195,6 +199,16 @@ def complaint(result: dict[str, Any]) -> str | None:
         f"{best['key']} and {best['other']} ({best['score']:.4f}); all items are stored: look at the pairs "
         f"by `crossbatch gallery duplicates {Path(result['gallery']).name} --above ...`, or --json"
     )
+
+
+def _turned(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> list[str]:
+    """Tell which fields of a gallery hold values of another kind than they did."""
+    return [
+        f"the gallery's field {name} held {' or '.join(before[name])} values, and new ones are"
+        f" {' or '.join({*kinds} - {*before[name]})}: filters find only values of the kind that they name"
+        for name, kinds in now.items()
+        if before.get(name) and not {*kinds} <= {*before[name]}
+    ]
 
 
 def some(title: str, entries: list[str], where_all: str) -> list[str]:

@@ -120,7 +120,14 @@ def test_what_is_not_read_is_told_and_a_bare_name_is_one_in_galleries(
     assert result["passed_over"] == {".cr2": 2, ".jpg": 3}  # beside what the table names
     by_text = index(model, data, "texts", text=["price", "sku"])
     assert (by_text["notes"], by_text["items"]) == ([], 2)
-    assert index(model, data, "priced", decimal=",")["updated"] == 2
+    again = index(model, data, "priced", decimal=",")
+    assert (again["updated"], again["notes"]) == (
+        2,
+        [
+            "the gallery's field price held string values, and new ones are number:"
+            " filters find only values of the kind that they name"
+        ],
+    )
 
 
 def test_bad_images_are_skipped_and_named(tmp_path: Path, model: Path, data: Path) -> None:
