@@ -127,8 +127,10 @@ def _plain(value: object) -> Plain | None:
     """Whole numbers of more than 15 digits become text, as they are in a table; dates and times ISO text."""
     if isinstance(value, date | time):
         return value.isoformat()
-    if isinstance(value, int | Decimal) and not isinstance(value, bool) and abs(float(value)) >= 1e15:
-        return format(value, "d" if isinstance(value, int) else "f")
+    if isinstance(value, Decimal) and value.is_finite() and abs(value) >= 10**15:
+        return format(value, "f")
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**15:
+        return str(value)
     if isinstance(value, float | Decimal):
         return float(value) if math.isfinite(value) else None
     return value if isinstance(value, str | int) else None

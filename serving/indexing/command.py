@@ -205,7 +205,8 @@ def _turned(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]
     """Tell which fields of a gallery hold values of another kind than they did."""
     return [
         f"the gallery's field {name} held {' or '.join(before[name])} values, and new ones are"
-        f" {' or '.join({*kinds} - {*before[name]})}: filters find only values of the kind that they name"
+        f" {' or '.join(each for each in kinds if each not in before[name])}:"
+        " filters find only values of the kind that they name"
         for name, kinds in now.items()
         if before.get(name) and not {*kinds} <= {*before[name]}
     ]

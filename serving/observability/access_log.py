@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 from serving.gallery.disk import disk_error
@@ -24,7 +24,6 @@ audit_logger.setLevel(logging.INFO)  # whatever the level of the other logs
 MOST_LINES = 10
 """Most log lines a second on calls of one kind that went well, or that were refused for one reason; with the
 next such call, one tells of the rest."""
-Lines = Literal["some", "all"]
 _LONGEST_NAME = 200  # characters; what a request calls a gallery has any length
 
 
@@ -90,13 +89,13 @@ class AccessLog:
     """Notes calls that have ended; serves any thread."""
 
     def __init__(
-        self, metrics: Metrics, audit: AuditLog, tracer: Tracer | None = None, *, lines: Lines = "some"
+        self, metrics: Metrics, audit: AuditLog, tracer: Tracer | None = None, *, every: bool = False
     ) -> None:
         """Keep who takes note, and whether each call that went well has a line."""
         self.metrics = metrics
         self._audit = audit
         self._tracer = tracer
-        self._lines = lines
+        self._every = every
         self._alike: dict[str, tuple[int, int]] = {}  # by what is told: the second, and how many in it
         self._lock = threading.Lock()
 
@@ -115,7 +114,7 @@ class AccessLog:
             self._audit.record(call, code, seconds)
         if refused and not self._has_line(f"were refused: {code} {reason}"):
             return
-        if code == "OK" and self._lines == "some" and not self._has_line(f"were answered: {call.rpc} {code}"):
+        if code == "OK" and not self._every and not self._has_line(f"were answered: {call.rpc} {code}"):
             return
         told = {"rpc": call.rpc, "code": code, "milliseconds": round(seconds * 1e3, 3), "inputs": call.inputs}
         if call.client:

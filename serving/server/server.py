@@ -96,7 +96,7 @@ class Server:
         self.galleries = GalleryExecutor(directory, self.models)
         authenticator = Authenticator(settings.keys)
         access_log = AccessLog(
-            self._metrics, AuditLog(settings.audit_log), self._tracer, lines=settings.log_calls
+            self._metrics, AuditLog(settings.audit_log), self._tracer, every=settings.log_calls == "all"
         )
         self.interceptor = CallInterceptor(authenticator, self.admission, access_log)
         # A thread for each watcher: without, one that leaves while it is told of a change locks gRPC's own

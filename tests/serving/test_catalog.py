@@ -3,6 +3,7 @@
 import codecs
 import os
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal
 from unicodedata import normalize
@@ -22,6 +23,7 @@ from serving.catalog.catalog import (
     tell_unread,
 )
 from serving.catalog.picture import File
+from serving.catalog.table import plain_values
 from serving.errors import BadData, BadSetting
 from tests.serving.test_parquet import make_parquet
 from tests.serving.test_published import (
@@ -232,6 +234,14 @@ def test_a_column_is_of_one_type(
     table(tmp_path, f"path,label,x\n1.jpg,a,{cells[0]}\n2.jpg,a,{cells[1]}\n")
     found = [value for row in read(tmp_path).rows for value in row.metadata.values()]
     assert [(type(value), value) for value in found] == [(type(value), value) for value in expected]
+
+
+def test_a_number_of_any_length_is_kept() -> None:
+    long = 10**400  # beyond a double
+    assert plain_values({"n": long, "d": Decimal("-12345678901234567890.5"), "nan": Decimal("NaN")}) == {
+        "n": str(long),
+        "d": "-12345678901234567890.5",
+    }
 
 
 def test_a_field_is_text_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from protos import gallery_service_pb2 as gallery_pb
 from protos import gallery_service_pb2_grpc, model_service_pb2_grpc
 from protos import model_service_pb2 as model_pb
 from serving.errors import Draining, NotFound, Overloaded
-from serving.observability.access_log import MOST_LINES, AccessLog, AuditLog, Lines, told_peer
+from serving.observability.access_log import MOST_LINES, AccessLog, AuditLog, told_peer
 from serving.observability.call import Call
 from serving.observability.metrics import Metrics
 from serving.rpc.admission import Admission
@@ -238,11 +238,11 @@ def test_of_many_refusals_alike_few_have_a_line(running: Running, caplog: pytest
     assert sum(each.calls for each in told) + len(lines) - len(told) == 3 * MOST_LINES + 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("lines", ["some", "all"])
+@pytest.mark.parametrize("every", [False, True])
 def test_of_many_calls_that_go_well_few_have_a_line_and_each_error_has(
-    lines: Lines, caplog: pytest.LogCaptureFixture
+    every: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = AccessLog(Metrics(), AuditLog(), lines=lines)
+    log = AccessLog(Metrics(), AuditLog(), every=every)
     with caplog.at_level(logging.INFO):
         for code in ("OK", "NOT_FOUND"):
             for _ in range(3 * MOST_LINES):
@@ -251,7 +251,7 @@ def test_of_many_calls_that_go_well_few_have_a_line_and_each_error_has(
     assert told["RetrievalService/Search NOT_FOUND"] == 3 * MOST_LINES
     answered = told["RetrievalService/Search OK"]
     # Where a second ends between, ten more are told.
-    assert answered == 3 * MOST_LINES if lines == "all" else MOST_LINES <= answered <= 2 * MOST_LINES
+    assert answered == 3 * MOST_LINES if every else MOST_LINES <= answered <= 2 * MOST_LINES
 
 
 def test_an_address_is_written_as_people_write_it() -> None:

@@ -204,3 +204,20 @@ def test_a_filter_outlives_the_last_item_that_has_its_field(gallery: Gallery) ->
         assert len(gallery.search(VECTORS[:1], 10, filter=Not(Exists("on_sale")))[0]) == 9
         gallery.rebuild()
     assert gallery.fields() == {"even": ("boolean",), "n": ("number",), "tag": ("string",)}
+
+
+def test_one_query_is_scored_with_fresh_items_by_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, asked = units(40), list[int]()
+
+    def noted(query: Any, matrix: Any, positions: Any) -> Any:
+        asked.append(len(positions))
+        return matrix[positions] @ query
+
+    monkeypatch.setattr(segment_module, "inner_products", noted)
+    none = np.zeros(40, np.bool_)
+    growing = replace(
+        GrowingSegment.empty(rows.shape[1], SealedSegment.empty(rows.shape[1]).columns.texts),
+        vectors=rows, seqs=np.arange(40), dead=none, labels=np.full(40, -1),
+    )  # fmt: skip
+    np.testing.assert_allclose(growing.scores(rows[:1], none), rows[:1] @ rows.T, rtol=1e-6)
+    assert asked == [40]

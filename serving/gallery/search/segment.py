@@ -134,7 +134,8 @@ class SealedSegment:
         own = None if labels is None else distinct(labels[allowed], allowed)
         step = max(1, _PRODUCTS // len(allowed))
         for start in range(0, len(queries), step):
-            for scores in _product(queries[start : start + step], self.vectors, allowed):
+            some, whole = queries[start : start + step], len(allowed) == len(self.vectors)
+            for scores in some @ self.vectors.T if whole else _product(some, self.vectors, allowed):
                 best = np.flatnonzero(scores >= kth(scores, k, own) - 2 * SCORE_ERROR)
                 yield scores[best], allowed[best], -np.inf
 
@@ -249,7 +250,7 @@ def _product(
     queries: NDArray[np.float32], vectors: NDArray[np.float32], positions: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Return the scores of queries (Q, d) with the vectors (n, d) at ascending positions (c,), (Q, c)."""
-    if len(queries) == 1 and len(positions) < len(vectors):
+    if len(queries) == 1:
         return inner_products(queries[0], vectors, positions)[None]
     scores = np.empty((len(queries), len(positions)), np.float32)
     for start in range(0, len(positions), _ROWS):
