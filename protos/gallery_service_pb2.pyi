@@ -165,20 +165,22 @@ class Item(_message.Message):
     def __init__(self, key: _Optional[str] = ..., image: _Optional[bytes] = ..., vector: _Optional[bytes] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., expected_version: _Optional[int] = ...) -> None: ...
 
 class StoredItem(_message.Message):
-    __slots__ = ("key", "version", "label", "uri", "metadata", "vector")
+    __slots__ = ("key", "version", "label", "uri", "metadata", "vector", "thumbnail")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     URI_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     VECTOR_FIELD_NUMBER: _ClassVar[int]
+    THUMBNAIL_FIELD_NUMBER: _ClassVar[int]
     key: str
     version: int
     label: str
     uri: str
     metadata: _struct_pb2.Struct
     vector: bytes
-    def __init__(self, key: _Optional[str] = ..., version: _Optional[int] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., vector: _Optional[bytes] = ...) -> None: ...
+    thumbnail: bytes
+    def __init__(self, key: _Optional[str] = ..., version: _Optional[int] = ..., label: _Optional[str] = ..., uri: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., vector: _Optional[bytes] = ..., thumbnail: _Optional[bytes] = ...) -> None: ...
 
 class UpsertItemsRequest(_message.Message):
     __slots__ = ("gallery", "items")
@@ -233,18 +235,22 @@ class GetItemResponse(_message.Message):
     def __init__(self, item: _Optional[_Union[StoredItem, _Mapping]] = ..., thumbnail: _Optional[bytes] = ...) -> None: ...
 
 class ListItemsRequest(_message.Message):
-    __slots__ = ("gallery", "page_size", "page_token", "key_prefix", "with_vectors")
+    __slots__ = ("gallery", "page_size", "page_token", "key_prefix", "with_vectors", "with_thumbnails", "filter")
     GALLERY_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KEY_PREFIX_FIELD_NUMBER: _ClassVar[int]
     WITH_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    WITH_THUMBNAILS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     gallery: str
     page_size: int
     page_token: str
     key_prefix: str
     with_vectors: bool
-    def __init__(self, gallery: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., key_prefix: _Optional[str] = ..., with_vectors: _Optional[bool] = ...) -> None: ...
+    with_thumbnails: bool
+    filter: _retrieval_service_pb2.Filter
+    def __init__(self, gallery: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., key_prefix: _Optional[str] = ..., with_vectors: _Optional[bool] = ..., with_thumbnails: _Optional[bool] = ..., filter: _Optional[_Union[_retrieval_service_pb2.Filter, _Mapping]] = ...) -> None: ...
 
 class ListItemsResponse(_message.Message):
     __slots__ = ("items", "next_page_token")
@@ -301,3 +307,137 @@ class CountItemsResponse(_message.Message):
     items: int
     unknown_fields: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, items: _Optional[int] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SampleItemsRequest(_message.Message):
+    __slots__ = ("gallery", "size", "filter", "with_thumbnails", "seed")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    WITH_THUMBNAILS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    size: int
+    filter: _retrieval_service_pb2.Filter
+    with_thumbnails: bool
+    seed: int
+    def __init__(self, gallery: _Optional[str] = ..., size: _Optional[int] = ..., filter: _Optional[_Union[_retrieval_service_pb2.Filter, _Mapping]] = ..., with_thumbnails: _Optional[bool] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class SampleItemsResponse(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[StoredItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[StoredItem, _Mapping]]] = ...) -> None: ...
+
+class ListFieldsRequest(_message.Message):
+    __slots__ = ("gallery",)
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    def __init__(self, gallery: _Optional[str] = ...) -> None: ...
+
+class ListFieldsResponse(_message.Message):
+    __slots__ = ("fields",)
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    fields: _containers.RepeatedCompositeFieldContainer[Field]
+    def __init__(self, fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ...) -> None: ...
+
+class Field(_message.Message):
+    __slots__ = ("name", "kinds", "items", "least", "most")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    items: int
+    least: float
+    most: float
+    def __init__(self, name: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ..., items: _Optional[int] = ..., least: _Optional[float] = ..., most: _Optional[float] = ...) -> None: ...
+
+class ListValuesRequest(_message.Message):
+    __slots__ = ("gallery", "field", "prefix", "page_size")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    field: str
+    prefix: str
+    page_size: int
+    def __init__(self, gallery: _Optional[str] = ..., field: _Optional[str] = ..., prefix: _Optional[str] = ..., page_size: _Optional[int] = ...) -> None: ...
+
+class ListValuesResponse(_message.Message):
+    __slots__ = ("values", "distinct")
+    class Count(_message.Message):
+        __slots__ = ("value", "items")
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        ITEMS_FIELD_NUMBER: _ClassVar[int]
+        value: _retrieval_service_pb2.Filter.Value
+        items: int
+        def __init__(self, value: _Optional[_Union[_retrieval_service_pb2.Filter.Value, _Mapping]] = ..., items: _Optional[int] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    DISTINCT_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedCompositeFieldContainer[ListValuesResponse.Count]
+    distinct: int
+    def __init__(self, values: _Optional[_Iterable[_Union[ListValuesResponse.Count, _Mapping]]] = ..., distinct: _Optional[int] = ...) -> None: ...
+
+class ListDuplicatesRequest(_message.Message):
+    __slots__ = ("gallery", "above", "page_size", "page_token")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    ABOVE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    above: float
+    page_size: int
+    page_token: str
+    def __init__(self, gallery: _Optional[str] = ..., above: _Optional[float] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListDuplicatesResponse(_message.Message):
+    __slots__ = ("pairs", "compared", "items", "next_page_token")
+    class Pair(_message.Message):
+        __slots__ = ("key", "other", "score")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        OTHER_FIELD_NUMBER: _ClassVar[int]
+        SCORE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        other: str
+        score: float
+        def __init__(self, key: _Optional[str] = ..., other: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pairs: _containers.RepeatedCompositeFieldContainer[ListDuplicatesResponse.Pair]
+    compared: int
+    items: int
+    next_page_token: str
+    def __init__(self, pairs: _Optional[_Iterable[_Union[ListDuplicatesResponse.Pair, _Mapping]]] = ..., compared: _Optional[int] = ..., items: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetMapTileRequest(_message.Message):
+    __slots__ = ("gallery", "zoom", "column", "row", "field")
+    GALLERY_FIELD_NUMBER: _ClassVar[int]
+    ZOOM_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    gallery: str
+    zoom: int
+    column: int
+    row: int
+    field: str
+    def __init__(self, gallery: _Optional[str] = ..., zoom: _Optional[int] = ..., column: _Optional[int] = ..., row: _Optional[int] = ..., field: _Optional[str] = ...) -> None: ...
+
+class GetMapTileResponse(_message.Message):
+    __slots__ = ("points", "keys", "values", "value_of", "items")
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    VALUE_OF_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    points: bytes
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    values: _containers.RepeatedScalarFieldContainer[str]
+    value_of: bytes
+    items: int
+    def __init__(self, points: _Optional[bytes] = ..., keys: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[str]] = ..., value_of: _Optional[bytes] = ..., items: _Optional[int] = ...) -> None: ...

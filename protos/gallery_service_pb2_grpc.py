@@ -90,6 +90,31 @@ class GalleryServiceStub:
                 request_serializer=protos_dot_gallery__service__pb2.ListItemsRequest.SerializeToString,
                 response_deserializer=protos_dot_gallery__service__pb2.ListItemsResponse.FromString,
                 _registered_method=True)
+        self.SampleItems = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/SampleItems',
+                request_serializer=protos_dot_gallery__service__pb2.SampleItemsRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.SampleItemsResponse.FromString,
+                _registered_method=True)
+        self.ListFields = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/ListFields',
+                request_serializer=protos_dot_gallery__service__pb2.ListFieldsRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.ListFieldsResponse.FromString,
+                _registered_method=True)
+        self.ListValues = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/ListValues',
+                request_serializer=protos_dot_gallery__service__pb2.ListValuesRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.ListValuesResponse.FromString,
+                _registered_method=True)
+        self.ListDuplicates = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/ListDuplicates',
+                request_serializer=protos_dot_gallery__service__pb2.ListDuplicatesRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.ListDuplicatesResponse.FromString,
+                _registered_method=True)
+        self.GetMapTile = channel.unary_unary(
+                '/crossbatch.v1.GalleryService/GetMapTile',
+                request_serializer=protos_dot_gallery__service__pb2.GetMapTileRequest.SerializeToString,
+                response_deserializer=protos_dot_gallery__service__pb2.GetMapTileResponse.FromString,
+                _registered_method=True)
         self.UpdateItems = channel.unary_unary(
                 '/crossbatch.v1.GalleryService/UpdateItems',
                 request_serializer=protos_dot_gallery__service__pb2.UpdateItemsRequest.SerializeToString,
@@ -189,8 +214,48 @@ class GalleryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListItems(self, request, context):
-        """Returns all items in the order of their keys (as bytes of UTF-8), page by page. Each page shows the gallery
-        as it is when it is asked for: an item that stays from the first page to the last comes exactly once.
+        """Returns all items in the order of their keys (as bytes of UTF-8), page by page; with a filter those that fulfil
+        it, in the order in which they were written. Each page shows the gallery as it is when it is asked for: an item
+        that stays from the first page to the last, and is not written meanwhile, comes exactly once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SampleItems(self, request, context):
+        """Returns items drawn at random, each at most once, all equally likely.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFields(self, request, context):
+        """Tells which fields the metadata has, what kinds of value they hold, and how many items have them; the label is
+        among them as `$label`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListValues(self, request, context):
+        """Tells which values a field has, and how many items have each: the most frequent first, ties by value.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDuplicates(self, request, context):
+        """Compares a page of items with their nearest, by the index, and returns the pairs that are nearly alike. A pair may
+        come in two pages, once from each side.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMapTile(self, request, context):
+        """Returns a tile of the map that `crossbatch gallery map` made: points of items within a square of it, at most
+        4,000 of them, always the same ones of the same items, so that a deeper tile has all that one above it
+        has there. FAILED_PRECONDITION when the gallery has no map.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -270,6 +335,31 @@ def add_GalleryServiceServicer_to_server(servicer, server):
                     servicer.ListItems,
                     request_deserializer=protos_dot_gallery__service__pb2.ListItemsRequest.FromString,
                     response_serializer=protos_dot_gallery__service__pb2.ListItemsResponse.SerializeToString,
+            ),
+            'SampleItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.SampleItems,
+                    request_deserializer=protos_dot_gallery__service__pb2.SampleItemsRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.SampleItemsResponse.SerializeToString,
+            ),
+            'ListFields': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFields,
+                    request_deserializer=protos_dot_gallery__service__pb2.ListFieldsRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.ListFieldsResponse.SerializeToString,
+            ),
+            'ListValues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListValues,
+                    request_deserializer=protos_dot_gallery__service__pb2.ListValuesRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.ListValuesResponse.SerializeToString,
+            ),
+            'ListDuplicates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDuplicates,
+                    request_deserializer=protos_dot_gallery__service__pb2.ListDuplicatesRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.ListDuplicatesResponse.SerializeToString,
+            ),
+            'GetMapTile': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMapTile,
+                    request_deserializer=protos_dot_gallery__service__pb2.GetMapTileRequest.FromString,
+                    response_serializer=protos_dot_gallery__service__pb2.GetMapTileResponse.SerializeToString,
             ),
             'UpdateItems': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateItems,
@@ -580,6 +670,141 @@ class GalleryService:
             '/crossbatch.v1.GalleryService/ListItems',
             protos_dot_gallery__service__pb2.ListItemsRequest.SerializeToString,
             protos_dot_gallery__service__pb2.ListItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SampleItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/SampleItems',
+            protos_dot_gallery__service__pb2.SampleItemsRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.SampleItemsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFields(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/ListFields',
+            protos_dot_gallery__service__pb2.ListFieldsRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.ListFieldsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListValues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/ListValues',
+            protos_dot_gallery__service__pb2.ListValuesRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.ListValuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDuplicates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/ListDuplicates',
+            protos_dot_gallery__service__pb2.ListDuplicatesRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.ListDuplicatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMapTile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crossbatch.v1.GalleryService/GetMapTile',
+            protos_dot_gallery__service__pb2.GetMapTileRequest.SerializeToString,
+            protos_dot_gallery__service__pb2.GetMapTileResponse.FromString,
             options,
             channel_credentials,
             insecure,
