@@ -28,7 +28,7 @@ from serving.gallery.index.choice import (
     tuned,
 )
 from serving.gallery.index.index import IndexDamaged, IndexMetadata, Trial
-from serving.gallery.search.filter import Equal, Range
+from serving.gallery.search.filter import Equal, In, Not, Range
 from tests.serving.vectors import clustered, created, normalized, units
 
 Built = tuple[IndexBuilder, IndexMetadata]
@@ -201,7 +201,7 @@ def gallery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     path = tmp_path_factory.mktemp("galleries") / "a"
     with closing(created(path, DIMENSION, index=request.param, recall=0.95)) as gallery:
         gallery.upsert(
-            GalleryItem(f"{i}", row, f"{i // EACH}", metadata={"half": i % 2})
+            GalleryItem(f"{i}", row, f"{i // EACH}", metadata={"half": i % 2, "class": i // EACH})
             for i, row in enumerate(VECTORS)
         )
         gallery.rebuild()
@@ -241,6 +241,18 @@ def test_as_many_are_found_of_those_that_pass_a_filter(
             found = gallery.search(queries, 10, filter=Range("n", below=passing))
             scores = np.where(np.array(tenth) < passing, queries @ rows.T, -2)
             assert share([[int(hit.key) for hit in hits] for hits in found], scores, 10) > 0.93
+
+
+@pytest.mark.parametrize("others", [1, 45, 62])
+def test_as_many_are_found_where_none_of_the_nearest_pass(gallery: Gallery, others: int) -> None:
+    """Nearly all, most and less than half of the items pass, and none of the clusters about the query."""
+    classes, found, wanted = np.repeat(np.arange(CLUSTERS), EACH), [], QUERIES @ VECTORS.T
+    for scores, query, own in zip(wanted, QUERIES, np.argsort(-(QUERIES @ CENTRES.T), axis=1), strict=True):
+        without = own[:others].tolist()
+        scores[np.isin(classes, without)] = -2
+        (hits,) = gallery.search(query[None], 10, filter=Not(In("class", tuple(without))))
+        found.append([int(hit.key) for hit in hits])
+    assert share(found, wanted, 10) > 0.93
 
 
 def test_as_many_labels_are_found(gallery: Gallery) -> None:
