@@ -3,7 +3,6 @@
 A part is the columns of n items and which of them are deleted or replaced, bool (n,): those count nowhere.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ Counts = tuple[NDArray[np.float64], NDArray[np.int64]]
 """Values of one kind, distinct and ascending, strings by their places in a table; and how many have each."""
 
 _BOOLEAN, _NUMBER, _STRING = 1, 2, 3  # of `KINDS`
-_SEARCHED = 128  # to look a string up in a mapped table costs as much as to read so many of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +140,20 @@ def _in_one_table(parts: Sequence[Part], strings: Sequence[Counts]) -> tuple[lis
 
     Returns the strings of each part so, and the new ones by their places.
     """
-    table = parts[0][0].texts
-    texts = [
-        [columns.texts[int(place)] for place in places]
-        for (columns, _), (places, _) in zip(parts[1:], strings[1:], strict=True)
-    ]
-    sought = sorted(set[str]().union(*texts))
-    known = table if _SEARCHED * len(sought) < len(table) else list(table)
-    places = dict[str, float]()
+    placed, unknown = [strings[0]], []
+    for (columns, _), (codes, items) in zip(parts[1:], strings[1:], strict=True):
+        own = codes.astype(np.int64)
+        places = columns.places_in(parts[0][0].texts)[own]
+        missing = np.flatnonzero(places % 1)
+        unknown.append((places, missing, [columns.texts[at] for at in own[missing].tolist()]))
+        placed.append((places, items))
+    texts = sorted(set[str]().union(*(missed for _, _, missed in unknown)))
+    ranks = {text: rank / (len(texts) + 1) for rank, text in enumerate(texts, 1)}
     new = dict[float, str]()
-    for rank, text in enumerate(sought, 1):
-        places[text] = place = float(bisect_left(known, text))
-        if place == len(known) or known[int(place)] != text:
-            places[text] = place = place - 1 + rank / (len(sought) + 1)
-            new[place] = text
-    placed = [
-        (np.array([places[text] for text in some], np.float64), items)
-        for some, (_, items) in zip(texts, strings[1:], strict=True)
-    ]
-    return [strings[0], *placed], new
+    for places, missing, missed in unknown:
+        places[missing] += np.array([ranks[text] - 0.5 for text in missed], np.float64)
+        new.update(zip(places[missing].tolist(), missed, strict=True))
+    return placed, new
 
 
 def _merged(counts: Counts, more: Counts) -> Counts:
