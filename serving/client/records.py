@@ -135,7 +135,7 @@ class ValueCount:
 
 @dataclass(frozen=True, slots=True)
 class FieldValues:
-    """The most frequent `values` of a field, the first first; `distinct` is how many there are in all."""
+    """The most frequent `values` of a field, in order; `distinct` is how many there are in all."""
 
     values: tuple[ValueCount, ...]
     distinct: int

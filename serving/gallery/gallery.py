@@ -223,9 +223,9 @@ class Gallery:
     def sample(
         self, size: int, *, filter: Filter | None = None, seed: int = 0, thumbnails: bool = False
     ) -> Generator[GalleryItem]:
-        """Yield `size` items that fulfil a filter, or all where there are fewer, drawn alike likely.
+        """Yield `size` items that fulfil a filter, or all where there are fewer, each as likely as any other.
 
-        The same `seed`, unless 0, draws the same of the same items. They are read as `matching` does.
+        The same `seed` draws the same of an unchanged gallery, 0 draws anew. They are read as in `matching`.
         """
         demanded = None if filter is None else check_filter(filter)
         with self._snapshots.open() as (snapshot, reader):
@@ -259,7 +259,7 @@ class Gallery:
             return count_fields(snapshot.columns(), limit)
 
     def values(self, field: str, *, prefix: str = "", limit: int = 100) -> tuple[list[ValueCount], int]:
-        """Return a field's `limit` most frequent values, the first first, and how many there are in all.
+        """Return the `limit` most frequent values of a field, in order, and how many there are in all.
 
         With a prefix it is strings that begin with it, whatever the case of their letters.
         """
@@ -357,7 +357,7 @@ class Gallery:
     def by_key(
         self, *, after: str = "", prefix: str = "", thumbnails: bool = False
     ) -> Generator[GalleryItem]:
-        """Yield the items by key that follow `after` and begin with `prefix`, read as `matching` does."""
+        """Yield the items by key that follow `after` and begin with `prefix`, read as in `matching`."""
         with self._store.read() as reader:
             found = reader.by_key(after=after, prefix=prefix)
             yield from reader.pictured(found) if thumbnails else found
