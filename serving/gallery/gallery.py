@@ -13,7 +13,7 @@ import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -48,7 +48,7 @@ from serving.gallery.search.neighbours import neighbours
 from serving.gallery.search.others import SAME_SCORE, left_out
 from serving.gallery.search.snapshot import SnapshotCache
 from serving.gallery.status import GalleryStatus, status_of
-from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
+from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE, MadeFor
 from serving.gallery.store.store import Store, create_store
 
 if TYPE_CHECKING:
@@ -56,17 +56,6 @@ if TYPE_CHECKING:
     from serving.model.spec import ModelSpec
 
 __all__ = ["Gallery", "GalleryItem", "GalleryStatus", "MadeFor", "Neighbour", "RebuildPolicy"]
-
-
-class MadeFor(TypedDict):
-    """What a new gallery is made for."""
-
-    model_name: str
-    fingerprint: str
-    dimension: int
-    thumbnail_side: NotRequired[int]  # longer side in pixels of the pictures kept with items; 0: none
-    index: NotRequired[str]  # "auto", which is to reach the recall, "exact" or a FAISS factory string
-    recall: NotRequired[float]  # of the 10 nearest
 
 
 class Gallery:
