@@ -100,6 +100,9 @@ def _field(name: str, parts: Sequence[Part]) -> FieldCount:
     """Count one field, which items have."""
     kinds, items, numbers = set[str](), 0, list[float]()
     for columns, dead in parts:
+        own = columns.positions[columns.group(name, 0, len(KINDS))]
+        if not len(own):
+            continue
         for kind, word in enumerate(KINDS):
             run = columns.group(name, kind, kind + 1)
             live = np.flatnonzero(~dead[columns.positions[run]])
@@ -108,7 +111,7 @@ def _field(name: str, parts: Sequence[Part]) -> FieldCount:
                 if kind == _NUMBER:
                     numbers += columns.values[run][live[[0, -1]]].tolist()
         having = np.zeros(len(columns), np.bool_)  # an item may hold several values
-        having[columns.positions[columns.group(name, 0, len(KINDS))]] = True
+        having[own] = True
         items += int(np.count_nonzero(having & ~dead))
     least, most = (min(numbers), max(numbers)) if numbers else (None, None)
     return FieldCount(name, tuple(sorted(kinds - {""})), items, least, most)
