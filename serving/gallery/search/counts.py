@@ -66,12 +66,10 @@ def count_values(parts: Sequence[Part], field: str, prefix: str, limit: int) -> 
     begin with it, whatever the case of their letters.
     """
     strings, new = _in_one_table(parts, [_counts(*part, field, _STRING, prefix) for part in parts])
-    found = [(_STRING, reduce(_merged, strings))]
+    found = [(_STRING, _in_all(strings))]
     if not prefix:
         others = (_BOOLEAN, _NUMBER)
-        found[:0] = [
-            (kind, reduce(_merged, [_counts(*part, field, kind) for part in parts])) for kind in others
-        ]
+        found[:0] = [(kind, _in_all([_counts(*part, field, kind) for part in parts])) for kind in others]
     items = np.concatenate([items for _, (_, items) in found])
     values = np.concatenate([values for _, (values, _) in found])
     kinds = np.repeat([kind for kind, _ in found], [len(items) for _, (_, items) in found])
@@ -157,6 +155,12 @@ def _in_one_table(parts: Sequence[Part], strings: Sequence[Counts]) -> tuple[lis
         places[missing] += np.array([ranks[text] - 0.5 for text in missed], np.float64)
         new.update(zip(places[missing].tolist(), missed, strict=True))
     return placed, new
+
+
+def _in_all(counts: Sequence[Counts]) -> Counts:
+    """Add up counts of all parts, the large first one last: each time both are copied."""
+    first, *rest = counts
+    return _merged(first, reduce(_merged, rest)) if rest else first
 
 
 def _merged(counts: Counts, more: Counts) -> Counts:
