@@ -1,5 +1,5 @@
 // The frame: boots the page, shows one view at a time, and has what holds in all of them. A view is
-// {name, title, keys, mount(root), update(state, {gallery, galleries, models}), unmount()}.
+// {name, title, keys, mount(root), update(state, {gallery, galleries, models}), unmount()}, and may have take(files).
 import { call } from "./api.js";
 import { announce, h, notice, problem } from "./dom.js";
 import { href, read, subscribe, write } from "./state.js";
@@ -124,12 +124,12 @@ addEventListener("drop", (event) => {
   if (!carries(event)) return;
   event.preventDefault();
   hint.hidden = true;
-  take([...event.dataTransfer.files]);
+  (current?.take ?? take)([...event.dataTransfer.files]);
 });
 addEventListener("paste", (event) => {
   if (event.clipboardData.files.length === 0) return;
   event.preventDefault();
-  take([...event.clipboardData.files]);
+  (current?.take ?? take)([...event.clipboardData.files]);
 });
 
 chooser.addEventListener("change", () => write({ gallery: chooser.value, key: null, filter: null, mix: null, crop: null }));

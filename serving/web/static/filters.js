@@ -1,9 +1,9 @@
 // The filter: conditions [field, operator, value], in the address as JSON; all must hold, and several "is" of one
-// field are alternatives. It becomes the proto's Filter for the server, and the short form for people.
+// field are alternatives; the value of "within" is boxes [left, right, top, bottom] of the map, one of which must hold. It becomes the proto's Filter for the server, and the short form for people.
 import { call, galleryPath } from "./api.js";
 import { button, count, h } from "./dom.js";
 
-const OPERATORS = { is: "is", not: "is not", least: "at least", most: "at most", has: "is there" };
+const OPERATORS = { is: "is", not: "is not", least: "at least", most: "at most", has: "is there", within: "within" };
 
 /** Read conditions from the address; what is none is left out. */
 export function conditions(text) {
@@ -28,12 +28,16 @@ function alternatives(rows) {
   return [...groups.values()];
 }
 
+const box = ([left, right, top, bottom]) => ({ all_of: { filters: [["map_x", left, right], ["map_y", top, bottom]]
+  .map(([field, least, most]) => ({ range: { field, least: wired(least), most: wired(most) } })) } });
+
 /** The proto's Filter as JSON; undefined for no conditions. */
 export function message(rows) {
   const filters = alternatives(rows).map(({ field, operator, values }) => {
     if (operator === "is") return { among: { field, values: values.map(wired) } };
     if (operator === "not") return { negated: { equal: { field, value: wired(values[0]) } } };
     if (operator === "has") return { exists: field };
+    if (operator === "within") return { any_of: { filters: values[0].map(box) } };
     return { range: { field, [operator]: wired(values[0]) } };
   });
   return filters.length ? (filters.length > 1 ? { all_of: { filters } } : filters[0]) : undefined;
@@ -44,6 +48,7 @@ export function short(rows) {
   const each = alternatives(rows).map(({ field, operator, values }) => {
     const value = values[0];
     if (operator === "is") return { [field]: values.length > 1 ? { $in: values } : value };
+    if (operator === "within") return { $or: value.map(([left, right, top, bottom]) => ({ map_x: { $gte: left, $lte: right }, map_y: { $gte: top, $lte: bottom } })) };
     return { [field]: { not: { $ne: value }, has: { $exists: true }, least: { $gte: value }, most: { $lte: value } }[operator] };
   });
   return each.length ? (each.length > 1 ? { $and: each } : each[0]) : undefined;
@@ -51,7 +56,7 @@ export function short(rows) {
 
 /** A condition in words. */
 export const told = ([field, operator, value]) =>
-  `${field === "$label" ? "label" : field} ${OPERATORS[operator]}${operator === "has" ? "" : ` ${value}`}`;
+  `${field === "$label" ? "label" : field} ${OPERATORS[operator]}${operator === "has" ? "" : operator === "within" ? " an outline" : ` ${value}`}`;
 
 /** The form: {element, update(gallery, text)}; `onChange(text)` gets what is to stand in the address, or null. */
 export function filterForm({ onChange }) {
@@ -59,7 +64,7 @@ export function filterForm({ onChange }) {
   const chips = h("ul", { class: "chips", role: "list", "aria-label": "Filter" });
   const field = h("select", { id: "filter-field", on: { change: suggest } });
   const operator = h("select", { id: "filter-operator", on: { change: fit } },
-    Object.entries(OPERATORS).map(([name, text]) => h("option", { value: name }, text)));
+    Object.entries(OPERATORS).filter(([name]) => name !== "within").map(([name, text]) => h("option", { value: name }, text)));
   const value = h("input", { id: "filter-value", list: "filter-values", autocomplete: "off", placeholder: "value", on: {
     input: () => { clearTimeout(wait); wait = setTimeout(suggest, 150); }, focus: suggest } });
   const list = h("datalist", { id: "filter-values" });

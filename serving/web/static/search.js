@@ -4,6 +4,7 @@ import { cropper, cut, load } from "./crop.js";
 import { announce, button, count, digits, h, notice, problem, toast } from "./dom.js";
 import { conditions, filterForm, message } from "./filters.js";
 import { grid } from "./grid.js";
+import { markActions, showMarks } from "./marks.js";
 import { keepPhoto, keptPhoto, read, write } from "./state.js";
 
 const MOST = 32 * 2 ** 20; // bytes of a photo
@@ -196,10 +197,14 @@ const nothing = (state) => notice("Nothing was found", [
 
 function cards(items) {
   const part = (weight) => (hit) => write(address([...partsOf(read()), { key: hit.key, weight }]));
-  return grid(items, { onPick: (hit) => write({ ...address([{ key: hit.key, weight: 1 }]) }), actions: partsOf(read()).length ? [
+  const parts = partsOf(read()), [{ key, photo } = {}] = parts, query = parts.length === 1 && !parts[0].crop ? (key ?? keptPhoto(photo)?.name) : null;
+  const list = grid(items, { onPick: (hit) => write({ ...address([{ key: hit.key, weight: 1 }]) }), actions: parts.length ? [
+    ...(query ? markActions(read().gallery, query) : []),
     { name: "like", title: "Add to the query: like this", text: "+", key: "l", run: part(1) },
     { name: "unlike", title: "Add to the query: not like this", text: "−", key: "n", run: part(-1) },
   ] : [] });
+  if (query) showMarks(list, read().gallery, query);
+  return list;
 }
 
 /** Hide what scores less than the slider says, while it is moved. */
@@ -238,5 +243,5 @@ async function showParts(parts, context, signal) {
 
 export default {
   name: "search", title: "Search", mount, update, unmount,
-  keys: [["l", "add the picture to the query: like this"], ["n", "add it: not like this"]],
+  keys: [["r", "mark the result as right"], ["w", "mark it as wrong"], ["u", "take the mark away"], ["l", "add the picture to the query: like this"], ["n", "add it: not like this"]],
 };
