@@ -38,6 +38,9 @@ export async function call(method, path, body, { signal } = {}) {
   }
 }
 
+/** Whether calls are made with a key. */
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
 let asking = null; // the one dialog that all calls wait for
 
 function askForKey(message, refused) {

@@ -3,7 +3,10 @@ import { button, h } from "./dom.js";
 
 const SIDE = 640; // most pixels of a side of the canvas
 const LEAST = 0.04; // least side of a region, as a share of the picture's; less is a click
-const WHOLE = [0, 0, 1, 1];
+export const WHOLE = [0, 0, 1, 1];
+
+/** Whether it is a region: [x, y, width, height], shares of the picture. */
+export const isRegion = (given) => given.length === 4 && given.every((each) => each >= 0 && each <= 1) && given[2] > 0 && given[3] > 0;
 
 /** Load a picture from an address, upright as its EXIF has it; null where the browser cannot read its format. */
 export async function load(address) {

@@ -48,6 +48,8 @@ export function problem(error, again) {
     0: ["The server does not answer", "Look whether `crossbatch serve` still runs, then try again."],
     401: ["The server wants an API key", "An administrator makes one with `crossbatch keys`."],
     403: ["The API key does not allow this", "It needs a key with another role; close this tab to forget the one in use."],
+    404: ["That is not there", "It may have been deleted or renamed."],
+    412: ["This gallery cannot be searched", null],
     429: ["The server is busy", "It has as many calls as it takes. Try again in a moment."],
     501: ["The server cannot do this", "It is older than this page: install the same version of both."],
     503: ["The server is starting or stopping", "Try again in a moment."],

@@ -8,7 +8,7 @@ const OPERATORS = { is: "is", not: "is not", least: "at least", most: "at most",
 /** Read conditions from the address; what is none is left out. */
 export function conditions(text) {
   try {
-    return JSON.parse(text || "[]").filter(([field, operator]) => typeof field === "string" && operator in OPERATORS);
+    return JSON.parse(text || "[]").filter(([field, operator]) => typeof field === "string" && Object.hasOwn(OPERATORS, operator));
   } catch {
     return [];
   }

@@ -3,7 +3,8 @@ import { button, digits, h } from "./dom.js";
 import { picture } from "./api.js";
 
 /** Show items {key, label, uri, score, metadata, thumbnail}. `onPick(item)` is for a click or Enter on the picture,
- * `pick` what that does, in words; `actions` are {name, title, text, key, run(item, card)}: a button of each card, and a letter. */
+ * `pick` what that does, in words; `actions` are
+ * {name, title, text, key, run(item, card)}: a button of each card where there is text, and a letter. */
 export function grid(items, { onPick, pick = "More like this", actions = [] } = {}) {
   const cards = items.map((item, index) => card(item, index, { onPick, pick, actions }));
   const list = h("ul", { class: "grid", role: "list" }, cards);
@@ -28,7 +29,7 @@ export function grid(items, { onPick, pick = "More like this", actions = [] } = 
 
 function step(cards, here, key) {
   const at = cards.indexOf(here);
-  const columns = Math.max(1, cards.findIndex((each) => each.offsetTop > cards[0].offsetTop));
+  const second = cards.findIndex((each) => each.offsetTop > cards[0].offsetTop), columns = second < 0 ? cards.length : second;
   const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + columns, ArrowUp: at - columns, Home: 0, End: cards.length - 1 }[key];
   return to === undefined ? null : (cards[to] ?? here);
 }
@@ -40,7 +41,7 @@ function card(item, index, { onPick, pick, actions }) {
   const front = button(
     address ? h("img", { src: address, alt: "", loading: index < 24 ? "eager" : "lazy", decoding: "async" }) : h("span", { class: "bare" }, label || key),
     () => onPick?.(item), { class: "picture", "aria-label": name, title: pick });
-  const buttons = actions.map((action) => button(action.text, () => action.run(item, element),
+  const buttons = actions.filter((each) => each.text).map((action) => button(action.text, () => action.run(item, element),
     { dataset: { action: action.name }, title: action.key ? `${action.title} (${action.key})` : action.title, "aria-label": `${action.title}: ${label || key}` }));
   const more = details(item);
   const element = h("li", { class: "card", dataset: { key, ...(score !== undefined && { score }) } }, front,

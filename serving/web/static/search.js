@@ -1,8 +1,10 @@
 // The search view: a photo, an item, a region of one or several of them as one query, and the nearest items as a grid.
 import { base64, base64Of, bytes, call, floats, galleryPath, item, picture, ApiError } from "./api.js";
-import { cropper, cut, load } from "./crop.js";
+import { codePanel } from "./code.js";
+import { cropper, cut, isRegion, load, WHOLE } from "./crop.js";
 import { announce, button, count, digits, h, notice, problem, toast } from "./dom.js";
-import { conditions, filterForm, message } from "./filters.js";
+import { explain } from "./explain.js";
+import { conditions, filterForm, message, short } from "./filters.js";
 import { grid } from "./grid.js";
 import { markActions, showMarks } from "./marks.js";
 import { keepPhoto, keptPhoto, read, write } from "./state.js";
@@ -10,7 +12,7 @@ import { keepPhoto, keptPhoto, read, write } from "./state.js";
 const MOST = 32 * 2 ** 20; // bytes of a photo
 const K = 24, MOST_K = 500;
 const pictures = new Map(); // what was looked up of parts of queries, by their names
-let ui = null, shown = "", working = null, hits = [];
+let ui = null, shown = "", working = null;
 
 /** Search with files that were dropped, pasted or chosen; `add` puts them beside what is searched with. */
 export function take(files, { add = false } = {}) {
@@ -29,15 +31,16 @@ export function take(files, { add = false } = {}) {
 function partsOf({ key, photo, crop, mix }) {
   if (mix) {
     try {
-      return JSON.parse(mix).filter((each) => (each.key || each.photo) && each.weight);
+      return JSON.parse(mix).filter(({ key, photo, weight, crop = WHOLE }) => (key || photo) && Number.isFinite(weight) && weight && isRegion(crop));
     } catch {
       return [];
     }
   }
-  const region = (crop ?? "").split(",").map(Number);
-  const part = { weight: 1, ...(region.length === 4 && region.every(Number.isFinite) && { crop: region }) };
+  const region = (crop ?? "").split(",").map(Number), part = { weight: 1, ...(isRegion(region) && { crop: region }) };
   return key ? [{ key, ...part }] : photo ? [{ photo, ...part }] : [];
 }
+
+const kOf = ({ k }) => Math.min(MOST_K, Math.max(1, Math.trunc(Number(k)) || K));
 
 function address(parts) {
   const none = { key: null, photo: null, crop: null, mix: null };
@@ -109,6 +112,7 @@ function mount(root) {
     other: check("other-input", "other", "Another product (not the query's label)"),
     head: h("div", { class: "head" }),
     results: h("div", { id: "results" }),
+    code: codePanel(),
   };
   const camera = matchMedia("(pointer: coarse)").matches ? button("Take a photo", open("camera-input")) : null;
   const fold = h("details", { class: "fold", open: matchMedia("(min-width: 60rem)").matches }, h("summary", {}, "Filter and options"),
@@ -119,19 +123,20 @@ function mount(root) {
       h("div", { id: "drop-zone" }, ui.told,
         h("div", { class: "buttons" }, button("Choose a picture", open("photo-input"), { class: "primary" }), camera, button("Add one", open("add-input"), { id: "add-button", title: "Search with several pictures as one query" })),
         file("photo-input", false, {}), file("add-input", true, { multiple: true }), file("camera-input", false, { capture: "environment" })),
-      ui.crop.element, ui.parts, fold),
-    h("section", { "aria-label": "Results" }, h("h1", { class: "visually-hidden" }, "Search by picture"), ui.head, ui.results)));
+      ui.parts, ui.crop.element, fold),
+    h("section", { "aria-label": "Results" }, h("h1", { class: "visually-hidden" }, "Search by picture"), ui.head, ui.results, ui.code.element)));
 }
 
 function unmount() {
   working?.abort();
-  [ui, shown, hits] = [null, "", []];
+  pictures.clear(); // items may be changed in another view
+  [ui, shown] = [null, ""];
 }
 
 function update(state, context) {
   const parts = partsOf(state);
-  ui.k.value = state.k ?? K;
-  ui.least.value = state.least ?? 0;
+  ui.k.value = kOf(state);
+  ui.least.value = Number(state.least) || 0;
   ui.group.firstChild.checked = Boolean(state.group);
   ui.other.firstChild.checked = Boolean(state.other);
   ui.filter.update(state.gallery, state.filter);
@@ -163,11 +168,11 @@ export const modelOf = ({ gallery, models }) => models.find((each) => each.finge
   ?? models.find((each) => JSON.parse(each.spec_json).fp32_fingerprint === gallery.model_fingerprint);
 
 async function start({ gallery }, context, signal) {
-  hits = [];
+  ui.code.update(null);
   const { items = [] } = await call("POST", galleryPath(gallery, "/items:sample"), { size: K, with_thumbnails: true }, { signal });
   ui.head.replaceChildren(h("h2", {}, items.length ? "Search by picture" : "This gallery is empty"),
     h("p", { class: "soft" }, items.length ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.` : "Fill it with `crossbatch index`, or by the client's `upsert`."));
-  ui.results.replaceChildren(cards(items));
+  ui.results.replaceChildren(cards(items, context));
 }
 
 async function search(parts, state, context, signal) {
@@ -175,31 +180,47 @@ async function search(parts, state, context, signal) {
   if (gallery.problem) throw new ApiError(412, gallery.problem.message);
   const model = modelOf(context)?.name ?? "";
   const request = {
-    queries: [await queryOf(gallery, parts, model, signal)], k: Number(state.k ?? K), with_thumbnails: true, model,
+    queries: [await queryOf(gallery, parts, model, signal)], k: kOf(state), with_thumbnails: true, model,
     exclude_keys: parts.map((each) => each.key).filter(Boolean), filter: message(conditions(state.filter)),
-    ...(state.least && { minimum_score: Number(state.least) }), ...(state.group && { group_by_label: true }), ...(state.other && { exclude_same: "$label" }),
+    ...(Number(state.least) && { minimum_score: Number(state.least) }), ...(state.group && { group_by_label: true }), ...(state.other && { exclude_same: "$label" }),
   };
   const reply = await call("POST", galleryPath(gallery.name, ":search"), request, { signal });
   const [{ hits: found = [], error }] = reply.results;
   if (error) throw new ApiError(400, error.message, error.details);
   if (signal.aborted) return;
-  hits = found;
   const unknown = reply.unknown_fields?.length ? h("p", { class: "soft" }, `No item has the field ${reply.unknown_fields.join(", ")}.`) : null;
   ui.head.replaceChildren(h("h2", { id: "found" }), h("span", { class: "soft" }, `of ${count(gallery.items)} in ${gallery.name}, by ${model || gallery.model_name}`), timings(reply.timings), unknown);
-  ui.results.replaceChildren(found.length ? cards(found) : nothing(state));
+  ui.results.replaceChildren(found.length ? cards(found, context) : nothing(state));
   hide();
+  await showCode(parts, state, request, gallery);
   announce(`${found.length} results.`);
+}
+
+async function showCode(parts, state, request, gallery) {
+  const named = await Promise.all(parts.map(async (part) => ({ ...part, name: (await lookUp(gallery, part)).name })));
+  const { with_thumbnails, ...rest } = request; // a shell is no place for pictures
+  ui?.code.update({ gallery: gallery.name, parts: named, request: rest, filter: short(conditions(state.filter)) });
+}
+
+/** Explain a hit by the first picture of the query that is like what is looked for. */
+async function why(hit, context) {
+  const part = partsOf(read()).find((each) => each.weight > 0);
+  if (!part) return toast("Nothing in the query is like what is looked for, so no match can be explained.");
+  const { src, name } = await lookUp(context.gallery, part), image = await imageOf(context.gallery, part);
+  return explain([{ title: `The query: ${name}`, src: part.crop ? `data:image/jpeg;base64,${image}` : src, image },
+    { title: `${hit.label || "The result"}: ${hit.key}`, src: picture(hit.thumbnail), image: hit.thumbnail }], modelOf(context));
 }
 
 const nothing = (state) => notice("Nothing was found", [
   state.filter || state.least ? "No item passes the filter and the least score." : "The gallery has no other item.",
 ], state.filter || state.least ? button("Search without them", () => write({ filter: null, least: null }), { class: "primary" }) : null);
 
-function cards(items) {
+function cards(items, context) {
   const part = (weight) => (hit) => write(address([...partsOf(read()), { key: hit.key, weight }]));
   const parts = partsOf(read()), [{ key, photo } = {}] = parts, query = parts.length === 1 && !parts[0].crop ? (key ?? keptPhoto(photo)?.name) : null;
   const list = grid(items, { onPick: (hit) => write({ ...address([{ key: hit.key, weight: 1 }]) }), actions: parts.length ? [
     ...(query ? markActions(read().gallery, query) : []),
+    { name: "why", title: "Why it matches", text: "why", key: "e", run: (hit) => why(hit, context) },
     { name: "like", title: "Add to the query: like this", text: "+", key: "l", run: part(1) },
     { name: "unlike", title: "Add to the query: not like this", text: "−", key: "n", run: part(-1) },
   ] : [] });
@@ -228,7 +249,11 @@ async function showParts(parts, context, signal) {
   const image = single && found[0]?.src ? await load(found[0].src) : null;
   if (signal.aborted || !ui) return;
   ui.crop.show(spec ? image : null, parts[0]?.crop, spec && JSON.parse(spec.spec_json));
-  ui.parts.replaceChildren(...(image ? [] : parts.map((part, at) => {
+  if (image) {
+    return ui.parts.replaceChildren(h("li", { class: "part alone" }, h("span", {}, found[0].name),
+      button("×", () => write(address([])), { id: "clear-query", title: "Search for something else", "aria-label": `Remove ${found[0].name}` })));
+  }
+  ui.parts.replaceChildren(...parts.map((part, at) => {
     const change = (weight) => write(address(parts.map((each, index) => (index === at ? { ...each, weight } : each)).filter((each) => each.weight)));
     const { src = null, name = part.key ?? "photo" } = found[at] ?? {}, sign = part.weight < 0 ? "−" : "+";
     return h("li", { class: "part", dataset: { sign } },
@@ -238,10 +263,11 @@ async function showParts(parts, context, signal) {
         button("+", () => change(Math.min(5, part.weight + (part.weight === -1 ? 2 : 1))), { "aria-label": `More of ${name}` }),
         button("−", () => change(Math.max(-5, part.weight - (part.weight === 1 ? 2 : 1))), { "aria-label": `Less of ${name}` }),
         button("×", () => change(0), { "aria-label": `Remove ${name}` })));
-  })));
+  }));
 }
 
 export default {
   name: "search", title: "Search", mount, update, unmount,
-  keys: [["r", "mark the result as right"], ["w", "mark it as wrong"], ["u", "take the mark away"], ["l", "add the picture to the query: like this"], ["n", "add it: not like this"]],
+  keys: [["r", "mark the result as right"], ["w", "mark it as wrong"], ["u", "take the mark away"], ["e", "why it matches"],
+    ["l", "add the picture to the query: like this"], ["n", "add it: not like this"]],
 };
