@@ -15,6 +15,7 @@ from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
 from serving.gallery.index.rebuild import RebuildPolicy
+from serving.gallery.search.counts import kinds_by_field
 from serving.gallery.search.duplicates import Duplicate
 from serving.gallery.verify import verify
 from serving.progress import stages
@@ -117,7 +118,7 @@ def _list(directory: GalleryDirectory, _: Settings) -> dict[str, Any]:
 
 def _info(directory: GalleryDirectory, _: Settings, name: str) -> dict[str, Any]:
     gallery = directory.get(name)
-    more = {"fields": gallery.fields(), "thumbnail_side": gallery.meta.thumbnail_side}
+    more = {"fields": kinds_by_field(gallery.fields()), "thumbnail_side": gallery.meta.thumbnail_side}
     return {"galleries": [{**dataclasses.asdict(gallery.info()), **more}]}
 
 

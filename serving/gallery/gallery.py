@@ -9,29 +9,31 @@ state: it sees every write acknowledged before it began, by any process, and not
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, Unpack
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from serving.errors import InvalidArgument, ModelMismatch, NotFound
 from serving.gallery.folder import check_path, made_aside
 from serving.gallery.index.builder import Advance
-from serving.gallery.index.choice import check_type
-from serving.gallery.index.index import IndexMetadata, require_faiss
+from serving.gallery.index.choice import check_wanted
+from serving.gallery.index.index import require_faiss
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.item import (
     MAX_K,
     MAX_KEY_BYTES,
     CheckedItem,
     GalleryItem,
-    GalleryStatus,
     ItemChange,
     Neighbour,
     Source,
     change_items,
+    check_cosine,
     check_items,
     check_keys,
     check_origin,
@@ -39,11 +41,14 @@ from serving.gallery.item import (
     check_whole,
     normalize_queries,
 )
-from serving.gallery.search.duplicates import Duplicate, duplicates
-from serving.gallery.search.filter import AllOf, Filter, check_filter, check_kinds, unknown_fields
+from serving.gallery.search.counts import FieldCount, ValueCount, count_fields, count_values
+from serving.gallery.search.duplicates import Duplicate, DuplicatesPage, duplicates, duplicates_page
+from serving.gallery.search.filter import AllOf, Filter, check_filter, unknown_fields
+from serving.gallery.search.neighbours import neighbours
 from serving.gallery.search.others import SAME_SCORE, left_out
 from serving.gallery.search.snapshot import SnapshotCache
-from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
+from serving.gallery.status import GalleryStatus, status_of
+from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
 from serving.gallery.store.store import Store, create_store
 
 if TYPE_CHECKING:
@@ -102,7 +107,7 @@ class Gallery:
         check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
         check_text(made_for["model_name"], "name of the model", most=MAX_KEY_BYTES)
         check_text(made_for["fingerprint"], "fingerprint of the model", most=MAX_KEY_BYTES)
-        _check_wanted(made_for.get("index"), made_for.get("recall"), dimension)
+        check_wanted(made_for.get("index"), made_for.get("recall"), dimension=dimension)
         check_path(path)
         with made_aside(path) as aside:
             create_store(aside / FILE_NAME, **made_for)
@@ -128,36 +133,7 @@ class Gallery:
     def info(self) -> GalleryStatus:
         """Return what the gallery is and how it stands."""
         with self._snapshots.open() as (snapshot, _):
-            index, state, meta = snapshot.sealed.index, snapshot.state, self.meta
-            facts = index.facts if index else IndexMetadata()
-            previous = state.previous_name
-            if previous in ("", self.name) or not (self.path.with_name(previous) / FILE_NAME).is_file():
-                previous = ""
-            return GalleryStatus(
-                name=self.name,
-                path=str(self.path),
-                model_name=meta.model_name,
-                fingerprint=meta.fingerprint,
-                dimension=meta.dimension,
-                items=int((~snapshot.dead).sum()),
-                fresh=int((~snapshot.growing.dead).sum()),
-                deleted=int(snapshot.dead.sum()),
-                index_type=facts.type,
-                wanted_index=state.wanted_index,
-                recall=facts.recall,
-                wanted_recall=state.wanted_recall,
-                latency_ms=facts.latency_ms,
-                parameters=facts.parameters,
-                trials=facts.trials,
-                note=facts.note,
-                index_items=len(index) if index else 0,
-                index_bytes=index.bytes if index else 0,
-                store_bytes=self._store.bytes,
-                generation=state.generation,
-                previous_name=previous,
-                format_version=FORMAT_VERSION,
-                created=meta.created,
-            )
+            return status_of(self.path, self._store, snapshot)
 
     def check_model(self, model: "ModelSpec | Maker") -> None:
         """Accept the gallery's own model, and a file of lower precision made from it; else ModelMismatch."""
@@ -208,13 +184,11 @@ class Gallery:
         least = -math.inf if minimum_score is None else minimum_score
         scores = {"the minimum score": minimum_score or 0.0, "exclude_same_above": exclude_same_above}
         for what, score in scores.items():
-            if not -1.0 <= score <= 1.0:  # NaN too
-                raise InvalidArgument(f"{what} is {score}; expected a cosine in [-1, 1]")
+            check_cosine(what, score)
         demanded = None if filter is None else check_filter(filter)
         with self._snapshots.open() as (snapshot, reader):
             excluded = list(reader.seqs(check_keys(exclude)).values()) if exclude else []
-            if demanded is not None and not snapshot.dead.all():
-                check_kinds(demanded, snapshot.kinds_of)
+            snapshot.check(demanded)
             if exclude_same:
                 found = []
                 for row, key in enumerate(query_keys or [""] * len(queries)):
@@ -224,29 +198,42 @@ class Gallery:
                     found += snapshot.search(query, k, least, own + excluded, both, by_label=group_by_label)
             else:
                 found = snapshot.search(queries, k, least, excluded, demanded, by_label=group_by_label)
-            rows = snapshot.rows.find({seq for near in found for seq, _ in near}, reader)
-            units = {seq: snapshot.vector(seq) for seq in rows} if with_vectors else {}
-            pictures = {seq: reader.thumbnail(row[0]) for seq, row in rows.items()} if with_thumbnails else {}
-        answers = []
-        for near in found:
-            near.sort(key=lambda each: (-each[1], rows[each[0]][0]))  # ties by their keys
-            if group_by_label:
-                first: dict[str | int, tuple[int, float]] = {}
-                for seq, score in near:
-                    first.setdefault(rows[seq][1] or seq, (seq, score))
-                near = list(first.values())
-            # A score is a cosine, though vectors are of unit length but for rounding.
-            cut = [(i, max(-1.0, min(1.0, score))) for i, score in near[:k]]
-            answers.append([Neighbour(*rows[i], s, i, units.get(i), pictures.get(i, b"")) for i, s in cut])
-        return answers
+            more = {"vectors": with_vectors, "thumbnails": with_thumbnails}
+            return neighbours(snapshot, reader, found, k, by_label=group_by_label, **more)
 
     def count(self, filter: Filter | None = None) -> int:
         """Return how many items fulfil a filter, which is checked as in `search`; all of them with none."""
         demanded = None if filter is None else check_filter(filter)
         with self._snapshots.open() as (snapshot, _):
-            if demanded is not None and not snapshot.dead.all():
-                check_kinds(demanded, snapshot.kinds_of)
+            snapshot.check(demanded)
             return snapshot.count(demanded)
+
+    def matching(self, filter: Filter, *, after: int = 0, thumbnails: bool = False) -> Generator[GalleryItem]:
+        """Yield the items that fulfil a filter, checked as in `search`, by version, of those above `after`.
+
+        They are of one state of the gallery, and are read as they are asked for.
+        """
+        demanded = check_filter(filter)
+        with self._snapshots.open() as (snapshot, reader):
+            snapshot.check(demanded)
+            seqs = snapshot.seqs(snapshot.places(demanded))
+            found = reader.by_seq(seqs[np.searchsorted(seqs, after, "right") :])
+            yield from reader.pictured(found) if thumbnails else found
+
+    def sample(
+        self, size: int, *, filter: Filter | None = None, seed: int = 0, thumbnails: bool = False
+    ) -> Generator[GalleryItem]:
+        """Yield `size` items that fulfil a filter, or all where there are fewer, drawn alike likely.
+
+        The same `seed`, unless 0, draws the same of the same items. They are read as `matching` does.
+        """
+        demanded = None if filter is None else check_filter(filter)
+        with self._snapshots.open() as (snapshot, reader):
+            snapshot.check(demanded)
+            places = snapshot.places(demanded)
+            drawn = np.random.default_rng(seed or None).choice(places, min(size, len(places)), replace=False)
+            found = reader.by_seq(snapshot.seqs(drawn))
+            yield from reader.pictured(found) if thumbnails else found
 
     def duplicates(self, above: float, *, progress: Advance = lambda *_: None) -> list[Duplicate]:
         """Find pairs of items that score at least `above`, by their clusters, the largest first.
@@ -254,18 +241,30 @@ class Gallery:
         Each item is compared with its nearest by the index, which may miss some as a search may; `progress`
         gets stage, done and total.
         """
-        if not -1.0 <= above <= 1.0:
-            raise InvalidArgument(f"above is {above}; expected a cosine in [-1, 1]")
+        check_cosine("above", above)
         with self._snapshots.open() as (snapshot, reader):
             return duplicates(snapshot, reader, above, progress)
 
-    def fields(self) -> dict[str, tuple[str, ...]]:
-        """Return the fields of the metadata by name, deleted items' among them until the next rebuild.
+    def duplicates_page(
+        self, above: float, *, after: int = 0, limit: int = 100, progress: Advance = lambda *_: None
+    ) -> DuplicatesPage:
+        """Find likewise the pairs of the first `limit` items, by version, of those above `after`."""
+        check_cosine("above", above)
+        with self._snapshots.open() as (snapshot, reader):
+            return duplicates_page(snapshot, reader, above, after, limit, progress)
 
-        Each has the kinds of value that it holds, sorted; one that holds only objects has none.
+    def fields(self, limit: int = sys.maxsize) -> list[FieldCount]:
+        """Return the fields of the metadata, and the label's: by name, the `limit` fullest."""
+        with self._snapshots.open() as (snapshot, _):
+            return count_fields(snapshot.columns(), limit)
+
+    def values(self, field: str, *, prefix: str = "", limit: int = 100) -> tuple[list[ValueCount], int]:
+        """Return a field's `limit` most frequent values, the first first, and how many there are in all.
+
+        With a prefix it is strings that begin with it, whatever the case of their letters.
         """
         with self._snapshots.open() as (snapshot, _):
-            return snapshot.fields()
+            return count_values(snapshot.columns(), field, prefix, limit)
 
     def unknown_fields(self, filter: Filter) -> tuple[str, ...]:
         """Return the fields of a filter that no item has, sorted, for who may have misspelt one."""
@@ -334,9 +333,7 @@ class Gallery:
         wanted = check_keys(keys)
         with self._store.read() as reader:
             found = reader.items(wanted)
-            if not thumbnails:
-                return found
-            return {key: replace(item, thumbnail=reader.thumbnail(key)) for key, item in found.items()}
+            return {it.key: it for it in reader.pictured(found.values())} if thumbnails else found
 
     def get(self, keys: Sequence[str], *, thumbnails: bool = False) -> list[GalleryItem]:
         """Return the items of `keys`, in that order; NotFound names the first that is not there."""
@@ -355,8 +352,15 @@ class Gallery:
 
     def list(self, *, after: str = "", limit: int = 100, prefix: str = "") -> list[GalleryItem]:
         """Return the first `limit` items by key of those that follow `after` and begin with `prefix`."""
+        return [*islice(self.by_key(after=after, prefix=prefix), limit)]
+
+    def by_key(
+        self, *, after: str = "", prefix: str = "", thumbnails: bool = False
+    ) -> Generator[GalleryItem]:
+        """Yield the items by key that follow `after` and begin with `prefix`, read as `matching` does."""
         with self._store.read() as reader:
-            return reader.page(after=after, limit=limit, prefix=prefix)
+            found = reader.by_key(after=after, prefix=prefix)
+            yield from reader.pictured(found) if thumbnails else found
 
     def rebuild(
         self,
@@ -371,7 +375,7 @@ class Gallery:
         Index and recall are what is wanted from now on, as `create` tells; it is built `whole` even where
         adding what is newer would do. `progress` gets stage, done and total; what it raises ends the work.
         """
-        _check_wanted(index, recall, self.meta.dimension)
+        check_wanted(index, recall, dimension=self.meta.dimension)
         if index is not None or recall is not None:
             with self._store.write() as writer:
                 writer.want(index, recall)
@@ -390,10 +394,3 @@ class Gallery:
         self._rebuilder.close()
         self._snapshots.retire()  # a mapped file of columns is an open one
         self._store.close()
-
-
-def _check_wanted(index: str | None, recall: float | None, dimension: int) -> None:
-    if recall is not None and not 0.0 < recall <= 1.0:  # NaN too
-        raise InvalidArgument(f"the wanted recall is {recall}; expected more than 0 and at most 1")
-    if index is not None:
-        check_type(index, dimension=dimension)

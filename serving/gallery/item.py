@@ -1,4 +1,4 @@
-"""What a gallery holds, tells of itself and finds, and the bounds on what it is given.
+"""What a gallery holds and finds, and the bounds on what it is given.
 
 Every check raises InvalidArgument and names what was given.
 """
@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from serving.errors import InvalidArgument, NotFound
-from serving.gallery.index.index import Trial
 
 __all__ = [
     "JPEG", "MAX_EXACT", "MAX_K", "MAX_KEY_BYTES", "MAX_METADATA_BYTES", "MAX_METADATA_LEVELS",
     "MAX_THUMBNAIL_BYTES", "MAX_URI_BYTES", "NORM_TOLERANCE", "ROUNDED", "BadVector", "CheckedItem",
-    "GalleryItem", "GalleryStatus", "ItemChange", "Neighbour", "Source", "change_items", "check_fields",
+    "GalleryItem", "ItemChange", "Neighbour", "Source", "change_items", "check_cosine", "check_fields",
     "check_items", "check_key", "check_keys", "check_metadata", "check_origin", "check_text", "check_whole",
     "given_by_source", "normalize_queries", "plain", "unit_vector",
 ]  # fmt: skip
@@ -119,35 +118,6 @@ class Neighbour:
     vector: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
     """Unit vector (d,); None where it was not asked for."""
     thumbnail: bytes = field(default=b"", repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class GalleryStatus:
-    """What a gallery is and how it stands."""
-
-    name: str
-    path: str
-    model_name: str
-    fingerprint: str
-    dimension: int
-    items: int
-    fresh: int  # live items newer than the index
-    deleted: int  # vectors held though their items were deleted or replaced
-    index_type: str  # "exact" or a FAISS factory string
-    wanted_index: str  # "auto", "exact" or a FAISS factory string
-    recall: float  # at 10, measured with queries beside the gallery's own vectors
-    wanted_recall: float
-    latency_ms: float  # median of one query on one thread; 0 where it was not measured
-    parameters: Mapping[str, float]  # FAISS's, for the search
-    trials: tuple[Trial, ...]  # what the types did that were tried
-    note: str  # why the index is not of the type wanted; empty where it is
-    index_items: int
-    index_bytes: int
-    store_bytes: int
-    generation: int  # how often an index was published
-    previous_name: str  # where the gallery lies whose name this one took by a switch; empty where none does
-    format_version: int
-    created: str
 
 
 def check_items(items: Iterable[GalleryItem], *, dimension: int) -> list[CheckedItem]:
@@ -255,6 +225,13 @@ def check_whole(number: SupportsIndex, what: str, *, least: int, most: int) -> i
     if not least <= whole <= most:
         raise InvalidArgument(f"{what} is {whole}; expected {least} to {most}")
     return whole
+
+
+def check_cosine(what: str, score: float) -> float:
+    """Return the least score wanted if it can be one."""
+    if not -1.0 <= score <= 1.0:  # NaN too
+        raise InvalidArgument(f"{what} is {score}; expected a cosine in [-1, 1]")
+    return score
 
 
 def plain(value: Any) -> Any:

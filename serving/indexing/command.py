@@ -18,6 +18,7 @@ from serving.errors import BadData, BadSetting, cause_of
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
 from serving.gallery.gallery import RebuildPolicy
+from serving.gallery.search.counts import kinds_by_field
 from serving.indexing.pipeline import Skipped, index_rows
 from serving.indexing.target import Target
 from serving.model.provider import ProviderChoice
@@ -109,7 +110,7 @@ def run(settings: Settings) -> dict[str, Any]:
     with GalleryDirectory(folder, policy=RebuildPolicy(automatic=False)) as directory:
         kind: dict[str, Any] = settings.model_dump(include={"thumbnails", "index", "recall"})
         target = Target(directory, name, encoder.spec, **kind)
-        before = target.gallery.fields() if target.gallery else {}
+        before = kinds_by_field(target.gallery.fields()) if target.gallery else {}
         more: dict[str, Any] = settings.model_dump(include={"split", "sync", "batch", "threads"})
         report = index_rows(encoder, catalog, rows, target, **more)
         missing = select_missing(catalog, split, rule)
@@ -123,7 +124,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 f" {report.skipped[0].key}: {report.skipped[0].reason}"
             )
         gallery = target.made()
-        turned = _turned(before, gallery.fields())
+        turned = _turned(before, kinds_by_field(gallery.fields()))
         info = gallery.info()
         wanted = (info.wanted_index, info.wanted_recall)
         is_other = (settings.index or wanted[0], settings.recall or wanted[1]) != wanted

@@ -8,7 +8,7 @@ from serving.errors import InvalidArgument
 from serving.gallery.item import plain
 from serving.gallery.search.filter import AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, check_filter
 
-__all__ = ["MAX_FILTER_MESSAGE", "filter_message", "filter_of"]
+__all__ = ["MAX_FILTER_MESSAGE", "filter_message", "filter_of", "value_message"]
 
 MAX_FILTER_MESSAGE = 524_288
 """Most bytes of a filter as it travels: its 64 KiB of text, and 1,000 conditions 30 levels deep."""
@@ -39,13 +39,13 @@ def filter_of(message: pb.Filter) -> Filter:
 def _written(condition: Filter) -> pb.Filter:
     match condition:
         case Equal(field, value):
-            return pb.Filter(equal=pb.Filter.Equal(field=field, value=_value_message(value)))
+            return pb.Filter(equal=pb.Filter.Equal(field=field, value=value_message(value)))
         case In(field, values):
-            sent = [_value_message(value) for value in values]
+            sent = [value_message(value) for value in values]
             return pb.Filter(among=pb.Filter.Among(field=field, values=sent))
         case Range(field):
             given = {name: getattr(condition, name) for name in _BOUNDS}
-            bounds = {name: _value_message(bound) for name, bound in given.items() if bound is not None}
+            bounds = {name: value_message(bound) for name, bound in given.items() if bound is not None}
             return pb.Filter(range=pb.Filter.Range(field=field, **bounds))
         case Exists(field):
             return pb.Filter(exists=field)
@@ -61,7 +61,8 @@ def _several(filters: Iterable[Filter]) -> pb.Filter.Several:
     return pb.Filter.Several(filters=[_written(each) for each in filters])
 
 
-def _value_message(given: object) -> pb.Filter.Value:
+def value_message(given: object) -> pb.Filter.Value:
+    """Write a value as it travels, a whole number as a double."""
     value = plain(given)
     if isinstance(value, str):
         return pb.Filter.Value(string=value)

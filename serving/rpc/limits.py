@@ -10,8 +10,8 @@ from serving.gallery.search.filter import MAX_LEVELS as MAX_FILTER_LEVELS
 
 __all__ = [
     "DEFAULT_K", "DEFAULT_PAGE", "DEFAULT_PORT", "MAX_BYTES_IN_FLIGHT", "MAX_DELETED_KEYS", "MAX_EXCLUDED",
-    "MAX_EXPLAINED", "MAX_FILTER_CONDITIONS", "MAX_FILTER_LEVELS", "MAX_HITS", "MAX_INPUTS", "MAX_K",
-    "MAX_MESSAGE_BYTES", "MAX_PAGE",
+    "MAX_EXPLAINED", "MAX_FIELDS", "MAX_FILTER_CONDITIONS", "MAX_FILTER_LEVELS", "MAX_HITS", "MAX_INPUTS",
+    "MAX_K", "MAX_MESSAGE_BYTES", "MAX_PAGE", "MAX_PREFIX",
 ]  # fmt: skip
 
 DEFAULT_PORT = 50051
@@ -33,6 +33,10 @@ MAX_DELETED_KEYS = 1_000
 """Most keys in one DeleteItems."""
 MAX_PAGE = 1_000
 """Most galleries or items on one page."""
+MAX_FIELDS = 1_000
+"""Most fields that ListFields tells of."""
+MAX_PREFIX = 1_024
+"""Most bytes of UTF-8 that values can be asked to begin with."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Most bytes of one request or reply; set on both ends, as gRPC's own 4 MiB refuse photographs."""

@@ -214,7 +214,7 @@ def test_every_call_of_ours_has_its_role_and_the_table_knows_no_other() -> None:
     assert ours <= set(ROLES)
     assert {method for method in ROLES if method.startswith("/crossbatch.")} <= ours
     assert services_of(health_pb2.DESCRIPTOR) | services_of(reflection_pb2.DESCRIPTOR) <= set(ROLES)
-    reads = ("Embed", "Search", "Explain", "Get", "List", "Count")
+    reads = ("Embed", "Search", "Explain", "Get", "List", "Count", "Sample")
     for method in ROLES:
         if method.startswith("/crossbatch."):  # what changes something needs the role write
             assert (ROLES[method] == "read") == method.rpartition("/")[2].startswith(reads)

@@ -25,7 +25,7 @@ from serving.observability.call import Call
 from serving.rpc import limits
 from serving.rpc.filters import filter_message, filter_of
 from serving.rpc.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_LEVELS
-from serving.rpc.services import galleries as calls
+from serving.rpc.services import items as calls
 from serving.rpc.services.convert import read_items
 from serving.rpc.status import from_status
 from serving.rpc.wire import bytes_of, plain_of, vector_of
@@ -268,7 +268,6 @@ def test_a_page_ends_before_it_outgrows_a_message(stubs: Stubs, monkeypatch: pyt
         each.metadata.update({"text": "x" * (60_000 if each.key == "07" else 3_000)})
     stubs.upsert("birds", *items)
     monkeypatch.setattr(calls, "MAX_MESSAGE_BYTES", 65_536 + 20_000)
-    monkeypatch.setattr(calls, "BYTES_AT_ONCE", 300_000)  # reads of 4
     replies = list(pages(stubs, page_size=1_000, with_vectors=True))
     assert [each.key for reply in replies for each in reply.items] == [f"{i:02}" for i in range(30)]
     assert all(reply.ByteSize() <= 21_000 or len(reply.items) == 1 for reply in replies)  # one always goes

@@ -203,7 +203,9 @@ def test_a_filter_outlives_the_last_item_that_has_its_field(gallery: Gallery) ->
             assert gallery.search(VECTORS[:1], 3, filter=nothing) == [[]]
         assert len(gallery.search(VECTORS[:1], 10, filter=Not(Exists("on_sale")))[0]) == 9
         gallery.rebuild()
-    assert gallery.fields() == {"even": ("boolean",), "n": ("number",), "tag": ("string",)}
+    assert {each.name: each.kinds for each in gallery.fields()} == {
+        "$label": ("string",), "even": ("boolean",), "n": ("number",), "tag": ("string",)
+    }  # fmt: skip
 
 
 def test_one_query_is_scored_with_fresh_items_by_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,8 @@ from serving.gallery.index.index import (
 )
 
 __all__ = [
-    "INDEX_TYPES", "GroundTruth", "build_index", "check_type", "full_type", "is_small", "measure_again",
-    "measured", "tuned",
+    "INDEX_TYPES", "GroundTruth", "build_index", "check_type", "check_wanted", "full_type", "is_small",
+    "measure_again", "measured", "tuned",
 ]  # fmt: skip
 
 _SMALL = 1 << 22  # components that one thread compares in about a millisecond
@@ -274,6 +274,14 @@ def check_type(wanted: str, *, dimension: int) -> str:
     if wanted != AUTOMATIC:
         full_type(wanted, dimension=dimension)
     return wanted
+
+
+def check_wanted(index: str | None, recall: float | None, *, dimension: int) -> None:
+    """Check what is wanted of an index, its type as `check_type` and its recall; None wants nothing."""
+    if recall is not None and not 0.0 < recall <= 1.0:  # NaN too
+        raise InvalidArgument(f"the wanted recall is {recall}; expected more than 0 and at most 1")
+    if index is not None:
+        check_type(index, dimension=dimension)
 
 
 @lru_cache(maxsize=256)

@@ -23,11 +23,13 @@ from serving.gallery.disk import file_checksum, written_aside
 from serving.gallery.index.index import published
 from serving.gallery.search.filter import LABEL, AllOf, AnyOf, Equal, Exists, Filter, In, Not, Range, kind_of
 
-__all__ = ["Columns", "Mask", "TextTable"]
+__all__ = ["KINDS", "Columns", "Mask", "TextTable"]
 
 Mask = NDArray[np.bool_]
 
-_KINDS = ("", "boolean", "number", "string")  # the first: a value that is only there, as an object is
+KINDS = ("", "boolean", "number", "string")
+"""The kinds of value, as a field's entries are sorted; the first stands for what is only there, an object."""
+
 _STRING = 3
 _MASKS = 32  # kept at most
 
@@ -63,6 +65,21 @@ class TextTable:
         """Return the place of a string, or None where it is not in the table."""
         place = bisect_left(self, text)
         return place if place < len(self) and self[place] == text else None
+
+    def beginning(self, prefix: str) -> list[slice]:
+        """Return where the strings stand that begin with `prefix`, whatever the case of its letters."""
+        found = {"": (0, len(self))}
+        for letter in prefix:  # each in both cases, as long as there is a string that begins so
+            either = {letter, letter.lower(), letter.upper()}
+            runs = {start + each: run for start, run in found.items() for each in either}
+            found = {begun: self._run(begun, *run) for begun, run in runs.items()}
+            found = {begun: (first, end) for begun, (first, end) in found.items() if first < end}
+        return [slice(*run) for run in sorted(found.values())]
+
+    def _run(self, begun: str, first: int, end: int) -> tuple[int, int]:
+        """Return where, from `first` to before `end`, the strings stand that begin so."""
+        first = bisect_left(self, begun, first, end)
+        return first, bisect_right(self, begun, first, end, key=lambda text: text[: len(begun)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +142,7 @@ class Columns:
         """The kinds of what each field holds: "string", "number", "boolean"; none where only objects."""
         kinds: dict[int, set[str]] = {}
         for group in self.groups.tolist():
-            kinds.setdefault(group >> 2, set()).add(_KINDS[group & 3])
+            kinds.setdefault(group >> 2, set()).add(KINDS[group & 3])
         return {name: frozenset(kinds[code] - {""}) for code, name in enumerate(self.names)}
 
     def mask(self, filter: Filter) -> Mask:
@@ -159,7 +176,7 @@ class Columns:
                 for each in filters:
                     mask |= self._evaluated(each)
             case Exists(name):
-                mask[self.positions[self._group(name, 0, len(_KINDS))]] = True
+                mask[self.positions[self.group(name, 0, len(KINDS))]] = True
             case Equal(name, value):
                 mask[self._within(Range(name, least=value, most=value))] = True
             case In(name, values):
@@ -169,8 +186,8 @@ class Columns:
                 mask[self._within(filter)] = True
         return mask
 
-    def _group(self, name: str, kind: int, until: int) -> slice:
-        """Return where a field's entries of kinds from `kind` to before `until` are."""
+    def group(self, name: str, kind: int, until: int) -> slice:
+        """Return where a field's entries are whose kinds stand in `KINDS` from `kind` to before `until`."""
         code = self.names.find(name)
         if code is None:
             return slice(0, 0)
@@ -182,8 +199,8 @@ class Columns:
         lower = [(bounds.above, True), (bounds.least, False)]
         upper = [(bounds.below, False), (bounds.most, True)]
         given = next(bound for bound, _ in lower + upper if bound is not None)
-        kind = _KINDS.index(kind_of(given))
-        group = self._group(bounds.field, kind, kind + 1)
+        kind = KINDS.index(kind_of(given))
+        group = self.group(bounds.field, kind, kind + 1)
         values = self.values[group]
         firsts = [self._place(values, bound, behind) for bound, behind in lower if bound is not None]
         lasts = [self._place(values, bound, behind) for bound, behind in upper if bound is not None]

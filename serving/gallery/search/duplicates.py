@@ -13,7 +13,7 @@ from serving.gallery.index.index import SCORE_ERROR
 from serving.gallery.search.snapshot import Snapshot
 from serving.gallery.store.transaction import Reader
 
-__all__ = ["NEAREST", "Duplicate", "duplicates"]
+__all__ = ["NEAREST", "Duplicate", "DuplicatesPage", "duplicates", "duplicates_page"]
 
 NEAREST = 64
 """Most neighbours looked at of one item: of a picture that thousands have, not each pair is told."""
@@ -34,24 +34,26 @@ class Duplicate:
     other_label: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DuplicatesPage:
+    """What comes of comparing some items, the first of which is that of `pairs` which is named first."""
+
+    pairs: list[tuple[str, str, float]]  # keys and scores, the best first
+    compared: int  # items up to the last one that was compared
+    items: int  # of the gallery
+    last: int  # the version of the last one that was compared; 0 where none is left
+
+
 def duplicates(snapshot: Snapshot, reader: Reader, above: float, advance: Advance) -> list[Duplicate]:
     """Find the pairs that score at least `above`, by cluster, best first.
 
     Items are compared with the `NEAREST` that the index has for each, and those newer than it with one
     another.
     """
-    count = len(snapshot.dead)
-    near = _pairs(snapshot, above - SCORE_ERROR, advance)
-    found = []
-    for start in range(0, len(near), _ROWS):
-        one, other = near[start : start + _ROWS] // count, near[start : start + _ROWS] % count
-        products = snapshot.vectors(one).astype(np.float64) * snapshot.vectors(other)
-        scores = np.round(np.clip(products.sum(axis=1), -1, 1), _DIGITS)
-        pairs = zip(snapshot.seqs(one).tolist(), snapshot.seqs(other).tolist(), scores.tolist(), strict=True)
-        found += [each for each in pairs if each[2] >= above]
-    rows = reader.texts({seq for one, other, _ in found for seq in (one, other)})
-    named = [(*sorted((rows[one][0], rows[other][0])), score) for one, other, score in found]
-    labels = {key: label for key, label, *_ in rows.values()}
+    found = _pairs(snapshot, snapshot.places(), above, advance)
+    texts = reader.labelled({seq for one, other, _ in found for seq in (one, other)})
+    named = [(*sorted((texts[one][0], texts[other][0])), score) for one, other, score in found]
+    labels = dict(texts.values())
     clusters = _clusters([(key, other) for key, other, _ in named])
     made = [
         Duplicate(clusters[key], key, other, score, labels[key], labels[other]) for key, other, score in named
@@ -59,10 +61,42 @@ def duplicates(snapshot: Snapshot, reader: Reader, above: float, advance: Advanc
     return sorted(made, key=lambda pair: (pair.cluster, -pair.score, pair.key, pair.other))
 
 
-def _pairs(snapshot: Snapshot, least: float, advance: Advance) -> NDArray[np.int64]:
+def duplicates_page(
+    snapshot: Snapshot, reader: Reader, above: float, after: int, limit: int, advance: Advance
+) -> DuplicatesPage:
+    """Find the pairs of the first `limit` items, by seq, of those above `after`, as `duplicates` does."""
+    live = snapshot.places()
+    seqs = snapshot.seqs(live)
+    start = int(np.searchsorted(seqs, after, "right"))
+    end = min(start + limit, len(live))
+    found = _pairs(snapshot, live[start:end], above, advance)
+    texts = reader.labelled({seq for one, other, _ in found for seq in (one, other)})
+    # Of a pair the older one comes first, if it was compared; or it was the newer one that was.
+    sides = [(one, other, score) if one > after else (other, one, score) for one, other, score in found]
+    pairs = [(texts[one][0], texts[other][0], score) for one, other, score in sides]
+    pairs.sort(key=lambda pair: (-pair[2], pair[0], pair[1]))
+    return DuplicatesPage(pairs, end, len(live), int(seqs[end - 1]) if end < len(live) else 0)
+
+
+def _pairs(
+    snapshot: Snapshot, places: NDArray[np.int64], above: float, advance: Advance
+) -> list[tuple[int, int, float]]:
+    """Return the pairs of items at places (c,), ascending, and others: seqs, the smaller first, and score."""
+    near, count = _near(snapshot, places, above - SCORE_ERROR, advance), len(snapshot.dead)
+    found = []
+    for start in range(0, len(near), _ROWS):
+        one, other = near[start : start + _ROWS] // count, near[start : start + _ROWS] % count
+        products = snapshot.vectors(one).astype(np.float64) * snapshot.vectors(other)
+        scores = np.round(np.clip(products.sum(axis=1), -1, 1), _DIGITS)
+        pairs = zip(snapshot.seqs(one).tolist(), snapshot.seqs(other).tolist(), scores.tolist(), strict=True)
+        found += [each for each in pairs if each[2] >= above]
+    return found
+
+
+def _near(snapshot: Snapshot, live: NDArray[np.int64], least: float, advance: Advance) -> NDArray[np.int64]:
     """Return pairs of places among the n held, ascending, each once: the smaller times n plus the larger."""
     sealed, growing, dead = snapshot.sealed, snapshot.growing, snapshot.dead
-    live, first = np.flatnonzero(~dead), len(sealed.dead)
+    first = len(sealed.dead)
     step = max(1, min(_ROWS, _PRODUCTS // max(1, len(growing.dead))))
     codes = [np.empty(0, np.int64)]
     for start in range(0, len(live), step):

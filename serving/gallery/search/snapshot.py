@@ -21,7 +21,7 @@ from serving.errors import Overloaded
 from serving.gallery.index.index import SCORE_ERROR, IndexDamaged
 from serving.gallery.index.rebuild import Rebuilder
 from serving.gallery.search.columns import Columns, Mask
-from serving.gallery.search.filter import LABEL, Filter
+from serving.gallery.search.filter import LABEL, Filter, check_kinds
 from serving.gallery.search.segment import (
     GrowingSegment,
     Near,
@@ -129,19 +129,29 @@ class Snapshot:
         """Return the kinds of value that a field holds, or None where no item has it."""
         if field == LABEL:
             return frozenset({"string"})
-        found = [part.fields[field] for part in self._columns() if field in part.fields]
+        parts = self.sealed.columns, *self.growing.columns
+        found = [part.fields[field] for part in parts if field in part.fields]
         return frozenset().union(*found) if found else None
 
-    def fields(self) -> dict[str, tuple[str, ...]]:
-        """Return the fields that items have, or deleted ones had, and the kinds of value of each, sorted."""
-        names = {name for part in self._columns() for name in part.fields if name != LABEL}
-        return {name: tuple(sorted(self.kinds_of(name) or ())) for name in sorted(names)}
+    def check(self, filter: Filter | None) -> None:
+        """Refuse a checked filter that compares a field with a kind of value that no item holds there."""
+        if filter is not None and not self.dead.all():
+            check_kinds(filter, self.kinds_of)
 
     def count(self, filter: Filter | None) -> int:
         """Return how many items fulfil a filter; all of them with none."""
-        none = np.empty(0, np.int64)
-        parts = (self.sealed, self.growing)
-        return sum(int(np.count_nonzero(~part.barred(filter, none))) for part in parts)
+        return sum(int(np.count_nonzero(mask)) for mask in self._passing(filter))
+
+    def places(self, filter: Filter | None = None) -> NDArray[np.int64]:
+        """Return the places (c,), ascending, of the items that fulfil a filter; of all with none."""
+        return np.flatnonzero(np.concatenate(self._passing(filter)))
+
+    def columns(self) -> list[tuple[Columns, Mask]]:
+        """Return the columns of all items in parts, and which of a part's n are deleted or replaced, (n,)."""
+        growing = self.growing.columns
+        ends = np.cumsum([len(part) for part in growing])[:-1]
+        deads = np.split(self.growing.dead, ends) if growing else []
+        return [(self.sealed.columns, self.sealed.dead), *zip(growing, deads, strict=True)]
 
     def vector(self, seq: int) -> NDArray[np.float32]:
         """Return the vector (d,) of an item that is held."""
@@ -232,8 +242,9 @@ class Snapshot:
         found[~newer], found[newer] = sealed[places[~newer]], growing[places[newer] - len(sealed)]
         return found
 
-    def _columns(self) -> tuple[Columns, ...]:
-        return self.sealed.columns, *self.growing.columns
+    def _passing(self, filter: Filter | None) -> list[Mask]:
+        none = np.empty(0, np.int64)
+        return [~part.barred(filter, none) for part in (self.sealed, self.growing)]
 
 
 def open_sealed(store: Store, state: State, *, device: str = "cpu") -> tuple[SealedSegment, str] | None:

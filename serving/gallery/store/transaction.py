@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -23,6 +23,7 @@ Texts = tuple[str, str, str, str]
 
 NAMED = "an item that its index names"
 _BLOCK = 4096  # rows fetched at once
+_AT_ONCE = 64  # items read at once that are wanted one by one
 _NOTHING: Mapping[str, int] = {}
 _ITEMS = f"SELECT {ITEM_COLUMNS} FROM items"  # noqa: S608 - constants
 _INSERT = f"INSERT INTO items ({ITEM_COLUMNS}) VALUES ({', '.join('?' * len(ITEM_COLUMNS.split(',')))})"  # noqa: S608
@@ -98,6 +99,18 @@ class Reader:
             raise schema.unreadable(self.path, NAMED, TypeError("a text is of another kind"))
         return texts
 
+    def labelled(self, seqs: Set[int]) -> dict[int, tuple[str, str]]:
+        """Return key and label of the items of `seqs`, which are live."""
+        found = self.sql.execute(
+            "SELECT seq, key, label FROM items WHERE seq IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(seqs)),),
+        )
+        with sound(self.path, NAMED):
+            texts = {seq: (key, label) for seq, key, label in found}
+            if not {type(text) for each in texts.values() for text in each} <= {str}:
+                raise TypeError("a text is of another kind")
+            return {seq: texts[seq] for seq in seqs}
+
     def seqs(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the `seq` of each key that is there."""
         with sound(self.path, "its keys"):
@@ -107,12 +120,24 @@ class Reader:
         """Return the items of those keys that are there."""
         return {item.key: item for item in self._items(_OF_KEYS, _json(keys))}
 
-    def page(self, *, after: str, limit: int, prefix: str) -> list[GalleryItem]:
-        """Return the first items whose keys begin with `prefix` and follow `after`, ascending by key."""
+    def by_key(self, *, after: str, prefix: str) -> Iterator[GalleryItem]:
+        """Yield the items whose keys begin with `prefix` and follow `after`, ascending by key."""
         # Python compares strings by code points, SQLite by their UTF-8 bytes: the order is the same.
-        which = " WHERE key >= ? AND key <> ? ORDER BY key LIMIT ?"
-        found = self._items(which, max(after, prefix), after, limit)
-        return list(takewhile(lambda item: item.key.startswith(prefix), found))
+        found = self._items(" WHERE key >= ? AND key <> ? ORDER BY key", max(after, prefix), after)
+        return takewhile(lambda item: item.key.startswith(prefix), found)
+
+    def by_seq(self, seqs: NDArray[np.int64]) -> Iterator[GalleryItem]:
+        """Yield the items of `seqs` (c,), which are live, in that order."""
+        for start in range(0, len(seqs), _AT_ONCE):
+            some = seqs[start : start + _AT_ONCE].tolist()
+            found = self._items(" WHERE seq IN (SELECT value FROM json_each(?))", json.dumps(some))
+            items = {item.version: item for item in found}
+            with sound(self.path, NAMED):
+                yield from [items[seq] for seq in some]
+
+    def pictured(self, items: Iterable[GalleryItem]) -> Iterator[GalleryItem]:
+        """Yield items with their thumbnails."""
+        return (replace(item, thumbnail=self.thumbnail(item.key)) for item in items)
 
     def thumbnail(self, key: str) -> bytes:
         """Return the JPEG picture of an item; empty where the item or its picture is not there."""

@@ -1,5 +1,6 @@
 """Messages to records and back: what requests hold, checked, and what replies tell."""
 
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from protos import gallery_service_pb2, retrieval_service_pb2
 from serving.engine.instances import Prototypes
 from serving.errors import BadArtifact, BadImage, CrossbatchError, InvalidArgument, NotFound
-from serving.gallery.gallery import GalleryStatus
 from serving.gallery.item import (
     CheckedItem,
     GalleryItem,
@@ -25,6 +25,8 @@ from serving.gallery.item import (
     check_metadata,
     unit_vector,
 )
+from serving.gallery.search.filter import Filter
+from serving.gallery.status import GalleryStatus
 from serving.model.preprocess import MAX_BYTES
 from serving.observability.call import STAGES, Call
 from serving.rpc.filters import filter_of
@@ -33,9 +35,9 @@ from serving.rpc.status import Refusal, Violation, refusal, to_status
 from serving.rpc.wire import bytes_of, plain_of, vector_of
 
 __all__ = [
-    "FRAME_BYTES", "Upsert", "check_count", "checked", "embed_result", "explain_result", "good_or_refused",
-    "page_size", "read_changes", "read_items", "refuse_if_all_failed", "search_options", "timings_of",
-    "write_hits", "write_info", "write_item",
+    "FRAME_BYTES", "Upsert", "check_count", "checked", "embed_result", "explain_result", "filter_in",
+    "good_or_refused", "page_size", "page_version", "read_changes", "read_items", "refuse_if_all_failed",
+    "search_options", "timings_of", "write_hits", "write_info", "write_item",
 ]  # fmt: skip
 
 S = TypeVar("S")
@@ -55,11 +57,24 @@ def check_count(field: str, count: int, most: int) -> None:
         raise refusal(field, f"{count} were sent; a call takes 1 to {most:,}. Split it.")
 
 
-def page_size(wanted: int) -> int:
-    """Return how many entries a page has at most, where 0 leaves it to the server."""
+def page_size(wanted: int, *, field: str = "page_size") -> int:
+    """Return how many entries a reply has at most, where 0 leaves it to the server."""
     if wanted > MAX_PAGE:
-        raise refusal("page_size", f"{wanted} were asked for; a page holds at most {MAX_PAGE:,}.")
+        raise refusal(field, f"{wanted} were asked for; a reply holds at most {MAX_PAGE:,}.")
     return wanted or DEFAULT_PAGE
+
+
+def page_version(token: str) -> int:
+    """Return the version of the last item of the page before, which is its token; 0 of the first page."""
+    if not re.fullmatch("([1-9][0-9]{0,17})?", token, re.ASCII):
+        told = f"{token!r:.80} is no token of such a page; send `next_page_token` of the one before."
+        raise refusal("page_token", told)
+    return int(token or 0)
+
+
+def filter_in(message: Any) -> Filter | None:
+    """Return the filter that a request has, or None."""
+    return checked("filter", filter_of, message.filter) if message.HasField("filter") else None
 
 
 def checked(field: str, check: Callable[[S], T], value: S) -> T:
@@ -98,8 +113,8 @@ def search_options(request: retrieval_service_pb2.SearchRequest) -> dict[str, An
         if (count := len(request.exclude_keys)) > MAX_EXCLUDED:
             raise refusal("exclude_keys", f"{count} were sent; a call takes at most {MAX_EXCLUDED:,}.")
         options["exclude"] = checked("exclude_keys", check_keys, list(request.exclude_keys))
-    if request.HasField("filter"):
-        options["filter"] = checked("filter", filter_of, request.filter)
+    if (wanted := filter_in(request)) is not None:
+        options["filter"] = wanted
     return options
 
 

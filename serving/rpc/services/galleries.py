@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from protos import gallery_service_pb2 as pb
 from protos import gallery_service_pb2_grpc
@@ -11,22 +12,19 @@ from serving.engine.instances import ModelInstances
 from serving.engine.models import ModelRegistry
 from serving.errors import Draining, Mismatch, NotFound
 from serving.gallery.gallery import Gallery
-from serving.gallery.item import MAX_METADATA_BYTES, CheckedItem, check_key, unit_vector
+from serving.gallery.item import CheckedItem, check_cosine, check_key, unit_vector
+from serving.gallery.search.filter import LABEL
 from serving.gallery.store.schema import Meta
 from serving.observability.call import Call
 from serving.rpc.admission import Admission
-from serving.rpc.filters import filter_of
-from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_MESSAGE_BYTES
-from serving.rpc.services import convert
+from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_PREFIX
+from serving.rpc.services import convert, items
 from serving.rpc.status import refusal, to_status
 
 __all__ = ["GalleryCalls"]
 
 PATIENCE = 10.0
 """Most seconds that a switch waits for whoever works on one of the galleries."""
-BYTES_AT_ONCE = 16 * 1024 * 1024
-"""About the most bytes that are read from a gallery before those of a page are counted."""
-_SPARE_BYTES = 65_536  # for the token and what stands around the items
 
 
 class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
@@ -171,24 +169,73 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
         return self._galleries.using(request.gallery, read, call)
 
     def ListItems(self, request: pb.ListItemsRequest, call: Call) -> pb.ListItemsResponse:  # noqa: N802
-        """Read one page of items; the token of the next one is the last key of this one."""
+        """Read one page of items; the token of the next one is the last key, or version, of this one."""
+        size, wanted, after = convert.page_size(request.page_size), convert.filter_in(request), 0
+        if wanted is not None:
+            after = convert.page_version(request.page_token)
+            if request.key_prefix:
+                raise refusal("key_prefix", "It was sent with a filter; send one of the two.")
+        else:
+            for field in ("page_token", "key_prefix"):
+                if text := getattr(request, field):
+                    convert.checked(field, check_key, text)
+        self._admission.admit(call)
+
+        def read(gallery: Gallery) -> pb.ListItemsResponse:
+            return items.page(gallery, request, size, wanted, after, call)
+
+        return self._galleries.using(
+            request.gallery, lambda gallery, _: convert.checked("filter", read, gallery), call
+        )
+
+    def SampleItems(self, request: pb.SampleItemsRequest, call: Call) -> pb.SampleItemsResponse:  # noqa: N802
+        """Read items drawn at random."""
+        size, wanted = convert.page_size(request.size, field="size"), convert.filter_in(request)
+        self._admission.admit(call)
+
+        def draw(gallery: Gallery) -> pb.SampleItemsResponse:
+            return items.sample(gallery, request, size, wanted, call)
+
+        return self._galleries.using(
+            request.gallery, lambda gallery, _: convert.checked("filter", draw, gallery), call
+        )
+
+    def ListFields(self, request: pb.ListFieldsRequest, call: Call) -> pb.ListFieldsResponse:  # noqa: N802
+        """Tell the fields of the metadata."""
+        self._admission.admit(call)
+        return self._galleries.using(request.gallery, lambda gallery, _: items.fields(gallery), call)
+
+    def ListValues(self, request: pb.ListValuesRequest, call: Call) -> pb.ListValuesResponse:  # noqa: N802
+        """Tell the most frequent values of a field."""
         size = convert.page_size(request.page_size)
-        for field in ("page_token", "key_prefix"):
-            if text := getattr(request, field):
-                convert.checked(field, check_key, text)
+        if not request.field:
+            raise refusal("field", f"It is empty; give the name of a field, or {LABEL} for the label.")
+        if (length := len(request.prefix.encode())) > MAX_PREFIX:
+            raise refusal("prefix", f"It is {length:,} bytes of UTF-8; give at most {MAX_PREFIX:,}.")
         self._admission.admit(call)
         return self._galleries.using(
-            request.gallery, lambda gallery, _: _page(gallery, request, size, call), call
+            request.gallery, lambda gallery, _: items.values(gallery, request, size), call
+        )
+
+    def ListDuplicates(  # noqa: N802
+        self, request: pb.ListDuplicatesRequest, call: Call
+    ) -> pb.ListDuplicatesResponse:
+        """Compare one page of items; the token of the next one is the last version of this one."""
+        size, after = convert.page_size(request.page_size), convert.page_version(request.page_token)
+        convert.checked("above", partial(check_cosine, "above"), request.above)
+        self._admission.admit(call)
+        return self._galleries.using(
+            request.gallery, lambda gallery, _: items.duplicates(gallery, request, size, after, call), call
         )
 
     def CountItems(self, request: pb.CountItemsRequest, call: Call) -> pb.CountItemsResponse:  # noqa: N802
         """Count the items that fulfil a filter."""
-        wanted = convert.checked("filter", filter_of, request.filter) if request.HasField("filter") else None
+        wanted = convert.filter_in(request)
 
         def count(gallery: Gallery, _: ModelInstances) -> pb.CountItemsResponse:
-            items = convert.checked("filter", gallery.count, wanted)
+            number = convert.checked("filter", gallery.count, wanted)
             unknown = () if wanted is None else gallery.unknown_fields(wanted)
-            return pb.CountItemsResponse(items=items, unknown_fields=unknown)
+            return pb.CountItemsResponse(items=number, unknown_fields=unknown)
 
         self._admission.admit(call)
         return self._galleries.using(request.gallery, count, call)
@@ -225,31 +272,7 @@ def _complete(upsert: convert.Upsert, model: ModelInstances, thumbnail_side: int
 
 def _stored(gallery: Gallery, upsert: convert.Upsert) -> list[int]:
     """Store items; return their versions."""
-    items = upsert.items
+    stored = upsert.items
     if not gallery.meta.thumbnail_side:  # that of a gallery which had the name before may have been asked for
-        items = [CheckedItem(replace(item, thumbnail=b""), metadata) for item, metadata in items]
-    return gallery.upsert_checked(items, expected=upsert.expected)
-
-
-def _page(gallery: Gallery, request: pb.ListItemsRequest, size: int, call: Call) -> pb.ListItemsResponse:
-    """Read the items that follow the token: at least one if there is any, and as many as a message holds."""
-    reply = pb.ListItemsResponse()
-    room = MAX_MESSAGE_BYTES - _SPARE_BYTES
-    step = max(1, BYTES_AT_ONCE // (4 * gallery.meta.dimension + MAX_METADATA_BYTES))
-    after = request.page_token
-    while len(reply.items) < size:
-        wanted = min(step, size - len(reply.items))
-        block = gallery.list(after=after, limit=wanted, prefix=request.key_prefix)
-        for item in block:
-            call.check()
-            convert.write_item(added := reply.items.add(), item, with_vector=request.with_vectors)
-            room -= added.ByteSize() + convert.FRAME_BYTES
-            if room < 0 and len(reply.items) > 1:
-                del reply.items[-1]
-                reply.next_page_token = after
-                return reply
-            after = item.key
-        if len(block) < wanted:
-            return reply
-    reply.next_page_token = after
-    return reply
+        stored = [CheckedItem(replace(item, thumbnail=b""), metadata) for item, metadata in stored]
+    return gallery.upsert_checked(stored, expected=upsert.expected)
