@@ -1,15 +1,16 @@
 // Browse: the galleries of the server; the fields, items and likely duplicates of one, never more than a page of them.
 import { call, galleryPath, item } from "./api.js";
-import { announce, button, count, digits, h, notice, problem } from "./dom.js";
+import { announce, button, count, digits, h, notice, toast } from "./dom.js";
 import { edit, mayEdit } from "./edit.js";
 import { conditions, filterForm, message, written } from "./filters.js";
+import { fill, stop } from "./fill.js";
 import { grid } from "./grid.js";
 import { href, read, write } from "./state.js";
 
 const PAGE = 60, COMPARED = 200, VALUES = 30; // cards; items compared in one call for duplicates; values of a field
 const FRESH = { show: null, prefix: null, page: null, seed: null };
 const OWN = { ...FRESH, above: null }; // what other views do not know
-let ui = null, work = new AbortController(), shown = "", listed = "";
+let ui = null, shown = "", listed = "";
 
 const link = (patch) => href({ ...OWN, ...patch });
 
@@ -41,20 +42,7 @@ function value(name, of, items) {
   return h("li", {}, button([h("span", {}, String(of)), h("b", {}, count(items))], choose));
 }
 
-/** Show what `ask` gives: the last call alone, and a fault in its place. */
-async function fill(state, ask) {
-  work.abort();
-  work = new AbortController();
-  const { signal } = work;
-  ui.main.setAttribute("aria-busy", "true");
-  try {
-    ui.main.replaceChildren(...(await ask(state, signal)));
-  } catch (error) {
-    if (error.name === "AbortError") return;
-    ui.main.replaceChildren(problem(error, () => fill(state, ask)));
-  }
-  if (signal === work.signal) ui.main.removeAttribute("aria-busy");
-}
+const show = (state) => fill(ui.main, (signal) => (state.show === "duplicates" ? duplicates : items)(state, signal));
 
 async function items(state, signal) {
   const rows = conditions(state.filter), path = galleryPath(state.gallery), random = state.show === "random";
@@ -64,7 +52,7 @@ async function items(state, signal) {
     : call("POST", `${path}/items:list`, { ...asked, page_size: PAGE, page_token: state.page, key_prefix: state.prefix }, { signal }),
   state.prefix ? {} : call("POST", `${path}/items:count`, { filter: asked.filter }, { signal })]);
   const { items: found = [], next_page_token } = reply;
-  const actions = mayEdit() ? [{ name: "edit", title: "Edit label and metadata", text: "✎", key: "e", run: ({ key }) => edit(state.gallery, key, () => fill(read(), items)).catch((error) => announce(error.message)) }] : [];
+  const actions = mayEdit() ? [{ name: "edit", title: "Edit label and metadata", text: "✎", key: "e", run: ({ key }) => edit(state.gallery, key, () => { show(read()); listFields(listed); }).catch((error) => toast(error.message)) }] : [];
   const cards = grid(found, { onPick: ({ key }) => write({ ...OWN, view: "search", key, photo: null }), actions });
   cards.id = "browse-items";
   const told = state.prefix ? `Keys that begin with ${state.prefix}` : random ? `${count(found.length)} of ${count(counted.items)} items, at random` : `${count(counted.items)} items`;
@@ -85,7 +73,7 @@ async function duplicates(state, signal) {
     looked.textContent = `${count(reply.compared)} of ${count(reply.items)} items compared`;
   } while (!reply.pairs?.length && reply.next_page_token);
   const pairs = (reply.pairs ?? []).slice(0, PAGE), keys = [...new Set(pairs.flatMap(({ key, other }) => [key, other]))];
-  const found = new Map(await Promise.all(keys.map(async (key) => [key, await item(state.gallery, key, { signal })])));
+  const found = new Map(await Promise.all(keys.map(async (key) => [key, await item(state.gallery, key, { signal }).catch(() => ({ key }))])));
   const pair = ({ key, other, score }) => {
     const both = [key, other].map((each) => found.get(each)), same = both[0].label === both[1].label;
     return h("li", { class: "alike" }, h("p", {}, h("b", {}, digits(score)), same ? " same label" : " different labels"), grid(both, { onPick: (each) => write({ ...OWN, view: "search", key: each.key, photo: null }) }));
@@ -137,11 +125,11 @@ function update(state, context) {
   shown = asked;
   if (context.gallery.problem) return ui.main.replaceChildren(notice("This gallery cannot be used", [context.gallery.problem.message]));
   if (listed !== state.gallery) listFields((listed = state.gallery));
-  fill(state, state.show === "duplicates" ? duplicates : items);
+  show(state);
 }
 
 function unmount() {
-  work.abort();
+  stop(ui.main);
   [ui, shown, listed] = [null, "", ""];
 }
 

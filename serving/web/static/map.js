@@ -1,18 +1,18 @@
-// The map: the items of a gallery as points, fetched by tiles. What the lasso encloses becomes a filter.
-import { bytes, call, floats, galleryPath, item, picture } from "./api.js";
+// The map: the items of a gallery as points. What the lasso encloses becomes a filter, to search and browse within.
+import { call, galleryPath, item, picture } from "./api.js";
 import { announce, button, count, h, notice, problem } from "./dom.js";
 import { conditions, message, written } from "./filters.js";
 import { painter } from "./points.js";
 import { href, write } from "./state.js";
+import { tileStore } from "./tiles.js";
 
-const TILES = 40, AT_ONCE = 6, DEEPEST = 14, NEAR = 12; // tiles kept; calls under way; levels; CSS pixels to a point
+const NEAR = 12, NEAREST = 2 ** 14; // CSS pixels to a point; the most the map is enlarged
 const STEPS = { ArrowLeft: [-0.15, 0], ArrowRight: [0.15, 0], ArrowUp: [0, -0.15], ArrowDown: [0, 0.15] };
-const [THEME, EMPTY] = [matchMedia("(prefers-color-scheme: dark)"), { x: 0.5, y: 0.5, zoom: 1 }];
-let root, state, canvas, over, paint, bubble, legend, told, lassoButton, watch; // of the page
-let tiles = new Map(), waiting = 0, drawn = [], touched = new Set(), slots = new Map(), only = -1, known = new Map(), shown = "", counted = "";
-let view = EMPTY, lasso = null, lassoing = false, frame = 0, settle = 0; // `zoom`: the map's side in shorter sides of the canvas
+const ALL = { x: 0.5, y: 0.5, zoom: 1 }; // a view: its middle, and the map's side in shorter sides of the canvas
+let root, state, canvas, over, paint, bubble, legend, told, lassoButton, watch, tiles;
+let view = ALL, drawn = [], only = -1, known = new Map(), lasso = null, lassoing = false, frame = 0, settle = 0, shown = "", counted = "";
 
-/** A polygon [[x, y], ...] to at most `most` boxes [left, right, top, bottom]: horizontal strips, cut at their middle. */
+/** A polygon [[x, y], ...] as at most `most` boxes [left, right, top, bottom]: horizontal strips, cut at their middle. */
 export function strips(polygon, most = 24) {
   const [xs, ys] = [0, 1].map((axis) => polygon.map((point) => point[axis]));
   const [top, bottom] = [Math.min(...ys), Math.max(...ys)];
@@ -31,111 +31,68 @@ export function strips(polygon, most = 24) {
   return [[Math.min(...xs), Math.max(...xs), top, bottom]];
 }
 
-const side = () => view.zoom * Math.min(canvas.width, canvas.height); // of the map, in pixels of the canvas
-const place = ({ offsetX, offsetY }) => [view.x + (offsetX * devicePixelRatio - canvas.width / 2) / side(), view.y + (offsetY * devicePixelRatio - canvas.height / 2) / side()];
+// Places are [x, y] of the map; pixels are those of the canvas.
+const side = () => view.zoom * Math.min(canvas.width, canvas.height);
+const placeOf = (event) => [view.x + (event.offsetX * devicePixelRatio - canvas.width / 2) / side(), view.y + (event.offsetY * devicePixelRatio - canvas.height / 2) / side()];
+const pixelOf = ([x, y]) => [(x - view.x) * side() + canvas.width / 2, (y - view.y) * side() + canvas.height / 2];
 
-/** Find the tiles to draw: four in place of the one above them once all that are in sight are there. */
-function gather(zoom, column, row, deepest, found) {
-  const part = 2 ** -zoom, [wide, high] = [canvas.width / side() / 2, canvas.height / side() / 2];
-  if (Math.abs((column + 0.5) * part - view.x) > wide + part / 2 || Math.abs((row + 0.5) * part - view.y) > high + part / 2) return true;
-  const tile = ask(zoom, column, row), below = [];
-  if (!tile?.points) return false;
-  const whole = zoom < deepest && tile.items > tile.keys.length &&
-    [0, 1, 2, 3].map((each) => gather(zoom + 1, 2 * column + (each & 1), 2 * row + (each >> 1), deepest, below)).every(Boolean);
-  found.push(...(whole ? below : [tile]));
-  return true;
-}
+/** The boxes of the filter; undefined where it has none. */
+const enclosed = () => conditions(state.filter).find(([, operator]) => operator === "within")?.[2];
 
-function ask(zoom, column, row) {
-  const name = `${zoom}/${column}/${row}`, tile = tiles.get(name), all = tiles;
-  touched.add(name);
-  if (tile) {
-    tiles.delete(name); // and in again, as the one used last
-    tiles.set(name, tile);
-  } else if (waiting < AT_ONCE) {
-    waiting++;
-    tiles.set(name, {});
-    call("POST", galleryPath(state.gallery, "/map:tile"), { zoom, column, row, field: state.colour ?? "$label" })
-      .then((reply) => all.set(name, unpack(reply)), (error) => { all.delete(name); if (all === tiles) fail(error); })
-      .finally(() => { waiting--; redraw(); });
-  }
-  return tile;
-}
-
-function unpack({ points, keys = [], values = [], value_of, items = 0 }) {
-  const [places, of] = [floats(points), new Uint16Array(bytes(value_of).buffer)], slot = values.map((value) => slots.get(value) ?? 8);
-  const packed = new Float32Array(keys.length * 3);
-  for (let at = 0; at < keys.length; at++) packed.set([places[2 * at], places[2 * at + 1], slot[of[at]] ?? 8], 3 * at);
-  return { points: packed, keys, items: Number(items) };
+function enclose(boxes) {
+  const others = conditions(state.filter).filter(([, operator]) => operator !== "within");
+  const row = ["map", "within", boxes.map((box) => box.map((each) => Number(each.toFixed(5))))];
+  write({ filter: written(boxes.length ? [...others, row] : others) });
 }
 
 function redraw() {
   frame ||= requestAnimationFrame(() => {
     frame = 0;
-    if (!canvas?.isConnected) return;
-    const style = getComputedStyle(root), colours = [..."01234567"].map((each) => style.getPropertyValue(`--s${each}`)).concat(style.getPropertyValue("--rest")).map((each) => each.trim());
-    const deepest = Math.max(0, Math.min(DEEPEST, Math.floor(Math.log2((4 * side()) / Math.max(canvas.width, canvas.height)))));
-    drawn = [];
-    touched.clear();
-    gather(0, 0, 0, deepest, drawn);
-    paint.draw(drawn, { ...view, side: side() }, colours, only);
-    for (const [name, tile] of tiles) {
-      if (tiles.size <= TILES) break;
-      if (!tile.points || touched.has(name)) continue;
-      paint.free(tile);
-      tiles.delete(name);
-    }
+    if (!canvas?.isConnected || !tiles) return;
+    const style = getComputedStyle(root), colours = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "rest"].map((each) => style.getPropertyValue(`--${each}`).trim());
+    const seen = { ...view, side: side(), width: canvas.width, height: canvas.height };
+    drawn = tiles.find(seen);
+    paint.draw(drawn, seen, colours, only);
     canvas.dataset.points = drawn.reduce((sum, each) => sum + each.keys.length, 0);
     outline(colours[0]);
   });
 }
 
-/** Draw the lasso, and the boxes of the one in the filter. */
 function outline(colour) {
-  const pen = over.getContext("2d"), [left, top] = [view.x - canvas.width / side() / 2, view.y - canvas.height / side() / 2];
+  const pen = over.getContext("2d");
   pen.clearRect(0, 0, over.width, over.height);
-  [pen.fillStyle, pen.strokeStyle, pen.lineWidth] = [colour, colour, 2 * devicePixelRatio];
-  pen.globalAlpha = 0.2;
-  for (const [from, to, above, below] of enclosed() ?? []) pen.fillRect((from - left) * side(), (above - top) * side(), (to - from) * side(), (below - above) * side());
+  Object.assign(pen, { fillStyle: colour, strokeStyle: colour, lineWidth: 2 * devicePixelRatio, globalAlpha: 0.2 });
+  for (const [left, right, top, bottom] of enclosed() ?? []) pen.fillRect(...pixelOf([left, top]), (right - left) * side(), (bottom - top) * side());
   pen.globalAlpha = 1;
   pen.beginPath();
-  for (const [x, y] of lasso ?? []) pen.lineTo((x - left) * side(), (y - top) * side());
+  for (const place of lasso ?? []) pen.lineTo(...pixelOf(place));
   pen.stroke();
 }
 
-/** The boxes that the filter has; undefined for none. */
-const enclosed = () => conditions(state.filter).find(([, operator]) => operator === "within")?.[2];
-
-function enclose(boxes) {
-  const others = conditions(state.filter).filter(([, operator]) => operator !== "within");
-  write({ filter: written(boxes ? [...others, ["map", "within", boxes.map((box) => box.map((each) => Number(each.toFixed(5))))]] : others) });
-}
-
-/** Number of the point nearest to a place, as [tile, index]; null where none is near. */
+/** The point that is nearest to a place, as {key, place}; null where none is near. */
 function nearest([x, y]) {
   let best = null, least = ((NEAR * devicePixelRatio) / side()) ** 2;
-  for (const tile of drawn) {
-    for (let at = 0; at < tile.keys.length; at++) {
-      const far = (tile.points[3 * at] - x) ** 2 + (tile.points[3 * at + 1] - y) ** 2;
-      if (far < least) [best, least] = [[tile, at], far];
+  for (const { points, keys } of drawn) {
+    for (let at = 0; at < keys.length; at++) {
+      const far = (points[3 * at] - x) ** 2 + (points[3 * at + 1] - y) ** 2;
+      if (far < least) [best, least] = [{ key: keys[at], place: points.slice(3 * at, 3 * at + 2) }, far];
     }
   }
   return best;
 }
 
 async function hover(where) {
-  const [tile, at] = nearest(where) ?? [], key = tile?.keys[at];
-  canvas.classList.toggle("on-point", Boolean(tile));
-  if (bubble.dataset.key === key) return;
-  bubble.hidden = !tile;
-  if (!tile) return delete bubble.dataset.key;
+  const near = where && nearest(where), key = near?.key;
+  canvas.classList.toggle("on-point", Boolean(near));
+  bubble.hidden = !near;
+  if (!near || bubble.dataset.key === key) return;
   bubble.dataset.key = key;
-  const [left, top] = [(tile.points[3 * at] - view.x) * side() + canvas.width / 2, (tile.points[3 * at + 1] - view.y) * side() + canvas.height / 2].map((each) => each / devicePixelRatio);
-  bubble.style.left = `${Math.min(left + 12, canvas.clientWidth - 150)}px`;
-  bubble.style.top = `${Math.max(0, Math.min(top + 12, canvas.clientHeight - 190))}px`;
+  const [left, top] = pixelOf(near.place).map((each) => each / devicePixelRatio + 12);
+  bubble.style.left = `${Math.min(left, canvas.clientWidth - 150)}px`;
+  bubble.style.top = `${Math.max(0, Math.min(top, canvas.clientHeight - 200))}px`;
   bubble.replaceChildren(key);
   if (known.size > 200) known.clear();
-  if (!known.has(key)) known.set(key, item(state.gallery, key).catch(() => ({ key })));
+  if (!known.has(key)) known.set(key, item(state.gallery, key).catch(() => ({})));
   const { label, thumbnail } = await known.get(key);
   if (bubble.dataset.key !== key) return;
   bubble.replaceChildren(thumbnail ? h("img", { src: picture(thumbnail), alt: "" }) : "", h("b", {}, label || "no label"), h("span", {}, key));
@@ -143,119 +100,118 @@ async function hover(where) {
 }
 
 function pick(where) {
-  const [tile, at] = nearest(where) ?? [];
-  if (tile) write({ view: "search", key: tile.keys[at], photo: null });
+  const near = nearest(where);
+  if (near) write({ view: "search", key: near.key, photo: null, at: null, colour: null });
 }
 
+/** Look at a place from as near as `zoom`; the address follows once it stays so. */
 function move(x, y, zoom = view.zoom) {
-  view = { x: Math.max(0, Math.min(1, x)), y: Math.max(0, Math.min(1, y)), zoom: Math.max(0.5, Math.min(2 ** DEEPEST, zoom)) };
+  view = { x: Math.max(0, Math.min(1, x)), y: Math.max(0, Math.min(1, y)), zoom: Math.max(0.5, Math.min(NEAREST, zoom)) };
+  bubble.hidden = true;
   clearTimeout(settle);
-  settle = setTimeout(() => canvas?.isConnected && write({ at: [view.x, view.y, view.zoom].map((each) => Number(each.toPrecision(7))).join() }, { replace: true }), 300);
+  settle = setTimeout(() => write({ at: Object.values(view).map((each) => Number(each.toPrecision(7))).join() }, { replace: true }), 300);
   redraw();
 }
 
-/** Zoom by a factor; what is at `fixed`, a place of the map, stays where it is. */
+/** Zoom by a factor; a place that is fixed stays where it is. */
 function zoomBy(factor, [x, y] = [view.x, view.y]) {
-  const zoom = Math.max(0.5, Math.min(2 ** DEEPEST, view.zoom * factor)), kept = view.zoom / zoom;
-  move(x + (view.x - x) * kept, y + (view.y - y) * kept, zoom);
+  const kept = view.zoom / Math.max(0.5, Math.min(NEAREST, view.zoom * factor));
+  move(x + (view.x - x) * kept, y + (view.y - y) * kept, view.zoom / kept);
 }
 
 const byLasso = (on) => lassoButton.setAttribute("aria-pressed", (lassoing = on));
 
+/** The listeners of the canvas: drag, pinch, tap and lasso. */
 function pointers() {
-  const held = new Map();
+  const held = new Map(); // the place under each finger
   let moved = 0;
-  const down = (event) => {
+  const pointerdown = (event) => {
     canvas.setPointerCapture(event.pointerId);
-    held.set(event.pointerId, place(event));
+    held.set(event.pointerId, placeOf(event));
     moved = 0;
-    if (held.size === 1 && (lassoing || event.shiftKey)) lasso = [place(event)];
+    lasso = held.size === 1 && (lassoing || event.shiftKey) ? [placeOf(event)] : null;
   };
-  const drag = (event) => {
-    const from = held.get(event.pointerId), to = place(event), [other] = [...held].filter(([id]) => id !== event.pointerId);
+  const pointermove = (event) => {
+    const from = held.get(event.pointerId), to = placeOf(event), [other] = [...held].filter(([id]) => id !== event.pointerId).map(([, place]) => place);
     if (!from) return hover(to);
-    moved += Math.abs(event.movementX) + Math.abs(event.movementY);
-    if (lasso) lasso.push(to), redraw();
-    else if (!other) move(view.x + from[0] - to[0], view.y + from[1] - to[1]);
-    else {
-      const [before, after] = [from, to].map(([x, y]) => Math.hypot(x - other[1][0], y - other[1][1]));
-      zoomBy(after / before, other[1]);
-    }
-    if (!lasso && other) held.set(event.pointerId, place(event));
+    moved += Math.hypot(event.movementX, event.movementY);
+    if (lasso) lasso.push(to);
+    else if (other) zoomBy(Math.hypot(to[0] - other[0], to[1] - other[1]) / Math.hypot(from[0] - other[0], from[1] - other[1]), other);
+    else move(view.x + from[0] - to[0], view.y + from[1] - to[1]);
+    if (other) held.set(event.pointerId, placeOf(event));
+    redraw();
   };
-  const up = (event) => {
-    if (!held.delete(event.pointerId)) return;
+  const pointerup = (event) => {
     const polygon = lasso;
+    if (!held.delete(event.pointerId)) return;
     lasso = null;
-    if (polygon) byLasso(false), polygon.length > 2 && enclose(strips(polygon)), redraw();
-    else if (moved < 5 && event.type === "pointerup") pick(place(event));
+    if (polygon?.length > 2) enclose(strips(polygon));
+    else if (!polygon && moved < 5 && event.type === "pointerup") pick(placeOf(event));
+    if (polygon) byLasso(false);
+    redraw();
   };
-  const wheel = (event) => { event.preventDefault(); zoomBy(1.0015 ** -event.deltaY, place(event)); };
-  return { pointerdown: down, pointermove: drag, pointerup: up, pointercancel: up, pointerleave: () => hover([9, 9]), wheel, keydown: press };
+  const wheel = (event) => { event.preventDefault(); zoomBy(1.0015 ** -event.deltaY, placeOf(event)); };
+  return { pointerdown, pointermove, pointerup, pointercancel: pointerup, pointerleave: () => hover(null), wheel, keydown };
 }
 
-function press(event) {
-  const step = STEPS[event.key], act = { "+": () => zoomBy(1.5), "-": () => zoomBy(1 / 1.5), 0: () => move(...Object.values(EMPTY)), l: () => byLasso(!lassoing),
-    Escape: () => { lasso = null; byLasso(false); redraw(); }, Enter: () => pick([view.x, view.y]) }[event.key];
-  if (!step && !act) return;
+function keydown(event) {
+  const step = STEPS[event.key], middle = [view.x, view.y];
+  const act = step ? () => move(view.x + step[0] / view.zoom, view.y + step[1] / view.zoom) : { "+": () => zoomBy(1.5), "-": () => zoomBy(1 / 1.5), 0: () => move(...Object.values(ALL)),
+    l: () => byLasso(!lassoing), Escape: () => { lasso = null; byLasso(false); redraw(); }, Enter: () => pick(middle) }[event.key];
+  if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
-  if (act) act();
-  else move(view.x + step[0] / view.zoom, view.y + step[1] / view.zoom);
+  act();
   hover([view.x, view.y]);
 }
 
-function fail(error) {
-  const none = error.status === 400 && /map/.test(error.message);
-  root.replaceChildren(none ? notice("This gallery has no map yet", [error.message, h("code", { class: "block" }, `crossbatch gallery map ${state.gallery}`)])
-    : problem(error, () => { shown = ""; show(); }));
-}
-
-/** Ask for the fields and for the most frequent values of the one that colours, then for tiles anew. */
-async function colour(mine) {
-  const field = state.colour ?? "$label", path = galleryPath(state.gallery);
+/** Ask for the fields and for the most frequent values of the one that colours; then the tiles can come. */
+async function colourBy(field, mine) {
+  const path = galleryPath(state.gallery);
   const [{ fields = [] }, { values = [], distinct = 0 }] = await Promise.all([call("GET", `${path}/fields`), call("POST", `${path}/values:list`, { field, page_size: 8 })]);
   if (mine !== shown) return;
-  const chooser = h("select", { id: "map-field", on: { change: () => write({ colour: chooser.value }) } }, fields.map(({ name }) => name).filter((name) => !["map_x", "map_y"].includes(name))
-    .map((name) => h("option", { value: name, selected: name === field }, name === "$label" ? "label" : name)));
   const names = values.map(({ value }) => String(Object.values(value)[0])), rest = Number(distinct) - names.length;
-  slots = new Map(names.map((name, slot) => [name, slot]));
-  const one = (slot, name, items) => {
-    const swatch = h("i");
-    swatch.style.background = slot < 8 ? `var(--s${slot})` : "var(--rest)";
-    return h("li", {}, button([swatch, h("span", {}, name), h("b", {}, items)], ({ currentTarget }) => {
+  const chooser = h("select", { id: "map-field", on: { change: () => write({ colour: chooser.value }) } },
+    fields.filter(({ name }) => name !== "map_x" && name !== "map_y").map(({ name }) => h("option", { value: name, selected: name === field }, name === "$label" ? "label" : name)));
+  const line = (slot, name, items) => {
+    const dot = h("i"), press = ({ currentTarget }) => {
       only = only === slot ? -1 : slot;
       for (const each of legend.querySelectorAll("button")) each.setAttribute("aria-pressed", only === slot && each === currentTarget);
       redraw();
-    }, { "aria-pressed": "false", title: "Show these alone" }));
+    };
+    dot.style.background = slot < 8 ? `var(--s${slot})` : "var(--rest)";
+    return h("li", {}, button([dot, h("span", {}, name), h("b", {}, items)], press, { "aria-pressed": "false", title: "Show these alone" }));
   };
-  legend.replaceChildren(h("label", {}, "Colour by", chooser), h("ul", { role: "list" }, names.map((name, slot) => one(slot, name, count(values[slot].items))),
-    rest > 0 ? one(8, `${count(rest)} other values`, "") : null));
-  tiles.forEach(paint.free);
-  tiles = new Map();
+  legend.replaceChildren(h("label", {}, "Colour by", chooser), h("ul", { role: "list" },
+    names.map((name, slot) => line(slot, name, count(values[slot].items))), rest > 0 ? line(8, `${count(rest)} other values`, "") : null));
+  tiles?.clear();
+  tiles = tileStore({ gallery: state.gallery, field, slots: new Map(names.map((name, slot) => [name, slot])), changed: redraw, fail, free: paint.free });
   redraw();
 }
 
 async function tell() {
-  const rows = conditions(state.filter);
+  const rows = conditions(state.filter), { gallery } = state;
   if (!rows.length) return told.replaceChildren("Draw around points with the lasso, or with Shift held, to search within.");
-  const { items = 0 } = await call("POST", galleryPath(state.gallery, "/items:count"), { filter: message(rows) });
-  told.replaceChildren(h("b", {}, `${count(items)} items`), enclosed() ? " within the outline " : " fulfil the filter ", h("a", { class: "chip", href: href({ view: "browse" }) }, "Browse them"), " ",
-    h("a", { class: "chip", href: href({ view: "search" }) }, "Search within"), " ", enclosed() ? button("Clear", () => enclose(null)) : null);
+  const { items = 0 } = await call("POST", galleryPath(gallery, "/items:count"), { filter: message(rows) });
+  const to = (name, text) => [" ", h("a", { class: "chip", href: href({ view: name, at: null, colour: null }) }, text)];
+  told.replaceChildren(h("b", {}, `${count(items)} items`), enclosed() ? " within the outline" : " pass the filter", to("search", "Search within"), to("browse", "Browse them"), " ",
+    enclosed() ? button("Clear the outline", () => enclose([])) : "");
 }
 
-function show() {
-  const listeners = pointers(), wide = (text, name, press) => button(text, press, { "aria-label": name, title: name });
-  canvas = h("canvas", { id: "map-canvas", tabindex: 0, role: "application", on: listeners,
-    "aria-label": "Map of the gallery. Arrows move it, plus and minus zoom, Enter searches by the item in the middle, L starts the lasso. Browse lists the same items." });
-  over = h("canvas", { class: "over" });
-  bubble = h("div", { class: "bubble", hidden: true });
-  legend = h("div", { id: "map-legend" });
-  told = h("p", { id: "map-told", role: "status" });
+function fail(error) {
+  const none = error.status === 400 && /map/.test(error.message), again = () => { build(); colourBy(state.colour ?? "$label", shown).catch(fail); };
+  root.replaceChildren(none ? notice("This gallery has no map yet", ["Make one; the server sees it by itself:", h("code", { class: "block" }, `crossbatch gallery map ${state.gallery}`)]) : problem(error, again));
+}
+
+function build() {
+  const tool = (text, title, press) => button(text, press, { "aria-label": title, title });
+  canvas = h("canvas", { id: "map-canvas", tabindex: 0, role: "application", on: pointers(),
+    "aria-label": "Map of the gallery: arrows move it, plus and minus zoom, Enter searches by the item in the middle, L starts the lasso. Browse lists the same items." });
+  [over, bubble, legend, told] = [h("canvas", { class: "over" }), h("div", { class: "bubble", hidden: true }), h("section", { id: "map-legend", "aria-label": "Colours" }), h("p", { role: "status" })];
   lassoButton = button("Lasso", () => byLasso(!lassoing), { "aria-pressed": "false", title: "Draw around points (l)" });
-  root.replaceChildren(h("div", { class: "map" }, h("div", { class: "map-frame" }, canvas, over, bubble,
-    h("div", { class: "map-tools" }, lassoButton, wide("+", "Zoom in", () => zoomBy(1.5)), wide("−", "Zoom out", () => zoomBy(1 / 1.5)), wide("⌂", "All of it", () => move(0.5, 0.5, 1)))), legend), told);
+  const tools = h("div", { class: "map-tools" }, lassoButton, tool("+", "Zoom in", () => zoomBy(1.5)), tool("−", "Zoom out", () => zoomBy(1 / 1.5)), tool("All", "All of the map", () => move(...Object.values(ALL))));
+  root.replaceChildren(h("h1", { class: "unseen" }, "Map"), told, h("div", { class: "map" }, h("div", { class: "map-frame" }, canvas, over, bubble, tools), legend));
   paint = painter(canvas);
-  tiles = new Map();
+  watch?.disconnect();
   watch = new ResizeObserver(() => {
     for (const each of [canvas, over]) [each.width, each.height] = [canvas.clientWidth, canvas.clientHeight].map((length) => Math.max(1, Math.round(length * devicePixelRatio)));
     redraw();
@@ -263,33 +219,33 @@ function show() {
   watch.observe(canvas);
 }
 
+const theme = matchMedia("(prefers-color-scheme: dark)");
+
 export default {
-  name: "map",
-  title: "Map",
-  keys: [["drag", "move the map"], ["wheel", "zoom"], ["l", "lasso"], ["0", "all of the map"]],
-  mount(here) {
-    root = here;
-    [shown, counted] = ["", ""];
-    THEME.addEventListener("change", redraw);
+  name: "map", title: "Map",
+  keys: [["drag, wheel, pinch", "move the map, zoom"], ["l", "lasso, on the map"], ["0", "all of the map"]],
+  mount(place) {
+    [root, state, view, shown, counted, known] = [place, {}, ALL, "", "", new Map()];
+    build();
+    theme.addEventListener("change", redraw);
   },
   update(next) {
-    const mine = JSON.stringify([next.gallery, next.colour]);
+    const mine = JSON.stringify([next.gallery, next.colour]), [x, y, zoom] = (next.at ?? "").split(",").map(Number), asked = `${next.gallery} ${next.filter}`;
+    if (state.gallery !== next.gallery && !canvas.isConnected) build();
+    if (next.at !== state.at) view = zoom > 0 ? { x, y, zoom } : ALL;
     state = next;
-    const [x, y, zoom] = (next.at ?? "").split(",").map(Number);
     if (mine !== shown) {
-      if (!canvas?.isConnected) show();
-      [shown, only, known] = [mine, -1, new Map()];
-      colour(mine).catch(fail);
+      [shown, only] = [mine, -1];
+      colourBy(next.colour ?? "$label", mine).catch(fail);
     }
-    if (zoom > 0) view = { x, y, zoom };
-    else if (!next.at) view = EMPTY;
-    if (counted !== `${next.gallery} ${next.filter}`) tell().catch(fail);
-    counted = `${next.gallery} ${next.filter}`;
+    if (asked !== counted) tell((counted = asked)).catch(fail);
     redraw();
   },
   unmount() {
-    watch?.disconnect();
+    tiles?.clear();
+    watch.disconnect();
     clearTimeout(settle);
-    THEME.removeEventListener("change", redraw);
+    theme.removeEventListener("change", redraw);
+    tiles = null;
   },
 };

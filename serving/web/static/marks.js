@@ -26,13 +26,14 @@ export function undo() {
   return Boolean(gallery);
 }
 
-const ACTIONS = [["right", "✓", "r", 1], ["wrong", "✗", "w", 0], ["unmarked", "○", "u", null]];
+const ACTIONS = [["right", "✓", "r", 1], ["wrong", "✗", "w", 0], ["unmarked", null, "u", null]];
 
 /** The actions of a grid that mark its results. */
 export const markActions = (gallery, query) => ACTIONS.map(([name, text, key, relevant]) => ({ name, text, key, title: `Mark as ${name}`, run: (hit, card) => {
-  mark(gallery, query, hit.key, relevant);
-  dress(card, relevant);
-  announce(`${hit.label || hit.key} is marked as ${name}`);
+  const now = card.dataset.mark === name ? null : relevant; // once more takes it away
+  mark(gallery, query, hit.key, now);
+  dress(card, now);
+  announce(`${hit.label || hit.key}: ${card.dataset.mark}`);
 } }));
 
 /** Show in a grid which of its items are marked. */

@@ -8,18 +8,18 @@ void main() {
 const FRAGMENT = `precision mediump float; varying vec4 colour;
 void main() { if (distance(gl_PointCoord, vec2(0.5)) > 0.5) discard; gl_FragColor = colour; }`;
 
-/** -> draw(tiles, view, colours, only), free(tile): a tile has `points`, float32 (n, 3): x and y in [0, 1] and which of
- * the nine `colours` ("#rrggbb"); `view` is {x, y, side}, the middle and the map's side in pixels of the canvas; `only`
- * is the one colour that is not dimmed, -1 for all. */
+/** -> draw(tiles, view, colours, only) and free(tile). A tile has `points`, float32 (n, 3): x and y in [0, 1], and which
+ * of the nine `colours`, "#rrggbb". A view is {x, y, side}: what is in the middle, and the map's side in pixels of the
+ * canvas. `only` is the one colour that is not dimmed, -1 for all. */
 export function painter(canvas) {
-  const gl = canvas.getContext("webgl", { antialias: false, preserveDrawingBuffer: true });
+  const gl = canvas.getContext("webgl", { antialias: false });
   return gl ? webgl(canvas, gl) : plain(canvas, canvas.getContext("2d"));
 }
 
 const pointSize = (side) => Math.max(3, Math.min(9, 2 + Math.log2(side / 400))) * devicePixelRatio;
 
 function webgl(canvas, gl) {
-  const program = gl.createProgram();
+  const program = gl.createProgram(), at = (name) => gl.getUniformLocation(program, name);
   for (const [kind, source] of [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]]) {
     const shader = gl.createShader(kind);
     gl.shaderSource(shader, source);
@@ -32,7 +32,6 @@ function webgl(canvas, gl) {
   gl.enableVertexAttribArray(0);
   gl.enable(gl.BLEND);
   gl.blendFuncSeparate(gl.SRC_ALPHA, gl.ONE_MINUS_SRC_ALPHA, gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
-  const at = (name) => gl.getUniformLocation(program, name);
   return {
     draw(tiles, { x, y, side }, colours, only) {
       const [across, down] = [(2 * side) / canvas.width, (2 * side) / canvas.height];
@@ -44,28 +43,27 @@ function webgl(canvas, gl) {
       gl.uniform1f(at("only"), only);
       gl.uniform3fv(at("palette"), colours.flatMap((each) => [1, 3, 5].map((from) => parseInt(each.slice(from, from + 2), 16) / 255)));
       for (const tile of tiles) {
-        tile.buffer ??= gl.createBuffer();
-        gl.bindBuffer(gl.ARRAY_BUFFER, tile.buffer);
-        if (!tile.sent) gl.bufferData(gl.ARRAY_BUFFER, tile.points, gl.STATIC_DRAW);
-        tile.sent = true;
+        const fresh = !tile.buffer;
+        gl.bindBuffer(gl.ARRAY_BUFFER, (tile.buffer ??= gl.createBuffer()));
+        if (fresh) gl.bufferData(gl.ARRAY_BUFFER, tile.points, gl.STATIC_DRAW);
         gl.vertexAttribPointer(0, 3, gl.FLOAT, false, 0, 0);
-        gl.drawArrays(gl.POINTS, 0, tile.points.length / 3);
+        gl.drawArrays(gl.POINTS, 0, tile.keys.length);
       }
     },
-    free: (tile) => gl.deleteBuffer(tile.buffer ?? null),
+    free: ({ buffer = null }) => gl.deleteBuffer(buffer),
   };
 }
 
-function plain(canvas, context) {
+function plain(canvas, pen) {
   return {
     draw(tiles, { x, y, side }, colours, only) {
-      const size = pointSize(side);
-      context.clearRect(0, 0, canvas.width, canvas.height);
+      const size = pointSize(side), [left, top] = [canvas.width / 2 - x * side - size / 2, canvas.height / 2 - y * side - size / 2];
+      pen.clearRect(0, 0, canvas.width, canvas.height);
       for (const { points } of tiles) {
         for (let at = 0; at < points.length; at += 3) {
-          context.globalAlpha = only < 0 || only === points[at + 2] ? 0.85 : 0.08;
-          context.fillStyle = colours[points[at + 2]];
-          context.fillRect((points[at] - x) * side + canvas.width / 2 - size / 2, (points[at + 1] - y) * side + canvas.height / 2 - size / 2, size, size);
+          pen.globalAlpha = only < 0 || only === points[at + 2] ? 0.85 : 0.08;
+          pen.fillStyle = colours[points[at + 2]];
+          pen.fillRect(points[at] * side + left, points[at + 1] * side + top, size, size);
         }
       }
     },
