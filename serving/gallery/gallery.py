@@ -10,6 +10,7 @@ state: it sees every write acknowledged before it began, by any process, and not
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, Unpack
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike
 from serving.errors import InvalidArgument, ModelMismatch, NotFound
 from serving.gallery.folder import check_path, made_aside
 from serving.gallery.index.builder import Advance
-from serving.gallery.index.choice import check_type
+from serving.gallery.index.choice import check_wanted
 from serving.gallery.index.index import IndexMetadata, require_faiss
 from serving.gallery.index.rebuild import Rebuilder, RebuildPolicy
 from serving.gallery.item import (
@@ -42,9 +43,10 @@ from serving.gallery.item import (
 from serving.gallery.search.duplicates import Duplicate, duplicates
 from serving.gallery.search.filter import AllOf, Filter, check_filter, check_kinds, unknown_fields
 from serving.gallery.search.others import SAME_SCORE, left_out
-from serving.gallery.search.snapshot import SnapshotCache
+from serving.gallery.search.snapshot import Snapshot, SnapshotCache
 from serving.gallery.store.schema import FILE_NAME, FORMAT_VERSION, MAX_DIMENSION, MAX_THUMBNAIL_SIDE
 from serving.gallery.store.store import Store, create_store
+from serving.gallery.store.transaction import Reader
 
 if TYPE_CHECKING:
     from serving.gallery.vectors import Maker
@@ -102,7 +104,7 @@ class Gallery:
         check_whole(side, "the side of thumbnails", least=0, most=MAX_THUMBNAIL_SIDE)
         check_text(made_for["model_name"], "name of the model", most=MAX_KEY_BYTES)
         check_text(made_for["fingerprint"], "fingerprint of the model", most=MAX_KEY_BYTES)
-        _check_wanted(made_for.get("index"), made_for.get("recall"), dimension)
+        check_wanted(made_for.get("index"), made_for.get("recall"), dimension)
         check_path(path)
         with made_aside(path) as aside:
             create_store(aside / FILE_NAME, **made_for)
@@ -371,7 +373,7 @@ class Gallery:
         Index and recall are what is wanted from now on, as `create` tells; it is built `whole` even where
         adding what is newer would do. `progress` gets stage, done and total; what it raises ends the work.
         """
-        _check_wanted(index, recall, self.meta.dimension)
+        check_wanted(index, recall, self.meta.dimension)
         if index is not None or recall is not None:
             with self._store.write() as writer:
                 writer.want(index, recall)
@@ -379,6 +381,10 @@ class Gallery:
             with self._snapshots.open() as (snapshot, _):
                 whole = snapshot.damaged
         self._rebuilder.run(whole=whole, progress=progress)
+
+    def reading(self) -> AbstractContextManager[tuple[Snapshot, Reader]]:
+        """Begin a read transaction, with what is in memory brought to its state."""
+        return self._snapshots.open()
 
     def retire(self) -> None:
         """Keep no file open and nothing in memory between calls from now on; each call costs more."""
@@ -390,10 +396,3 @@ class Gallery:
         self._rebuilder.close()
         self._snapshots.retire()  # a mapped file of columns is an open one
         self._store.close()
-
-
-def _check_wanted(index: str | None, recall: float | None, dimension: int) -> None:
-    if recall is not None and not 0.0 < recall <= 1.0:  # NaN too
-        raise InvalidArgument(f"the wanted recall is {recall}; expected more than 0 and at most 1")
-    if index is not None:
-        check_type(index, dimension=dimension)

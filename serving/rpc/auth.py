@@ -27,6 +27,7 @@ ROLES: dict[str, Role | None] = {
     "/crossbatch.v1.GalleryService/DeleteItems": "write",
     "/crossbatch.v1.GalleryService/GetItem": "read",
     "/crossbatch.v1.GalleryService/ListItems": "read",
+    "/crossbatch.v1.GalleryService/GetMapTile": "read",
     "/crossbatch.v1.GalleryService/UpdateItems": "write",
     "/crossbatch.v1.GalleryService/CountItems": "read",
     "/crossbatch.v1.ModelService/GetModel": "read",

@@ -37,8 +37,8 @@ from serving.gallery.index.index import (
 )
 
 __all__ = [
-    "INDEX_TYPES", "GroundTruth", "build_index", "check_type", "full_type", "is_small", "measure_again",
-    "measured", "tuned",
+    "INDEX_TYPES", "GroundTruth", "build_index", "check_type", "check_wanted", "full_type", "is_small",
+    "measure_again", "measured", "tuned",
 ]  # fmt: skip
 
 _SMALL = 1 << 22  # components that one thread compares in about a millisecond
@@ -267,6 +267,14 @@ def _unit(rows: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
 def is_small(count: int, dimension: int) -> bool:
     """Tell whether comparing every one of n vectors is fast enough."""
     return count < _FEW or count * max(dimension, 64) <= _SMALL
+
+
+def check_wanted(index: str | None, recall: float | None, dimension: int) -> None:
+    """Refuse an index or a recall that cannot be had; None is as it was."""
+    if recall is not None and not 0.0 < recall <= 1.0:  # NaN too
+        raise InvalidArgument(f"the wanted recall is {recall}; expected more than 0 and at most 1")
+    if index is not None:
+        check_type(index, dimension=dimension)
 
 
 def check_type(wanted: str, *, dimension: int) -> str:

@@ -137,6 +137,10 @@ class Snapshot:
         names = {name for part in self._columns() for name in part.fields if name != LABEL}
         return {name: tuple(sorted(self.kinds_of(name) or ())) for name in sorted(names)}
 
+    def numbers(self, field: str) -> NDArray[np.float32]:
+        """Return the number that each item held has in a field, (n + f,); NaN where it has none."""
+        return np.concatenate([part.numbers(field) for part in self._columns()])
+
     def count(self, filter: Filter | None) -> int:
         """Return how many items fulfil a filter; all of them with none."""
         none = np.empty(0, np.int64)
