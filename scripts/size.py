@@ -10,8 +10,8 @@ BUDGETS = {
     "training": 7_510,
     "serving/catalog": 1_670,
     "serving/model": 860,
-    "serving/gallery": 5_730,
-    "serving/indexing": 815,
+    "serving/gallery": 6_080,
+    "serving/indexing": 822,
     "serving/client": 1_340,
     "serving/rpc": 2_700,
     "serving/engine": 900,
@@ -20,7 +20,7 @@ BUDGETS = {
     "serving": 840,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 23_410, 146, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 23_800, 149, 400
 
 
 def files(room: str) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""What the page works out by itself, in Chromium and against oracles: CSV, marks, agreement of rankings, lassos, edits."""
+"""What the page works out by itself, in Chromium: CSV, marks, agreement of rankings, lassos and edits."""
 
 import csv
 import io
@@ -38,9 +38,7 @@ def page() -> Iterator[Page]:
 
 def run(page: Page, module: str, expression: str, given: Any = None) -> Any:
     """Evaluate an expression of the module `m` and what is `given`."""
-    return page.evaluate(
-        f"given => import('/static/{module}.js').then(m => ({expression}))", given
-    )
+    return page.evaluate(f"given => import('/static/{module}.js').then(m => ({expression}))", given)
 
 
 def rank_biased_overlap(a: list[str], b: list[str], p: float) -> float:
@@ -59,7 +57,13 @@ def test_rank_biased_overlap_is_that_of_its_paper(page: Page) -> None:
 
 
 def test_agreement_of_like_and_unlike_rankings(page: Page) -> None:
-    pairs = [[["a", "b"], ["a", "b"]], [["a", "b"], ["c", "d"]], [["a", "b"], ["b", "a"]], [["a"], ["a", "b"]], [[], []]]
+    pairs = [
+        [["a", "b"], ["a", "b"]],
+        [["a", "b"], ["c", "d"]],
+        [["a", "b"], ["b", "a"]],
+        [["a"], ["a", "b"]],
+        [[], []],
+    ]
     assert run(page, "compare", "given.map(([a, b]) => m.overlap(a, b))", pairs) == [1, 0, 1, 0.5, 1]
     found = run(page, "compare", "given.map(([a, b]) => m.rankBiasedOverlap(a, b))", pairs)
     assert found == pytest.approx([1, 0, 0.9, 0.5 * 0.81 + (0.1 / 0.9) * (0.9 + 0.5 * 0.81), 1])
@@ -78,7 +82,9 @@ def inside(polygon: list[list[float]], x: float, y: float) -> bool:
     [
         pytest.param([[0.2, 0.2], [0.8, 0.2], [0.8, 0.8], [0.2, 0.8]], id="square"),
         pytest.param([[0.1, 0.9], [0.5, 0.1], [0.9, 0.9]], id="triangle"),
-        pytest.param([[0.1, 0.1], [0.3, 0.1], [0.3, 0.7], [0.7, 0.7], [0.7, 0.1], [0.9, 0.1], [0.9, 0.9], [0.1, 0.9]], id="u"),
+        pytest.param(
+            [[0.1, 0.1], [0.3, 0.1], [0.3, 0.7], [0.7, 0.7], [0.7, 0.1], [0.9, 0.1], [0.9, 0.9], [0.1, 0.9]], id="u"
+        ),
         pytest.param([[0.1, 0.1], [0.9, 0.9], [0.9, 0.1], [0.1, 0.9]], id="crosses itself"),
     ],
 )  # fmt: skip
@@ -87,7 +93,10 @@ def test_a_lasso_becomes_few_boxes_that_cover_it(page: Page, polygon: list[list[
     assert 1 <= len(boxes) <= 24
     draw = random.Random(5)
     points = [(draw.random(), draw.random()) for _ in range(4000)]
-    covered = [any(left <= x <= right and top <= y <= bottom for left, right, top, bottom in boxes) for x, y in points]
+    covered = [
+        any(left <= x <= right and top <= y <= bottom for left, right, top, bottom in boxes)
+        for x, y in points
+    ]
     agree = sum(inside(polygon, *point) == box for point, box in zip(points, covered, strict=True))
     assert agree / len(points) > 0.97
 
@@ -122,12 +131,21 @@ def test_marks_are_kept_by_gallery_and_taken_back(page: Page) -> None:
         run(page, "marks", "m.mark('shoes', 'a', ...given)", [result, relevant])
     assert run(page, "marks", "m.marks('shoes')") == [["a", "b", 0], ["a", "__proto__", 1]]
     assert run(page, "marks", "m.marks('hats')") == []
-    assert run(page, "marks", "[m.undo(), m.undo(), m.marks('shoes')]") == [True, True, [["a", "c", 0], ["a", "b", 0]]]
+    assert run(page, "marks", "[m.undo(), m.undo(), m.marks('shoes')]") == [
+        True,
+        True,
+        [["a", "c", 0], ["a", "b", 0]],
+    ]
 
 
 def test_marks_come_back_from_their_file(page: Page) -> None:
-    rows = [["query", "result", "relevant"], *([key or "k", key or "r", str(at % 2)] for at, key in enumerate(HOSTILE))]
-    assert run(page, "marks", "m.fromRows(given)", rows) == [[key, result, int(mark)] for key, result, mark in rows[1:]]
+    rows = [
+        ["query", "result", "relevant"],
+        *([key or "k", key or "r", str(at % 2)] for at, key in enumerate(HOSTILE)),
+    ]
+    assert run(page, "marks", "m.fromRows(given)", rows) == [
+        [key, result, int(mark)] for key, result, mark in rows[1:]
+    ]
     for wrong, told in (
         ([["query", "result"]], "first row must be query,result,relevant"),
         ([rows[0], ["a", "b", "yes"]], "Row 2 must be"),
@@ -146,8 +164,27 @@ def test_an_edit_sends_what_changed_alone(page: Page) -> None:
 
 
 def test_typed_fields_are_read_or_refused(page: Page) -> None:
-    good = [["text", " 7 "], ["number", "-2.5e3"], ["yes or no", "yes"], ["list", '["a", 1]'], ["object", '{"a": 1}']]
-    assert run(page, "edit", "given.map(each => m.parsed(...each, 'f'))", good) == [" 7 ", -2500, True, ["a", 1], {"a": 1}]
-    for kind, text in (("number", ""), ("number", "1e16"), ("number", "x"), ("list", "a"), ("list", "{}"), ("object", "[]")):
+    good = [
+        ["text", " 7 "],
+        ["number", "-2.5e3"],
+        ["yes or no", "yes"],
+        ["list", '["a", 1]'],
+        ["object", '{"a": 1}'],
+    ]
+    assert run(page, "edit", "given.map(each => m.parsed(...each, 'f'))", good) == [
+        " 7 ",
+        -2500,
+        True,
+        ["a", 1],
+        {"a": 1},
+    ]
+    for kind, text in (
+        ("number", ""),
+        ("number", "1e16"),
+        ("number", "x"),
+        ("list", "a"),
+        ("list", "{}"),
+        ("object", "[]"),
+    ):
         with pytest.raises(Error, match="price: "):
             run(page, "edit", "m.parsed(...given, 'price')", [kind, text])

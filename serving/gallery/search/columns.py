@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 KINDS = ("", "boolean", "number", "string")
 """The kinds of value, as a field's entries are sorted; the first stands for what is only there, an object."""
 
-_STRING = 3
+_NUMBER, _STRING = 2, 3
 _MASKS = 32  # kept at most
 
 
@@ -94,6 +94,7 @@ class Columns:
     positions: NDArray[np.int32]  # (e,): whose entries they are
     label_codes: NDArray[np.int32]  # (n,): where each item's label stands in `texts`; -1: it is empty
     _masks: dict[str, Mask] = field(default_factory=dict)
+    _numbers: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label_codes)
@@ -156,6 +157,17 @@ class Columns:
                 self._masks.clear()
             self._masks[key] = mask
         return mask
+
+    def numbers(self, name: str) -> NDArray[np.float32]:
+        """Return the number that each item has in a field, (n,), NaN where it has none; it is kept."""
+        found = self._numbers.get(name)
+        if found is None:
+            group = self._group(name, _NUMBER, _NUMBER + 1)
+            found = np.full(len(self), np.nan, np.float32)
+            with np.errstate(over="ignore"):
+                found[self.positions[group]] = self.values[group]
+            self._numbers[name] = found
+        return found
 
     def _entries(self) -> "_Entries":
         groups = np.repeat(self.groups, np.diff(self.bounds))
