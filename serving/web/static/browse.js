@@ -101,7 +101,7 @@ function mount(root) {
   root.append(h("div", { class: "split" },
     h("section", { class: "controls", "aria-label": "Galleries, fields and filter" }, h("details", { class: "fold", open: matchMedia("(min-width: 60rem)").matches },
       h("summary", {}, "Galleries, fields and filter"), h("h3", {}, "Galleries"), ui.galleries, h("h3", {}, "Fields"), ui.fields, h("h3", {}, "Filter"), ui.filter.element)),
-    h("section", { "aria-label": "Items" }, h("h1", { class: "unseen" }, "Browse"), h("div", { class: "bar" }, h("label", {}, "Key", ui.key), Object.values(ui.modes), ui.slider), ui.main)));
+    h("section", { "aria-label": "Items" }, h("h1", { class: "visually-hidden" }, "Browse"), h("div", { class: "bar" }, h("label", {}, "Key", ui.key), Object.values(ui.modes), ui.slider), ui.main)));
 }
 
 async function listFields(name) {

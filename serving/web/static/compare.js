@@ -46,7 +46,7 @@ function side(id, gallery, mine, theirs) {
   [...cards.children].forEach((card, rank) => {
     const twin = ranks.indexOf(card.item.key);
     card.classList.add(twin < 0 ? "alone" : "both");
-    if (twin >= 0) card.style.setProperty("--twin", `var(--s${Math.min(rank, twin) % 8})`);
+    if (twin >= 0) card.style.setProperty("--twin", `var(--s${(id === "compare-left" ? rank : twin) % 8})`);
     card.prepend(h("span", { class: "twin" }, twin < 0 ? `${rank + 1} · only here` : `${rank + 1} · there ${twin + 1}`));
   });
   cards.addEventListener("pointerover", ({ target }) => {
@@ -105,7 +105,7 @@ function controls({ gallery, other }, k, others) {
   const chooser = h("select", { id: "other-select", on: { change: () => write({ other: chooser.value }) } }, others.map((name) => h("option", { selected: name === other }, name)));
   const depth = h("input", { type: "number", min: 1, max: MOST_K, value: k, on: { change: () => write({ k: depth.value }) } });
   const query = h("input", { id: "compare-key", autocomplete: "off", placeholder: "key of an item" });
-  const files = h("input", { type: "file", multiple: true, accept: "image/*,.txt,text/plain", class: "unseen", on: { change: () => take([...files.files]) } });
+  const files = h("input", { type: "file", multiple: true, accept: "image/*,.txt,text/plain", class: "visually-hidden", on: { change: () => take([...files.files]) } });
   const submit = (event) => { event.preventDefault(); write({ key: query.value, photo: null }); };
   return h("form", { class: "bar", on: { submit } }, h("label", {}, `${gallery} beside`, chooser), h("label", {}, "Results", depth), h("label", {}, "Query", query), h("button", { class: "primary" }, "Compare"),
     h("label", { class: "button" }, "Photos, or a text of keys", files),
@@ -124,7 +124,7 @@ export default {
     if (!others.includes(state.other)) return write({ other: others[0] }, { replace: true });
     const k = Math.max(1, Math.min(MOST_K, Math.round(state.k) || K)), asked = JSON.stringify([state.gallery, state.other, k, state.list]);
     const face = JSON.stringify([state.gallery, state.other, k, others]);
-    if (face !== faced) root.replaceChildren(h("h1", { class: "unseen" }, "Compare"), controls(state, k, others), one, many);
+    if (face !== faced) root.replaceChildren(h("h1", { class: "visually-hidden" }, "Compare"), controls(state, k, others), one, many);
     faced = face;
     document.getElementById("compare-key").value = state.key ?? "";
     if (state.key || state.photo) fill(one, (signal) => pair(state, k, signal));

@@ -73,9 +73,9 @@ export async function edit(gallery, key, saved) {
     }
   };
   const conflict = async (wanted) => {
-    const now = await item(gallery, key), text = (value) => JSON.stringify(value ?? "nothing");
+    const now = await item(gallery, key), text = (value) => (value === null || value === undefined ? "nothing" : JSON.stringify(value));
     const both = Object.entries({ ...("label" in wanted && { $label: wanted.label }), ...wanted.metadata })
-      .map(([name, value]) => h("li", {}, h("b", {}, name), `: ${text(name === "$label" ? now.label : now.metadata?.[name])} there now, ${text(value)} yours`));
+      .map(([name, value]) => h("li", {}, h("b", {}, name.replace("$label", "label")), `: ${text(name === "$label" ? now.label : now.metadata?.[name])} there now, ${text(value)} yours`));
     tell("Somebody changed this item while it was open here.", h("ul", {}, both), h("div", { class: "buttons" },
       button("Write mine over it", () => send(wanted, now.version)), button("Take what is there", () => { stored = now; fill(); })));
   };

@@ -169,6 +169,10 @@ async function colourBy(field, mine) {
   const path = galleryPath(state.gallery);
   const [{ fields = [] }, { values = [], distinct = 0 }] = await Promise.all([call("GET", `${path}/fields`), call("POST", `${path}/values:list`, { field, page_size: 8 })]);
   if (mine !== shown) return;
+  if (!fields.some(({ name }) => name === "map_x")) {
+    const how = h("code", { class: "block" }, `crossbatch gallery map ${state.gallery}`);
+    return root.replaceChildren(notice("This gallery has no map yet", ["This makes one, beside the server that runs:", how]));
+  }
   const names = values.map(({ value }) => String(Object.values(value)[0])), rest = Number(distinct) - names.length;
   const chooser = h("select", { id: "map-field", on: { change: () => write({ colour: chooser.value }) } },
     fields.filter(({ name }) => name !== "map_x" && name !== "map_y").map(({ name }) => h("option", { value: name, selected: name === field }, name === "$label" ? "label" : name)));
@@ -193,23 +197,24 @@ async function tell() {
   if (!rows.length) return told.replaceChildren("Draw around points with the lasso, or with Shift held, to search within.");
   const { items = 0 } = await call("POST", galleryPath(gallery, "/items:count"), { filter: message(rows) });
   const to = (name, text) => [" ", h("a", { class: "chip", href: href({ view: name, at: null, colour: null }) }, text)];
-  told.replaceChildren(h("b", {}, `${count(items)} items`), enclosed() ? " within the outline" : " pass the filter", to("search", "Search within"), to("browse", "Browse them"), " ",
+  told.replaceChildren(h("b", {}, `${count(items)} items`), enclosed() ? " within the outline" : " pass the filter", ...to("search", "Search within"), ...to("browse", "Browse them"), " ",
     enclosed() ? button("Clear the outline", () => enclose([])) : "");
 }
 
 function fail(error) {
-  const none = error.status === 400 && /map/.test(error.message), again = () => { build(); colourBy(state.colour ?? "$label", shown).catch(fail); };
-  root.replaceChildren(none ? notice("This gallery has no map yet", ["Make one; the server sees it by itself:", h("code", { class: "block" }, `crossbatch gallery map ${state.gallery}`)]) : problem(error, again));
+  root.replaceChildren(problem(error, () => { build(); colourBy(state.colour ?? "$label", shown).catch(fail); }));
 }
 
 function build() {
+  tiles?.clear();
+  [tiles, drawn] = [null, []];
   const tool = (text, title, press) => button(text, press, { "aria-label": title, title });
   canvas = h("canvas", { id: "map-canvas", tabindex: 0, role: "application", on: pointers(),
     "aria-label": "Map of the gallery: arrows move it, plus and minus zoom, Enter searches by the item in the middle, L starts the lasso. Browse lists the same items." });
   [over, bubble, legend, told] = [h("canvas", { class: "over" }), h("div", { class: "bubble", hidden: true }), h("section", { id: "map-legend", "aria-label": "Colours" }), h("p", { role: "status" })];
   lassoButton = button("Lasso", () => byLasso(!lassoing), { "aria-pressed": "false", title: "Draw around points (l)" });
   const tools = h("div", { class: "map-tools" }, lassoButton, tool("+", "Zoom in", () => zoomBy(1.5)), tool("−", "Zoom out", () => zoomBy(1 / 1.5)), tool("All", "All of the map", () => move(...Object.values(ALL))));
-  root.replaceChildren(h("h1", { class: "unseen" }, "Map"), told, h("div", { class: "map" }, h("div", { class: "map-frame" }, canvas, over, bubble, tools), legend));
+  root.replaceChildren(h("h1", { class: "visually-hidden" }, "Map"), told, h("div", { class: "map" }, h("div", { class: "map-frame" }, canvas, over, bubble, tools), legend));
   paint = painter(canvas);
   watch?.disconnect();
   watch = new ResizeObserver(() => {
@@ -231,14 +236,15 @@ export default {
   },
   update(next) {
     const mine = JSON.stringify([next.gallery, next.colour]), [x, y, zoom] = (next.at ?? "").split(",").map(Number), asked = `${next.gallery} ${next.filter}`;
-    if (state.gallery !== next.gallery && !canvas.isConnected) build();
+    if (mine !== shown && !canvas.isConnected) build();
     if (next.at !== state.at) view = zoom > 0 ? { x, y, zoom } : ALL;
     state = next;
     if (mine !== shown) {
       [shown, only] = [mine, -1];
       colourBy(next.colour ?? "$label", mine).catch(fail);
     }
-    if (asked !== counted) tell((counted = asked)).catch(fail);
+    if (asked !== counted) tell().catch((error) => told.replaceChildren(error.message));
+    counted = asked;
     redraw();
   },
   unmount() {

@@ -19,11 +19,11 @@ export function mark(gallery, query, result, relevant) {
   keep(gallery, relevant === null ? others : [...others, [query, result, relevant]]);
 }
 
-/** Take the last change back; gives false where there is none since the page was loaded. */
+/** Take the last change since the page was loaded back; gives the gallery that it was in, undefined for none. */
 export function undo() {
   const [gallery, before] = past.pop() ?? [];
   if (gallery) localStorage.setItem(store(gallery), JSON.stringify(before));
-  return Boolean(gallery);
+  return gallery;
 }
 
 const ACTIONS = [["right", "✓", "r", 1], ["wrong", "✗", "w", 0], ["unmarked", null, "u", null]];
@@ -81,32 +81,27 @@ function line(query, of) {
     h("td", {}, right), h("td", {}, of.length - right), h("td", {}, h("details", {}, h("summary", {}, `${of.length} marked`), h("ul", {}, results))));
 }
 
-function show(told = "") {
+function show(told = null) {
   const all = marks(shown), rows = [HEADER, ...all], queries = Map.groupBy(all, (each) => each[0]);
-  const file = h("input", { type: "file", accept: ".csv,text/csv", class: "unseen", on: { change: bring } });
+  const file = h("input", { type: "file", accept: ".csv,text/csv", class: "visually-hidden", on: { change: bring } });
   const bar = h("div", { class: "bar" },
     button("Export as CSV", () => download(`marks-${shown}.csv`, rows), { id: "export-marks", class: "primary", disabled: !all.length }),
     h("label", { class: "button" }, "Import a CSV", file),
-    button("Undo", () => show(undo() ? "The last change was taken back." : ""), { disabled: !past.length }));
+    button("Undo", () => show(`The last change in ${undo()} was taken back.`), { disabled: !past.length }));
   const formulas = risky(all) ? `${risky(all)} names begin with =, +, - or @: open the file as text, for a spreadsheet may take them for formulas.` : null;
   const table = h("table", { id: "marks-table" },
     h("caption", {}, `${count(all.length)} marks of ${count(queries.size)} queries in ${shown}, kept in this browser only`),
     h("thead", {}, h("tr", {}, ["Query", "Right", "Wrong", "Results"].map((each) => h("th", { scope: "col" }, each)))),
     h("tbody", {}, [...queries].map((each) => line(...each))));
-  root.replaceChildren(bar, h("p", { class: "soft" }, told || formulas), all.length ? table : notice("No marks yet", [
+  root.replaceChildren(bar, h("p", { class: "soft" }, told, " ", formulas), all.length ? table : notice("No marks yet", [
     "Search, move to a result with the arrows, and press r (right), w (wrong) or u (none).",
     "What you export is an evaluation set: `crossbatch evaluate --marks FILE` measures a model by it."]));
-  announce(told);
+  announce(told ?? "");
 }
 
 export default {
-  name: "marks",
-  title: "Marks",
+  name: "marks", title: "Marks",
   mount: (place) => { root = place; },
-  update: ({ gallery }) => {
-    shown = gallery;
-    if (gallery) show();
-    else root.replaceChildren(notice("Choose a gallery", ["Marks are kept by gallery."]));
-  },
+  update: ({ gallery }) => { shown = gallery; show(); },
   unmount: () => {},
 };

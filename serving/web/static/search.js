@@ -189,7 +189,7 @@ async function search(parts, state, context, signal) {
   if (error) throw new ApiError(400, error.message, error.details);
   if (signal.aborted) return;
   const unknown = reply.unknown_fields?.length ? h("p", { class: "soft" }, `No item has the field ${reply.unknown_fields.join(", ")}.`) : null;
-  ui.head.replaceChildren(h("h2", { id: "found" }), h("span", { class: "soft" }, `of ${count(gallery.items)} in ${gallery.name}, by ${model || gallery.model_name}`), timings(reply.timings), unknown);
+  ui.head.replaceChildren(h("h2", { id: "found" }), h("span", { class: "soft" }, `of ${count(gallery.items)} in ${gallery.name}, by ${model || gallery.model_name}`), timings(reply.timings), unknown ?? "");
   ui.results.replaceChildren(found.length ? cards(found, context) : nothing(state));
   hide();
   await showCode(parts, state, request, gallery);
