@@ -118,6 +118,8 @@ class Page:
     def start(self, server: str) -> None:
         """Serve the page and the calls of the server at this address."""
         self._of = server
+        # Connections inherit it, and keep the port for a minute from who starts anew without.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.listen()  # whoever comes before the thread is there waits for it
         self._thread.start()
 
@@ -126,8 +128,6 @@ class Page:
         self._server.should_exit = True
 
     async def _serve(self) -> None:
-        # Closed connections keep a port for a minute, but for those who ask for it in this way.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await self._server.serve([self._socket])
         for channel in self._channels.values():
             await channel.close()

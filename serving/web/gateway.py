@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -34,14 +35,7 @@ MOST_HELD = 2 * MAX_MESSAGE_BYTES
 FORWARDED = ("authorization", "x-api-key", "x-request-id", "traceparent")
 
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
-
-
-class _Refused(Exception):
-    """A request that makes no call: its status of HTTP, what was wrong, further headers."""
-
-    def __init__(self, status: int, error: Exception, **headers: str) -> None:
-        super().__init__(str(error))
-        self.status, self.error, self.headers = status, error, headers
+_KINDS = {403: PermissionDenied, 404: NotFound}  # of what makes no call; else InvalidArgument
 
 
 class Gateway:
@@ -65,36 +59,27 @@ class Gateway:
     async def _response(self, request: Request) -> Response:
         # A page of another site can send a request here, though it cannot read the reply.
         if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            raise _Refused(403, PermissionDenied("Pages of other sites may not call this server."))
+            raise HTTPException(403, "Pages of other sites may not call this server.")
         route, variables = _found(request.method, request.scope["raw_path"].decode())
         media, _, _ = request.headers.get("content-type", "").partition(";")
         if route.has_body and media.strip().lower() != "application/json":
             told = f"The content-type {media!r:.100} is not application/json; send the fields as JSON."
-            raise _Refused(415, InvalidArgument(told))
+            raise HTTPException(415, told)
         body = bytearray()
         try:
-            await self._receive(request, body)
-            query = request.scope["query_string"]
-            message = await asyncio.to_thread(route.request, variables, query, bytes(body))
-        finally:
-            self._held -= len(body)
-        return await self._called(request, route, message)
-
-    async def _receive(self, request: Request, body: bytearray) -> None:
-        """Add what is sent to a body; what is too much is let go by, as few clients read while they send."""
-        length = 0
-        async for chunk in request.stream():
-            length += len(chunk)
-            if length <= MAX_MESSAGE_BYTES:
+            async for chunk in request.stream():
+                if len(body) + len(chunk) > MAX_MESSAGE_BYTES:
+                    told = f"The body is larger than {MAX_MESSAGE_BYTES:,} bytes; split the call."
+                    raise HTTPException(413, told)
                 if self._held + len(chunk) > MOST_HELD:
                     raise Overloaded("Too many bodies are on their way; try again.", retry_after=1.0)
                 body += chunk
                 self._held += len(chunk)
-            elif length > 4 * MAX_MESSAGE_BYTES:
-                break
-        if length > MAX_MESSAGE_BYTES:
-            told = f"The body is larger than {MAX_MESSAGE_BYTES:,} bytes; split the call."
-            raise _Refused(413, InvalidArgument(told))
+            query = request.scope["query_string"]
+            message = await asyncio.to_thread(route.request, variables, query, body)
+        finally:
+            self._held -= len(body)
+        return await self._called(request, route, message)
 
     async def _called(self, request: Request, route: Route, message: Message) -> Response:
         method, streams = route.method, route.method.server_streaming
@@ -128,17 +113,15 @@ def _found(verb: str, path: str) -> tuple[Route, dict[str, str]]:
         if route.verb == verb:
             return route, variables
     if not found:
-        raise _Refused(404, NotFound(f"There is no path {path!r:.200}; docs/api.md lists them all."))
+        raise HTTPException(404, f"There is no path {path!r:.200}; docs/api.md lists them all.")
     allow = ", ".join(sorted({route.verb for route, _ in found}))
-    raise _Refused(405, InvalidArgument(f"{verb} is not for {path!r:.200}; it takes {allow}."), allow=allow)
+    raise HTTPException(405, f"{verb} is not for {path!r:.200}; it takes {allow}.", {"allow": allow})
 
 
 def _metadata(request: Request) -> list[tuple[str, str]]:
     """The headers that go on to the server; gRPC takes printable ASCII alone."""
-    items = request.headers.items()
-    return [
-        (key, value) for key, value in items if key in FORWARDED and value.isascii() and value.isprintable()
-    ]
+    sent = [each for each in request.headers.items() if each[0] in FORWARDED]
+    return [each for each in sent if each[1].isascii() and each[1].isprintable()]
 
 
 def _headers(trailing: Any) -> dict[str, str]:
@@ -151,7 +134,8 @@ async def _array(call: Any, message: Any) -> AsyncIterator[str]:
     try:
         while message is not grpc.aio.EOF:
             yield before + json_of(message)
-            before, message = ",", await call.read()
+            before = ","
+            message = await call.read()
     except grpc.aio.AioRpcError as error:
         yield before + json_of(_status(error))
     finally:
@@ -160,25 +144,27 @@ async def _array(call: Any, message: Any) -> AsyncIterator[str]:
 
 
 def _status(error: BaseException) -> status_pb2.Status:
+    if isinstance(error, HTTPException):
+        return to_status(_KINDS.get(error.status_code, InvalidArgument)(error.detail))
     if not isinstance(error, grpc.aio.AioRpcError):
         return to_status(error if isinstance(error, Exception) else Draining("The server is stopping."))
-    status = status_of(error)
-    if not status.details:  # gRPC itself speaks
-        status = status_pb2.Status(code=error.code().value[0], message=error.details() or "")
-    if "larger than max" in status.message and not status.details:
-        told = f"The reply is larger than {MAX_MESSAGE_BYTES:,} bytes; ask for less."
-        status = to_status(InvalidArgument(told))
-    return status
+    if (status := status_of(error)).details:
+        return status
+    told = error.details() or ""  # gRPC itself speaks
+    if "larger than max" in told:
+        return to_status(
+            InvalidArgument(f"The reply is larger than {MAX_MESSAGE_BYTES:,} bytes; ask for less.")
+        )
+    return status_pb2.Status(code=error.code().value[0], message=told)
 
 
 def _failure(error: BaseException) -> Response:
     """Say by HTTP why there is no reply."""
-    headers: dict[str, str] = {}
-    status = _status(error.error if isinstance(error, _Refused) else error)
+    status, headers = _status(error), dict[str, str]()
     code = HTTP_STATUS.get(_NAMES.get(status.code, ""), 500)
-    if isinstance(error, _Refused):
-        code, headers = error.status, error.headers
-    if isinstance(error, grpc.aio.AioRpcError):
+    if isinstance(error, HTTPException):
+        code, headers = error.status_code, dict(error.headers or {})
+    elif isinstance(error, grpc.aio.AioRpcError):
         headers = _headers(error.trailing_metadata())
     retry = error_details_pb2.RetryInfo()
     if any(each.Unpack(retry) for each in status.details):

@@ -42,12 +42,14 @@ class Route:
         match = re.fullmatch(pattern, path)
         return None if match is None else dict(zip(names, match.groups(), strict=True))
 
-    def request(self, variables: dict[str, str], query: bytes, body: bytes) -> Message:
+    def request(self, variables: dict[str, str], query: bytes, body: bytes | bytearray) -> Message:
         """Make the request; what is none is an InvalidArgument that names the field."""
         message: Message = GetMessageClass(self.method.input_type)()
         fields: dict[str, Any] = {}
         try:
             if self.has_body:
+                if body and not re.match(rb"\s*\{", body):
+                    raise ValueError("it is no object")
                 json_format.Parse(body or b"{}", message)
             texts = parse_qs(query.decode(), True, errors="strict", max_num_fields=_MOST_PARAMETERS)
             if self.has_body and texts:
