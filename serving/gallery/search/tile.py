@@ -39,23 +39,16 @@ def map_tile(snapshot: Snapshot, reader: Reader, zoom: int, column: int, row: in
     What lies between two tiles is of the right and of the lower one. Mismatch tells that no item has a place
     on the map.
     """
-    alive = ~snapshot.dead
-    inside = alive.copy()
-    for name, place in ((MAP_X, column), (MAP_Y, row)):
-        numbers = snapshot.numbers(name)
-        alive &= (numbers >= 0) & (numbers <= 1)
-        inside &= _within(numbers, zoom, place)
-    if not alive.any():
+    x, y, alive = snapshot.numbers(MAP_X), snapshot.numbers(MAP_Y), ~snapshot.dead
+    found = np.flatnonzero(_within(x, zoom, column) & _within(y, zoom, row) & alive)
+    if not len(found) and not (_within(x, 0, 0) & _within(y, 0, 0) & alive).any():
         name = reader.path.parent.name
-        told = (
-            f"no item of the gallery {name} has a place on a map; make one by `crossbatch gallery map {name}`"
-        )
-        raise Mismatch(told)
-    found = np.flatnonzero(inside)
+        make = f"make one by `crossbatch gallery map {name}`"
+        raise Mismatch(f"no item of the gallery {name} has a place on a map; {make}")
     seqs = snapshot.seqs(found)
     first = _first(seqs)
     shown = seqs[first]
-    points = np.stack([snapshot.numbers(name)[found[first]] for name in (MAP_X, MAP_Y)], axis=1)
+    points = np.stack([x[found[first]], y[found[first]]], axis=1)
     rows = snapshot.rows.find(set(shown.tolist()), reader)
     texts = [rows[seq] for seq in shown.tolist()]
     values, value_of = np.empty(0, np.str_), np.empty(0, np.uint16)
@@ -77,14 +70,15 @@ def _first(seqs: NDArray[np.int64]) -> NDArray[np.int64]:
 
     Which come before others does not depend on the tile: of what is shown here a deeper tile leaves out none.
     """
-    mixed = seqs.astype(np.uint64)  # by SplitMix64, of which no two numbers become one
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    mixed ^= mixed >> np.uint64(31)
+    mixed = seqs.astype(np.uint64)  # so that they look drawn by lot; no two become one
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= np.uint64(0x94D049BB133111EB)
     best = np.arange(len(seqs))
-    if len(seqs) > MAX_POINTS:
-        best = np.argpartition(mixed, MAX_POINTS)[:MAX_POINTS]
-    first: NDArray[np.int64] = best[np.argsort(mixed[best])]
+    if len(seqs) > 2 * MAX_POINTS:  # about twice as many as are wanted are below this: few to sort
+        few = np.flatnonzero(mixed < np.uint64((2 * MAX_POINTS << 64) // len(seqs)))
+        best = few if len(few) >= MAX_POINTS else best
+    first: NDArray[np.int64] = best[np.argsort(mixed[best])][:MAX_POINTS]
     return first
 
 
