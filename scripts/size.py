@@ -17,11 +17,11 @@ BUDGETS = {
     "serving/engine": 900,
     "serving/observability": 720,
     "serving/server": 740,
-    "serving/web": 2_000,
+    "serving/web": 2_760,
     "serving": 850,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 25_500, 165, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 26_260, 176, 400
 
 
 def files(room: str) -> Iterator[Path]:

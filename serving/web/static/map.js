@@ -8,6 +8,7 @@ import { tileStore } from "./tiles.js";
 
 const NEAR = 12, NEAREST = 2 ** 14; // CSS pixels to a point; the most the map is enlarged
 const STEPS = { ArrowLeft: [-0.15, 0], ArrowRight: [0.15, 0], ArrowUp: [0, -0.15], ArrowDown: [0, 0.15] };
+const theme = matchMedia("(prefers-color-scheme: dark)");
 const ALL = { x: 0.5, y: 0.5, zoom: 1 }; // a view: its middle, and the map's side in shorter sides of the canvas
 let root, state, canvas, over, paint, bubble, legend, told, lassoButton, watch, tiles;
 let view = ALL, drawn = [], only = -1, known = new Map(), lasso = null, lassoing = false, frame = 0, settle = 0, shown = "", counted = "";
@@ -88,8 +89,7 @@ async function hover(where) {
   if (!near || bubble.dataset.key === key) return;
   bubble.dataset.key = key;
   const [left, top] = pixelOf(near.place).map((each) => each / devicePixelRatio + 12);
-  bubble.style.left = `${Math.min(left, canvas.clientWidth - 150)}px`;
-  bubble.style.top = `${Math.max(0, Math.min(top, canvas.clientHeight - 200))}px`;
+  Object.assign(bubble.style, { left: `${Math.min(left, canvas.clientWidth - 150)}px`, top: `${Math.max(0, Math.min(top, canvas.clientHeight - 200))}px` });
   bubble.replaceChildren(key);
   if (known.size > 200) known.clear();
   if (!known.has(key)) known.set(key, item(state.gallery, key).catch(() => ({})));
@@ -169,10 +169,8 @@ async function colourBy(field, mine) {
   const path = galleryPath(state.gallery);
   const [{ fields = [] }, { values = [], distinct = 0 }] = await Promise.all([call("GET", `${path}/fields`), call("POST", `${path}/values:list`, { field, page_size: 8 })]);
   if (mine !== shown) return;
-  if (!fields.some(({ name }) => name === "map_x")) {
-    const how = h("code", { class: "block" }, `crossbatch gallery map ${state.gallery}`);
-    return root.replaceChildren(notice("This gallery has no map yet", ["This makes one, beside the server that runs:", how]));
-  }
+  const how = h("code", { class: "block" }, `crossbatch gallery map ${state.gallery}`);
+  if (!fields.some(({ name }) => name === "map_x")) return root.replaceChildren(notice("This gallery has no map yet", ["This makes one, beside the server that runs:", how]));
   const names = values.map(({ value }) => String(Object.values(value)[0])), rest = Number(distinct) - names.length;
   const chooser = h("select", { id: "map-field", on: { change: () => write({ colour: chooser.value }) } },
     fields.filter(({ name }) => name !== "map_x" && name !== "map_y").map(({ name }) => h("option", { value: name, selected: name === field }, name === "$label" ? "label" : name)));
@@ -186,9 +184,9 @@ async function colourBy(field, mine) {
     return h("li", {}, button([dot, h("span", {}, name), h("b", {}, items)], press, { "aria-pressed": "false", title: "Show these alone" }));
   };
   legend.replaceChildren(h("label", {}, "Colour by", chooser), h("ul", { role: "list" },
-    names.map((name, slot) => line(slot, name, count(values[slot].items))), rest > 0 ? line(8, `${count(rest)} other values`, "") : null));
+    names.map((name, slot) => line(slot, name, count(values[slot].items))), line(8, rest > 0 ? `${count(rest)} other values, or none` : "none of these", "")));
   tiles?.clear();
-  tiles = tileStore({ gallery: state.gallery, field, slots: new Map(names.map((name, slot) => [name, slot])), changed: redraw, fail, free: paint.free });
+  tiles = tileStore({ gallery: state.gallery, field, slots: new Map(names.map((name, slot) => [[...name].slice(0, 200).join(""), slot])), changed: redraw, fail, free: paint.free });
   redraw();
 }
 
@@ -201,9 +199,7 @@ async function tell() {
     enclosed() ? button("Clear the outline", () => enclose([])) : "");
 }
 
-function fail(error) {
-  root.replaceChildren(problem(error, () => { build(); colourBy(state.colour ?? "$label", shown).catch(fail); }));
-}
+const fail = (error) => root.replaceChildren(problem(error, () => { build(); colourBy(state.colour ?? "$label", shown).catch(fail); }));
 
 function build() {
   tiles?.clear();
@@ -223,8 +219,6 @@ function build() {
   });
   watch.observe(canvas);
 }
-
-const theme = matchMedia("(prefers-color-scheme: dark)");
 
 export default {
   name: "map", title: "Map",
@@ -252,6 +246,5 @@ export default {
     watch.disconnect();
     clearTimeout(settle);
     theme.removeEventListener("change", redraw);
-    tiles = null;
   },
 };

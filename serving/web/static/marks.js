@@ -77,7 +77,7 @@ function line(query, of) {
   const right = of.filter((each) => each[2]).length;
   const results = of.map(([, result, relevant]) => h("li", {}, relevant ? "✓ right: " : "✗ wrong: ", result,
     button("×", () => { mark(shown, query, result, null); show(); }, { class: "quiet", "aria-label": `Remove the mark of ${result}` })));
-  return h("tr", {}, h("th", { scope: "row" }, h("a", { href: href({ view: "search", key: query }) }, query)),
+  return h("tr", {}, h("th", { scope: "row" }, h("a", { href: href({ view: "search", key: query, photo: null }) }, query)),
     h("td", {}, right), h("td", {}, of.length - right), h("td", {}, h("details", {}, h("summary", {}, `${of.length} marked`), h("ul", {}, results))));
 }
 
