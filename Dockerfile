@@ -8,7 +8,7 @@ COPY pyproject.toml README.md LICENSE crossbatch.py ./
 COPY protos protos
 COPY serving serving
 COPY training training
-RUN python -m venv /opt/crossbatch && /opt/crossbatch/bin/pip install --no-cache-dir ".[cpu]"
+RUN python -m venv /opt/crossbatch && /opt/crossbatch/bin/pip install --no-cache-dir ".[cpu,web]"
 
 FROM python:3.12-slim
 COPY --from=build /opt/crossbatch /opt/crossbatch

@@ -2,8 +2,9 @@
 
 Each command is a module with `Settings` (a pydantic model: default, flag, environment variable and help of
 each setting), `run(settings)` (does it, returns JSON-able results) and `render(result)` (the same for a
-person). There may be `complaint(result)`, the sentence to end with where a result shows a fault, and
-`remark(result)`, what a person is told beside it. Only the module of the command asked for is imported.
+person). There may be `complaint(result)`, the sentence to end with where a result shows a fault,
+`remark(result)`, what a person is told beside it, and `stay(result)`, which goes on until he ends it. Only
+the module of the command asked for is imported.
 """
 
 import argparse
@@ -149,6 +150,8 @@ def _run(name: str, words: list[str]) -> int:
     remark = command.remark(result) if hasattr(command, "remark") and not as_json else None
     if remark:
         sys.stderr.write(f"{remark}\n")
+    if hasattr(command, "stay") and not as_json:
+        command.stay(result)
     complaint = command.complaint(result) if hasattr(command, "complaint") else None
     return _fail(name, complaint) if complaint else 0
 

@@ -7,25 +7,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {
-    "training": 7_510,
+    "training": 7_560,
     "serving/catalog": 1_670,
     "serving/model": 860,
-    "serving/gallery": 6_110,
-    "serving/indexing": 815,
+    "serving/gallery": 6_460,
+    "serving/indexing": 822,
     "serving/client": 1_460,
     "serving/rpc": 2_700,
     "serving/engine": 900,
     "serving/observability": 720,
-    "serving/server": 700,
-    "serving": 840,
+    "serving/server": 740,
+    "serving/web": 2_760,
+    "serving": 850,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 24_070, 148, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 27_500, 184, 400
 
 
 def files(room: str) -> Iterator[Path]:
-    """Find the Python files of a room, those of rooms below it apart."""
-    for path in sorted((ROOT / room).rglob("*.py")):
+    """Find the Python files of a room and those of the page, those of rooms below it apart."""
+    for path in sorted([*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("static/*.*")]):
         home = max((each for each in BUDGETS if path.is_relative_to(ROOT / each)), key=len)
         if home == room:
             yield path

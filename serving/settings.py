@@ -68,6 +68,11 @@ class Settings(BaseModel):
     """Port for Prometheus, at /metrics; 0 for a free one. None by default."""
     metrics_host: str = "127.0.0.1"
     """Address that the metrics are served on; they are plain text."""
+    web_port: int | None = Field(None, ge=0, le=65_535)
+    """Port for the page to look at galleries and search in them, and for JSON over HTTP; 0 for a free one.
+    None by default."""
+    web_host: str = "127.0.0.1"
+    """Address that the page is served on; off loopback it needs TLS or --insecure."""
     trace: AnyHttpUrl | None = None
     """URL of an OpenTelemetry collector (OTLP over HTTP) that traces are sent to."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -83,6 +88,11 @@ class Settings(BaseModel):
             raise ValueError(f"{given} was given without {lacks}; give both or neither")
         if self.tls_client_ca and not self.tls_certificate:
             raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key; give all three or none")
+        if self.tls_client_ca and self.web_port is not None:
+            raise ValueError(
+                "--web-port cannot be had with --tls-client-ca: the page has no certificate to show to the "
+                "server; leave one of them out, and use --keys"
+            )
         if self.max_in_flight_per_client:
             if not self.keys:
                 raise ValueError("--max-in-flight-per-client tells clients by their keys; give --keys too")

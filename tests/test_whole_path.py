@@ -1,6 +1,10 @@
 """The whole path at a small scale: what is served is what was trained and measured."""
 
 import json
+import shutil
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +61,45 @@ def test_the_demo_runs_small(
     assert len(found["hits"]) == 5
     assert "nearest neighbours" in render(found).lower()
     assert begun == {"train", "evaluate", "export", "index", "search"}
+
+
+@pytest.mark.parametrize("desktop", [True, False])
+def test_the_demo_ends_with_its_page_until_it_is_told_to(
+    model: Path, catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], desktop: bool,
+) -> None:  # fmt: skip
+    crossbatch_ok(
+        "index", "--model", model, "--data", catalogue, "--thumbnails", tmp_path / "galleries/products"
+    )
+    shutil.copy(model, tmp_path / "model.onnx")
+    result, shown = {"out": str(tmp_path), "page": True}, []
+
+    def look(place: str) -> None:
+        with urllib.request.urlopen(f"{place}v1/galleries/products") as reply:
+            shown.append(json.load(reply)["gallery"])
+        raise KeyboardInterrupt
+
+    def leave(process: "subprocess.Popen[str]", *_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    capsys.readouterr()
+    training.demo.stay(result)  # there is no terminal: it must not hang
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    training.demo.stay(result | {"page": False})
+    assert capsys.readouterr().out == ""
+    for name in ("WAYLAND_DISPLAY", "BROWSER", "DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    if desktop:
+        monkeypatch.setenv("DISPLAY", ":0")
+        monkeypatch.setattr("webbrowser.open", look)
+    else:
+        monkeypatch.setattr("webbrowser.open", None)  # which nobody calls
+        monkeypatch.setattr("subprocess.Popen.wait", leave)
+    training.demo.stay(result)
+    assert "http://127.0.0.1:" in capsys.readouterr().out
+    assert [each["thumbnail_side"] for each in shown] == ([256] if desktop else [])
 
 
 def test_the_demo_leaves_a_strangers_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 import time
+import webbrowser
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from serving.errors import AlreadyExists, CrossbatchError
 from training.data.drawing import draw_catalogue, draw_product
 
-__all__ = ["Settings", "render", "run"]
+__all__ = ["Settings", "render", "run", "stay"]
 
 _GALLERY = "products"
+_WEB = ("starlette", "uvicorn")  # what the page needs
 
 
 class Settings(BaseModel):
@@ -36,6 +38,11 @@ class Settings(BaseModel):
     images: int = Field(24, ge=4, description="pictures of each product")
     epochs: int | None = Field(None, ge=1, description="epochs of training; the recipe's own by default")
     seed: int = Field(0, ge=0, description="seed of the pictures and of the training")
+    page: bool = Field(
+        True,
+        description="end by serving the catalogue and opening its page, until Ctrl-C, where standard output "
+        "is a terminal",
+    )
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -65,9 +72,10 @@ def run(settings: Settings) -> dict[str, Any]:
     _tell("4. Exporting to ONNX, and checking the file against the trained network")
     _crossbatch("export", trained, model, "--data", pictures)
     _tell("5. Indexing the unseen products into a gallery")
-    _crossbatch("index", "--model", model, "--data", pictures, "--split", "test", galleries / _GALLERY)
+    words = ["--split", "test", "--thumbnails"]
+    _crossbatch("index", "--model", model, "--data", pictures, *words, galleries / _GALLERY)
     _tell("6. Serving it, and searching for a new picture of an unseen product")
-    with _server(model, galleries) as address:
+    with _server(model, galleries) as (_, (address,)):
         found = _crossbatch("search", query, "--gallery", _GALLERY, "--address", address, "-k", "5")
     return {
         "metrics": {"trained": measured, "untrained": measured["untrained"]},
@@ -75,6 +83,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "hits": found["hits"],
         "seconds": round(time.monotonic() - started, 1),
         "out": str(out),
+        "page": settings.page,
     }
 
 
@@ -94,6 +103,26 @@ def render(result: dict[str, Any]) -> str:
         f"  {_program()} search {result['query']['photo']} --gallery {_GALLERY}",
     ]
     return "\n".join(lines)
+
+
+def stay(result: dict[str, Any]) -> None:
+    """Serve the catalogue with its page until Ctrl-C; not where nobody looks, as in a script."""
+    if not (result["page"] and sys.stdout.isatty()):
+        return
+    if not all(map(find_spec, _WEB)):
+        _tell(
+            "To see the catalogue on a page: pip install 'crossbatch[web]', then serve it by --web-port 8080."
+        )
+        return
+    out = Path(result["out"])
+    words = ("--web-port", "0", "--log-level", "WARNING")
+    with _server(out / "model.onnx", out / "galleries", *words) as (server, places):
+        print(f"\nThe catalogue is on {places[1]} (gRPC on {places[0]}); Ctrl-C ends it.", flush=True)  # noqa: T201
+        with suppress(KeyboardInterrupt):
+            # On Linux without a desktop, a browser for text would take the terminal.
+            if sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & os.environ.keys():
+                webbrowser.open(places[1])
+            server.wait()
 
 
 def _program() -> str:
@@ -124,14 +153,16 @@ def _crossbatch(*words: str | Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _server(model: Path, galleries: Path) -> Iterator[str]:
-    """Serve on a free port of the loopback until the block ends; yields the address."""
-    words = ("serve", "--model", model, "--galleries", galleries, "--host", "127.0.0.1", "--port", "0")
+def _server(model: Path, galleries: Path, *more: str) -> Iterator[tuple["subprocess.Popen[str]", list[str]]]:
+    """Serve on free ports of the loopback until the block ends; yields the address, and that of the page."""
+    words = ("serve", "--model", model, "--galleries", galleries, "--host", "127.0.0.1", "--port", "0", *more)
     with subprocess.Popen(_command(words), stdout=subprocess.PIPE, text=True) as server:
         try:
+            places: list[str] = []
             for line in server.stdout or ():
-                if found := re.search(r"127\.0\.0\.1:\d+", line):
-                    yield found.group()
+                places += re.findall(r"(?:https?://)?127\.0\.0\.1:\d+/?", line)
+                if len(places) == 1 + ("--web-port" in more):
+                    yield server, places
                     return
             raise CrossbatchError(f"The demo stopped: `crossbatch serve` ended with {server.wait()}.")
         finally:

@@ -15,6 +15,7 @@ from serving.gallery.archive import restore, snapshot
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
 from serving.gallery.index.rebuild import RebuildPolicy
+from serving.gallery.map import MapMethod, make_map
 from serving.gallery.search.counts import kinds_by_field
 from serving.gallery.search.duplicates import Duplicate
 from serving.gallery.verify import verify
@@ -27,7 +28,7 @@ _MOST_PAIRS = 20
 _SIDES = (("key", "label"), ("other", "other_label"))
 _OF_ONE = {
     "index": "rebuild", "recall": "rebuild", "above": "duplicates", "out": "duplicates",
-    "thumbnails": "export", "model": "import",
+    "thumbnails": "export", "model": "import", "method": "map",
 }  # fmt: skip
 """Flags that are for one action alone."""
 
@@ -39,14 +40,15 @@ class Settings(BaseModel):
 
     action: Literal[
         "list", "info", "verify", "duplicates", "rebuild", "snapshot", "restore", "switch", "rollback",
-        "drop", "export", "import",
+        "drop", "export", "import", "map",
     ] = Field(json_schema_extra={"positional": True})  # fmt: skip
     """list: show all; info NAME: show one; verify NAME: read all of it, tell what is damaged; duplicates
     NAME: find items that are nearly alike; rebuild NAME: make its search index anew; snapshot NAME FILE:
     write it to one file; restore FILE NAME: make a gallery of that; switch NAME OTHER: give the gallery OTHER
     the name NAME at once, and the one before the name OTHER; rollback NAME: undo that; drop NAME: remove it;
     export NAME FILE: write its items and their vectors as parquet; import NAME FILE: put the items of such a
-    file into it, or into a new gallery"""
+    file into it, or into a new gallery; map NAME: give each item a place near those that are like it, as
+    map_x and map_y of its metadata"""
     name: str | None = Field(None, json_schema_extra={"positional": True})
     """the gallery's name; for restore the file"""
     other: str | None = Field(None, json_schema_extra={"positional": True})
@@ -66,6 +68,8 @@ class Settings(BaseModel):
     """drop without being asked"""
     thumbnails: bool = False
     """export the thumbnails, too"""
+    method: MapMethod = "pca"
+    """how a map is made: pca in seconds; umap, by umap-learn, slower and with clearer groups"""
     model: Path | None = None
     """for import: the model file that made the vectors, where the file of them does not say which did"""
 
@@ -220,6 +224,15 @@ def _import(directory: GalleryDirectory, settings: Settings, name: str, file: st
     return {"name": name, "file": str(Path(file)), "rows": rows, "items": items}
 
 
+def _map(directory: GalleryDirectory, settings: Settings, name: str) -> dict[str, Any]:
+    gallery = directory.get(name)
+    with stages("item") as advance:
+        made = make_map(gallery, settings.method, progress=advance)
+        if made.moved:  # a new index, as to that before each of them is another item
+            gallery.rebuild(whole=False, progress=advance)
+    return {"name": name, **dataclasses.asdict(made)}
+
+
 _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "list": (_list,),
     "info": (_info, "NAME"),
@@ -233,6 +246,7 @@ _ACTIONS: dict[str, tuple[Any, ...]] = {  # what does it, and the words it takes
     "drop": (_drop, "NAME"),
     "export": (_export, "NAME", "FILE"),
     "import": (_import, "NAME", "FILE"),
+    "map": (_map, "NAME"),
 }
 
 
@@ -267,6 +281,10 @@ def render(result: Mapping[str, Any]) -> str:
             return f"made the gallery {name} with {result['items']:,} items of {file}"
         case "import":
             return f"put {result['rows']:,} items of {file} into the gallery {name}, now {result['items']:,}"
+        case "map":
+            left = f", {result['left_out']:,} left out" if result["left_out"] else ""
+            told = f"{result['items']:,} items by {result['method']}, {result['moved']:,} moved{left}"
+            return f"the map of the gallery {name} has {told}"
         case "switch" if result["previous"] is None:
             return f"the gallery {other} is now {name}"
         case "switch":

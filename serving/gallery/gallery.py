@@ -11,6 +11,7 @@ state: it sees every write acknowledged before it began, by any process, and not
 import math
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
@@ -46,10 +47,11 @@ from serving.gallery.search.duplicates import Duplicate, DuplicatesPage, duplica
 from serving.gallery.search.filter import AllOf, Filter, check_filter, unknown_fields
 from serving.gallery.search.neighbours import neighbours
 from serving.gallery.search.others import SAME_SCORE, left_out
-from serving.gallery.search.snapshot import SnapshotCache
+from serving.gallery.search.snapshot import Snapshot, SnapshotCache
 from serving.gallery.status import GalleryStatus, status_of
 from serving.gallery.store.schema import FILE_NAME, MAX_DIMENSION, MAX_THUMBNAIL_SIDE, MadeFor
 from serving.gallery.store.store import Store, create_store
+from serving.gallery.store.transaction import Reader
 
 if TYPE_CHECKING:
     from serving.gallery.vectors import Maker
@@ -372,6 +374,10 @@ class Gallery:
             with self._snapshots.open() as (snapshot, _):
                 whole = snapshot.damaged
         self._rebuilder.run(whole=whole, progress=progress)
+
+    def reading(self) -> AbstractContextManager[tuple[Snapshot, Reader]]:
+        """Begin a read transaction, with what is in memory brought to its state."""
+        return self._snapshots.open()
 
     def retire(self) -> None:
         """Keep no file open and nothing in memory between calls from now on; each call costs more."""

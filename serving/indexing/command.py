@@ -18,6 +18,7 @@ from serving.errors import BadData, BadSetting, cause_of
 from serving.gallery.directory import GalleryDirectory, check_name
 from serving.gallery.disk import disk_error, written_aside
 from serving.gallery.gallery import RebuildPolicy
+from serving.gallery.map import make_map
 from serving.gallery.search.counts import kinds_by_field
 from serving.indexing.pipeline import Skipped, index_rows
 from serving.indexing.target import Target
@@ -82,6 +83,8 @@ class Settings(Reading):
     (IVF1024,PQ32x4fs); by default as it is, and auto for a new gallery"""
     recall: float | None = Field(None, gt=0, le=1)
     """recall@10 that an auto index must reach; 0.99 for a new gallery"""
+    map: Literal["none", "pca", "umap"] = "none"
+    """give each item a place on a map, as `gallery map` does, before the index is made"""
     fail_above: float | None = Field(None, ge=-1, le=1)
     """store all, and end with status 2 where two items of the gallery score this or more, as duplicates do"""
 
@@ -125,6 +128,9 @@ def run(settings: Settings) -> dict[str, Any]:
             )
         gallery = target.made()
         turned = _turned(before, kinds_by_field(gallery.fields()))
+        if settings.map != "none":
+            with stages("item") as advance:
+                make_map(gallery, settings.map, progress=advance)
         info = gallery.info()
         wanted = (info.wanted_index, info.wanted_recall)
         is_other = (settings.index or wanted[0], settings.recall or wanted[1]) != wanted

@@ -1,6 +1,7 @@
 """The server's certificate: checked before use, and read again when its files change."""
 
 import logging
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from serving.errors import BadSetting
 from serving.gallery.disk import stamp_of
 from serving.settings import Settings
 
-__all__ = ["server_credentials"]
+__all__ = ["renewed_context", "server_credentials", "trusting"]
 
 logger = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 5.0
 
 
 def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
@@ -46,9 +49,55 @@ def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
     return grpc.dynamic_ssl_server_credentials(first, newer, require_client_authentication=bool(client_ca))
 
 
+def renewed_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Make what a server in Python needs for TLS with the same files, read again in the same way."""
+    stamps = [stamp_of(certificate), stamp_of(key)]
+    newest = first = _read(certificate, key)[0]
+
+    def look(connection: ssl.SSLObject, *_: object) -> None:  # at each new connection
+        nonlocal newest, stamps
+        now = [stamp_of(certificate), stamp_of(key)]
+        if now != stamps:
+            stamps = now
+            try:
+                newest = _read(certificate, key)[0]
+            except BadSetting as error:
+                logger.error("%s; the certificate read before stays in use", error)
+        connection.context = newest
+
+    first.sni_callback = look
+    return first
+
+
+def trusting(address: str, certificate: Path) -> tuple[grpc.ChannelCredentials, str]:
+    """Make what a channel to our own server needs, which shows this certificate: credentials, a name in it.
+
+    Raises an OSError where the server is not there or shows another one.
+    """
+    context = ssl.create_default_context(cafile=certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it whoever signed it
+    context.check_hostname = False  # it is another name than that of the address
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host.strip("[]"), int(port)), HANDSHAKE_SECONDS) as plain,
+        context.wrap_socket(plain) as secure,
+    ):
+        shown: Any = secure.getpeercert()
+    names = shown.get("subjectAltName") or shown["subject"][-1]  # of pairs, (kind, name)
+    return grpc.ssl_channel_credentials(certificate.read_bytes()), names[0][1].replace("*", "any")
+
+
 def _configuration(
     certificate: Path, key: Path, client_ca: Path | None = None
 ) -> "grpc.ServerCertificateConfiguration":
+    _, pair, roots = _read(certificate, key, client_ca)
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
+
+
+def _read(
+    certificate: Path, key: Path, client_ca: Path | None = None
+) -> tuple[ssl.SSLContext, tuple[bytes, bytes], bytes | None]:
     """Read the files, and try them with OpenSSL, which says more of them than gRPC does."""
 
     def no_password() -> str:  # OpenSSL would ask on the terminal
@@ -56,7 +105,7 @@ def _configuration(
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        data = (key.read_bytes(), certificate.read_bytes())
+        pair = (key.read_bytes(), certificate.read_bytes())
         roots = None if client_ca is None else client_ca.read_bytes()
         context.load_cert_chain(certificate, key, password=no_password)
         if client_ca is not None:
@@ -73,4 +122,4 @@ def _configuration(
         raise BadSetting(f"{error.filename} cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise BadSetting(f"the key {key} is encrypted; give --tls-key one that is not") from error
-    return grpc.ssl_server_certificate_configuration([data], root_certificates=roots)
+    return context, pair, roots

@@ -3,10 +3,10 @@
 import logging
 import resource
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving.errors import BadSetting, NotFound
 from serving.gallery.store.schema import FILE_NAME
@@ -14,6 +14,9 @@ from serving.observability.logs import configure_logs, flush_logs
 from serving.server.signals import Signals, live
 from serving.server.supervisor import Supervisor
 from serving.settings import Settings
+
+if TYPE_CHECKING:  # it comes with an extra
+    from serving.web.app import Page
 
 __all__ = ["Settings", "render", "run"]
 
@@ -28,30 +31,57 @@ def run(settings: Settings) -> dict[str, Any]:
     with suppress(OSError, ValueError):  # the usual 1,024 open files are as many connections and no more
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if settings.workers > 1:
-        server: Any = Supervisor(settings)
-    else:  # here, as a supervisor loads no engine, and imports take time in which Ctrl-C must work
-        from serving.server.server import Server
+    with _page(settings) as page:
+        if settings.workers > 1:
+            server: Any = Supervisor(settings)
+        else:  # here, as a supervisor loads no engine, and imports take time in which Ctrl-C must work
+            from serving.server.server import Server
 
-        server = Server(settings)
+            server = Server(settings)
 
-    def announce() -> None:
-        # Scripts that chose port 0, or that wait for the start, read this line.
-        sys.stdout.write(f"serving on {server.address}\n")
-        sys.stdout.flush()
-        logger.info("serving on %s", server.address, extra={"address": server.address})
+        def announce() -> None:
+            # Scripts that chose port 0, or that wait for the start, read this line.
+            _say(f"serving on {server.address}", server.address)
+            if page is not None:
+                page.start(server.address)
+                _say(f"page on {page.address}", page.address)
 
-    try:
-        seconds = live(server, signals, settings.grace, serving=announce)
-        logger.info("stopped after %.0f s", seconds)
-    finally:
-        flush_logs()
-    return {"address": server.address, "seconds": round(seconds, 3)}
+        def end() -> None:
+            if page is not None:
+                page.stop()
+
+        try:
+            seconds = live(server, signals, settings.grace, serving=announce, stopping=end)
+            logger.info("stopped after %.0f s", seconds)
+        finally:
+            flush_logs()
+    told = {} if page is None else {"page": page.address}
+    return {"address": server.address, **told, "seconds": round(seconds, 3)}
 
 
 def render(result: dict[str, Any]) -> str:
     """Say in one line what was served."""
     return f"served {result['address']} for {result['seconds']:.0f} s"
+
+
+def _say(text: str, address: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+    logger.info("%s", text, extra={"address": address})
+
+
+def _page(settings: Settings) -> "AbstractContextManager[Page | None]":
+    """Take the port of the page, if it is to be served."""
+    if settings.web_port is None:
+        return nullcontext()
+    try:
+        from serving.web.app import Page
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        told = f"--web-port needs the package {error.name!r}, which is not installed"
+        raise BadSetting(f"{told}: pip install 'crossbatch[web]'.") from error
+    return Page(settings)
 
 
 def _check_folder(folder: Path) -> None:

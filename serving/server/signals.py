@@ -66,9 +66,16 @@ class Signals:
 
 
 def live(
-    server: "Server | Supervisor", signals: Signals, grace: float, *, serving: Callable[[], None]
+    server: "Server | Supervisor",
+    signals: Signals,
+    grace: float,
+    *,
+    serving: Callable[[], None],
+    stopping: Callable[[], None] = lambda: None,
 ) -> float:
     """Serve until told to stop, then give running calls `grace` seconds; return how many seconds it served.
+
+    `serving` is called when it serves, and `stopping` before it stops.
 
     Only in the main thread.
     """
@@ -85,6 +92,7 @@ def live(
     while signals.wait() == "reload":
         in_daemon(lambda: reload_safely(server))
     logger.info("draining for up to %g s", grace)
+    stopping()
     server.stop(grace)
     if server.is_loading:
         atexit.register(_end_well)

@@ -8,8 +8,11 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from google.protobuf import json_format, message_factory
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
@@ -18,6 +21,8 @@ from protos import gallery_service_pb2, model_service_pb2, retrieval_service_pb2
 from serving.client import Client, Item
 from serving.gallery.directory import GalleryDirectory
 from serving.rpc.limits import MAX_MESSAGE_BYTES
+from serving.settings import Settings
+from serving.web.app import Page
 from tests.pictures import encoded, picture
 from tests.serving.rpc_fakes import FakeEncoder, serving
 
@@ -128,27 +133,41 @@ def test_the_asynchronous_service_answers(tmp_path: Path) -> None:
     assert (status, "try again" in told) == (503, True)
 
 
-def test_the_commands_of_the_page_on_json_do_what_it_says(tmp_path: Path) -> None:
-    descriptor = tmp_path / "crossbatch.binpb"
+@contextmanager
+def translated(by: str, folder: Path, server: str) -> Iterator[str]:
+    """JSON over HTTP before a server, by itself or by Envoy; gives the address."""
+    if by == "crossbatch":
+        with Page(Settings.model_validate({"model": ["m"], "galleries": "g", "web_port": 0})) as page:
+            page.start(server)
+            yield page.address.removeprefix("http://").rstrip("/")
+        return
+    descriptor = folder / "crossbatch.binpb"
     line = [str(EXAMPLES.parent / "scripts" / "protos"), "--descriptor", str(descriptor)]
     subprocess.run(line, check=True, env=os.environ | {"PYTHON": sys.executable})
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = (EXAMPLES / "envoy-json.yaml").read_text().replace("8080", address.partition(":")[2])
+    (folder / "envoy.yaml").write_text(config.replace("50051", server.partition(":")[2]))
+    words = ["envoy.yaml", "--disable-hot-restart", "--log-level", "error", "--concurrency", "1"]
+    with subprocess.Popen([Path(sys.executable).with_name("envoy"), "-c", *words], cwd=folder) as envoy:
+        yield address
+        envoy.terminate()
+
+
+@pytest.mark.parametrize("by", ["crossbatch", "envoy"])
+def test_the_commands_of_the_page_on_json_do_what_it_says(tmp_path: Path, by: str) -> None:
     (tmp_path / "photo.jpg").write_bytes(encoded(picture(1), "JPEG"))
     page = (EXAMPLES.parent / "docs" / "http.md").read_text()
-    _, commands = re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)
+    _, commands, _ = re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)
     commands += "curl localhost:8080/v1/galleries/boots\n"
-    commands = commands.replace("localhost:8080", address).replace(
-        "curl ", "curl -s --retry-connrefused --retry 20 --retry-delay 1 --retry-max-time 15 "
-    )
-    with serving(FakeEncoder(), GalleryDirectory(tmp_path / "g")) as running:
-        config = (EXAMPLES / "envoy-json.yaml").read_text()
-        config = config.replace("8080", address.partition(":")[2])
-        (tmp_path / "envoy.yaml").write_text(config.replace("50051", running.address.partition(":")[2]))
-        words = ["envoy.yaml", "--disable-hot-restart", "--log-level", "error", "--concurrency", "1"]
-        with subprocess.Popen([Path(sys.executable).with_name("envoy"), "-c", *words], cwd=tmp_path) as envoy:
-            done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, capture_output=True, text=True)
-            envoy.terminate()
+    with (
+        serving(FakeEncoder(), GalleryDirectory(tmp_path / "g")) as running,
+        translated(by, tmp_path, running.address) as address,
+    ):
+        commands = commands.replace("localhost:8080", address).replace(
+            "curl ", "curl -s --retry-connrefused --retry 20 --retry-delay 1 --retry-max-time 15 "
+        )
+        done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, capture_output=True, text=True)
     told = json.loads("[" + done.stdout.replace("}{", "},{") + "]")
     created, stored, found, updated, counted, having, values, fields, *told = told
     others, item, listed, dropped, failed = told

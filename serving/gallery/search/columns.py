@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 KINDS = ("", "boolean", "number", "string")
 """The kinds of value, as a field's entries are sorted; the first stands for what is only there, an object."""
 
-_STRING = 3
+_NUMBER, _STRING = 2, 3
 _MASKS = 32  # kept at most
 _SEARCHED = 200  # to look a string up in a mapped table costs as much as to read so many of it
 
@@ -105,6 +105,7 @@ class Columns:
     label_codes: NDArray[np.int32]  # (n,): where each item's label stands in `texts`; -1: it is empty
     _masks: dict[str, Mask] = field(default_factory=dict)
     _places: dict[TextTable, NDArray[np.float64]] = field(default_factory=dict)
+    _numbers: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label_codes)
@@ -173,6 +174,17 @@ class Columns:
         if table not in self._places:
             self._places[table] = table.places(self.texts)
         return self._places[table]
+
+    def numbers(self, name: str) -> NDArray[np.float32]:
+        """Return the number that each item has in a field, (n,), NaN where it has none; it is kept."""
+        found = self._numbers.get(name)
+        if found is None:
+            group = self.group(name, _NUMBER, _NUMBER + 1)
+            found = np.full(len(self), np.nan, np.float32)
+            with np.errstate(over="ignore"):
+                found[self.positions[group]] = self.values[group]
+            self._numbers[name] = found
+        return found
 
     def _entries(self) -> "_Entries":
         groups = np.repeat(self.groups, np.diff(self.bounds))

@@ -138,6 +138,10 @@ class Snapshot:
         if filter is not None and not self.dead.all():
             check_kinds(filter, self.kinds_of)
 
+    def numbers(self, field: str) -> NDArray[np.float32]:
+        """Return the number that each item held has in a field, (n + f,); NaN where it has none."""
+        return np.concatenate([part.numbers(field) for part in self._columns()])
+
     def count(self, filter: Filter | None) -> int:
         """Return how many items fulfil a filter; all of them with none."""
         return sum(int(np.count_nonzero(mask)) for mask in self._passing(filter))

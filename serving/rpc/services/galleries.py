@@ -19,6 +19,7 @@ from serving.observability.call import Call
 from serving.rpc.admission import Admission
 from serving.rpc.limits import MAX_DELETED_KEYS, MAX_INPUTS, MAX_PREFIX
 from serving.rpc.services import convert, items
+from serving.rpc.services.tiles import tile_reply
 from serving.rpc.status import refusal, to_status
 
 __all__ = ["GalleryCalls"]
@@ -239,6 +240,11 @@ class GalleryCalls(gallery_service_pb2_grpc.GalleryServiceServicer):
 
         self._admission.admit(call)
         return self._galleries.using(request.gallery, count, call)
+
+    def GetMapTile(self, request: pb.GetMapTileRequest, call: Call) -> pb.GetMapTileResponse:  # noqa: N802
+        """Show the points of a square of the gallery's map."""
+        self._admission.admit(call)
+        return self._galleries.using(request.gallery, lambda gallery, _: tile_reply(gallery, request), call)
 
     def _described(self, name: str) -> pb.Gallery:
         """Describe a gallery, also one that is damaged or of a model that is not served."""

@@ -1,0 +1,52 @@
+// What is looked at: all of it in the address, #/VIEW?gallery=..&key=.., so that links and the back button work.
+// Photos alone cannot be in an address: they are kept here until the page is closed, and the address has a number.
+
+const watchers = new Set();
+const photos = new Map();
+let shown = null;
+
+/** Read the address: {view, ...strings}. */
+export function read() {
+  const [, view, query] = /^#\/([a-z]*)\??(.*)$/.exec(location.hash) ?? [null, "", ""];
+  return { ...Object.fromEntries(new URLSearchParams(query)), view: view || "search" };
+}
+
+/** The address of what is looked at with some of it changed; null takes a field away. */
+export function href(patch) {
+  const { view, ...fields } = { ...read(), ...patch };
+  const kept = Object.entries(fields).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const query = new URLSearchParams(kept).toString();
+  return `#/${view}${query && `?${query}`}`;
+}
+
+/** Change some fields, as a new step of the history or in place of this one; nothing happens where all is the same. */
+export function write(patch, { replace = false } = {}) {
+  const address = href(patch);
+  if (address === location.hash) return;
+  history[replace ? "replaceState" : "pushState"](null, "", address);
+  notify();
+}
+
+/** Call `watcher` with what is looked at, whenever that changes; gives a function that ends it. */
+export function subscribe(watcher) {
+  watchers.add(watcher);
+  return () => watchers.delete(watcher);
+}
+
+function notify() {
+  if (shown === location.hash) return;
+  shown = location.hash;
+  for (const watcher of watchers) watcher(read());
+}
+
+addEventListener("popstate", notify);
+addEventListener("hashchange", notify);
+
+/** Keep a photo; gives the number by which the field `photo` names it. */
+export function keepPhoto(blob) {
+  photos.set(String(photos.size + 1), blob);
+  return String(photos.size);
+}
+
+/** A kept photo; undefined where the address came from elsewhere, or the page was loaded anew. */
+export const keptPhoto = (number) => photos.get(number);
