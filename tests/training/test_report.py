@@ -20,6 +20,7 @@ import crossbatch
 from serving.catalog.catalog import Row
 from serving.catalog.picture import File
 from serving.errors import BadData, BadSetting
+from serving.look import COLOURS, PROTOTYPES
 from tests.training.small import TINY, Train, draw_folder, read_table
 from training.evaluation import evaluate
 from training.loop.run import METRICS, read_record, write_record
@@ -151,7 +152,8 @@ def test_names_are_text_whatever_they_are(page: Element, trained: Path) -> None:
     assert str(trained) in text(_section(page, "about"))
     maps = list(_section(page, "maps").iter("img"))
     assert len(maps) == 8  # of every query
-    assert all("under its map: prototypes " in image.attrib["alt"] for image in maps)
+    assert all("under its map of prototypes" in image.attrib["alt"] for image in maps)
+    assert all("prototypes " in text(figure) for figure in _section(page, "maps").iter("figure"))
 
 
 def test_figures_are_those_of_evaluate(
@@ -289,10 +291,14 @@ def test_histograms_name_the_strongest() -> None:
     found = figures.tabulate_histograms(_findings(histograms, np.array([0, 1]), ["a", EVIL]))
     assert (found["count"], found["used"], found["largest"], found["classes"]) == (4, 2, 1, 2)
     assert [line["name"] for line in found["lines"]] == ["a", EVIL]
-    assert found["lines"][0]["strongest"] == "0 (50\xa0%), 1 (25\xa0%), 2 (25\xa0%)"
-    colours = pixels_of(found["lines"][0]["strip"])[0].sum(axis=1)  # the brighter, the larger
-    assert colours[0] > colours[1] == colours[2] > colours[3]
-    assert pixels_of(found["lines"][0]["strip"]).shape == (1, 4, 3)  # a pixel a prototype
+    assert found["lines"][0]["strongest"] == [
+        (PROTOTYPES[0], "0 (50\xa0%)"), (PROTOTYPES[1], "1 (25\xa0%)"), (PROTOTYPES[2], "2 (25\xa0%)")
+    ]  # fmt: skip
+    drawn = np.asarray(Image.open(io.BytesIO(b64decode(found["lines"][0]["bars"].partition(",")[2]))))
+    assert drawn.shape == (24, 4, 4)  # a bar a prototype, as high as its share of the largest one
+    assert (drawn[..., 3] == 255).sum(axis=0).tolist() == [12, 6, 6, 0]
+    assert (drawn[-1, :3, 3] == 255).all()  # from below
+    assert [f"#{bytes(each).hex()}" for each in drawn[-1, :, :3].tolist()] == list(PROTOTYPES[:4])
 
     names = [f"c{i:03}" for i in range(100)]
     lines = figures.tabulate_histograms(_findings(np.full((100, 4), 0.25), np.arange(100), names))["lines"]
@@ -304,8 +310,8 @@ def test_a_chart_of_little_in_both_themes() -> None:
     found = figures.line_chart(series, unit=EVIL)
     for theme in ("light", "dark"):
         drawn = b64decode(found[theme].partition(",")[2]).decode()
-        assert figures.COLOURS[theme]["paper"] in drawn
-        assert figures.COLOURS[theme]["s0"] in drawn
+        assert COLOURS[theme]["paper"] in drawn
+        assert COLOURS[theme]["s0"] in drawn
     assert found == figures.line_chart(series, unit=EVIL)  # the same bytes each time
 
 
@@ -315,8 +321,8 @@ def test_a_scatter_marks_its_classes() -> None:
     for theme in ("light", "dark"):
         shown = np.unique(pixels_of(found[theme]).reshape(-1, 3), axis=0).tolist()
         colours = {f"#{bytes(each).hex()}" for each in shown}
-        assert {figures.COLOURS[theme][name] for name in ("paper", "s0", "s1")} <= colours
-        assert figures.COLOURS[theme]["s2"] not in colours
+        assert {COLOURS[theme][name] for name in ("paper", "s0", "s1")} <= colours
+        assert COLOURS[theme]["s2"] not in colours
     figures.scatter(np.zeros((2, 2)), ["a", "a"], [], axes=("u", "v"))
     assert len(figures.MARKS) == 8
 
@@ -328,9 +334,10 @@ def test_a_map_covers_the_image() -> None:
     assert shown.shape == (90, 184, 3)
     assert (shown[:, :85] > 240).all()
     colours = figures.map_colours(found)
-    assert len(np.unique(colours.reshape(-1, 3), axis=0)) == 3
+    assert f"#{bytes(colours[0, 2].tolist()).hex()}" == PROTOTYPES[7]
+    assert bytes(figures.map_colours(np.array(5 + 128)).tolist()) == bytes(colours[0, 0].tolist())
     for (y, x), _ in np.ndenumerate(found):  # beside the number, which stands in the middle of the place
-        expected = 0.45 * 255 + 0.55 * colours[y, x].astype(float)
+        expected = 0.3 * 255 + 0.7 * colours[y, x].astype(float)
         corner = shown[y * 45 + 4 : y * 45 + 10, 94 + x * 30 + 4 : 94 + x * 30 + 10].mean(axis=(0, 1))
         np.testing.assert_allclose(corner, expected, atol=12)
 

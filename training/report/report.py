@@ -1,6 +1,5 @@
 """`crossbatch report`: one self-contained HTML page that shows a run and what it finds."""
 
-import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.catalog.catalog import Format, Row
 from serving.errors import BadSetting
+from serving.look import POLICY, printable, stylesheet
 from training.data.partition import Table, labelled, read_own
 from training.data.pictures import tell_unreadable
 from training.data.sampler import draw_sample
@@ -46,7 +46,6 @@ _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("Learning rate", "rate of the first group", {"learning_rate": "learning rate"}),
 )  # fmt: skip
 """Which columns of metrics.csv share a frame, its title and unit, and what they are called."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 class Settings(BaseModel):
@@ -258,9 +257,8 @@ def _maps(loaded: Run, rows: Sequence[Row]) -> list[dict[str, Any]]:
     made = []
     for row, found in zip(mapped, assignments, strict=True):
         told, rest = figures.strongest(np.bincount(found.flatten()) / found.size, 4)
-        summary = f"prototypes {told}{f' and {rest} more' if rest else ''}"
         uri = figures.map_picture(pixels[row.key], found)
-        made.append({"label": row.label, "key": row.key, "uri": uri, "summary": summary})
+        made.append({"label": row.label, "key": row.key, "uri": uri, "strongest": told, "rest": rest})
     return made
 
 
@@ -274,20 +272,18 @@ def _describe_settings(recipe: Recipe) -> dict[str, list[tuple[str, object, str 
 
 
 def _fill(**shown: Any) -> bytes:
-    """Fill the template; all text is escaped, and a byte of a path that is not UTF-8 is written as hex."""
+    """Fill the template; all text is printable and escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # a control character is not allowed in HTML, not even escaped
-        finalize=lambda value: _CONTROL.sub("\ufffd", value) if type(value) is str else value,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters |= {"clip": figures.clip, "percent": figures.percent, "told": _told}
-    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    text = environment.get_template("page.html").render(shown, colours=figures.COLOURS, style=style)
-    return text.encode("utf-8", "backslashreplace")
+    style = stylesheet() + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    return environment.get_template("page.html").render(shown, policy=POLICY, style=style).encode("utf-8")
 
 
 def _told(value: object) -> str:
