@@ -17,10 +17,10 @@ BUDGETS = {
     "serving/engine": 900,
     "serving/observability": 720,
     "serving/server": 700,
-    "serving": 910,
+    "serving": 1_080,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 23_480, 146, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 23_650, 146, 400
 
 
 def files(room: str) -> Iterator[Path]:
