@@ -218,40 +218,40 @@ def _open_run(path: Path) -> _Subject:
     from training.loop.processes import keep_freed_memory
     from training.loop.run import load_run
     from training.network import embedder as network
+    from training.network.start import open_start
 
     keep_freed_memory()
     run = load_run(path)
     recipe = run.recipe
-    shared = recipe.caches_features  # the backbone has rested: its maps are the untrained ones
+    shared = recipe.caches_features
     describe = network.describer_function if recipe.learns_prototypes else network.embedder_function
     trained, decode = describe(run.embedder, mapped=shared), viewing_decoder(recipe)
     histogram = len(run.embedder.codebook) if recipe.learns_prototypes else 0
     subject = _Subject(decode, trained, recipe.split, histogram=histogram, epoch=run.epoch)
-    try:  # where maps are shared, any weights do
-        start = network.build_embedder(recipe.model_copy(update={"weights": "none"}) if shared else recipe)
+    try:
+        start = open_start(run.embedder, recipe)
     except CrossbatchError as error:
         return replace(subject, lacking=str(error))
-    pooled = network.pooled_function(start, mapped=shared)
-    rest = network.array_function(run.embedder, "cpu", False, run.embedder.backbone)
-    maps = rest if shared else lambda pixels: pixels
 
     def embed(pixels: NDArray[Any]) -> NDArray[np.float32]:
-        images = maps(pixels)
-        return np.concatenate((trained(images), pooled(images)), axis=1)
+        images = start.maps(pixels)
+        return np.concatenate((trained(images), start.pooled(images)), axis=1)
 
     def features_of(rows: Sequence[Row], wanted: bool) -> _Featured | None:
         views = recipe.views
         cached = find_features(rows, run.embedder, recipe, views=views, folder=None) if shared else None
         if cached is not None:
-            return cached.rows, embed_pictures(pooled, cached, label="Training images")
+            return cached.rows, embed_pictures(start.pooled, cached, label="Training images")
         if not wanted:
             return None
         stream = Stream(rows, decode)
-        found = embed_pictures(lambda pixels: pooled(maps(pixels)), stream, label="Training images")
+        found = embed_pictures(
+            lambda pixels: start.pooled(start.maps(pixels)), stream, label="Training images"
+        )
         return stream.rows, found
 
     known = None if recipe.weights == "none" else features_of
-    return replace(subject, embed=embed, features=start.backbone.channels, features_of=known)
+    return replace(subject, embed=embed, features=start.channels, features_of=known)
 
 
 def _choose(settings: Settings, rows: Sequence[Row], rule: SplitRule) -> dict[str, Any]:

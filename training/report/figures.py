@@ -44,13 +44,18 @@ _MARKED = 30
 
 
 def tabulate_figures(
-    record: Mapping[str, Any], history: History, measured: Mapping[str, Any], *, title: str
+    record: Mapping[str, Any],
+    history: History,
+    measured: Mapping[str, Any],
+    untrained: Mapping[str, Any] | None,
+    *,
+    title: str,
 ) -> dict[str, dict[str, str]]:
-    """Tabulate what was measured now (`title`), what the run's record notes, and the start of training.
+    """Tabulate what was measured now (`title`), the run's record, and the start of training.
 
     Gives cells by column, by row; only columns of which any row holds a number.
     """
-    found = {title: measured}
+    found = {title: measured} | ({f"{title}: the untrained backbone": untrained} if untrained else {})
     for name, noted in record["metrics"].items():
         if isinstance(noted, dict):  # and not the number of the epoch
             told = f"{SPLITS.get(name, clip(name))}, as noted in the run"
