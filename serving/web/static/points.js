@@ -16,7 +16,7 @@ export function painter(canvas) {
   return gl ? webgl(canvas, gl) : plain(canvas, canvas.getContext("2d"));
 }
 
-const pointSize = (side) => Math.max(3, Math.min(9, 2 + Math.log2(side / 400))) * devicePixelRatio;
+const pointSize = (side) => Math.max(2.5, Math.min(8, 1.5 + Math.log2(side / 400))) * devicePixelRatio;
 
 function webgl(canvas, gl) {
   const program = gl.createProgram(), at = (name) => gl.getUniformLocation(program, name);

@@ -130,8 +130,8 @@ def test_marks_are_kept_by_gallery_and_taken_back(page: Page) -> None:
     assert run(page, "marks", "m.marks('shoes')") == [["a", "b", 0], ["a", "__proto__", 1]]
     assert run(page, "marks", "m.marks('hats')") == []
     assert run(page, "marks", "[m.undo(), m.undo(), m.marks('shoes')]") == [
-        True,
-        True,
+        "shoes",
+        "shoes",
         [["a", "c", 0], ["a", "b", 0]],
     ]
 
