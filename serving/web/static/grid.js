@@ -61,7 +61,7 @@ function details({ metadata, uri }) {
   if (!fields.length) return null;
   const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
   return h("details", {},
-    h("summary", {}, fields.filter(([name]) => name !== "uri").map(([, value]) => text(value)).filter(Boolean).join(" · ") || "details"),
+    h("summary", {}, fields.filter(([name]) => !["uri", "map_x", "map_y"].includes(name)).map(([, value]) => text(value)).filter(Boolean).join(" · ") || "details"),
     h("dl", {}, fields.map(([name, value]) => [h("dt", {}, name), h("dd", {},
       /^https?:\/\//i.test(value) ? h("a", { href: value, rel: "noreferrer noopener", target: "_blank" }, value) : text(value))])));
 }
