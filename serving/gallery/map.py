@@ -180,7 +180,7 @@ def _written(
 
 
 def _is_still(metadata: Mapping[str, Any], place: Sequence[float]) -> bool:
-    held = [metadata.get(name) for name in (MAP_X, MAP_Y)]
+    held: list[Any] = [metadata.get(name) for name in (MAP_X, MAP_Y)]
     pairs = zip(held, place, strict=True)
     return all(type(old) in (int, float) and abs(old - new) <= _STILL for old, new in pairs)
 

@@ -162,7 +162,7 @@ class Columns:
         """Return the number that each item has in a field, (n,), NaN where it has none; it is kept."""
         found = self._numbers.get(name)
         if found is None:
-            group = self._group(name, _NUMBER, _NUMBER + 1)
+            group = self.group(name, _NUMBER, _NUMBER + 1)
             found = np.full(len(self), np.nan, np.float32)
             with np.errstate(over="ignore"):
                 found[self.positions[group]] = self.values[group]

@@ -140,7 +140,7 @@ class Snapshot:
 
     def numbers(self, field: str) -> NDArray[np.float32]:
         """Return the number that each item held has in a field, (n + f,); NaN where it has none."""
-        return np.concatenate([part.numbers(field) for part in self._columns()])
+        return np.concatenate([part.numbers(field) for part, _ in self.columns()])
 
     def count(self, filter: Filter | None) -> int:
         """Return how many items fulfil a filter; all of them with none."""

@@ -51,12 +51,14 @@ def map_tile(snapshot: Snapshot, reader: Reader, zoom: int, column: int, row: in
     points = np.stack([x[found[first]], y[found[first]]], axis=1)
     rows = snapshot.rows.find(set(shown.tolist()), reader)
     texts = [rows[seq] for seq in shown.tolist()]
-    values, value_of = np.empty(0, np.str_), np.empty(0, np.uint16)
+    values, value_of = list[str](), np.empty(0, np.int64)
     if field and texts:
         held = [_text(label if field == LABEL else metadata.get(field)) for _, label, _, metadata in texts]
-        values, value_of = np.unique(held, return_inverse=True)
+        values = sorted({*held})
+        numbers = {value: number for number, value in enumerate(values)}
+        value_of = np.array([numbers[value] for value in held])
     keys = [key for key, *_ in texts]
-    return Tile(points, keys, values.tolist(), value_of.astype(np.uint16), len(found))
+    return Tile(points, keys, values, value_of.astype(np.uint16), len(found))
 
 
 def _within(numbers: NDArray[np.float32], zoom: int, place: int) -> NDArray[np.bool_]:

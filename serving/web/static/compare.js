@@ -86,7 +86,7 @@ async function measure({ gallery, other, list }, k, signal) {
     const both = [lefts[at], rights[at]], lists = both.map(keysOf), error = both.map((each) => each.error?.message).find(Boolean);
     return { ...query, name: query.key ?? keptPhoto(query.photo).name, error, figures: error ? [] : [overlap(...lists), rankBiasedOverlap(...lists)] };
   }).sort((a, b) => (a.figures[1] ?? 2) - (b.figures[1] ?? 2));
-  const names = [`overlap@${k}`, "rank-biased overlap"], line = ({ name, key = null, photo = null, error, figures }) => h("tr", {}, h("th", { scope: "row" }, h("a", { href: href({ key, photo }) }, name)),
+  const names = [`overlap@${k}`, "rank-biased overlap"], line = ({ name, key = null, photo = null, error, figures }) => h("tr", {}, h("th", { scope: "row" }, h("a", { href: href({ key, photo }), on: { click: () => scrollTo(0, 0) } }, name)),
     error ? h("td", { colspan: 2 }, error) : figures.map((each) => h("td", {}, digits(each))));
   return [h("table", { id: "compare-table" }, h("caption", {}, `${rows.length} queries; those on which ${gallery} and ${other} differ most come first`),
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "query"), names.map((name, at) => h("th", { scope: "col" }, h("abbr", { title: MEANING[at] }, name))))), h("tbody", {}, rows.map(line))),

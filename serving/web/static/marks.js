@@ -93,7 +93,7 @@ function show(told = null) {
     h("caption", {}, `${count(all.length)} marks of ${count(queries.size)} queries in ${shown}, kept in this browser only`),
     h("thead", {}, h("tr", {}, ["Query", "Right", "Wrong", "Results"].map((each) => h("th", { scope: "col" }, each)))),
     h("tbody", {}, [...queries].map((each) => line(...each))));
-  root.replaceChildren(bar, h("p", { class: "soft" }, told, " ", formulas), all.length ? table : notice("No marks yet", [
+  root.replaceChildren(h("h1", { class: "visually-hidden" }, "Marks"), bar, h("p", { class: "soft" }, told, " ", formulas), all.length ? table : notice("No marks yet", [
     "Search, move to a result with the arrows, and press r (right), w (wrong) or u (none).",
     "What you export is an evaluation set: `crossbatch evaluate --marks FILE` measures a model by it."]));
   announce(told ?? "");

@@ -16,7 +16,11 @@ export function painter(canvas) {
   return gl ? webgl(canvas, gl) : plain(canvas, canvas.getContext("2d"));
 }
 
-const pointSize = (side) => Math.max(3, Math.min(9, 2 + Math.log2(side / 400))) * devicePixelRatio;
+/** As wide as lets the points cover a part of the canvas, within 2.5 to 8 CSS pixels. */
+function pointSize(canvas, tiles) {
+  const number = tiles.reduce((sum, { keys }) => sum + keys.length, 1), wide = Math.sqrt((0.06 * canvas.width * canvas.height) / number);
+  return Math.max(2.5 * devicePixelRatio, Math.min(8 * devicePixelRatio, wide));
+}
 
 function webgl(canvas, gl) {
   const program = gl.createProgram(), at = (name) => gl.getUniformLocation(program, name);
@@ -39,7 +43,7 @@ function webgl(canvas, gl) {
       gl.clear(gl.COLOR_BUFFER_BIT);
       gl.uniform2f(at("scale"), across, -down);
       gl.uniform2f(at("shift"), -x * across, y * down);
-      gl.uniform1f(at("size"), pointSize(side));
+      gl.uniform1f(at("size"), pointSize(canvas, tiles));
       gl.uniform1f(at("only"), only);
       gl.uniform3fv(at("palette"), colours.flatMap((each) => [1, 3, 5].map((from) => parseInt(each.slice(from, from + 2), 16) / 255)));
       for (const tile of tiles) {
@@ -57,7 +61,7 @@ function webgl(canvas, gl) {
 function plain(canvas, pen) {
   return {
     draw(tiles, { x, y, side }, colours, only) {
-      const size = pointSize(side), [left, top] = [canvas.width / 2 - x * side - size / 2, canvas.height / 2 - y * side - size / 2];
+      const size = pointSize(canvas, tiles), [left, top] = [canvas.width / 2 - x * side - size / 2, canvas.height / 2 - y * side - size / 2];
       pen.clearRect(0, 0, canvas.width, canvas.height);
       for (const { points } of tiles) {
         for (let at = 0; at < points.length; at += 3) {

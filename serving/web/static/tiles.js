@@ -1,7 +1,7 @@
 // The tiles of a map: asked for as they come into sight, and the ones used last are kept.
 import { bytes, call, floats, galleryPath } from "./api.js";
 
-const KEPT = 40, AT_ONCE = 6, FINEST = 4; // tiles; calls under way; a tile is at least the longer side of the canvas / this
+const KEPT = 40, AT_ONCE = 6, FINEST = 3; // tiles; calls under way; a tile is at least the longer side of the canvas / this
 
 /** -> find(view), the tiles to draw, and clear(). `slots` is which colour a value of `field` has, the rest 8; `changed()`
  * is called when there are more tiles, `fail(error)` when one does not come, `free(tile)` when one is let go.
