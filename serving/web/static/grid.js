@@ -58,7 +58,8 @@ function card(item, index, { onPick, pick, actions }) {
 function details({ metadata, uri }) {
   const fields = Object.entries(metadata ?? {}).sort(([one], [other]) => (one < other ? -1 : 1));
   const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
-  const brief = fields.filter(([name, value]) => !["map_x", "map_y"].includes(name) && value && typeof value !== "object").map(([name, value]) => (value === true ? name : typeof value === "number" ? `${name} ${value}` : value));
+  const told = fields.filter(([name, value]) => value && typeof value !== "object" && !/^map_[xy]$/.test(name));
+  const brief = told.map(([name, value]) => (value === true ? name : typeof value === "number" ? `${name} ${value}` : value));
   if (uri) fields.push(["uri", uri]);
   if (!fields.length) return null;
   return h("details", {},
