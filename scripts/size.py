@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {
-    "training": 7_510,
+    "training": 7_600,
     "serving/catalog": 1_670,
     "serving/model": 860,
     "serving/gallery": 5_730,
@@ -20,7 +20,7 @@ BUDGETS = {
     "serving": 840,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 23_410, 146, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 23_500, 146, 400
 
 
 def files(room: str) -> Iterator[Path]:
