@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {
-    "training": 7_910,
+    "training": 8_000,
     "serving/catalog": 1_670,
     "serving/model": 860,
     "serving/gallery": 6_460,
@@ -17,11 +17,11 @@ BUDGETS = {
     "serving/engine": 900,
     "serving/observability": 720,
     "serving/server": 740,
-    "serving/web": 2_790,
+    "serving/web": 2_800,
     "serving": 1_090,
 }
 """Most lines of a room; that of `serving` is for the files that lie in it alone."""
-MOST_LINES, MOST_FILES, MOST_A_FILE = 28_000, 188, 400
+MOST_LINES, MOST_FILES, MOST_A_FILE = 28_150, 188, 400
 
 
 def files(room: str) -> Iterator[Path]:
