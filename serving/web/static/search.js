@@ -2,7 +2,7 @@
 import { base64, base64Of, bytes, call, floats, galleryPath, item, picture, ApiError } from "./api.js";
 import { codePanel } from "./code.js";
 import { cropper, cut, isRegion, load, WHOLE } from "./crop.js";
-import { announce, button, count, digits, h, notice, problem, toast } from "./dom.js";
+import { announce, button, coded, count, h, notice, problem, toast } from "./dom.js";
 import { explain } from "./explain.js";
 import { conditions, filterForm, message, short } from "./filters.js";
 import { grid } from "./grid.js";
@@ -176,7 +176,7 @@ async function start({ gallery }, context, signal) {
   ui.code.update(null);
   const { items = [] } = await call("POST", galleryPath(gallery, "/items:sample"), { size: K, with_thumbnails: true }, { signal });
   ui.head.replaceChildren(h("h2", {}, items.length ? "Search by picture" : "This gallery is empty"),
-    h("p", { class: "soft" }, items.length ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.` : "Fill it with `crossbatch index`, or by the client's `upsert`."));
+    h("p", { class: "soft" }, coded(items.length ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.` : "Fill it with `crossbatch index`, or by the client's `upsert`.")));
   ui.results.replaceChildren(cards(items, context));
   hide();
 }
