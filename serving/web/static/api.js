@@ -31,7 +31,7 @@ export async function call(method, path, body, { signal } = {}) {
     }
     if (reply.ok) return told;
     const error = new ApiError(reply.status, told?.message ?? `The server answered with status ${reply.status}.`, told?.details);
-    if (error.status === 401 && (await askForKey(error.message, key))) continue;
+    if (error.status === 401 && (await askForKey(key))) continue;
     if (error.status !== 429 || tried >= PATIENCE) throw error;
     await new Promise((resolve) => setTimeout(resolve, error.delay));
     signal?.throwIfAborted();
@@ -43,14 +43,14 @@ export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
 let asking = null; // the one dialog that all calls wait for
 
-function askForKey(message, refused) {
+function askForKey(refused) {
   if (sessionStorage.getItem(KEY) !== refused) return true; // another call has asked meanwhile
   asking ??= new Promise((resolve) => {
     const field = h("input", { type: "password", name: "key", autocomplete: "off", required: true, autofocus: true });
     const dialog = h("dialog", { id: "key-dialog", "aria-labelledby": "key-title" },
       h("form", { method: "dialog" },
         h("h2", { id: "key-title" }, "API key"),
-        h("p", { class: "soft" }, message),
+        h("p", {}, refused ? "The key is not valid here. Try another one." : "This server answers those who have a key."),
         h("label", {}, "Key", field),
         h("p", { class: "soft" }, "It is kept until this tab is closed, and sent to this server only."),
         h("div", { class: "buttons" },

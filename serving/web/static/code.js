@@ -1,6 +1,6 @@
 // The query that is shown, as code: for the Python client, curl and grpcurl.
 import { hasKey } from "./api.js";
-import { announce, button, h } from "./dom.js";
+import { announce, button, coded, h } from "./dom.js";
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`; // for a shell
 const fileOf = ({ name, crop }) => (crop ? `region of ${name}` : name);
@@ -40,7 +40,7 @@ function forShell({ parts, request }, command) {
 }
 
 const header = () => (hasKey() ? ' -H "authorization: Bearer $API_KEY"' : "");
-export const FORMS = {
+const FORMS = {
   Python: forPython,
   curl: (query) => forShell(query, `curl -sS ${quoted(`${location.origin}/v1/galleries/${query.gallery}:search`)} -H 'content-type: application/json'${header()} -d @-`),
   grpcurl: (query) => forShell({ ...query, request: { gallery: query.gallery, ...query.request } },
@@ -59,7 +59,7 @@ export function codePanel() {
     setTimeout(() => (copy.textContent = "Copy"), 1500);
   }, { id: "copy-code" });
   const element = h("details", { id: "code-panel", hidden: true }, h("summary", {}, "As code"), h("div", { class: "tabs" }, tabs, copy), text,
-    h("p", { class: "soft" }, "The address is that of gRPC: `--port` of the server, 50051 if it was not told otherwise."));
+    h("p", { class: "soft" }, coded("The address is that of gRPC: `--port` of the server, 50051 if it was not told otherwise.")));
 
   function show() {
     element.hidden = !query;

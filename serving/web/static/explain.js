@@ -40,7 +40,7 @@ export async function explain(pictures, model) {
   }
   if (missing) {
     return body.replaceChildren(notice("There is no picture to explain", [
-      `The gallery keeps no thumbnail of ${missing.title}. Index it anew with \`crossbatch index --thumbnails\`: that is decided when a gallery is made.`]));
+      `The gallery keeps no thumbnail of “${missing.title}”. Index it anew with \`crossbatch index --thumbnails\`: that is decided when a gallery is made.`]));
   }
   const ask = async () => {
     try {

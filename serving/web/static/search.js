@@ -2,7 +2,7 @@
 import { base64, base64Of, bytes, call, floats, galleryPath, item, picture, ApiError } from "./api.js";
 import { codePanel } from "./code.js";
 import { cropper, cut, isRegion, load, WHOLE } from "./crop.js";
-import { announce, button, count, digits, h, notice, problem, toast } from "./dom.js";
+import { announce, button, coded, count, h, notice, problem, toast } from "./dom.js";
 import { explain } from "./explain.js";
 import { conditions, filterForm, message, short } from "./filters.js";
 import { grid } from "./grid.js";
@@ -118,14 +118,14 @@ function mount(root) {
   const camera = TOUCH.matches ? button("Take a photo", open("camera-input")) : null;
   const fold = h("details", { class: "fold", open: matchMedia("(min-width: 60rem)").matches }, h("summary", {}, "Filter and options"),
     h("div", { class: "fields" }, h("label", {}, "Results", ui.k), h("label", {}, h("span", {}, "Least score: ", ui.leastTold), ui.least)),
-    ui.group, ui.other, h("h3", {}, "Filter"), ui.filter.element);
-  root.append(h("div", { class: "split" },
+    ui.group, ui.other, h("h2", {}, "Filter"), ui.filter.element);
+  root.append(h("h1", { class: "visually-hidden" }, "Search by picture"), h("div", { class: "split" },
     h("section", { class: "controls", "aria-label": "Query and filter" },
       h("div", { id: "drop-zone" }, ui.told,
-        h("div", { class: "buttons" }, button("Choose a picture", open("photo-input"), { class: "primary" }), camera, button("Add another", open("add-input"), { id: "add-button", title: "Search with several pictures as one query" })),
+        h("div", { class: "buttons" }, button("Choose a picture", open("photo-input"), { class: "primary" }), camera, button("Add one", open("add-input"), { id: "add-button", title: "Search with several pictures as one query" })),
         file("photo-input", false, {}), file("add-input", true, { multiple: true }), file("camera-input", false, { capture: "environment" })),
       ui.parts, ui.crop.element, fold),
-    h("section", { "aria-label": "Results" }, h("h1", { class: "visually-hidden" }, "Search by picture"), ui.head, ui.results, ui.code.element)));
+    h("section", { "aria-label": "Results" }, ui.head, ui.results, ui.code.element)));
 }
 
 function unmount() {
@@ -145,7 +145,8 @@ function update(state, context) {
   ui.told.textContent = parts.some((each) => each.photo)
     ? "Your photo stays in this tab: a link to this page cannot hold it." : TOUCH.matches ? "Take a photo, or choose a picture." : "Drop or paste a picture anywhere, or choose one.";
   const asks = JSON.stringify([parts, ...["gallery", "filter", "k", "least", "group", "other", "model"].map((name) => state[name])]);
-  if (asks === shown) return hide();
+  hide();
+  if (asks === shown) return;
   shown = asks;
   working?.abort();
   working = new AbortController();
@@ -155,14 +156,17 @@ function update(state, context) {
   (parts.length ? search(parts, state, context, signal) : start(state, context, signal)).catch((error) => {
     if (signal.aborted) return;
     ui.head.replaceChildren();
+    ui.code.update(null);
     ui.results.replaceChildren(error.reason === "PHOTO_GONE" ? gone() : refused(error, again));
   }).finally(() => signal.aborted || ui?.results.removeAttribute("aria-busy"));
 }
 
 const gone = () => notice("The photo is not here any more", ["A photo is kept in the tab it was put into, until that is closed or loaded anew. Drop it again to search with it."]);
 
+const plain = ({ message }) => message.replace(/^queries\[\d+\]\.\w+: /, ""); // there is one query, and it has no number for people
+
 const refused = (error, again) => (error.reason === "BAD_IMAGE"
-  ? notice("This picture cannot be read", [error.message, "Take a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file that a picture viewer opens."]) : problem(error, again));
+  ? notice("This picture cannot be read", [plain(error), "Open it in a viewer of pictures, and save it as one of these."]) : problem(Object.assign(error, { message: plain(error) }), again));
 
 /** Which of the models embeds for a gallery: its own, or one of lower precision made from that. */
 export const modelOf = ({ gallery, models }) => models.find((each) => each.fingerprint === gallery.model_fingerprint)
@@ -172,7 +176,7 @@ async function start({ gallery }, context, signal) {
   ui.code.update(null);
   const { items = [] } = await call("POST", galleryPath(gallery, "/items:sample"), { size: K, with_thumbnails: true }, { signal });
   ui.head.replaceChildren(h("h2", {}, items.length ? "Search by picture" : "This gallery is empty"),
-    h("p", { class: "soft" }, items.length ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.` : "Fill it with `crossbatch index`, or by the client's `upsert`."));
+    h("p", { class: "soft" }, coded(items.length ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.` : "Fill it with `crossbatch index`, or by the client's `upsert`.")));
   ui.results.replaceChildren(cards(items, context));
   hide();
 }
@@ -248,18 +252,19 @@ function timings(times = {}) {
 async function showParts(parts, context, signal) {
   const found = await Promise.all(parts.map((part) => lookUp(context.gallery, part).catch(() => null)));
   const single = parts.length === 1 && parts[0].weight === 1, spec = modelOf(context);
-  const image = single && found[0]?.src ? await load(found[0].src) : null;
+  const images = await Promise.all(found.map((each) => (each?.src ? load(each.src) : null)));
   if (signal.aborted || !ui) return;
-  ui.crop.show(spec ? image : null, parts[0]?.crop, spec && JSON.parse(spec.spec_json));
-  if (image) {
-    return ui.parts.replaceChildren(h("li", { class: "part alone" }, h("span", {}, found[0].name),
-      button("×", () => write(address([])), { id: "clear-query", title: "Search for something else", "aria-label": `Remove ${found[0].name}` })));
+  ui.crop.show(single && spec ? images[0] : null, parts[0]?.crop, spec && JSON.parse(spec.spec_json));
+  if (single) {
+    const name = found[0]?.name ?? parts[0].key ?? "photo";
+    return ui.parts.replaceChildren(h("li", { class: "part alone" }, h("span", {}, name),
+      button("×", () => write(address([])), { id: "clear-query", title: "Search for something else", "aria-label": `Remove ${name}` })));
   }
   ui.parts.replaceChildren(...parts.map((part, at) => {
     const change = (weight) => write(address(parts.map((each, index) => (index === at ? { ...each, weight } : each)).filter((each) => each.weight)));
-    const { src = null, name = part.key ?? "photo" } = found[at] ?? {}, sign = part.weight < 0 ? "−" : "+";
+    const { src, name = part.key ?? "photo" } = found[at] ?? {}, sign = part.weight < 0 ? "−" : "+";
     return h("li", { class: "part", dataset: { sign } },
-      h("div", { class: "picture", title: name }, src ? h("img", { src, alt: name }) : h("span", { class: "bare" }, name)),
+      h("div", { class: "picture", title: name }, images[at] ? h("img", { src, alt: name }) : h("span", { class: "bare" }, name)),
       h("div", {}, `${sign === "+" ? "like" : "not like"} ×${Math.abs(part.weight)}`),
       h("div", { class: "actions" },
         button("+", () => change(Math.min(5, part.weight + (part.weight === -1 ? 2 : 1))), { "aria-label": `More of ${name}` }),
