@@ -136,6 +136,6 @@ chooser.addEventListener("change", () => write({ gallery: chooser.value, key: nu
 size.addEventListener("input", () => resize(Number(size.value)));
 document.getElementById("keys-button").addEventListener("click", showKeys);
 document.getElementById("skip").addEventListener("click", () => main.focus());
-resize(Number(localStorage.getItem(SIZE)) || (matchMedia("(max-width: 30rem)").matches ? 112 : 168));
+resize(Number(localStorage.getItem(SIZE)) || (matchMedia("(max-width: 30rem)").matches ? 152 : 168));
 subscribe(show);
 show(read());

@@ -17,15 +17,15 @@ export function forPython({ gallery, parts, request, filter, address }) {
   const model = request.model ? `, model=${python(request.model)}` : "", place = python(gallery);
   const file = (part) => `[${python(fileOf(part))}]`, single = "image" in request.queries[0] || "key" in request.queries[0];
   const options = { exclude: request.exclude_keys, k: request.k, filter, minimum_score: request.minimum_score, group_by_label: request.group_by_label,
-    exclude_same: request.exclude_same };
-  const given = Object.entries(options).filter(([, value]) => value !== undefined && value.length !== 0).map(([name, value]) => `, ${name}=${python(value)}`).join("");
+    exclude_same: request.exclude_same, model: request.model || undefined };
+  const given = Object.entries(options).filter(([, value]) => value !== undefined && value.length !== 0).map(([name, value]) => `${name}=${python(value)}`);
   const [part] = parts, sent = single ? (request.queries[0].key === undefined ? `images=${file(part)}` : `keys=[${python(part.key)}]`) : "vectors=[mean / np.linalg.norm(mean)]";
-  const vectors = parts.map((each) => `${each.weight} * ${each.photo || each.crop ? `client.embed(${file(each)}${model})[0]` : `client.get(${place}, ${python(each.key)}).vector`}`);
+  const vectors = parts.map((each, index) => `${each.weight < 0 ? "- " : index ? "+ " : ""}${Math.abs(each.weight) === 1 ? "" : `${Math.abs(each.weight)} * `}${each.photo || each.crop ? `client.embed(${file(each)}${model})[0]` : `client.get(${place}, ${python(each.key)}).vector`}`);
   return [
     hasKey() ? "import os\n" : null, single ? null : "import numpy as np", "from serving.client import Client\n",
     `with Client(${python(address)}${hasKey() ? ', api_key=os.environ["API_KEY"]' : ""}) as client:`,
-    single ? null : `    mean = (\n        ${vectors.join("\n        + ")}\n    )`,
-    `    (hits,) = client.search(${place}, ${sent}${given}${model})`,
+    single ? null : `    mean = (\n        ${vectors.join("\n        ")}\n    )`,
+    `    (hits,) = client.search(\n        ${[place, sent, ...given].join(",\n        ")},\n    )`,
     "    for hit in hits:", '        print(f"{hit.score:.3f}  {hit.label}  {hit.key}")',
   ].filter((line) => line !== null).join("\n");
 }
@@ -40,7 +40,7 @@ function forShell({ parts, request }, command) {
 }
 
 const header = () => (hasKey() ? ' -H "authorization: Bearer $API_KEY"' : "");
-const FORMS = {
+export const FORMS = {
   Python: forPython,
   curl: (query) => forShell(query, `curl -sS ${quoted(`${location.origin}/v1/galleries/${query.gallery}:search`)} -H 'content-type: application/json'${header()} -d @-`),
   grpcurl: (query) => forShell({ ...query, request: { gallery: query.gallery, ...query.request } },

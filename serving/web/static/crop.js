@@ -1,7 +1,7 @@
 // The picture of the query: what the model sees of it, and a region drawn on it to search with.
 import { button, h } from "./dom.js";
 
-const SIDE = 640; // most pixels of a side of the canvas
+const SIDE = 640; // pixels of the longer side of the canvas
 const LEAST = 0.04; // least side of a region, as a share of the picture's; less is a click
 export const WHOLE = [0, 0, 1, 1];
 
@@ -47,8 +47,8 @@ export function cropper({ onCrop }) {
     on: { pointerdown: begin, pointermove: drag, pointerup: end, pointercancel: () => { from = null; draw(); }, keydown: press } });
   const seen = h("canvas", { id: "seen-canvas", role: "img", "aria-label": "The query as the model sees it" });
   const whole = button("Whole picture", () => onCrop(null), { id: "crop-whole" });
-  const told = h("span", { class: "soft" });
-  const element = h("div", { class: "crop" }, canvas, h("div", { class: "seen" }, seen, h("div", {}, told, whole)));
+  const told = h("p", { class: "soft" });
+  const element = h("div", { class: "crop", hidden: true }, canvas, h("div", { class: "seen" }, seen, h("div", {}, told, whole)));
 
   function draw() {
     if (!image) return;
@@ -112,7 +112,7 @@ export function cropper({ onCrop }) {
     show(picture, chosen, model) {
       [image, region, spec] = [picture, chosen ?? null, model];
       if (image) {
-        const scale = Math.min(1, SIDE / Math.max(image.naturalWidth, image.naturalHeight));
+        const scale = SIDE / Math.max(image.naturalWidth, image.naturalHeight);
         canvas.width = Math.round(image.naturalWidth * scale);
         canvas.height = Math.round(image.naturalHeight * scale);
       }

@@ -37,9 +37,12 @@ export function button(text, press, props = {}) {
   return h("button", { type: "button", ...props, on: { click: press, ...props.on } }, text);
 }
 
-/** Show that there is nothing, and what to do: a title, lines of text or nodes, and buttons. */
+/** Text with what stands in `backticks` as code. */
+export const coded = (text) => text.split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));
+
+/** Show that there is nothing, and what to do: a title, lines of text (as for `coded`) or nodes, and buttons. */
 export function notice(title, lines = [], ...buttons) {
-  return h("div", { class: "notice" }, h("h2", {}, title), lines.map((line) => h("p", {}, line)), buttons);
+  return h("div", { class: "notice" }, h("h2", {}, title), lines.map((line) => h("p", {}, typeof line === "string" ? coded(line) : line)), buttons);
 }
 
 /** Show a fault and what to do about it; `again` is called by its button. */

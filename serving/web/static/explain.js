@@ -67,7 +67,7 @@ function maps(pictures, images, results, spec) {
   };
   const drawn = results.map((result, at) => mapOf(pictures[at], images[at], result, spec, light));
   const rows = listed.map(([number, share]) => {
-    const percent = `${(share * 100).toFixed(1)} %`, swatch = h("i"), bar = h("span", { class: "bar" });
+    const percent = `${(share * 100).toFixed(1)} %`, swatch = h("i"), bar = h("span", { class: "amount" });
     const told = `Prototype ${number}: ${percent} of what they share; ${(one[number] * 100).toFixed(1)} % of the query, ${(other[number] * 100).toFixed(1)} % of the result`;
     swatch.style.background = bar.style.background = PROTOTYPES[number % PROTOTYPES.length];
     bar.style.width = `${(share / listed[0][1]) * 100}%`;
@@ -89,8 +89,8 @@ function maps(pictures, images, results, spec) {
 
 /** A picture under the colours of its dominant prototypes: {element, draw(number)}, `number` the one to bring out or null. */
 function mapOf({ title }, image, { assignments, height, width }, spec, light) {
-  const found = bytes(assignments), canvas = h("canvas", { width: SIDE, height: SIDE, role: "img", "aria-label": `${title}: its prototypes in colours` });
-  const under = h("canvas"), cell = [SIDE / width, SIDE / height];
+  const found = bytes(assignments), edge = (index, cells) => Math.round((index * SIDE) / cells), canvas = h("canvas", { width: SIDE, height: SIDE, role: "img", "aria-label": `${title}: its prototypes in colours` });
+  const under = h("canvas");
   if (image) drawSeen(under, image, null, spec);
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect(), at = (place, extent, cells) => Math.min(cells - 1, Math.max(0, Math.floor((place / extent) * cells)));
@@ -106,7 +106,8 @@ function mapOf({ title }, image, { assignments, height, width }, spec, light) {
       found.forEach((each, index) => {
         context.globalAlpha = number === null ? 0.55 : each === number ? 0 : 0.75;
         context.fillStyle = number === null ? PROTOTYPES[each % PROTOTYPES.length] : "#000";
-        context.fillRect((index % width) * cell[0], Math.floor(index / width) * cell[1], cell[0] + 0.5, cell[1] + 0.5);
+        const column = index % width, row = (index - column) / width, left = edge(column, width), top = edge(row, height);
+        context.fillRect(left, top, edge(column + 1, width) - left, edge(row + 1, height) - top);
       });
       context.globalAlpha = 1;
     },

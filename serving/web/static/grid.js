@@ -56,12 +56,14 @@ function card(item, index, { onPick, pick, actions }) {
 }
 
 function details({ metadata, uri }) {
-  const fields = Object.entries(metadata ?? {});
+  const fields = Object.entries(metadata ?? {}).sort(([one], [other]) => (one < other ? -1 : 1));
+  const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  const told = fields.filter(([name, value]) => value && typeof value !== "object" && !/^map_[xy]$/.test(name));
+  const brief = told.map(([name, value]) => (value === true ? name : typeof value === "number" ? `${name} ${value}` : value));
   if (uri) fields.push(["uri", uri]);
   if (!fields.length) return null;
-  const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
   return h("details", {},
-    h("summary", {}, fields.filter(([name]) => !["uri", "map_x", "map_y"].includes(name)).map(([, value]) => text(value)).filter(Boolean).join(" · ") || "details"),
+    h("summary", {}, brief.join(" · ") || "details"),
     h("dl", {}, fields.map(([name, value]) => [h("dt", {}, name), h("dd", {},
       /^https?:\/\//i.test(value) ? h("a", { href: value, rel: "noreferrer noopener", target: "_blank" }, value) : text(value))])));
 }

@@ -11,6 +11,7 @@ import { keepPhoto, keptPhoto, read, write } from "./state.js";
 
 const MOST = 32 * 2 ** 20; // bytes of a photo
 const K = 24, MOST_K = 500;
+const TOUCH = matchMedia("(pointer: coarse)");
 const pictures = new Map(); // what was looked up of parts of queries, by their names
 let ui = null, shown = "", working = null;
 
@@ -109,19 +110,19 @@ function mount(root) {
       input: hide, change: (event) => set({ least: Number(event.target.value) ? event.target.value : null }) } }),
     leastTold: h("output", { id: "least-told", for: "least-score" }),
     group: check("group-input", "group", "One result of each label"),
-    other: check("other-input", "other", "Another product (not the query's label)"),
+    other: check("other-input", "other", "Another product (of other label)"),
     head: h("div", { class: "head" }),
     results: h("div", { id: "results" }),
     code: codePanel(),
   };
-  const camera = matchMedia("(pointer: coarse)").matches ? button("Take a photo", open("camera-input")) : null;
+  const camera = TOUCH.matches ? button("Take a photo", open("camera-input")) : null;
   const fold = h("details", { class: "fold", open: matchMedia("(min-width: 60rem)").matches }, h("summary", {}, "Filter and options"),
     h("div", { class: "fields" }, h("label", {}, "Results", ui.k), h("label", {}, h("span", {}, "Least score: ", ui.leastTold), ui.least)),
     ui.group, ui.other, h("h3", {}, "Filter"), ui.filter.element);
   root.append(h("div", { class: "split" },
     h("section", { class: "controls", "aria-label": "Query and filter" },
       h("div", { id: "drop-zone" }, ui.told,
-        h("div", { class: "buttons" }, button("Choose a picture", open("photo-input"), { class: "primary" }), camera, button("Add one", open("add-input"), { id: "add-button", title: "Search with several pictures as one query" })),
+        h("div", { class: "buttons" }, button("Choose a picture", open("photo-input"), { class: "primary" }), camera, button("Add another", open("add-input"), { id: "add-button", title: "Search with several pictures as one query" })),
         file("photo-input", false, {}), file("add-input", true, { multiple: true }), file("camera-input", false, { capture: "environment" })),
       ui.parts, ui.crop.element, fold),
     h("section", { "aria-label": "Results" }, h("h1", { class: "visually-hidden" }, "Search by picture"), ui.head, ui.results, ui.code.element)));
@@ -142,7 +143,7 @@ function update(state, context) {
   ui.filter.update(state.gallery, state.filter);
   document.getElementById("add-button").hidden = parts.length === 0;
   ui.told.textContent = parts.some((each) => each.photo)
-    ? "Your photo stays in this tab: a link to this page cannot hold it." : "Drop or paste a picture anywhere, or take one of the gallery.";
+    ? "Your photo stays in this tab: a link to this page cannot hold it." : TOUCH.matches ? "Take a photo, or choose a picture." : "Drop or paste a picture anywhere, or choose one.";
   const asks = JSON.stringify([parts, ...["gallery", "filter", "k", "least", "group", "other", "model"].map((name) => state[name])]);
   if (asks === shown) return hide();
   shown = asks;
@@ -173,23 +174,24 @@ async function start({ gallery }, context, signal) {
   ui.head.replaceChildren(h("h2", {}, items.length ? "Search by picture" : "This gallery is empty"),
     h("p", { class: "soft" }, items.length ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.` : "Fill it with `crossbatch index`, or by the client's `upsert`."));
   ui.results.replaceChildren(cards(items, context));
+  hide();
 }
 
 async function search(parts, state, context, signal) {
   const { gallery } = context;
   if (gallery.problem) throw new ApiError(412, gallery.problem.message);
-  const model = modelOf(context)?.name ?? "";
+  const model = modelOf(context)?.name ?? "", keys = parts.map((each) => each.key).filter(Boolean);
   const request = {
     queries: [await queryOf(gallery, parts, model, signal)], k: kOf(state), with_thumbnails: true, model,
-    exclude_keys: parts.map((each) => each.key).filter(Boolean), filter: message(conditions(state.filter)),
+    ...(keys.length && { exclude_keys: keys }), filter: message(conditions(state.filter)),
     ...(Number(state.least) && { minimum_score: Number(state.least) }), ...(state.group && { group_by_label: true }), ...(state.other && { exclude_same: "$label" }),
   };
   const reply = await call("POST", galleryPath(gallery.name, ":search"), request, { signal });
   const [{ hits: found = [], error }] = reply.results;
   if (error) throw new ApiError(400, error.message, error.details);
   if (signal.aborted) return;
-  const unknown = reply.unknown_fields?.length ? h("p", { class: "soft" }, `No item has the field ${reply.unknown_fields.join(", ")}.`) : null;
-  ui.head.replaceChildren(h("h2", { id: "found" }), h("span", { class: "soft" }, `of ${count(gallery.items)} in ${gallery.name}, by ${model || gallery.model_name}`), timings(reply.timings), unknown ?? "");
+  const unknown = h("p", { class: "soft", hidden: !reply.unknown_fields }, `No item has the field ${reply.unknown_fields?.join(", ")}.`);
+  ui.head.replaceChildren(h("h2", { id: "found" }), h("span", { class: "soft" }, `of ${count(gallery.items)} in ${gallery.name}, by ${model || gallery.model_name}`), timings(reply.timings), unknown);
   ui.results.replaceChildren(found.length ? cards(found, context) : nothing(state));
   hide();
   await showCode(parts, state, request, gallery);
@@ -216,15 +218,15 @@ const nothing = (state) => notice("Nothing was found", [
 ], state.filter || state.least ? button("Search without them", () => write({ filter: null, least: null }), { class: "primary" }) : null);
 
 function cards(items, context) {
-  const part = (weight) => (hit) => write(address([...partsOf(read()), { key: hit.key, weight }]));
-  const parts = partsOf(read()), [{ key, photo } = {}] = parts, query = parts.length === 1 && !parts[0].crop ? (key ?? keptPhoto(photo)?.name) : null;
-  const list = grid(items, { onPick: (hit) => write({ ...address([{ key: hit.key, weight: 1 }]) }), actions: parts.length ? [
-    ...(query ? markActions(read().gallery, query) : []),
+  const parts = partsOf(read()), part = (weight) => (hit) => write(address([...parts, { key: hit.key, weight }]));
+  const [{ key, photo, crop } = {}] = parts, query = parts.length === 1 && !crop ? (key ?? keptPhoto(photo)?.name) : null; // what marks are of
+  const list = grid(items, { onPick: (hit) => write(address([{ key: hit.key, weight: 1 }])), actions: parts.length ? [
     { name: "why", title: "Why it matches", text: "why", key: "e", run: (hit) => why(hit, context) },
     { name: "like", title: "Add to the query: like this", text: "+", key: "l", run: part(1) },
     { name: "unlike", title: "Add to the query: not like this", text: "−", key: "n", run: part(-1) },
+    ...(query ? markActions(context.gallery.name, query) : []),
   ] : [] });
-  if (query) showMarks(list, read().gallery, query);
+  if (query) showMarks(list, context.gallery.name, query);
   return list;
 }
 
