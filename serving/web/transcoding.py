@@ -62,9 +62,7 @@ class Route:
             json_format.ParseDict(fields, message)
         except (ValueError, TypeError, RecursionError, json_format.Error) as error:
             reason = str(error).partition("\n")[0].rstrip(". ") or type(error).__name__
-            raise InvalidArgument(
-                f"This is not the JSON of a {kind.name}: {reason:.500}."
-            ) from error
+            raise InvalidArgument(f"This is not the JSON of a {kind.name}: {reason:.500}.") from error
         return message
 
 
