@@ -4,6 +4,7 @@ A page holds `<!-- table NAME -->` … `<!-- end -->`, and what lies between is 
 means with their 95 % Student-t intervals, and differences from a baseline over pairs of one seed, or of one
 fold. A single figure in a sentence is `<!-- figure NAME COLUMN key=value … -->` … `<!-- end -->`, and with
 `difference` for `figure` the difference from the baseline. Without `--check` the pages are written anew.
+With `--price DOLLARS` only the tables of costs are printed, at that price of a core for an hour.
 """
 
 import argparse
@@ -11,173 +12,18 @@ import csv
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.layout import TABLES, Run, Table, cost_tables
 from training.evaluation.paired import interval
 
-__all__ = ["PAGES", "TABLES", "Figure", "Table", "main", "stale"]
+__all__ = ["PAGES", "main", "stale"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
-
-@dataclass(frozen=True)
-class Figure:
-    """A column of figures: its heading, and how it is written; shares in 0..1 are told in percent."""
-
-    title: str
-    scale: float = 100
-    decimals: int = 1
-
-
-@dataclass(frozen=True)
-class Table:
-    """What a table shows of a CSV; columns are named as there."""
-
-    groups: Mapping[str, str]
-    """Column to heading: runs that agree in all of these are one row."""
-    figures: Mapping[str, Figure]
-    baseline: Mapping[str, str] = field(default_factory=dict)
-    """The groups' values in the arm that others are compared with, the other groups being equal."""
-    where: Mapping[str, str] = field(default_factory=dict)
-    """Only runs with these values."""
-    source: str = ""
-    """The CSV from the root on; benchmarks/results/NAME.csv when not given."""
-    pair: str = "seed"
-    """The column that tells the runs of a row apart, and agrees in the runs of a pair."""
-
-
-_MAP = Figure("MAP@R")
-_SCORES = {"map_at_r": _MAP, "recall_at_1": Figure("R@1")}
-_FITTED = _SCORES | {"map_c": Figure("MAP_c"), "map_x": Figure("MAP_x")}
 PAGES = ("docs/results.md", "docs/artifact.md", "docs/performance.md", "README.md")
-TABLES: dict[str, Table] = {
-    "random_head": Table(groups={"xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}),
-    **{
-        f"study_{head}": Table(
-            groups={"set": "images", "loss": "loss", "xml_weight": "λ"},
-            figures=_SCORES,
-            baseline={"xml_weight": "0"},
-            where={"scored_on": "test", "head": head},
-            source="benchmarks/results/study.csv",
-        )
-        for head in ("random", "whitened")
-    },
-    "variants": Table(
-        groups={"head": "head", "variant": "variant"},
-        figures=_SCORES,
-        baseline={"variant": "without XML"},
-        pair="fold",
-    ),
-    "criterion": Table(
-        groups={"criterion": "criterion"},
-        figures={"map_at_r": _MAP, "correlation": Figure("rank correlation", 1, 2)},
-        baseline={"criterion": "MAP@R"},
-    ),
-    "scratch": Table(
-        groups={"recipe": "recipe", "xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}
-    ),
-    "fitted": Table(groups={"xml_weight": "λ"}, figures=_FITTED, baseline={"xml_weight": "0"}),
-    "head": Table(groups={"xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}),
-    "margin": Table(
-        groups={"loss_options": "margin", "head_learning_rate": "rate of the head"},
-        figures=_SCORES,
-        baseline={"loss_options": "{neg_margin: 0.3}", "head_learning_rate": "0.00002"},
-        pair="fold",
-    ),
-    "assignment": Table(
-        groups={"assign_on": "softmax over", "assignment_scale": "ε"},
-        figures=_SCORES,
-        baseline={"assign_on": "unit", "assignment_scale": "10"},
-    ),
-    "ridge": Table(
-        groups={"ridge": "ridge", "codebook_init": "start"},
-        figures=_SCORES,
-        baseline={"ridge": "0.05", "codebook_init": "random"},
-    ),
-    "weight": Table(
-        groups={"prototypes": "m", "xml_weight": "λ"}, figures=_SCORES, baseline={"xml_weight": "0"}
-    ),
-    "load": Table(
-        groups={"model": "model", "in_flight": "in flight"},
-        figures={
-            "ratio": Figure("÷ plain loop", 1, 3),
-            "images_per_second": Figure("images/s", 1, 0),
-            "p50_ms": Figure("p50 ms", 1, 1),
-            "p95_ms": Figure("p95 ms", 1, 1),
-            "extra_ms": Figure("beyond the plain loop, ms", 1),
-            "client_share": Figure("client, % of the machine"),
-        },
-        where={"what": "embed"},
-        pair="round",
-    ),
-    "overload": Table(
-        groups={"model": "model"},
-        figures={
-            "offered": Figure("offered ÷ peak", 1),
-            "goodput": Figure("answered ÷ peak", 1, 2),
-            "refusal_p99_ms": Figure("p99 of refusals, ms", 1, 0),
-            "unexpected": Figure("neither", 1, 0),
-            "client_share": Figure("client, % of the machine"),
-        },
-        where={"what": "overload"},
-        source="benchmarks/results/load.csv",
-        pair="what",
-    ),
-    "search": Table(
-        groups={"part": "of 60,000 × 512", "contestant": ""},
-        figures={
-            "recall": Figure("recall@10", 1, 4),
-            "p50_ms_1": Figure("p50 ms", 1, 2),
-            "queries_per_second_1": Figure("queries/s, one a call", 1, 0),
-            "queries_per_second_64": Figure("queries/s, 64 a call", 1, 0),
-        },
-        where={"items": "60000", "dimension": "512"},
-        pair="sort",
-    ),
-    "providers": Table(
-        groups={"model": "model", "threads": "threads", "batch": "batch"},
-        figures={
-            "ratio": Figure("OpenVINO ÷ CPU", 1, 2),
-            "first_quartile": Figure("first quartile", 1, 2),
-            "third_quartile": Figure("third quartile", 1, 2),
-            "difference": Figure("farthest component, 1e-7", 1e7),
-        },
-        where={"provider": "openvino"},
-        pair="provider",
-    ),
-    "decode": Table(
-        groups={"photos": "photos", "decoder": "decoder"},
-        figures={
-            "images_per_second": Figure("images/s", 1, 0),
-            "ratio": Figure("÷ as served", 1, 2),
-            "difference": Figure("levels away", 1),
-            "recall_at_1": Figure("R@1", 100, 2),
-            "map_at_r": Figure("MAP@R", 100, 2),
-        },
-        pair="images",
-    ),
-    "precision": Table(
-        groups={"model": "model", "batch": "batch"},
-        figures={
-            "ratio": Figure("int8 ÷ fp32, images/s", 1, 2),
-            "recall_at_1_change": Figure("Δ R@1, points", 100, 2),
-            "map_at_r_change": Figure("Δ MAP@R, points", 100, 2),
-        },
-        where={"threads": "1"},
-        pair="turn",
-    ),
-    "two_arms": Table(groups={"arm": "arm"}, figures=_FITTED, source="docs/figures/two_arms.csv"),
-    "covering": Table(
-        groups={"m": "m"},
-        figures={"radius": Figure("δ", 1, 2), "discrepancy": Figure("discrepancy", 1, 2)},
-        source="docs/figures/covering.csv",
-    ),
-}
-
-Run = Mapping[str, str]
 _MARKED = re.compile(r"<!-- (table|figure|difference) ([^>]+?) -->(.*?)<!-- end -->", re.DOTALL)
 _BEGUN = re.compile(r"<!-- (?:table|figure|difference) ")
 
@@ -233,6 +79,7 @@ def _grouped(table: Table, path: Path) -> dict[tuple[str, ...], dict[str, Run]]:
         ]
     if not runs:
         raise ValueError(f"{path.name} has no such runs")
+    runs = [run | {name: str(of(run)) for name, of in table.derived.items()} for run in runs]
     wanted = {*table.groups, *table.figures, *table.baseline, table.pair}
     if lacking := wanted - runs[0].keys():
         raise ValueError(f"{path.name} has no column {', '.join(sorted(lacking))}")
@@ -323,7 +170,12 @@ def main(words: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     """Write the pages, or say which of their tables are not what the runs give; exit status 1 then."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where one differs")
+    parser.add_argument("--price", type=float, help="dollars for a core and an hour; prints what all costs")
     options = parser.parse_args(words)
+    if options.price:
+        for name, table in cost_tables(options.price).items():
+            print(f"{name}\n\n{_table(table, _grouped(table, root / table.source))}\n")
+        return 0
     try:
         found = stale(root)
     except ValueError as error:

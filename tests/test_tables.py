@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import tables
-from benchmarks.tables import PAGES, TABLES, Figure, Table
+from benchmarks import sizes, tables
+from benchmarks.layout import TABLES, Figure, Table
+from benchmarks.tables import PAGES
 from training.evaluation.paired import interval
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,3 +121,31 @@ def test_some_runs_alone_can_be_shown_and_pairs_can_share_another_column(tmp_pat
 def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, runs: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         made(tmp_path, text, runs)
+
+
+def test_columns_that_are_worked_out_stand_beside_those_of_the_runs(tmp_path: Path) -> None:
+    table = Table(
+        groups={"loss": "loss"},
+        figures={"an_hour": Figure("an hour", 1, 1)},
+        where={"loss": "contrastive", "xml_weight": "0"},
+        derived={"an_hour": lambda run: 3600 * float(run["map_at_r"]) / float(run["seconds"])},
+    )
+    text = made(tmp_path, table=table)
+    expected, half = interval([3600 * 0.46 / 10, 3600 * 0.47 / 11, 3600 * 0.45 / 12])
+    assert half is not None
+    assert cells(text)[2] == ["contrastive", "3", f"{expected:.1f} ± {half:.1f}"]
+
+
+def test_costs_are_told_for_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+    def per_dollar(price: str) -> list[float]:
+        assert tables.main(["--price", price]) == 0
+        shown = cells(capsys.readouterr().out)
+        return [float(row[-1].split()[0]) for row in shown if row[0].startswith("resnet-50")]
+
+    (dear,), (cheap,) = per_dollar("0.5"), per_dollar("0.05")
+    assert cheap == pytest.approx(10 * dear, rel=0.02)
+
+
+def test_the_figure_of_sizes_is_of_the_committed_runs(tmp_path: Path) -> None:
+    sizes.main(["--out", str(tmp_path / "sizes.svg")])
+    assert (tmp_path / "sizes.svg").read_bytes() == (ROOT / "docs/figures/sizes.svg").read_bytes()
