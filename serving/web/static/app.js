@@ -7,6 +7,7 @@ import search, { take } from "./search.js";
 
 const VIEWS = ["search", "browse", "map", "compare", "marks"];
 const KEPT = ["gallery", "key", "photo", "filter"]; // what a view takes over from the one before
+const OF_GALLERY = ["key", "filter", "mix", "crop", "show", "prefix", "page", "at", "colour"]; // what means nothing in another one
 const SIZE = "crossbatch-size";
 const main = document.getElementById("main");
 const chooser = document.getElementById("gallery-select");
@@ -119,7 +120,7 @@ addEventListener("dragover", (event) => {
   event.preventDefault();
   hint.hidden = false;
 });
-addEventListener("dragleave", (event) => (hint.hidden = event.relatedTarget === null));
+addEventListener("dragleave", (event) => (hint.hidden ||= event.relatedTarget === null));
 addEventListener("drop", (event) => {
   if (!carries(event)) return;
   event.preventDefault();
@@ -132,7 +133,7 @@ addEventListener("paste", (event) => {
   (current?.take ?? take)([...event.clipboardData.files]);
 });
 
-chooser.addEventListener("change", () => write({ gallery: chooser.value, key: null, filter: null, mix: null, crop: null }));
+chooser.addEventListener("change", () => write({ ...Object.fromEntries(OF_GALLERY.map((name) => [name, null])), gallery: chooser.value }));
 size.addEventListener("input", () => resize(Number(size.value)));
 document.getElementById("keys-button").addEventListener("click", showKeys);
 document.getElementById("skip").addEventListener("click", () => main.focus());

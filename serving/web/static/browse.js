@@ -91,7 +91,7 @@ function mount(root) {
   ui = {
     galleries: h("ul", { id: "gallery-list", role: "list" }), fields: h("ul", { id: "field-list", role: "list" }),
     filter: filterForm({ onChange: (filter) => write({ ...FRESH, filter }) }), main: h("div"),
-    key: h("input", { id: "key-input", type: "search", autocomplete: "off", placeholder: "beginning of a key", on: { input: () => { clearTimeout(wait); wait = setTimeout(prefix, 250); } } }),
+    key: h("input", { id: "key-input", type: "search", autocomplete: "off", placeholder: "beginning of a key", on: { input: () => { clearTimeout(wait); wait = setTimeout(() => ui && prefix(), 250); } } }),
     above: h("input", { id: "above-input", type: "range", min: 0.5, max: 1, step: 0.01, on: { input: () => { ui.aboveTold.textContent = ui.above.value; }, change: () => write({ above: ui.above.value, page: null }) } }),
     aboveTold: h("output"),
     modes: { "": button("All items", open({})), random: button("Random", () => write({ ...OWN, show: "random", seed: 1 + Math.floor(Math.random() * 2 ** 31) })),

@@ -17,7 +17,8 @@ let root, one, many, listed = "", faced = "";
 /** The part of two lists that both have: |a ∩ b| / k, k the length of the longer one; 1 for two empty ones. */
 export const overlap = (a, b) => (a.length + b.length ? a.filter((key) => b.includes(key)).length / Math.max(a.length, b.length) : 1);
 
-/** Rank-biased overlap of two lists, extrapolated beyond the longer one: equation 32 of Webber, Moffat and Zobel (2010). */
+/** Rank-biased overlap of two lists, extrapolated beyond their end: equation 30 of Webber, Moffat and Zobel (2010), where
+ * a shorter list, of a gallery that has no more, shares nothing beyond its own end. */
 export function rankBiasedOverlap(a, b, p = 0.9) {
   let sum = 0, agreement = 1;
   const k = Math.max(a.length, b.length);
@@ -71,7 +72,7 @@ async function pair({ gallery, other, key, photo }, k, signal) {
   const query = photo ? { key: file.name } : await item(gallery, key, { signal }).catch(() => ({ key })), [left, right] = sides.map(keysOf);
   const told = `${count(left.filter((each) => right.includes(each)).length)} results shared; overlap@${k} ${digits(overlap(left, right))}, rank-biased overlap ${digits(rankBiasedOverlap(left, right))}`;
   announce(told);
-  return [h("div", { class: "compared" }, photo ? h("b", {}, file.name) : grid([query], { onPick: () => write({ view: "search" }) }),
+  return [h("div", { class: "compared" }, photo ? h("b", {}, file.name) : grid([query], { onPick: () => write({ view: "search", other: null, list: null }) }),
     sides.some(({ failed }) => failed) ? null : h("p", { title: MEANING.join("\n") }, told)),
   h("div", { class: "sides" }, side("compare-left", gallery, ...sides), side("compare-right", other, ...sides.toReversed()))];
 }

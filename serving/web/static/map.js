@@ -91,6 +91,8 @@ async function hover(where) {
   const [left, top] = pixelOf(near.place).map((each) => each / devicePixelRatio + 12);
   Object.assign(bubble.style, { left: `${Math.min(left, canvas.clientWidth - 150)}px`, top: `${Math.max(0, Math.min(top, canvas.clientHeight - 200))}px` });
   bubble.replaceChildren(key);
+  await new Promise((resolve) => setTimeout(resolve, 80)); // a pointer that passes by asks for nothing
+  if (bubble.dataset.key !== key) return;
   if (known.size > 200) known.clear();
   if (!known.has(key)) known.set(key, item(state.gallery, key).catch(() => ({})));
   const { label, thumbnail } = await known.get(key);
@@ -108,6 +110,7 @@ function pick(where) {
 function move(x, y, zoom = view.zoom) {
   view = { x: Math.max(0, Math.min(1, x)), y: Math.max(0, Math.min(1, y)), zoom: Math.max(0.5, Math.min(NEAREST, zoom)) };
   bubble.hidden = true;
+  delete bubble.dataset.key; // its place is another one now
   clearTimeout(settle);
   settle = setTimeout(() => write({ at: Object.values(view).map((each) => Number(each.toPrecision(7))).join() }, { replace: true }), 300);
   redraw();

@@ -39,7 +39,7 @@ def run(page: Page, module: str, expression: str, given: Any = None) -> Any:
 
 
 def rank_biased_overlap(a: list[str], b: list[str], p: float) -> float:
-    """Equation 32 of Webber, Moffat and Zobel (2010), term by term."""
+    """Equation 30 of Webber, Moffat and Zobel (2010), term by term."""
     k = max(len(a), len(b))
     shared = [len(set(a[:d]) & set(b[:d])) for d in range(1, k + 1)]
     return shared[-1] / k * p**k + (1 - p) / p * sum(x / d * p**d for d, x in enumerate(shared, start=1))
