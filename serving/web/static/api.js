@@ -78,6 +78,16 @@ export async function item(gallery, key, options) {
   return { ...reply.item, thumbnail: reply.thumbnail ?? reply.item.thumbnail };
 }
 
+/** The fields of a gallery's items, the label among them: [{name, kinds, items, least, most}]. */
+export const fieldsOf = async (gallery) => (await call("GET", galleryPath(gallery, "/fields"))).fields ?? [];
+
+/** The most frequent values of a field, [[value, items], ...], and how many there are in all; `prefix` is of strings. */
+export async function valuesOf(gallery, field, page_size, prefix = "") {
+  const reply = await call("POST", galleryPath(gallery, "/values:list"), { field, page_size, prefix });
+  const values = (reply.values ?? []).map(({ value, items }) => [Object.values(value)[0], items]);
+  return { values, distinct: Number(reply.distinct ?? 0) };
+}
+
 /** Unpack float32, little-endian. */
 export const floats = (base64) => new Float32Array(bytes(base64).buffer);
 

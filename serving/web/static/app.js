@@ -1,7 +1,7 @@
 // The frame: boots the page, shows one view at a time, and has what holds in all of them. A view is
 // {name, title, keys, mount(root), update(state, {gallery, galleries, models}), unmount()}, and may have take(files).
 import { call } from "./api.js";
-import { announce, h, notice, problem } from "./dom.js";
+import { announce, button, h, notice, problem } from "./dom.js";
 import { href, read, subscribe, write } from "./state.js";
 import search, { take } from "./search.js";
 
@@ -36,7 +36,7 @@ async function show(state, { anew = false } = {}) {
       return write({ gallery: (galleries.find((each) => !each.problem) ?? galleries[0]).name }, { replace: true });
     }
     frame(state, view.title, galleries);
-    if (!gallery) return leave(galleries.length ? unknown(state.gallery, galleries) : empty(state));
+    if (!gallery) return leave(galleries.length ? unknown(state.gallery, galleries) : empty());
     if (current !== view) {
       leave();
       current = view;
@@ -76,7 +76,7 @@ function unknown(name, galleries) {
 function empty() {
   return notice("There is no gallery yet", ["A gallery holds the pictures that are searched. Make one of a folder of images, beside the server's other galleries:",
     h("code", { class: "block" }, "crossbatch index --model MODEL.onnx --data FOLDER --thumbnails --galleries GALLERIES NAME"),
-    "The server finds it by itself."], h("button", { type: "button", class: "primary", on: { click: () => show(read(), { anew: true }) } }, "Look again"));
+    "The server finds it by itself."], button("Look again", () => show(read(), { anew: true }), { class: "primary" }));
 }
 
 function resize(pixels) {
@@ -139,4 +139,3 @@ document.getElementById("keys-button").addEventListener("click", showKeys);
 document.getElementById("skip").addEventListener("click", () => main.focus());
 resize(Number(localStorage.getItem(SIZE)) || (matchMedia("(max-width: 30rem)").matches ? 152 : 168));
 subscribe(show);
-show(read());

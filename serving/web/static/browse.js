@@ -1,6 +1,6 @@
 // Browse: the galleries of the server; the fields, items and likely duplicates of one, never more than a page of them.
-import { call, galleryPath, item } from "./api.js";
-import { announce, button, count, digits, h, notice, toast } from "./dom.js";
+import { call, fieldsOf, galleryPath, item, valuesOf } from "./api.js";
+import { announce, button, count, digits, fieldName, h, notice, toast } from "./dom.js";
 import { edit, mayEdit } from "./edit.js";
 import { conditions, filterForm, message, written } from "./filters.js";
 import { fill, stop } from "./fill.js";
@@ -25,15 +25,15 @@ function field({ name, kinds = [], items, least, most }) {
   const open = async (event) => {
     if (!event.target.open || values.childElementCount) return;
     try {
-      const reply = await call("POST", galleryPath(read().gallery, "/values:list"), { field: name, page_size: VALUES });
-      const rest = Number(reply.distinct ?? 0) - VALUES;
-      values.replaceChildren(...(reply.values ?? []).map((each) => value(name, Object.values(each.value)[0], each.items)), rest > 0 ? h("li", { class: "soft" }, `and ${count(rest)} more: type them in the filter`) : "");
+      const found = await valuesOf(read().gallery, name, VALUES), rest = found.distinct - VALUES;
+      values.replaceChildren(...found.values.map((each) => value(name, ...each)),
+        rest > 0 ? h("li", { class: "soft" }, `and ${count(rest)} more: type them in the filter`) : "");
     } catch (error) {
       values.replaceChildren(h("li", { role: "alert" }, error.message));
     }
   };
   const range = least === undefined ? "" : `, ${least} to ${most}`;
-  return h("li", {}, h("details", { on: { toggle: open } }, h("summary", {}, name === "$label" ? "label" : name, h("span", { class: "soft" }, ` ${count(items)} ${kinds.join(", ")}${range}`)), values));
+  return h("li", {}, h("details", { on: { toggle: open } }, h("summary", {}, fieldName(name), h("span", { class: "soft" }, ` ${count(items)} ${kinds.join(", ")}${range}`)), values));
 }
 
 function value(name, of, items) {
@@ -106,8 +106,8 @@ function mount(root) {
 
 async function listFields(name) {
   try {
-    const reply = await call("GET", galleryPath(name, "/fields"));
-    if (name === listed) ui?.fields.replaceChildren(...(reply.fields ?? []).map(field));
+    const fields = await fieldsOf(name);
+    if (name === listed) ui?.fields.replaceChildren(...fields.map(field));
   } catch (error) {
     ui?.fields.replaceChildren(h("li", { class: "soft" }, error.message));
   }

@@ -65,5 +65,8 @@ export function problem(error, again) {
 /** A score as it is shown everywhere. */
 export const digits = (score) => (score ?? 0).toFixed(3).replace("-", "−");
 
+/** A field as people call it. */
+export const fieldName = (name) => (name === "$label" ? "label" : name);
+
 /** A whole number, grouped by thousands. */
 export const count = (number) => Number(number ?? 0).toLocaleString("en");

@@ -1,6 +1,6 @@
 // The map: the items of a gallery as points. What the lasso encloses becomes a filter, to search and browse within.
-import { call, galleryPath, item, picture } from "./api.js";
-import { announce, button, count, h, notice, problem } from "./dom.js";
+import { call, fieldsOf, galleryPath, item, picture, valuesOf } from "./api.js";
+import { announce, button, count, fieldName, h, notice, problem } from "./dom.js";
 import { conditions, message, written } from "./filters.js";
 import { painter } from "./points.js";
 import { href, write } from "./state.js";
@@ -169,14 +169,13 @@ function keydown(event) {
 
 /** Ask for the fields and for the most frequent values of the one that colours; then the tiles can come. */
 async function colourBy(field, mine) {
-  const path = galleryPath(state.gallery);
-  const [{ fields = [] }, { values = [], distinct = 0 }] = await Promise.all([call("GET", `${path}/fields`), call("POST", `${path}/values:list`, { field, page_size: 8 })]);
+  const [fields, { values, distinct }] = await Promise.all([fieldsOf(state.gallery), valuesOf(state.gallery, field, 8)]);
   if (mine !== shown) return;
   const how = h("code", { class: "block" }, `crossbatch gallery map ${state.gallery}`);
   if (!fields.some(({ name }) => name === "map_x")) return root.replaceChildren(notice("This gallery has no map yet", ["This makes one, beside the server that runs:", how]));
-  const names = values.map(({ value }) => String(Object.values(value)[0])), rest = Number(distinct) - names.length;
+  const names = values.map(([value]) => String(value)), rest = distinct - names.length;
   const chooser = h("select", { id: "map-field", on: { change: () => write({ colour: chooser.value }) } },
-    fields.filter(({ name }) => name !== "map_x" && name !== "map_y").map(({ name }) => h("option", { value: name, selected: name === field }, name === "$label" ? "label" : name)));
+    fields.filter(({ name }) => name !== "map_x" && name !== "map_y").map(({ name }) => h("option", { value: name, selected: name === field }, fieldName(name))));
   const line = (slot, name, items) => {
     const dot = h("i"), press = ({ currentTarget }) => {
       only = only === slot ? -1 : slot;
@@ -187,7 +186,7 @@ async function colourBy(field, mine) {
     return h("li", {}, button([dot, h("span", {}, name), h("b", {}, items)], press, { "aria-pressed": "false", title: "Show these alone" }));
   };
   legend.replaceChildren(h("label", {}, "Colour by", chooser), h("ul", { role: "list" },
-    names.map((name, slot) => line(slot, name, count(values[slot].items))), line(8, rest > 0 ? `${count(rest)} other values, or none` : "none of these", "")));
+    names.map((name, slot) => line(slot, name, count(values[slot][1]))), line(8, rest > 0 ? `${count(rest)} other values, or none` : "none of these", "")));
   tiles?.clear();
   tiles = tileStore({ gallery: state.gallery, field, slots: new Map(names.map((name, slot) => [[...name].slice(0, 200).join(""), slot])), changed: redraw, fail, free: paint.free });
   redraw();

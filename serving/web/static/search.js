@@ -97,17 +97,16 @@ function mount(root) {
   const chosen = (add) => ({ change: (event) => { take([...event.target.files], { add }); event.target.value = ""; } });
   const file = (id, add, props) => h("input", { type: "file", id, accept: "image/*,.heic,.avif", hidden: true, on: chosen(add), ...props });
   const open = (id) => () => document.getElementById(id).click();
-  const set = (patch) => write(patch, {});
-  const check = (id, field, text) => h("label", { class: "check" }, h("input", { type: "checkbox", id, on: { change: (event) => set({ [field]: event.target.checked ? "1" : null }) } }), text);
+  const check = (id, field, text) => h("label", { class: "check" }, h("input", { type: "checkbox", id, on: { change: (event) => write({ [field]: event.target.checked ? "1" : null }) } }), text);
   ui = {
     told: h("p", { class: "soft" }),
     parts: h("ul", { class: "parts", role: "list", "aria-label": "Pictures of the query" }),
-    crop: cropper({ onCrop: (crop) => set(address([{ ...partsOf(read())[0], crop: crop ?? undefined }])) }),
-    filter: filterForm({ onChange: (filter) => set({ filter }) }),
+    crop: cropper({ onCrop: (crop) => write(address([{ ...partsOf(read())[0], crop: crop ?? undefined }])) }),
+    filter: filterForm({ onChange: (filter) => write({ filter }) }),
     k: h("input", { id: "k-input", type: "number", min: 1, max: MOST_K, required: true, on: {
-      change: (event) => (event.target.reportValidity() ? set({ k: event.target.value === String(K) ? null : event.target.value }) : null) } }),
+      change: (event) => (event.target.reportValidity() ? write({ k: event.target.value === String(K) ? null : event.target.value }) : null) } }),
     least: h("input", { id: "least-score", type: "range", min: 0, max: 1, step: 0.01, "aria-describedby": "least-told", on: {
-      input: hide, change: (event) => set({ least: Number(event.target.value) ? event.target.value : null }) } }),
+      input: hide, change: (event) => write({ least: Number(event.target.value) ? event.target.value : null }) } }),
     leastTold: h("output", { id: "least-told", for: "least-score" }),
     group: check("group-input", "group", "One result of each label"),
     other: check("other-input", "other", "Another product (of other label)"),
@@ -144,7 +143,7 @@ function update(state, context) {
   document.getElementById("add-button").hidden = parts.length === 0;
   ui.told.textContent = parts.some((each) => each.photo)
     ? "Your photo stays in this tab: a link to this page cannot hold it." : TOUCH.matches ? "Take a photo, or choose a picture." : "Drop or paste a picture anywhere, or choose one.";
-  const asks = JSON.stringify([parts, ...["gallery", "filter", "k", "least", "group", "other", "model"].map((name) => state[name])]);
+  const asks = JSON.stringify([parts, ...["gallery", "filter", "k", "least", "group", "other"].map((name) => state[name])]);
   hide();
   if (asks === shown) return;
   shown = asks;
