@@ -56,6 +56,7 @@ function leave(...instead) {
 }
 
 function frame(state, title, galleries) {
+  document.getElementById("title").textContent = title;
   document.title = [title, state.gallery, "crossbatch"].filter(Boolean).join(" · ");
   const kept = new URLSearchParams(KEPT.filter((name) => state[name]).map((name) => [name, state[name]])).toString();
   for (const link of document.querySelectorAll("nav [data-view]")) {
@@ -70,11 +71,13 @@ function frame(state, title, galleries) {
 
 function unknown(name, galleries) {
   return notice(`There is no gallery “${name}”`, ["It may have been renamed or deleted. There are:"],
-    h("p", { class: "chips" }, galleries.slice(0, 50).map((each) => h("a", { class: "chip", href: href({ gallery: each.name, key: null }) }, each.name))));
+    h("p", { class: "chips" }, galleries.slice(0, 50).map((each) =>
+      h("a", { class: "chip", href: href({ gallery: each.name, key: null }) }, each.name))));
 }
 
 function empty() {
-  return notice("There is no gallery yet", ["A gallery holds the pictures that are searched. Make one of a folder of images, beside the server's other galleries:",
+  return notice("There is no gallery yet", [
+    "A gallery holds the pictures that are searched. Make one of a folder of images, beside the server's other galleries:",
     h("code", { class: "block" }, "crossbatch index --model MODEL.onnx --data FOLDER --thumbnails --galleries GALLERIES NAME"),
     "The server finds it by itself."], button("Look again", () => show(read(), { anew: true }), { class: "primary" }));
 }
@@ -100,7 +103,8 @@ function focusFilter() {
 }
 
 const KEYS = {
-  "?": showKeys, "/": focusFilter, "+": () => resize(Math.min(320, Number(size.value) + 24)), "-": () => resize(Math.max(88, size.value - 24)),
+  "?": showKeys, "/": focusFilter,
+  "+": () => resize(Math.min(320, Number(size.value) + 24)), "-": () => resize(Math.max(88, size.value - 24)),
   o: () => document.getElementById("photo-input")?.click(),
   ...Object.fromEntries(VIEWS.map((name, index) => [index + 1, () => document.querySelector(`nav [data-view=${name}]`).click()])),
 };

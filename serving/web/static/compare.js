@@ -1,7 +1,7 @@
 // Compare: the same query in two galleries side by side, and the queries on which they differ most.
 import { base64Of, call, galleryPath, item } from "./api.js";
 import { download } from "./csv.js";
-import { announce, button, count, digits, h, notice, problem } from "./dom.js";
+import { announce, button, count, digits, h, notice, problem, table } from "./dom.js";
 import { fill, stop } from "./fill.js";
 import { grid } from "./grid.js";
 import { href, keepPhoto, keptPhoto, write } from "./state.js";
@@ -70,7 +70,8 @@ async function pair({ gallery, other, key, photo }, k, signal) {
     }
   }));
   const query = photo ? { key: file.name } : await item(gallery, key, { signal }).catch(() => ({ key })), [left, right] = sides.map(keysOf);
-  const told = `${count(left.filter((each) => right.includes(each)).length)} results shared; overlap@${k} ${digits(overlap(left, right))}, rank-biased overlap ${digits(rankBiasedOverlap(left, right))}`;
+  const told = `${count(left.filter((each) => right.includes(each)).length)} results shared; ` +
+    `overlap@${k} ${digits(overlap(left, right))}, rank-biased overlap ${digits(rankBiasedOverlap(left, right))}`;
   announce(told);
   return [h("div", { class: "compared" }, photo ? h("b", {}, file.name) : grid([query], { onPick: () => write({ view: "search", other: null, list: null }) }),
     sides.some(({ failed }) => failed) ? null : h("p", { title: MEANING.join("\n") }, told)),
@@ -87,11 +88,14 @@ async function measure({ gallery, other, list }, k, signal) {
     const both = [lefts[at], rights[at]], lists = both.map(keysOf), error = both.map((each) => each.error?.message).find(Boolean);
     return { ...query, name: query.key ?? keptPhoto(query.photo).name, error, figures: error ? [] : [overlap(...lists), rankBiasedOverlap(...lists)] };
   }).sort((a, b) => (a.figures[1] ?? 2) - (b.figures[1] ?? 2));
-  const names = [`overlap@${k}`, "rank-biased overlap"], line = ({ name, key = null, photo = null, error, figures }) => h("tr", {}, h("th", { scope: "row" }, h("a", { href: href({ key, photo }), on: { click: () => scrollTo(0, 0) } }, name)),
+  const names = [`overlap@${k}`, "rank-biased overlap"];
+  const line = ({ name, key = null, photo = null, error, figures }) => h("tr", {},
+    h("th", { scope: "row" }, h("a", { href: href({ key, photo }), on: { click: () => scrollTo(0, 0) } }, name)),
     error ? h("td", { colspan: 2 }, error) : figures.map((each) => h("td", {}, digits(each))));
-  return [h("table", { id: "compare-table" }, h("caption", {}, `${rows.length} queries; those on which ${gallery} and ${other} differ most come first`),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "query"), names.map((name, at) => h("th", { scope: "col" }, h("abbr", { title: MEANING[at] }, name))))), h("tbody", {}, rows.map(line))),
-  button("Export as CSV", () => download(`${gallery}-${other}.csv`, [["query", ...names], ...rows.map(({ name, figures }) => [name, figures[0] ?? "", figures[1] ?? ""])]), { id: "export-comparison" })];
+  const cells = rows.map(({ name, figures: [shared = "", biased = ""] }) => [name, shared, biased]);
+  return [table("compare-table", `${rows.length} queries; those on which ${gallery} and ${other} differ most come first`,
+    ["query", ...names.map((name, at) => h("abbr", { title: MEANING[at] }, name))], rows.map(line)),
+  button("Export as CSV", () => download(`${gallery}-${other}.csv`, [["query", ...names], ...cells]), { id: "export-comparison" })];
 }
 
 /** Make queries of files: of photos, and of the lines of a text, which are keys. */
@@ -108,7 +112,8 @@ function controls({ gallery, other }, k, others) {
   const query = h("input", { id: "compare-key", autocomplete: "off", placeholder: "key of an item" });
   const files = h("input", { type: "file", multiple: true, accept: "image/*,.txt,text/plain", class: "visually-hidden", on: { change: () => take([...files.files]) } });
   const submit = (event) => { event.preventDefault(); write({ key: query.value, photo: null }); };
-  return h("form", { class: "bar", on: { submit } }, h("label", {}, `${gallery} beside`, chooser), h("label", {}, "Results", depth), h("label", {}, "Query", query), h("button", { class: "primary" }, "Compare"),
+  return h("form", { class: "bar", on: { submit } }, h("label", {}, `${gallery} beside`, chooser),
+    h("label", {}, "Results", depth), h("label", {}, "Query", query), h("button", { class: "primary" }, "Compare"),
     h("label", { class: "button" }, "Photos, or a text of keys", files),
     button(`${RANDOM} random queries`, () => write({ list: JSON.stringify(["random", RANDOM, 1 + Math.floor(Math.random() * 2 ** 31)]) }), { id: "compare-random" }));
 }
@@ -120,12 +125,13 @@ export default {
   },
   update(state, { galleries }) {
     const others = galleries.filter(({ name, problem: fault }) => name !== state.gallery && !fault).map(({ name }) => name);
-    if (!others.length) return root.replaceChildren(notice("There is nothing to compare with", ["Index the same pictures with another model as a second gallery. Items are the same where their keys are.",
+    if (!others.length) return root.replaceChildren(notice("There is nothing to compare with", [
+      "Index the same pictures with another model as a second gallery. Items are the same where their keys are.",
       h("code", { class: "block" }, "crossbatch index --model OTHER.onnx --data FOLDER --thumbnails --galleries GALLERIES OTHER")]));
     if (!others.includes(state.other)) return write({ other: others[0] }, { replace: true });
     const k = Math.max(1, Math.min(MOST_K, Math.round(state.k) || K)), asked = JSON.stringify([state.gallery, state.other, k, state.list]);
     const face = JSON.stringify([state.gallery, state.other, k, others]);
-    if (face !== faced) root.replaceChildren(h("h1", { class: "visually-hidden" }, "Compare"), controls(state, k, others), one, many);
+    if (face !== faced) root.replaceChildren(controls(state, k, others), one, many);
     faced = face;
     document.getElementById("compare-key").value = state.key ?? "";
     if (state.key || state.photo) fill(one, (signal) => pair(state, k, signal));

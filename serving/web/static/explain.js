@@ -1,7 +1,7 @@
 // Why a result matches: which prototypes the query and the result share, and where they are in both.
 import { bytes, call, floats } from "./api.js";
 import { drawSeen, load } from "./crop.js";
-import { button, h, notice, problem } from "./dom.js";
+import { button, h, notice, openDialog, problem } from "./dom.js";
 
 const MOST = 16; // prototypes that are listed
 const SIDE = 448; // pixels of a side of the maps
@@ -18,11 +18,9 @@ export function sharedOf(one, other) {
 /** Open the explanation of two pictures {title, src, image}, `image` base64 or null, by a model of ListModels. */
 export async function explain(pictures, model) {
   const work = new AbortController(), body = h("div", {}, h("p", { class: "soft", role: "status" }, "The model looks at both pictures…"));
-  const dialog = h("dialog", { id: "explain-dialog", class: "wide", closedby: "any", "aria-labelledby": "explain-title" },
-    h("form", { method: "dialog" }, h("div", { class: "head" }, h("h2", { id: "explain-title" }, "Why it matches"), h("button", { class: "close", "aria-label": "Close", autofocus: true }, "×"))), body);
-  dialog.addEventListener("close", () => { work.abort(); dialog.remove(); });
-  document.body.append(dialog);
-  dialog.showModal();
+  openDialog({ id: "explain-dialog", class: "wide", closedby: "any", "aria-labelledby": "explain-title", on: { close: () => work.abort() } },
+    h("form", { method: "dialog" }, h("div", { class: "head" },
+      h("h2", { id: "explain-title" }, "Why it matches"), h("button", { class: "close", "aria-label": "Close", autofocus: true }, "×"))), body);
   const missing = pictures.find((each) => !each.image);
   if (!model?.prototypes) {
     return body.replaceChildren(notice("This model has no learnt prototypes", [
@@ -82,7 +80,8 @@ function maps(pictures, images, results, spec) {
 
 /** A picture under the colours of its dominant prototypes: {element, draw(number)}, `number` the one to bring out or null. */
 function mapOf({ title }, image, { assignments, height, width }, spec, palette, light) {
-  const found = bytes(assignments), edge = (index, cells) => Math.round((index * SIDE) / cells), canvas = h("canvas", { width: SIDE, height: SIDE, role: "img", "aria-label": `${title}: its prototypes in colours` });
+  const found = bytes(assignments), edge = (index, cells) => Math.round((index * SIDE) / cells);
+  const canvas = h("canvas", { width: SIDE, height: SIDE, role: "img", "aria-label": `${title}: its prototypes in colours` });
   const under = h("canvas");
   if (image) drawSeen(under, image, null, spec);
   canvas.addEventListener("pointermove", (event) => {

@@ -1,5 +1,6 @@
 // The filter: conditions [field, operator, value], in the address as JSON; all must hold, and several "is" of one
-// field are alternatives; the value of "within" is boxes [left, right, top, bottom] of the map, one of which must hold. It becomes the proto's Filter for the server, and the short form for people.
+// field are alternatives; the value of "within" is boxes [left, right, top, bottom] of the map, one of
+// which must hold. It becomes the proto's Filter for the server, and the short form for people.
 import { fieldsOf, valuesOf } from "./api.js";
 import { button, count, fieldName, h } from "./dom.js";
 

@@ -197,7 +197,8 @@ async function tell() {
   if (!rows.length) return told.replaceChildren("Draw around points with the lasso, or with Shift held, to search within.");
   const { items = 0 } = await call("POST", galleryPath(gallery, "/items:count"), { filter: message(rows) });
   const to = (name, text) => [" ", h("a", { class: "chip", href: href({ view: name, at: null, colour: null }) }, text)];
-  told.replaceChildren(h("b", {}, `${count(items)} items`), enclosed() ? " within the outline" : " pass the filter", ...to("search", "Search within"), ...to("browse", "Browse them"), " ",
+  told.replaceChildren(h("b", {}, `${count(items)} items`), enclosed() ? " within the outline" : " pass the filter",
+    ...to("search", "Search within"), ...to("browse", "Browse them"), " ",
     enclosed() ? button("Clear the outline", () => enclose([])) : "");
 }
 
@@ -209,10 +210,12 @@ function build() {
   const tool = (text, title, press) => button(text, press, { "aria-label": title, title });
   canvas = h("canvas", { id: "map-canvas", tabindex: 0, role: "application", on: pointers(),
     "aria-label": "Map of the gallery: arrows move it, plus and minus zoom, Enter searches by the item in the middle, L starts the lasso. Browse lists the same items." });
-  [over, bubble, legend, told] = [h("canvas", { class: "over" }), h("div", { class: "bubble", hidden: true }), h("section", { id: "map-legend", "aria-label": "Colours" }), h("p", { role: "status" })];
+  [over, bubble] = [h("canvas", { class: "over" }), h("div", { class: "bubble", hidden: true })];
+  [legend, told] = [h("section", { id: "map-legend", "aria-label": "Colours" }), h("p", { role: "status" })];
   lassoButton = button("Lasso", () => byLasso(!lassoing), { "aria-pressed": "false", title: "Draw around points (l)" });
-  const tools = h("div", { class: "map-tools" }, lassoButton, tool("+", "Zoom in", () => zoomBy(1.5)), tool("−", "Zoom out", () => zoomBy(1 / 1.5)), tool("All", "All of the map", () => move(...Object.values(ALL))));
-  root.replaceChildren(h("h1", { class: "visually-hidden" }, "Map"), told, h("div", { class: "map" }, h("div", { class: "map-frame" }, canvas, over, bubble, tools), legend));
+  const tools = h("div", { class: "map-tools" }, lassoButton,
+    tool("+", "Zoom in", () => zoomBy(1.5)), tool("−", "Zoom out", () => zoomBy(1 / 1.5)), tool("All", "All of the map", () => move(...Object.values(ALL))));
+  root.replaceChildren(told, h("div", { class: "map" }, h("div", { class: "map-frame" }, canvas, over, bubble, tools), legend));
   paint = painter(canvas);
   watch?.disconnect();
   watch = new ResizeObserver(() => {

@@ -1,6 +1,6 @@
 // Results marked as right or wrong: kept in this browser by gallery, listed, and exported as CSV.
 import { download, risky } from "./csv.js";
-import { announce, button, count, h, notice } from "./dom.js";
+import { announce, button, count, h, notice, table } from "./dom.js";
 import { href } from "./state.js";
 
 const HEADER = ["query", "result", "relevant"];
@@ -54,11 +54,9 @@ function show() {
   const bar = h("div", { class: "bar" }, button("Export as CSV", () => download(`marks-${shown}.csv`, [HEADER, ...all]),
     { id: "export-marks", class: "primary", disabled: !all.length }));
   const formulas = risky(all) ? `${risky(all)} names begin with =, +, - or @: open the file as text, for a spreadsheet may take them for formulas.` : null;
-  const table = h("table", { id: "marks-table" },
-    h("caption", {}, `${count(all.length)} marks of ${count(queries.size)} queries in ${shown}, kept in this browser only`),
-    h("thead", {}, h("tr", {}, ["Query", "Right", "Wrong", "Results"].map((each) => h("th", { scope: "col" }, each)))),
-    h("tbody", {}, [...queries].map((each) => line(...each))));
-  root.replaceChildren(h("h1", { class: "visually-hidden" }, "Marks"), bar, h("p", { class: "soft" }, formulas), all.length ? table : notice("No marks yet", [
+  const caption = `${count(all.length)} marks of ${count(queries.size)} queries in ${shown}, kept in this browser only`;
+  const made = table("marks-table", caption, ["Query", "Right", "Wrong", "Results"], [...queries].map((each) => line(...each)));
+  root.replaceChildren(bar, h("p", { class: "soft" }, formulas), all.length ? made : notice("No marks yet", [
     "Search, move to a result with the arrows, and press r (right), w (wrong) or u (none).",
     "What you export is an evaluation set: `crossbatch evaluate --marks FILE` measures a model by it."]));
 }

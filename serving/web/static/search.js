@@ -97,7 +97,8 @@ function mount(root) {
   const chosen = (add) => ({ change: (event) => { take([...event.target.files], { add }); event.target.value = ""; } });
   const file = (id, add, props) => h("input", { type: "file", id, accept: "image/*,.heic,.avif", hidden: true, on: chosen(add), ...props });
   const open = (id) => () => document.getElementById(id).click();
-  const check = (id, field, text) => h("label", { class: "check" }, h("input", { type: "checkbox", id, on: { change: (event) => write({ [field]: event.target.checked ? "1" : null }) } }), text);
+  const check = (id, field, text) => h("label", { class: "check" },
+    h("input", { type: "checkbox", id, on: { change: (event) => write({ [field]: event.target.checked ? "1" : null }) } }), text);
   ui = {
     told: h("p", { class: "soft" }),
     parts: h("ul", { class: "parts", role: "list", "aria-label": "Pictures of the query" }),
@@ -118,10 +119,11 @@ function mount(root) {
   const fold = h("details", { class: "fold", open: matchMedia("(min-width: 60rem)").matches }, h("summary", {}, "Filter and options"),
     h("div", { class: "fields" }, h("label", {}, "Results", ui.k), h("label", {}, h("span", {}, "Least score: ", ui.leastTold), ui.least)),
     ui.group, ui.other, h("h2", {}, "Filter"), ui.filter.element);
-  root.append(h("h1", { class: "visually-hidden" }, "Search by picture"), h("div", { class: "split" },
+  root.append(h("div", { class: "split" },
     h("section", { class: "controls", "aria-label": "Query and filter" },
       h("div", { id: "drop-zone" }, ui.told,
-        h("div", { class: "buttons" }, button("Choose a picture", open("photo-input"), { class: "primary" }), camera, button("Add one", open("add-input"), { id: "add-button", title: "Search with several pictures as one query" })),
+        h("div", { class: "buttons" }, button("Choose a picture", open("photo-input"), { class: "primary" }), camera,
+          button("Add one", open("add-input"), { id: "add-button", title: "Search with several pictures as one query" })),
         file("photo-input", false, {}), file("add-input", true, { multiple: true }), file("camera-input", false, { capture: "environment" })),
       ui.parts, ui.crop.element, fold),
     h("section", { "aria-label": "Results" }, ui.head, ui.results, ui.code.element)));
@@ -165,7 +167,8 @@ const gone = () => notice("The photo is not here any more", ["A photo is kept in
 const plain = ({ message }) => message.replace(/^queries\[\d+\]\.\w+: /, ""); // there is one query, and it has no number for people
 
 const refused = (error, again) => (error.reason === "BAD_IMAGE"
-  ? notice("This picture cannot be read", [plain(error), "Open it in a viewer of pictures, and save it as one of these."]) : problem(Object.assign(error, { message: plain(error) }), again));
+  ? notice("This picture cannot be read", [plain(error), "Open it in a viewer of pictures, and save it as one of these."])
+  : problem(Object.assign(error, { message: plain(error) }), again));
 
 /** Which of the models embeds for a gallery: its own, or one of lower precision made from that. */
 export const modelOf = ({ gallery, models }) => models.find((each) => each.fingerprint === gallery.model_fingerprint)
@@ -175,7 +178,8 @@ async function start({ gallery }, context, signal) {
   ui.code.update(null);
   const { items = [] } = await call("POST", galleryPath(gallery, "/items:sample"), { size: K, with_thumbnails: true }, { signal });
   ui.head.replaceChildren(h("h2", {}, items.length ? "Search by picture" : "This gallery is empty"),
-    h("p", { class: "soft" }, coded(items.length ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.` : "Fill it with `crossbatch index`, or by the client's `upsert`.")));
+    h("p", { class: "soft" }, coded(items.length
+      ? `Drop a photo, or start from one of these: ${K} of ${count(context.gallery.items)} items, drawn at random.` : "Fill it with `crossbatch index`, or by the client's `upsert`.")));
   ui.results.replaceChildren(cards(items, context));
   hide();
 }
@@ -194,7 +198,8 @@ async function search(parts, state, context, signal) {
   if (error) throw new ApiError(400, error.message, error.details);
   if (signal.aborted) return;
   const unknown = h("p", { class: "soft", hidden: !reply.unknown_fields }, `No item has the field ${reply.unknown_fields?.join(", ")}.`);
-  ui.head.replaceChildren(h("h2", { id: "found" }), h("span", { class: "soft" }, `of ${count(gallery.items)} in ${gallery.name}, by ${model || gallery.model_name}`), timings(reply.timings), unknown);
+  ui.head.replaceChildren(h("h2", { id: "found" }),
+    h("span", { class: "soft" }, `of ${count(gallery.items)} in ${gallery.name}, by ${model || gallery.model_name}`), timings(reply.timings), unknown);
   ui.results.replaceChildren(found.length ? cards(found, context) : nothing(state));
   hide();
   await showCode(parts, state, request, gallery);
